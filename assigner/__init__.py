@@ -1,0 +1,1 @@
+"""Opinions: which job goes to which bot, and when."""

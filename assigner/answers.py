@@ -1,0 +1,229 @@
+"""What callers and operators are told, as documented models, and how rows become them."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+from schema import limits
+
+
+class SubmittedJob(BaseModel):
+    id: str
+    created: bool = Field(description="false: the key had been used before, by an equal request")
+
+
+class SubmitAnswer(BaseModel):
+    """In the order of the request."""
+
+    jobs: list[SubmittedJob]
+
+
+class Event(BaseModel):
+    move: str
+    from_: str | None = Field(alias="from")
+    to: str
+    at: datetime
+    actor: str
+    fence: int
+    details: dict[str, Any] | None = None
+
+
+class WaitingFor(BaseModel):
+    """Why a queued job does not run."""
+
+    unmatchable: bool = Field(description="no present bot could run it, even if it were idle")
+    sentence: str
+
+
+class JobRow(BaseModel):
+    """A job in a list."""
+
+    id: UUID
+    instance: str
+    label: str
+    state: str
+    priority: int
+    units: int
+    attempts: int
+    max_attempts: int
+    reason: str | None
+    created_at: datetime
+    queued_at: datetime
+    schedule_after: datetime | None = Field(description="in backoff until then; unset = ready")
+    started_at: datetime | None
+    finished_at: datetime | None
+    bot: str | None = Field(description="that has it, or had it last")
+
+
+class Job(JobRow):
+    """Everything the pool tells of one job."""
+
+    properties: dict[str, list[str]]
+    timeout_seconds: float | None
+    locality_hint: str | None
+    retry_failed: bool
+    kills: int = Field(description="bots that were lost while they ran it")
+    considered: int = Field(description="times it was looked at since it was queued, without finding a place")
+    payload: dict[str, Any] | None
+    result: dict[str, Any] | None
+    events: list[Event]
+    waiting: WaitingFor | None = None
+
+
+class JobList(BaseModel):
+    """One page, newest first; the next page is `before` the id of the last."""
+
+    jobs: list[JobRow]
+
+
+class CancelledJob(BaseModel):
+    id: str
+    state: str | None = Field(description="afterwards; null = there is no such job")
+    changed: bool = Field(description="whether this call changed anything; a finished job keeps its result")
+
+
+class CancelAnswer(BaseModel):
+    """In the order of the request."""
+
+    jobs: list[CancelledJob]
+
+
+class JobState(BaseModel):
+    id: UUID
+    state: str
+    reason: str | None
+    attempts: int
+    finished_at: datetime | None
+    result: dict[str, Any] | None
+
+
+class WaitAnswer(BaseModel):
+    """In the order of the request; `done` if all are final."""
+
+    jobs: list[JobState]
+    done: bool
+
+
+class OutputAnswer(BaseModel):
+    """Bytes of the newest attempt from offset `start`; ask again with `next`. Another `attempt` starts at 0."""
+
+    start: int
+    data: str = Field(description="base64")
+    next: int
+    state: str
+    attempt: int = Field(description="1 for the first, 0 before there is one")
+    final: bool = Field(description="the job is over and nothing follows")
+
+
+class Tick(BaseModel):
+    name: str
+    age_seconds: float
+    grace: bool = Field(description="nothing is expired for now, because this duty itself had a gap")
+
+
+class BotsAtAGlance(BaseModel):
+    bots: int
+    capacity: int
+    in_use: int
+
+
+class Rates(BaseModel):
+    """Jobs per second over the last minute."""
+
+    submitted: float
+    granted: float
+    finished: float
+
+
+class Status(BaseModel):
+    """The pool at a glance; a caller of one instance sees that instance's jobs and bots only."""
+
+    jobs: dict[str, int] = Field(description="by state")
+    instances: dict[str, dict[str, int]] = Field(description="by instance and state")
+    oldest_queued_seconds: float | None
+    unmatchable: int = Field(description="queued jobs that no present bot could run")
+    bots: dict[str, BotsAtAGlance] = Field(description="by status")
+    capacity: int = Field(description="units of the bots that have a session")
+    in_use: int
+    upkeep: list[Tick]
+    rates: Rates
+
+
+class Bot(BaseModel):
+    name: str
+    status: str
+    draining: bool = Field(description="an operator asked it to take no more work")
+    instance: str | None = Field(description="the only one it serves; unset = every one")
+    priority: int
+    capacity: int
+    in_use: int
+    leases: int
+    properties: dict[str, list[str]]
+    epoch: int
+    opened_at: datetime | None
+    expires_in: float | None = Field(description="seconds until its session ends unless it syncs")
+
+
+class BotList(BaseModel):
+    """By name; the next page is `after` the last."""
+
+    bots: list[Bot]
+
+
+class DrainAnswer(BaseModel):
+    name: str
+    draining: bool
+
+
+def job(row: Mapping[str, Any]) -> Job:
+    """One job as `queries.job` found it."""
+    chances = row.get("chances")
+    waiting = None if chances is None else _waiting(row, chances)
+    return Job.model_validate(dict(row) | {"waiting": waiting})
+
+
+def status(found: Mapping[str, Any]) -> Status:
+    """The pool as `queries.pool` found it."""
+    jobs: dict[str, int] = {}
+    instances: dict[str, dict[str, int]] = {}
+    for count in found["counts"]:
+        jobs[count["state"]] = jobs.get(count["state"], 0) + count["jobs"]
+        instances.setdefault(count["instance"], {})[count["state"]] = count["jobs"]
+    ages = [float(c["oldest_queued_seconds"]) for c in found["counts"] if c["oldest_queued_seconds"] is not None]
+    bots = {row["status"]: BotsAtAGlance.model_validate(row) for row in found["bots"]}
+    present = [seen for status, seen in bots.items() if status != "gone"]
+    rates, span = found["rates"], float(found["rates"]["span"])
+    return Status(
+        jobs=jobs,
+        instances=instances,
+        oldest_queued_seconds=max(ages, default=None),
+        unmatchable=found["unmatchable"],
+        bots=bots,
+        capacity=sum(seen.capacity for seen in present),
+        in_use=sum(seen.in_use for seen in present),
+        upkeep=[Tick.model_validate(tick) for tick in found["ticks"]],
+        rates=Rates(**{name: round(rates[name] / span, 3) for name in ("submitted", "granted", "finished")}),
+    )
+
+
+def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:
+    matching, units = chances["matching"], row["units"]
+    if matching == 0:
+        wanted = ", ".join(f"{key}={'+'.join(values)}" for key, values in row["properties"].items())
+        lack = f"offers {limits.escaped(wanted, 500)}" if wanted else "is there"
+        return WaitingFor(unmatchable=True, sentence=f"no bot that serves the instance '{row['instance']}' {lack}")
+    if chances["fitting"] == 0:
+        sentence = f"it needs {units} units, the largest of {matching} matching bots has {chances['largest']}"
+        return WaitingFor(unmatchable=True, sentence=sentence)
+    if row["schedule_after"] is not None and row["backoff"] > 0:
+        sentence = f"in backoff for another {row['backoff']:.1f} s after {row['considered']} looks without a place"
+    elif chances["willing"] == 0:
+        sentence = f"every one of {chances['fitting']} matching bots is unhealthy, draining or closing"
+    elif chances["free"] == 0:
+        sentence = f"{chances['willing']} matching bots have no room for {units} more units at the moment"
+    else:
+        sentence = f"{chances['free']} matching bots have room: the next assigner cycle considers it"
+    return WaitingFor(unmatchable=False, sentence=sentence)

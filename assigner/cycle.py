@@ -1,0 +1,190 @@
+"""One assigner: pick, snapshot, choose, commit, over and over."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from assigner import metrics, snapshot
+from assigner.strategies import Snapshot, StrategySettings, choose
+from schema import moves, ready
+from schema.clock import Monotonic
+from schema.engine import Database
+from schema.limits import NAME
+from schema.moves import Alike, Granted
+from schema.ready import Order, ReadyJob
+from schema.timing import Timing
+
+#: Jobs of one kind that are postponed together when one of them cannot be placed.
+POSTPONE_LIMIT = 2000
+#: Picks in one cycle while each of them only found jobs to postpone: what lies behind those must not wait for the
+#: next cycle, before which as many of them may have become ready again.
+SWEEPS = 6
+#: An assigner that keeps failing to match sleeps at most so many intervals.
+SLOWEST = 4.0
+
+NO_BOT = "no healthy bot offers what it requires"
+NO_ROOM = "no bot that offers what it requires has enough free units"
+
+
+class AssignerSettings(BaseModel):
+    """One kind of assigner; names and defaults are BuildGrid's where it has them. Times are seconds.
+
+    threads: assigners of this kind in each process. Doubling it raises throughput until the database is busy.
+    interval: sleep between cycles, cut short by a wake-up. Doubling it halves the idle load and doubles
+        the wait of a job whose wake-up was lost.
+    jitter: up to so much is added to every sleep, so that assigners do not march in step.
+    busy_sleep_factor: the sleep is multiplied by this after a cycle that placed something.
+    priority_percentage: how many cycles in a hundred take the most urgent job first; the others take the oldest,
+        which keeps unurgent work from starving.
+    failure_backoff: how long a job that no bot can take is left alone; doubled with each further failure.
+    failure_backoff_cap: the longest such wait.
+    batch: jobs placed in one transaction. Doubling it raises throughput under backlog and holds locks longer.
+    instances: serve only these; unset means all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["priority-age"] = "priority-age"
+    threads: int = Field(default=2, ge=1, le=64)
+    interval: float = Field(default=1.0, gt=0, le=3600)
+    jitter: float = Field(default=1.0, ge=0, le=3600)
+    busy_sleep_factor: float = Field(default=0.01, ge=0, le=1)
+    priority_percentage: int = Field(default=100, ge=0, le=100)
+    failure_backoff: float = Field(default=5.0, ge=0, le=86400)
+    failure_backoff_cap: float = Field(default=60.0, ge=0, le=86400)
+    batch: int = Field(default=100, ge=1, le=5000)
+    instances: tuple[str, ...] | None = Field(default=None, min_length=1)
+    strategy: StrategySettings = Field(default_factory=StrategySettings)
+
+    def model_post_init(self, _context: object) -> None:
+        """Refuse what no single field can show to be wrong."""
+        for name in self.instances or ():
+            if not NAME.fullmatch(name):
+                raise ValueError(f"instances: '{name}' is not a name")
+        if self.failure_backoff_cap < self.failure_backoff:
+            raise ValueError("failure_backoff_cap must not be less than failure_backoff")
+
+
+@dataclass
+class Cycle:
+    """What one cycle did."""
+
+    picked: int = 0
+    granted: list[Granted] = field(default_factory=list)
+    postponed: int = 0
+    lost: int = 0
+
+
+class PriorityAgeAssigner:
+    """Places queued jobs by priority and age. Any number may run in any number of processes.
+
+    Each holds one connection at a time and no state but its pace, so that killing it at any moment loses nothing.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: AssignerSettings,
+        *,
+        timing: Timing,
+        chance: random.Random,
+        name: str,
+        now: Monotonic,
+    ) -> None:
+        self.name = name
+        self._database, self._settings, self._timing = database, settings, timing
+        self._chance, self._now = chance, now
+        self._failures = 0
+
+    def reconfigure(self, settings: AssignerSettings) -> None:
+        """Use other settings from the next cycle on."""
+        self._settings = settings
+
+    def run_once(self) -> float:
+        """One cycle; returns the seconds to sleep before the next one."""
+        began = self._now()
+        cycle = self._database.run(self._cycle)
+        metrics.observe_cycle(
+            seconds=self._now() - began,
+            granted=len(cycle.granted),
+            postponed=cycle.postponed,
+            lost=cycle.lost,
+            strategy=self._settings.strategy.kind,
+        )
+        return self._pause(cycle)
+
+    def _pause(self, cycle: Cycle) -> float:
+        """interval + random x jitter, times busy_sleep_factor after work, half an interval after a failed match.
+
+        A failed match is no work: the sleep doubles while nothing matches, so that a queue that nobody can serve is
+        not scanned at full speed. Losing every race to other assigners is busy.
+        """
+        settings = self._settings
+        pause = settings.interval + self._chance.random() * settings.jitter
+        if cycle.granted or cycle.lost:
+            self._failures = 0
+            return pause * settings.busy_sleep_factor
+        if cycle.postponed:
+            self._failures += 1
+            return min(0.5 * settings.interval * 2.0 ** (self._failures - 1), SLOWEST * settings.interval)
+        self._failures = 0
+        return pause
+
+    def _cycle(self, connection: Connection) -> Cycle:
+        settings, cycle = self._settings, Cycle()
+        moves.promote(connection, settings.batch)
+        instances = ready.instance_ids(connection, settings.instances) if settings.instances else None
+        urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
+        order = Order.PRIORITY if urgent_first else Order.AGE
+        for _ in range(SWEEPS):
+            jobs = ready.pick(connection, order=order, batch=settings.batch, instances=instances, chance=self._chance)
+            cycle.picked += len(jobs)
+            if not jobs:
+                break
+            before = cycle.postponed
+            self._place(connection, jobs, cycle)
+            if cycle.granted or cycle.postponed == before:
+                return cycle
+        if not cycle.picked:
+            unserved = ready.unserved(connection, instances=instances, limit=settings.batch)
+            self._postpone(connection, [Alike(queue.instance, queue.platform, 1) for queue in unserved], NO_BOT, cycle)
+        return cycle
+
+    def _place(self, connection: Connection, jobs: list[ReadyJob], cycle: Cycle) -> None:
+        """Sampling rounds, then any healthy bot once, and only then backoff."""
+        sampling = self._settings.strategy.sampling
+        for attempt in range(1, sampling.max_attempts + 1):
+            seen = snapshot.sampled(connection, jobs, sample_size=sampling.sample_size, chance=self._chance)
+            jobs = self._commit(connection, seen, cycle, round_number=attempt)
+            if not jobs:
+                return
+        hopeless = snapshot.without_candidates(seen)
+        if cycle.lost or hopeless:
+            jobs = self._commit(connection, snapshot.any_healthy(connection, jobs), cycle, round_number=0)
+            stuck = {job.id for job in jobs}
+            hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
+            self._postpone(connection, snapshot.too_large(connection, hopeless, chance=self._chance), NO_ROOM, cycle)
+
+    def _commit(self, connection: Connection, seen: Snapshot, cycle: Cycle, *, round_number: int) -> list[ReadyJob]:
+        """Grant what the choice wants; returns the jobs that are still without a bot."""
+        strategy = self._settings.strategy
+        how = {"strategy": strategy.kind, "round": round_number}
+        placements = choose(seen, strategy.weights, how=how)
+        granted = moves.grant(connection, placements, assigner=self.name, strategy=strategy.kind, ack=self._timing.ack)
+        cycle.granted += granted
+        cycle.lost += len(placements) - len(granted)
+        placed = {lease.job_id for lease in granted}
+        return [job for job in seen.jobs if job.id not in placed]
+
+    def _postpone(self, connection: Connection, groups: list[Alike], reason: str, cycle: Cycle) -> None:
+        cycle.postponed += moves.postpone(
+            connection,
+            groups,
+            reason=reason,
+            base=self._settings.failure_backoff,
+            cap=self._settings.failure_backoff_cap,
+            limit=POSTPONE_LIMIT,
+        )

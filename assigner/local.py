@@ -1,0 +1,72 @@
+"""`leasehold up`: a whole pool on this machine, in the foreground."""
+
+import random
+import signal
+from functools import partial
+
+import click
+
+from assigner import logs
+from assigner.installation import Installation
+from assigner.launch import LocalBot, LocalPool, local_pool
+from assigner.operate import as_json, pass_installation, print_json
+from assigner.signals import Signals
+
+
+@click.command()
+@click.option("--bots", type=click.IntRange(0, 1000), default=3, show_default=True, help="Bot processes.")
+@click.option("--assigners", type=click.IntRange(1, 100), default=2, show_default=True, help="Assigner processes.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Of the gateway; 0 = any free one [as configured: 7411].")
+@as_json
+@pass_installation
+def up(installation: Installation, bots: int, assigners: int, port: int | None, as_json: bool) -> int:
+    """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots."""
+    logs.to_stderr("WARNING")
+    names = [LocalBot(name=f"bot-{n}") for n in range(1, bots + 1)]
+    tell = partial(click.echo, err=True)
+    with Signals(signal.SIGTERM, signal.SIGINT) as signals:
+
+        def rest(seconds: float) -> None:
+            if (number := signals.wait(seconds)) is not None:
+                raise Stopped(number)
+
+        try:
+            with local_pool(
+                installation,
+                assigners=assigners,
+                bots=names,
+                tell=tell,
+                chance=random.SystemRandom(),
+                port=port,
+                rest=rest,
+            ) as pool:
+                if as_json:
+                    print_json({"url": pool.url, "data": pool.data, "processes": pool.processes()})
+                else:
+                    click.echo(_welcome(pool, installation))
+                while True:
+                    rest(pool.run_once())
+        except Stopped as stopped:
+            tell("everything has stopped; nothing is lost, and `leasehold up` goes on with it")
+            return 130 if stopped.number is signal.SIGINT else 0
+
+
+class Stopped(Exception):
+    """Somebody asked this process to stop."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+def _welcome(pool: LocalPool, installation: Installation) -> str:
+    lines = [f"  {name:12} process {pid}" for name, pid in pool.processes().items()]
+    lines = [f"The pool is up at {pool.url}, its data and logs are in {pool.data}.", *lines, "", "In another terminal:"]
+    if not installation.at_home:
+        lines.append(f"  export LEASEHOLD_DATA={pool.data}")
+    lines += ["  leasehold submit --wait -- echo hello", "  leasehold status", "  leasehold bots list", ""]
+    url = installation.settings.database.url.get_secret_value()
+    where = "PostgreSQL with it" if url == "embedded" else "not the database"
+    return "\n".join(
+        [*lines, f"Ctrl-C stops everything, {where}; running jobs get 10 s, then they go back to the queue."]
+    )

@@ -1,0 +1,105 @@
+"""What the callers' routes share: looks at jobs as units of work, ids as callers write them, and the audit."""
+
+import base64
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from assigner import answers, queries
+from schema import audit, limits, moves, outputs
+from schema.errors import NotFound
+from schema.tokens import Principal
+
+#: Most bytes of output in one answer.
+OUTPUT_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a look tells those who wait for one job."""
+
+    final: bool
+    attempt: int
+    written: int
+
+
+def progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, Progress]:
+    """What there is to tell those who wait for these jobs."""
+    rows = connection.execute(queries.PROGRESS, {"ids": list(keys)})
+    return {str(row.id): Progress(row.final, row.attempt, row.written) for row in rows}
+
+
+def is_final(now: Progress) -> bool:
+    return now.final
+
+
+def seen(ids: Sequence[str], caller: Principal, *, noted: bool) -> Callable[[Connection], dict[str, dict[str, Any]]]:
+    def work(connection: Connection) -> dict[str, dict[str, Any]]:
+        found = queries.states(connection, ids, instances=caller.instances)
+        for job in ids:
+            if job not in found:
+                raise absent(job)
+        if noted:
+            note(connection, caller, "jobs.read", subject=ids[0], details={"jobs": len(ids)})
+        return found
+
+    return work
+
+
+def read(job: str, caller: Principal, start: int) -> Callable[[Connection], answers.OutputAnswer]:
+    def work(connection: Connection) -> answers.OutputAnswer:
+        where = {"id": job, "instances": caller.instances}
+        row = connection.execute(queries.ATTEMPT, where).one_or_none()
+        if row is None:
+            raise absent(job)
+        data = b""
+        if row.fence is not None:
+            data = outputs.read(connection, row.row_id, fence=row.fence, start=start, limit=OUTPUT_BYTES)
+        if data or row.final:
+            note(connection, caller, "output.read", subject=job, details={"start": start, "bytes": len(data)})
+        return answers.OutputAnswer(
+            start=start,
+            data=base64.b64encode(data).decode(),
+            next=start + len(data),
+            state=row.state,
+            attempt=row.attempt,
+            final=row.final and len(data) < OUTPUT_BYTES,
+        )
+
+    return work
+
+
+def cancelled(given: str, found: moves.Cancelled | None) -> answers.CancelledJob:
+    if found is None:
+        return answers.CancelledJob(id=given, state=None, changed=False)
+    return answers.CancelledJob(id=given, state=found.state, changed=found.changed)
+
+
+def note(
+    connection: Connection, caller: Principal, action: str, *, subject: str, details: Mapping[str, Any] | None = None
+) -> None:
+    """What an operator does is audited; a submitter acts on its own instance and leaves events."""
+    if caller.is_operator:
+        audit.write(connection, action, actor=caller.actor, subject=subject, details=details)
+
+
+def uuid_or_none(given: str) -> str | None:
+    try:
+        return str(uuid.UUID(given))
+    except ValueError:
+        return None
+
+
+def job_id(given: str) -> str:
+    """The id as the database writes it. One that cannot be an id is an absent one."""
+    found = uuid_or_none(given)
+    if found is None:
+        raise absent(given)
+    return found
+
+
+def absent(given: str) -> NotFound:
+    return NotFound(f"id: there is no job '{limits.escaped(given, 80)}'")

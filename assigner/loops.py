@@ -1,0 +1,156 @@
+"""Background loops: every one is a function that does its work once and says when it wants to be called again."""
+
+import math
+import random
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import structlog
+
+from assigner import metrics
+from schema import clock
+from schema.errors import LeaseholdError
+from schema.wakeups import Signal
+
+#: Delays up to this many seconds are pauses of a busy loop, which needs nobody to wake it.
+SHORT = 0.02
+#: Longest wait after consecutive errors, seconds.
+ERROR_DELAY_MAX = 30.0
+
+log = structlog.get_logger(__name__)
+
+
+class Loop:
+    """A thread that calls `run_once` again and again, waiting the seconds it returns or until it is woken.
+
+    name: of the thread and in metrics; from the configuration, so that there are few.
+    signal: what wakes it, its own and nobody else's; the creator closes it.
+    idle: entered while it sleeps, so that others know that it wants to be woken (`Wakeups.idle`).
+    on_error_delay: seconds until the next run after an error, doubled with each error in a row up to 30 s, of which
+        a random part between a half and the whole is waited (BuildGrid waits one interval after every error).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run_once: Callable[[], float],
+        *,
+        chance: random.Random,
+        signal: Signal | None = None,
+        idle: Callable[[], AbstractContextManager[None]] | None = None,
+        on_error_delay: float = 1.0,
+        monotonic: clock.Monotonic = clock.monotonic,
+    ) -> None:
+        self.name = name
+        self._run_once = run_once
+        self._chance = chance
+        self._signal = signal or Signal()
+        self._idle = idle
+        self._on_error_delay = on_error_delay
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._errors_in_a_row = 0
+        self._ended_well = math.nan
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread is alive."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    @property
+    def age(self) -> float:
+        """Seconds since a run last ended well, or since the start; NaN before that."""
+        return self._monotonic() - self._ended_well
+
+    def start(self) -> None:
+        """Run in the background. Idempotent."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._stopping.clear()
+            self._ended_well = self._monotonic()
+            metrics.LOOP_AGE.labels(loop=self.name).set_function(lambda: self.age)
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Let a run that is under way end, and wait for it, at most `timeout` seconds. Idempotent.
+
+        Tells whether the thread has ended.
+        """
+        self._stopping.set()
+        self._signal.set()
+        with self._lock:
+            thread = self._thread
+            if thread is None:
+                return True
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+            if thread.is_alive():
+                return False
+            self._thread = None
+            metrics.LOOP_AGE.remove(self.name)
+            return True
+
+    def wake(self) -> None:
+        """Run again at once, or once more if it is running now. After an error the wait goes on."""
+        self._signal.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._signal.clear()
+            delay = self._once()
+            if self._idle is None or delay <= SHORT:
+                self._rest(delay)
+            elif not self._stopping.is_set():
+                with self._idle():
+                    self._sleep()
+
+    def _sleep(self) -> None:
+        """Run as seldom as `run_once` asks until it has work again, with the idle flag up.
+
+        The first look is at once: work committed between the look that found nothing and the flag was announced to
+        nobody, and no later wake-up would speak of it. Only what is committed after the flag reaches the signal.
+        """
+        while not self._stopping.is_set():
+            self._signal.clear()
+            delay = self._once()
+            self._rest(delay)
+            if delay <= SHORT:
+                return
+
+    def _once(self) -> float:
+        """One run: its delay, or 0 after an error, which is waited for here and by no wake-up shortened."""
+        try:
+            delay = self._run_once()
+        except Exception as error:
+            metrics.LOOP_ERRORS.labels(loop=self.name).inc()
+            clock.wait(self._stopping, self._error_delay(error))
+            return 0.0
+        self._errors_in_a_row = 0
+        self._ended_well = self._monotonic()
+        metrics.LOOP_CYCLES.labels(loop=self.name).inc()
+        return delay
+
+    def _rest(self, delay: float) -> None:
+        if delay > 0 and not self._stopping.is_set():
+            self._signal.wait(delay)
+
+    def _error_delay(self, error: Exception) -> float:
+        growth = 2.0 ** min(self._errors_in_a_row, 32)
+        delay = min(ERROR_DELAY_MAX, self._on_error_delay * growth) * self._chance.uniform(0.5, 1.0)
+        self._errors_in_a_row += 1
+        known = isinstance(error, LeaseholdError)
+        log.error(
+            "a loop failed and tries again",
+            loop=self.name,
+            error=str(error) if known else type(error).__name__,
+            in_a_row=self._errors_in_a_row,
+            retry_in=round(delay, 3),
+            exc_info=not known,
+        )
+        return delay

@@ -1,0 +1,85 @@
+"""What assigners and upkeep count. Labels are bounded: names of the configuration or words listed here, never ids."""
+
+import math
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from schema import clock
+
+CYCLES = Counter(
+    "leasehold_assigner_cycles_total",
+    "Cycles of the assigners, by what came of them: assigned, deferred, idle or lost.",
+    ["result"],
+)
+CYCLE_SECONDS = Histogram(
+    "leasehold_cycle_seconds",
+    "Seconds that one cycle of an assigner took from picking jobs to the commit of their leases.",
+    buckets=(0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 5.0, 10.0),
+)
+JOBS_ASSIGNED = Counter(
+    "leasehold_jobs_assigned_total",
+    "Jobs that an assigner leased to a bot, by the strategy that chose the bot.",
+    ["strategy"],
+)
+JOBS_DEFERRED = Counter(
+    "leasehold_jobs_deferred_total",
+    "Jobs that were looked at and put back with a delay, by the reason why no bot could take them.",
+    ["reason"],
+)
+RACES_LOST = Counter(
+    "leasehold_races_lost_total",
+    "Rows that a move did not change because another transaction was faster, by the kind of move.",
+    ["kind"],
+)
+
+REAPED = Counter(
+    "leasehold_upkeep_reaped_total",
+    "What upkeep put right: sessions expired, jobs requeued, leases stopped, sessions closed or jobs deleted, by kind.",
+    ["kind"],
+)
+TICK_AGE = Gauge(
+    "leasehold_upkeep_tick_age_seconds",
+    "Seconds since this process last completed a round of upkeep, NaN before its first.",
+)
+TICK_AGE.set(math.nan)
+
+LOOP_CYCLES = Counter(
+    "leasehold_loop_cycles_total",
+    "Runs of a background loop of this process that ended well.",
+    ["loop"],
+)
+LOOP_ERRORS = Counter(
+    "leasehold_loop_errors_total",
+    "Runs of a background loop of this process that ended with an error.",
+    ["loop"],
+)
+LOOP_AGE = Gauge(
+    "leasehold_loop_age_seconds",
+    "Seconds since a background loop of this process last completed a run that ended well.",
+    ["loop"],
+)
+
+
+def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, strategy: str) -> None:
+    """Count one cycle of an assigner that took `seconds`, granted, postponed and lost so many jobs."""
+    CYCLE_SECONDS.observe(seconds)
+    result = "assigned" if granted else "lost" if lost else "deferred" if postponed else "idle"
+    CYCLES.labels(result=result).inc()
+    if granted:
+        JOBS_ASSIGNED.labels(strategy=strategy).inc(granted)
+    if postponed:
+        JOBS_DEFERRED.labels(reason="unplaced").inc(postponed)
+    if lost:
+        RACES_LOST.labels(kind="grant").inc(lost)
+
+
+def observe_reaped(kind: str, count: int) -> None:
+    """Count what a round of upkeep put right."""
+    if count:
+        REAPED.labels(kind=kind).inc(count)
+
+
+def observe_tick() -> None:
+    """A round of upkeep has just ended."""
+    ended = clock.monotonic()
+    TICK_AGE.set_function(lambda: clock.monotonic() - ended)

@@ -1,0 +1,55 @@
+"""One consistent read of the bots that a batch of jobs could go to."""
+
+import random
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from assigner.sampling import Group, grouped
+from assigner.strategies import Snapshot
+from schema import candidates
+from schema.candidates import FreeBot, Wanted
+from schema.moves import Alike
+from schema.ready import ReadyJob
+
+
+def sampled(connection: Connection, jobs: Sequence[ReadyJob], *, sample_size: int, chance: random.Random) -> Snapshot:
+    """Candidates for every group of the jobs, read without locks."""
+    groups = grouped(jobs)
+    found = candidates.sample(connection, [group.wanted(sample_size) for group in groups], chance=chance)
+    return _with_hits(connection, jobs, groups, found)
+
+
+def any_healthy(connection: Connection, jobs: Sequence[ReadyJob]) -> Snapshot:
+    """For every group as many free bots as it has jobs, the first that nobody else holds, locked."""
+    groups = grouped(jobs)
+    found = [candidates.any_free(connection, group.wanted(1)) for group in groups]
+    return _with_hits(connection, jobs, groups, found)
+
+
+def without_candidates(seen: Snapshot) -> list[Group]:
+    """The groups for which not one candidate was found."""
+    return [group for group, found in zip(seen.groups, seen.candidates, strict=True) if not found]
+
+
+def too_large(connection: Connection, groups: Sequence[Group], *, chance: random.Random) -> list[Alike]:
+    """Those groups whose jobs need more units than any of the free bots has.
+
+    Where no bot is free at all, another assigner has been faster, and the jobs simply wait for their turn.
+    """
+    groups = [group for group in groups if group.units > 1]
+    if not groups:
+        return []
+    probes = [Wanted(group.instance, group.platform, units=1, count=1) for group in groups]
+    free = candidates.sample(connection, probes, chance=chance)
+    return [
+        Alike(group.instance, group.platform, group.units) for group, found in zip(groups, free, strict=True) if found
+    ]
+
+
+def _with_hits(
+    connection: Connection, jobs: Sequence[ReadyJob], groups: Sequence[Group], found: Sequence[Sequence[FreeBot]]
+) -> Snapshot:
+    bot_ids = {bot.id for bots in found for bot in bots}
+    hints = {job.locality_hint for job in jobs if job.locality_hint is not None}
+    return Snapshot(jobs, groups, found, candidates.hinted(connection, sorted(bot_ids), sorted(hints)))

@@ -1,0 +1,130 @@
+"""What has to happen although nobody asks: expiry, overdue leases, retention. Any process may do it at any time."""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, text
+
+from assigner import metrics
+from schema import moves, ticks
+from schema.clock import Monotonic
+from schema.engine import Database
+from schema.states import FINAL, LeaseState
+from schema.timing import Timing
+
+#: Rows one transaction touches.
+LIMIT = 500
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+OVERDUE = text("""
+SELECT job_id, fence, state FROM leases
+WHERE state IN ('pending', 'active', 'cancelling') AND due_at < now()
+ORDER BY due_at LIMIT :limit
+""")
+WAKE = text("SELECT wake('done', :keys)")
+
+
+class UpkeepSettings(BaseModel):
+    """How long finished jobs are kept, in seconds, and how often to look. Doubling an age doubles the disk space.
+
+    retention_interval: seconds between two looks for jobs to delete.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    keep_succeeded: float = Field(default=DAY, ge=0, le=3650 * DAY)
+    keep_failed: float = Field(default=7 * DAY, ge=0, le=3650 * DAY)
+    keep_cancelled: float = Field(default=DAY, ge=0, le=3650 * DAY)
+    keep_dead: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
+    retention_interval: float = Field(default=60.0, gt=0, le=DAY)
+
+
+@dataclass
+class Round:
+    """What one round of upkeep ended: sessions, leases asked to stop, bots that would not, and old jobs."""
+
+    session: int = 0
+    overdue: int = 0
+    stubborn: int = 0
+    retention: int = 0
+
+
+class Upkeep:
+    """The duties, in rounds. Every duty is a bounded batch that skips locked rows, so rounds may overlap freely."""
+
+    def __init__(
+        self, database: Database, settings: UpkeepSettings, *, timing: Timing, name: str, now: Monotonic
+    ) -> None:
+        self.name = name
+        self._database, self._settings, self._timing, self._now = database, settings, timing, now
+        self._next_retention = now()
+
+    def reconfigure(self, settings: UpkeepSettings) -> None:
+        """Use other settings from the next round on."""
+        self._settings = settings
+
+    def run_once(self) -> float:
+        """One round; returns the seconds until the next one is due."""
+        done = Round()
+        in_grace = self._database.run(self._tick, urgent=True)
+        if not in_grace:
+            self._expire(done)
+        self._database.run(lambda connection: self._overdue(connection, done), urgent=True)
+        if self._now() >= self._next_retention:
+            self._next_retention = self._now() + self._settings.retention_interval
+            self._delete(done)
+        for kind, count in vars(done).items():
+            metrics.observe_reaped(kind, count)
+        return self._timing.reap
+
+    def _tick(self, connection: Connection) -> bool:
+        return ticks.tick(connection, "reaper", gap=self._timing.ttl / 2, grace=self._timing.ttl)
+
+    def _expire(self, done: Round) -> None:
+        """Close expired sessions, page by page, each in a transaction of its own."""
+        after = 0
+        while True:
+
+            def page(connection: Connection, after: int = after) -> list[int]:
+                bot_ids, ended = moves.expire(connection, after=after, limit=LIMIT, actor=self.name)
+                finished = [job.public_id for job in ended if job.state in FINAL]
+                if finished:
+                    connection.execute(WAKE, {"keys": ",".join(finished[:200])})
+                return bot_ids
+
+            bot_ids = self._database.run(page, urgent=True)
+            done.session += len(bot_ids)
+            if len(bot_ids) < LIMIT:
+                return
+            after = bot_ids[-1]
+
+    def _overdue(self, connection: Connection, done: Round) -> None:
+        """Ask bots to stop what they did not acknowledge or what runs too long; close those that do not stop."""
+        overdue = connection.execute(OVERDUE, {"limit": LIMIT}).all()
+        for state, reason in ((LeaseState.PENDING, "unacknowledged"), (LeaseState.ACTIVE, "timeout")):
+            leases = [(lease.job_id, lease.fence) for lease in overdue if lease.state == state]
+            if leases:
+                done.overdue += moves.ask_stop(
+                    connection, leases, from_state=state, reason=reason, sync=self._timing.sync
+                )
+        if any(lease.state == LeaseState.CANCELLING for lease in overdue):
+            done.stubborn += len(moves.close_overdue(connection, LIMIT))
+
+    def _delete(self, done: Round) -> None:
+        settings = self._settings
+
+        def batch(connection: Connection) -> int:
+            return moves.delete_finished(
+                connection,
+                succeeded=settings.keep_succeeded,
+                failed=settings.keep_failed,
+                cancelled=settings.keep_cancelled,
+                dead=settings.keep_dead,
+                limit=LIMIT,
+            )
+
+        while (count := self._database.run(batch)) > 0:
+            done.retention += count
+            if count < LIMIT:
+                return

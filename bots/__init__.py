@@ -1,0 +1,1 @@
+"""Conversations: sessions and leases, over HTTP."""

@@ -1,0 +1,244 @@
+"""The reference bot: runs commands on this machine for a pool, and speaks only HTTP to its gateway."""
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from types import FrameType
+from typing import Annotated
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bots.calls import Caller
+from bots.launcher import Launcher
+from bots.protocol import Name, OpenSession, Session
+from bots.runner import Place
+from bots.shift import End, Over, Shift, Tuning, Wishes
+from bots.transport import Transport
+from bots.workplace import Workplace
+from schema import clock, limits
+from schema.errors import LeaseholdError
+
+_log = structlog.get_logger("leasehold.agent")
+
+#: Seconds for the call that opens a session.
+_OPENING = 10.0
+
+
+def legal_name(host: str, suffix: str = "") -> str:
+    """A host name (and `-suffix`) as a legal bot name: lower case, other characters as `-`, at most 63 long."""
+    tail = re.sub(r"[^a-z0-9._-]", "-", f"-{suffix}".lower()) if suffix else ""
+    head = re.sub(r"[^a-z0-9._-]", "-", host.lower()).lstrip("._-") or "bot"
+    return head[: 63 - len(tail)] + tail
+
+
+class AgentSettings(BaseModel):
+    """One bot. Times are seconds.
+
+    name: who it is to the pool; default this host's name. Two agents with one name: the newer one wins.
+    name_suffix: appended to the default name, for several agents on one host.
+    url: of the gateway; for whoever starts the agent, which takes it as an argument.
+    capacity: units of work it holds at once. Doubling it doubles the commands that may run side by side.
+    priority: -1000 to 1000, lower = preferred by assigners; default 0.
+    properties: what it offers; jobs require subsets of it.
+    instance: serve only this one; default every instance.
+    work_dir: where its commands get their private directories; default `leasehold-<user id>` in the temporary
+        directory.
+    env_allow: variables of its own environment that commands see. HOME and TMPDIR are always the attempt's own.
+    kill_grace: between SIGTERM and SIGKILL. Doubling it gives commands twice the time to end by themselves and delays
+        the confirmation of a cancellation by as much.
+    drain_seconds: for which work may go on after SIGTERM; what is left then is given back to the pool.
+    output_interval: between two looks for new output. Doubling it halves the calls and doubles the delay of `logs -f`.
+    margin: before the session expires at which it kills its own work; default a tenth of the session's life. Doubling
+        it makes overlapping runs less likely when this machine stalls, and shortens the outage it survives.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Name | None = None
+    name_suffix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{0,32}$")] = ""
+    url: str | None = None
+    capacity: int = Field(default=1, ge=1, le=limits.MAX_UNITS)
+    priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)
+    properties: dict[str, str | list[str]] = {}
+    instance: Name | None = None
+    work_dir: Path | None = None
+    env_allow: tuple[str, ...] = ("PATH", "LANG", "LC_ALL", "TZ")
+    kill_grace: float = Field(default=2.0, ge=0, le=600)
+    drain_seconds: float = Field(default=30.0, ge=0, le=86400)
+    output_interval: float = Field(default=0.5, ge=0.05, le=60)
+    margin: float | None = Field(default=None, gt=0, le=3600)
+
+    @property
+    def bot(self) -> str:
+        """The name it goes by."""
+        return self.name or legal_name(socket.gethostname(), self.name_suffix)
+
+    @property
+    def directory(self) -> Path:
+        """The work directory it uses."""
+        temporary = os.environ.get("TMPDIR", "/tmp")
+        return self.work_dir or Path(temporary, f"leasehold-{os.getuid()}")
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A session, and when (own monotonic clock) the request was sent that opened it."""
+
+    sent_at: float
+    session: Session
+
+
+class Agent:
+    """One bot process. `run` returns its exit code; `drain` and `leave` may be called from any thread."""
+
+    def __init__(self, settings: AgentSettings, url: str, token: str, *, chance: Random | None = None) -> None:
+        self._settings, self._url, self._token = settings, url, token
+        self._chance = chance or Random()
+        self._wishes = Wishes()
+        self._inbox: SimpleQueue[str] = SimpleQueue()
+        self._code = 1
+        self._failure: BaseException | None = None
+
+    def run(self) -> int:
+        """Work until told to leave. 0 = drained; 2 = the gateway refuses us; 4 = another agent has our name;
+        130 = left at once.
+
+        The first SIGTERM or SIGINT drains, the second kills all work at once. Raises BadInput if the settings cannot
+        be used on this machine, LeaseholdError if an earlier agent's processes cannot be killed.
+        """
+        if not structlog.is_configured():
+            structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+        settings = self._settings
+        workplace = Workplace(settings.directory, settings.bot)
+        launcher = Launcher()
+        try:
+            killed = workplace.clear()
+            if killed:
+                _log.warning("killed what an earlier agent had left", bot=settings.bot, processes=killed)
+            own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
+            place = Place(workplace=workplace, launcher=launcher, grace=settings.kill_grace, environment=own)
+            restore = self._catch_signals()
+            try:
+                self._serve_in_thread(place)
+            finally:
+                restore()
+        finally:
+            launcher.close()
+            workplace.close()
+        if self._failure is not None:
+            raise self._failure
+        return self._code
+
+    def drain(self) -> None:
+        """Take no new work, let what runs end (at most `drain_seconds`), then leave; what is left is given back."""
+        self._inbox.put("drain")
+
+    def leave(self) -> None:
+        """Kill all work and leave."""
+        self._inbox.put("leave")
+
+    def _serve_in_thread(self, place: Place) -> None:
+        """This thread only waits for wishes, so that a signal never finds it holding a lock."""
+        thread = threading.Thread(target=self._serve, args=(place,), name="agent", daemon=True)
+        thread.start()
+        while (wish := self._inbox.get()) != "done":
+            if wish == "leave" or (wish == "signal" and self._wishes.drain_until is not None):
+                self._wishes.at_once = True
+            elif self._wishes.drain_until is None:
+                _log.info("draining", bot=self._settings.bot)
+                self._wishes.drain_until = clock.monotonic() + self._settings.drain_seconds
+            self._wishes.bell.set()
+        thread.join()
+
+    def _serve(self, place: Place) -> None:
+        try:
+            end = self._shifts(place)
+            self._code = {End.LEFT: 0, End.REFUSED: 2, End.SUPERSEDED: 4, End.ABANDONED: 130}[end]
+        except BaseException as failure:
+            self._failure = failure
+        finally:
+            self._inbox.put("done")
+
+    def _shifts(self, place: Place) -> End:
+        settings = self._settings
+        tuning = Tuning(margin=settings.margin, output_interval=settings.output_interval)
+        while True:
+            try:
+                opened = self._open()
+            except Over as over:
+                if over.end is End.REFUSED:
+                    _log.error("refused by the gateway", bot=settings.bot, reason=str(over))
+                return over.end
+            session = opened.session
+            _log.info("session open", bot=session.bot, epoch=session.epoch)
+            # A call that hangs must leave room for another one before the session ends.
+            transport = self._transport(max(0.5, session.expires_in / 4))
+            caller = Caller(transport, self._wishes.bell, self._chance)
+            shift = Shift(session, opened.sent_at, caller=caller, place=place, tuning=tuning, wishes=self._wishes)
+            try:
+                end = shift.work()
+            finally:
+                transport.close()
+            if end is End.SUPERSEDED:
+                _log.error("another agent with this name has taken over", bot=session.bot, epoch=session.epoch)
+            if end is not End.LOST:
+                return end
+
+    def _open(self) -> _Opened:
+        """Raises Over if there is to be no session."""
+        settings = self._settings
+        request = OpenSession(
+            bot=settings.bot,
+            capacity=settings.capacity,
+            priority=settings.priority,
+            properties=settings.properties,
+            instance=settings.instance,
+        )
+        transport = self._transport(_OPENING)
+        try:
+            caller = Caller(transport, self._wishes.bell, self._chance)
+            body = request.model_dump(mode="json", exclude_none=True)
+            sent_at = clock.monotonic()
+            session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
+            return _Opened(sent_at=sent_at, session=session)
+        except ValidationError:
+            raise Over(End.REFUSED, "the answer to the opening of a session cannot be understood") from None
+        except LeaseholdError as refused:
+            raise Over(End.REFUSED, str(refused)) from None
+        finally:
+            transport.close()
+
+    def _transport(self, timeout: float) -> Transport:
+        return Transport(self._url, self._token, chance=self._chance, timeout=timeout, patience=0.0)
+
+    def _check(self) -> None:
+        if self._wishes.at_once:
+            raise Over(End.ABANDONED, "told to leave at once")
+        if self._wishes.drain_until is not None:
+            raise Over(End.LEFT)
+
+    def _catch_signals(self) -> Callable[[], None]:
+        """SIGTERM and SIGINT become wishes; returns what undoes that. Only the main thread can do it."""
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+
+        def caught(_number: int, _frame: FrameType | None) -> None:
+            self._inbox.put("signal")
+
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, caught) for number in numbers}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        return restore

@@ -1,0 +1,241 @@
+"""The reference client: what callers and operators may ask a gateway, over HTTP.
+
+Every call may safely be repeated (a submit carries keys, everything else states what should be true), so every call is
+repeated when its outcome is unknown. Answers are the gateway's JSON objects; `/openapi.json` describes their fields.
+"""
+
+import base64
+import json
+import random
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from bots.transport import Record, Transport
+from schema import clock, limits
+from schema.errors import BadInput
+from schema.states import FINAL
+
+Records = list[Record]
+
+#: Of one request, below the gateway's limits. Larger submits are split, and each part is a transaction of its own.
+MAX_JOBS, MAX_BYTES = limits.MAX_BATCH, 8 * 1024 * 1024
+#: Ids in one request.
+MAX_IDS = limits.MAX_LIST
+#: Seconds, on top of the timeout, in which the largest submit must be done.
+SUBMIT_TIME = 30.0
+#: Seconds one long poll may be held: below what proxies usually cut.
+LONG_POLL = 30.0
+_PLACE = re.compile(r"^(?:body\.)?jobs(?:\.|\[)(\d+)\]?")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One job the pool has taken. `created` is false if the key had been used before, by the same request."""
+
+    id: str
+    created: bool
+
+
+@dataclass(frozen=True)
+class Output:
+    """Bytes of the current attempt's output from offset `start`; ask again with `next`.
+
+    `final`: the job is over and nothing follows after `data`.
+    """
+
+    start: int
+    data: bytes
+    next: int
+    state: str
+    attempt: int
+    final: bool
+
+
+class Client:
+    """Talks to one gateway; may be used by several threads.
+
+    url: `http://…`, `https://…` or `http+unix://` followed by the socket's absolute path.
+    timeout: seconds for one request, on top of what a long poll asks for.
+    patience: seconds for which lost connections and 429, 502, 503 and 504 are retried, with full jitter.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        chance: random.Random,
+        timeout: float = 10.0,
+        patience: float = 30.0,
+    ) -> None:
+        self._transport = Transport(url, token, chance=chance, timeout=timeout, patience=patience)
+        self._chance = chance
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(self, jobs: Iterable[Mapping[str, Any]]) -> list[Submitted]:
+        """Submit job requests; the answers stand in their order.
+
+        A job without a key gets a random one, so that no retry can double it. Over 10,000 jobs or 8 MB are sent in
+        parts: if a later part is refused, the earlier ones stay submitted. Raises BadInput with the place of the
+        job in `jobs`, and Conflict `key_reused` for a key that was used by another request.
+        """
+        keyed = [dict(job) if job.get("key") is not None else {**job, "key": self._key()} for job in jobs]
+        answers: list[Submitted] = []
+        for part in _parts(keyed):
+            try:
+                answer = self._transport.call("POST", "/v1/jobs", body={"jobs": part}, held=SUBMIT_TIME)
+            except BadInput as refused:
+                raise BadInput(_moved(refused.field, len(answers)), refused.reason) from None
+            answers += [Submitted(id=job["id"], created=job["created"]) for job in answer["jobs"]]
+        return answers
+
+    def show(self, job: str) -> Record:
+        """Everything the pool tells of one job. Raises NotFound."""
+        return self._transport.call("GET", _job_path(job))
+
+    def cancel(self, jobs: Sequence[str]) -> Records:
+        """Ask to cancel; for each job its id, its state (None if it is absent) and whether this call changed
+        anything. Raises NotFound if none of them exists."""
+        answers: Records = []
+        for part in _slices(jobs):
+            answers += self._transport.call("POST", "/v1/jobs/cancel", body={"ids": part})["jobs"]
+        return answers
+
+    def wait(self, jobs: Sequence[str], *, timeout: float | None = None, poll: float = LONG_POLL) -> Iterator[Record]:
+        """Yield each job once it is final; end when all are, or after `timeout` seconds.
+
+        `poll` is the longest time one request is held, seconds: finished jobs are told at least that often.
+        """
+        pending = dict.fromkeys(_job_id(job) for job in jobs)
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        while pending:
+            parts = list(_slices(list(pending)))
+            for part in parts:
+                left = poll if deadline is None else min(poll, max(0.0, deadline - clock.monotonic()))
+                for job in self.look(part, wait=min(left, LONG_POLL) / len(parts)):
+                    if job["state"] in FINAL:
+                        pending.pop(job["id"], None)
+                        yield job
+            if deadline is not None and clock.monotonic() >= deadline:
+                return
+
+    def look(self, jobs: Sequence[str], *, wait: float = 0.0) -> Records:
+        """The state of at most 1000 jobs, as soon as all are final or `wait` (up to 30) seconds have passed."""
+        body = {"ids": list(jobs), "wait": round(wait, 3)}
+        records: Records = self._transport.call("POST", "/v1/jobs/wait", body=body, held=wait)["jobs"]
+        return records
+
+    def output(self, job: str, *, start: int = 0, wait: float = 0.0) -> Output:
+        """Output from offset `start`; held up to `wait` seconds while there is none and the job is not final."""
+        answer = self._transport.call(
+            "GET", _job_path(job) + "/output", query={"start": start, "wait": wait}, held=wait
+        )
+        return Output(
+            start=answer["start"],
+            data=base64.b64decode(answer["data"]),
+            next=answer["next"],
+            state=answer["state"],
+            attempt=answer["attempt"],
+            final=answer["final"],
+        )
+
+    def written(self, job: str) -> Iterator[bytes]:
+        """The output of the current attempt so far."""
+        start = 0
+        while (answer := self.output(job, start=start)).data:
+            yield answer.data
+            start = answer.next
+
+    def follow(self, job: str) -> Iterator[bytes]:
+        """The output as it is written, until the job is final. A new attempt starts again at its first byte."""
+        start, attempt = 0, None
+        while True:
+            answer = self.output(job, start=start, wait=LONG_POLL)
+            if attempt is not None and answer.attempt != attempt and start > 0:
+                start, attempt = 0, answer.attempt
+                continue
+            attempt, start = answer.attempt, answer.next
+            if answer.data:
+                yield answer.data
+            if answer.final:
+                return
+
+    def status(self) -> Record:
+        """The pool at a glance."""
+        return self._transport.call("GET", "/v1/status")
+
+    def bots(self) -> Records:
+        """Every bot the pool knows, by name."""
+        found: Records = []
+        while True:
+            query: dict[str, str | int] = {"limit": MAX_IDS} | ({"after": found[-1]["name"]} if found else {})
+            page: Records = self._transport.call("GET", "/v1/bots", query=query)["bots"]
+            found += page
+            if len(page) < MAX_IDS:
+                return found
+
+    def drain(self, bot: str, *, draining: bool = True, reason: str | None = None) -> Record:
+        """Ask a bot to take no more work, or with `draining=False` to go on. Raises NotFound."""
+        body = {"draining": draining} | ({"reason": reason} if reason is not None else {})
+        return self._transport.call("POST", f"/v1/bots/{quote(bot, safe='')}/drain", body=body)
+
+    def list(self, **filters: str | int | None) -> Records:
+        """Jobs, newest first. Filters: instance, state, label, limit (up to 1000), before (a job's id)."""
+        query = {name: value for name, value in filters.items() if value is not None}
+        records: Records = self._transport.call("GET", "/v1/jobs", query=query)["jobs"]
+        return records
+
+    def _key(self) -> str:
+        return str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
+
+
+def _job_path(job: str) -> str:
+    return f"/v1/jobs/{_job_id(job)}"
+
+
+def _job_id(job: str) -> str:
+    try:
+        return str(uuid.UUID(job))
+    except ValueError:
+        raise BadInput("id", f"'{limits.escaped(job, 80)}' is not the id of a job") from None
+
+
+def _slices(jobs: Sequence[str]) -> Iterator[list[str]]:
+    ids = [_job_id(job) for job in jobs]
+    for start in range(0, len(ids), MAX_IDS):
+        yield ids[start : start + MAX_IDS]
+
+
+def _parts(jobs: Sequence[Record]) -> Iterator[Records]:
+    part: Records = []
+    size = 0
+    for job in jobs:
+        length = len(json.dumps(job))
+        if part and (len(part) == MAX_JOBS or size + length > MAX_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(job)
+        size += length
+    if part:
+        yield part
+
+
+def _moved(field: str, offset: int) -> str:
+    """The field of a refusal with the job's place counted over all parts."""
+    found = _PLACE.match(field)
+    return field if found is None else f"jobs.{int(found[1]) + offset}{field[found.end() :]}"

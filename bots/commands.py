@@ -1,0 +1,246 @@
+"""The caller's side of the command line. It knows the pool only through its gateway."""
+
+import sys
+from collections.abc import Iterator
+from typing import IO, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bots import printing, requests, stories
+from bots.caller import Caller, caller_options
+from bots.client import LONG_POLL, Client
+from schema import limits
+from schema.errors import BadInput, LeaseholdError, NotFound
+from schema.states import JobState
+
+#: Options of `submit` that describe one job; in a file they stand in the lines.
+_OF_ONE_JOB = (
+    "instance", "priority", "property", "units", "label", "key", "locality", "timeout", "max_attempts",
+    "retry_failed", "env", "stdin_file",
+)  # fmt: skip
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--file", type=click.File("rb"), help="JSON lines, one job each; - reads standard input.")
+@click.option("--instance", metavar="NAME", help="Who the job is for [default].")
+@click.option("--priority", type=click.IntRange(limits.PRIORITY_MIN, limits.PRIORITY_MAX), help="Lower = sooner [0].")
+@click.option("--property", metavar="KEY=VALUE", multiple=True, help="What the bot must offer; repeatable.")
+@click.option("--units", type=click.IntRange(1, limits.MAX_UNITS), help="Units of a bot's capacity it takes [1].")
+@click.option("--label", metavar="TEXT", help="For finding it again, at most 64 bytes.")
+@click.option("--key", metavar="TEXT", help="The same key never makes a second job.")
+@click.option("--locality", metavar="HINT", help="Prefer a bot that lately worked on the same hint.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, requests.MAX_TIMEOUT, min_open=True), metavar="SECONDS", help="[none]"
+)
+@click.option("--max-attempts", type=click.IntRange(1, requests.MAX_TRIES), help=f"[{limits.MAX_ATTEMPTS}]")
+@click.option("--retry-failed", is_flag=True, default=None, help="Try again also when the command itself fails.")
+@click.option("--env", metavar="KEY=VALUE", multiple=True, help="Environment of the command; repeatable.")
+@click.option("--stdin-file", type=click.File("rb"), help="Text for the command's standard input; - reads ours.")
+@click.option("--wait", is_flag=True, help="Wait until all are final; exit 0 only if all succeeded.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@caller_options
+def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple[str, ...], **options: Any) -> None:
+    """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids.
+
+    \b
+    leasehold submit --property os=linux -- make test
+    leasehold submit --file jobs.jsonl --wait
+    """
+    if (file is None) == (not command):
+        raise click.UsageError("give exactly one of: a command after --, or --file")
+    lines: list[int] = []
+    if file is not None:
+        _refuse_options_of_one_job(options)
+        source = file.readlines()
+        jobs = requests.read_lines(source, name=file.name)
+        lines = requests.line_numbers(source)
+    else:
+        jobs = [_one_job(command, options)]
+    with caller.client() as client:
+        try:
+            taken = client.submit(jobs)
+        except BadInput as refused:
+            raise (requests.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
+        if wait:
+            if not caller.json:
+                click.echo("\n".join(job.id for job in taken))
+            _finish(client, [job.id for job in taken], caller=caller, timeout=None)
+        elif caller.json:
+            printing.print_json([{"id": job.id, "created": job.created} for job in taken])
+        else:
+            click.echo("\n".join(job.id for job in taken))
+
+
+@click.command()
+@click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@click.option(
+    "--timeout", type=click.FloatRange(0, 31_536_000), metavar="SECONDS", help="Give up after so long [never]."
+)
+@caller_options
+def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None:
+    """Wait until the jobs are final. Exit 0 only if all of them succeeded."""
+    with caller.client() as client:
+        _finish(client, list(dict.fromkeys(ids)), caller=caller, timeout=timeout)
+
+
+@click.command()
+@click.argument("id")
+@caller_options
+def show(caller: Caller, /, id: str) -> None:
+    """Tell the story of one job."""
+    with caller.client() as client:
+        job = client.show(id)
+    printing.print_json(job) if caller.json else stories.tell(job)
+
+
+@click.command("list")
+@click.option("--instance", metavar="NAME")
+@click.option("--state", type=click.Choice([state.value for state in JobState]))
+@click.option("--label", metavar="TEXT")
+@click.option("--limit", type=click.IntRange(1, limits.MAX_LIST), default=50, show_default=True)
+@click.option("--before", metavar="ID", help="Only jobs submitted before this one: the next page.")
+@caller_options
+def list_jobs(caller: Caller, /, **filters: str | int | None) -> None:
+    """List jobs, the newest first."""
+    with caller.client() as client:
+        jobs = client.list(**filters)
+    printing.print_json(jobs) if caller.json else stories.list_jobs(jobs)
+
+
+@click.command()
+@click.argument("id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is final.")
+@caller_options
+def logs(caller: Caller, /, id: str, follow: bool) -> None:
+    """Write what the job wrote, byte for byte."""
+    with caller.client() as client:
+        for data in client.follow(id) if follow else client.written(id):
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+
+@click.command()
+@click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@caller_options
+def cancel(caller: Caller, /, ids: tuple[str, ...]) -> None:
+    """Cancel jobs: queued ones at once, running ones by stopping them on their bot."""
+    with caller.client() as client:
+        answers = client.cancel(list(dict.fromkeys(ids)))
+    absent = [job["id"] for job in answers if job["state"] is None]
+    if caller.json:
+        printing.print_json(answers)
+    else:
+        for job in answers:
+            if job["state"] is not None:
+                click.echo(f"{job['id']} {job['state']}{'' if job['changed'] else ' (was so already)'}")
+    if absent:
+        raise NotFound(f"id: there is no job '{absent[0]}'")
+
+
+@click.command()
+@caller_options
+def status(caller: Caller, /) -> None:
+    """The pool at a glance."""
+    with caller.client() as client:
+        found = client.status()
+    printing.print_json(found) if caller.json else stories.show_status(found)
+
+
+@click.group()
+def bots() -> None:
+    """The bots of the pool."""
+
+
+@bots.command("list")
+@caller_options
+def list_bots(caller: Caller, /) -> None:
+    """List the bots."""
+    with caller.client() as client:
+        found = client.bots()
+    printing.print_json(found) if caller.json else stories.list_bots(found)
+
+
+@bots.command()
+@click.argument("name")
+@click.option("--undo", is_flag=True, help="Let it take work again.")
+@click.option("--reason", metavar="TEXT", help="Kept in the audit log.")
+@caller_options
+def drain(caller: Caller, /, name: str, undo: bool, reason: str | None) -> None:
+    """Let a bot finish what it has and take no more work."""
+    limits.check_name("NAME", name)
+    with caller.client() as client:
+        answer = client.drain(name, draining=not undo, reason=reason)
+    if caller.json:
+        printing.print_json(answer)
+    else:
+        click.echo(f"{name} {'takes work again' if undo else 'takes no more work'}")
+
+
+COMMANDS: tuple[click.Command, ...] = (submit, wait, show, list_jobs, logs, cancel, status, bots)
+
+
+def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
+    for name in _OF_ONE_JOB:
+        if options[name] not in (None, ()):
+            raise BadInput(f"--{name.replace('_', '-')}", "describes one job; with --file it stands in the lines")
+
+
+def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> requests.Request:
+    environment = requests.pairs(options["env"], option="--env")
+    source: IO[bytes] | None = options["stdin_file"]
+    job = {
+        "command": list(command),
+        "env": {key: values[-1] for key, values in environment.items()} or None,
+        "stdin": None if source is None else requests.read_text(source),
+        "instance": options["instance"],
+        "properties": requests.pairs(options["property"], option="--property") or None,
+        "key": options["key"],
+        "priority": options["priority"],
+        "units": options["units"],
+        "label": options["label"],
+        "locality_hint": options["locality"],
+        "timeout_seconds": options["timeout"],
+        "max_attempts": options["max_attempts"],
+        "retry_failed": options["retry_failed"],
+    }
+    given = {name: value for name, value in job.items() if value is not None}
+    return requests.check(given)
+
+
+def _plain(refused: BadInput) -> BadInput:
+    """A refusal of the only job, without its place in the request."""
+    return BadInput(refused.field.removeprefix("jobs.0.").removeprefix("jobs."), refused.reason)
+
+
+def _finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:
+    """Wait for the jobs and print how each ended; raises LeaseholdError unless all succeeded."""
+    ended: dict[str, printing.Record] = {}
+    poll = LONG_POLL if len(ids) == 1 else 1.0
+    for job in _watched(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
+        ended[job["id"]] = job
+        if not caller.json:
+            click.echo(stories.ending(job))
+    if caller.json:
+        printing.print_json(list(ended.values()))
+    open_still = [job for job in ids if job not in ended]
+    if open_still:
+        others = f" and {len(open_still) - 1} more" if len(open_still) > 1 else ""
+        raise LeaseholdError(f"not final after {timeout:g} s: {open_still[0]}{others}")
+    bad = [job for job in ended.values() if job["state"] != JobState.SUCCEEDED]
+    if bad:
+        raise LeaseholdError(f"{len(bad)} of {len(ids)} jobs did not succeed; the first: {stories.ending(bad[0])}")
+
+
+def _watched(jobs: Iterator[printing.Record], *, total: int) -> Iterator[printing.Record]:
+    """The same jobs, counted on the terminal while they come in, if there is one and more than one job."""
+    if not printing.terminal() or total < 2:
+        yield from jobs
+        return
+    columns = (TextColumn("waiting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("jobs", total=total)
+        for job in jobs:
+            progress.advance(task)
+            yield job

@@ -1,0 +1,236 @@
+"""The door of the gateway: what a request must pass before a handler sees it.
+
+Who is it (bearer token), may that kind of caller use this route (default: no), is the body of a kind, size and form
+that is worth reading. A refusal costs no database work, except for a token that is not in the cache.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio.to_thread
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bots import problems
+from bots.crew import Busy, Crew, Crews
+from bots.metrics import GatewayMetrics
+from schema import clock, limits, tokens
+from schema.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
+from schema.tokens import Kind, Principal
+
+#: Key of a route's `openapi_extra`: the kinds of tokens that may use it; `["anyone"]` needs no token.
+KINDS = "x-kinds"
+#: Key of a route's `openapi_extra`: the largest body it takes, bytes; unset = the gateway's `max_body`.
+MAX_BODY = "x-max-body"
+ANYONE = "anyone"
+
+#: Seconds a client may take to send a body.
+BODY_SECONDS = 30.0
+#: Verified tokens remembered at most.
+REMEMBERED_TOKENS = 10_000
+#: Bodies above this are checked on a thread, so that the event loop goes on, bytes.
+LARGE = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the door knows of one route. `kinds` None = open to all; empty = closed to all."""
+
+    path: str
+    pattern: re.Pattern[str]
+    methods: frozenset[str]
+    kinds: frozenset[Kind] | None
+    max_body: int
+
+
+def entries(routers: Iterable[APIRouter], *, max_body: int) -> list[Entry]:
+    """The doors of these routers' routes. A route that does not say who may use it is closed."""
+    found = []
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                extra: dict[str, Any] = route.openapi_extra or {}
+                kinds = extra.get(KINDS, [])
+                found.append(
+                    Entry(
+                        path=route.path,
+                        pattern=route.path_regex,
+                        methods=frozenset(route.methods or ()),
+                        kinds=None if kinds == [ANYONE] else frozenset(Kind(kind) for kind in kinds),
+                        max_body=min(max_body, extra.get(MAX_BODY, max_body)),
+                    )
+                )
+    return found
+
+
+class Doorkeeper:
+    """Knows who holds which token. A verified one is remembered for `seconds`, and so may live that much longer than
+    its revocation or expiry."""
+
+    def __init__(self, *, seconds: float) -> None:
+        self._seconds = seconds
+        self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+
+    async def principal(self, headers: Headers, crew: Crew) -> Principal:
+        """The holder of the request's bearer token. Raises Unauthorised."""
+        given = headers.getlist("authorization")
+        if not given:
+            raise Unauthorised("a bearer token is needed: Authorization: Bearer lh_…")
+        scheme, _, token = given[0].partition(" ")
+        if len(given) > 1 or scheme.lower() != "bearer":
+            raise Unauthorised("exactly one bearer token is needed: Authorization: Bearer lh_…")
+        token = token.strip()
+        tokens.parse(token)
+        digest = tokens.digest(token)
+        known = self._known.get(digest)
+        if known is not None and clock.monotonic() < known[1]:
+            return known[0]
+        self._known.pop(digest, None)
+        asked_at = clock.monotonic()
+        principal = await crew.run(lambda connection: tokens.verify(connection, token))
+        if self._seconds > 0:
+            self._known[digest] = (principal, asked_at + self._seconds)
+            while len(self._known) > REMEMBERED_TOKENS:
+                self._known.popitem(last=False)
+        return principal
+
+
+class Door:
+    """The middleware. It also counts, and turns what no handler expected into a plain 500."""
+
+    def __init__(
+        self, app: ASGIApp, *, entries: Sequence[Entry], keeper: Doorkeeper, crews: Crews, metrics: GatewayMetrics
+    ) -> None:
+        self._app, self._entries, self._keeper = app, entries, keeper
+        self._crews, self._metrics = crews, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        entry = self._entry(scope)
+        route = entry.path if entry is not None else "unmatched"
+        answered = _Answered(send)
+        started = clock.monotonic()
+        try:
+            if entry is not None:
+                receive = await self._admit(scope, receive, entry)
+            await self._app(scope, receive, answered.send)
+        except Exception as error:
+            if answered.status:
+                raise
+            answer = problems.from_error(error)
+            if answer is None:
+                self._metrics.failures.inc()
+                answer = problems.unexpected(error, route=route)
+            else:
+                self._metrics.refused.labels(_reason(error)).inc()
+            await answer(scope, receive, answered.send)
+        finally:
+            self._metrics.requests.labels(route, f"{answered.status // 100}xx").inc()
+            self._metrics.seconds.labels(route).observe(clock.monotonic() - started)
+
+    def _entry(self, scope: Scope) -> Entry | None:
+        for entry in self._entries:
+            if scope["method"] in entry.methods and entry.pattern.match(scope["path"]):
+                return entry
+        return None
+
+    async def _admit(self, scope: Scope, receive: Receive, entry: Entry) -> Receive:
+        headers = Headers(scope=scope)
+        crew = self._crews.bots if entry.kinds == frozenset({Kind.BOT}) else self._crews.callers
+        if entry.kinds is not None:
+            principal = await self._keeper.principal(headers, crew)
+            if principal.kind not in entry.kinds:
+                raise Forbidden(f"a token of kind {principal.kind} may not use this")
+            scope.setdefault("state", {})["principal"] = principal
+        if scope["method"] != "POST":
+            return receive
+        if crew.full:
+            raise Busy("the gateway has too much to do")
+        body = await _read(headers, receive, entry.max_body)
+        self._metrics.bodies.labels(entry.path).observe(len(body))
+        if len(body) > LARGE:
+            await anyio.to_thread.run_sync(limits.parse_json, body)
+        else:
+            limits.parse_json(body)
+        return _replay(body, receive)
+
+
+class _Answered:
+    """Passes messages on and remembers the status; 0 until an answer has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+
+async def _read(headers: Headers, receive: Receive, limit: int) -> bytes:
+    kind, *parameters = [part.strip().lower() for part in headers.get("content-type", "").split(";")]
+    if kind != "application/json" or any(p.startswith("charset=") and "utf-8" not in p for p in parameters):
+        raise problems.Refused(415, "must be sent as application/json in UTF-8", field="content-type")
+    if headers.get("content-encoding", "identity") != "identity":
+        raise problems.Refused(415, "must not be compressed", field="content-encoding")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _collect(receive, limit)
+    except TimeoutError:
+        raise problems.Refused(408, f"took longer than {BODY_SECONDS:.0f} seconds to arrive") from None
+
+
+async def _collect(receive: Receive, limit: int) -> bytes:
+    """The whole body. One that is too long is read on, without keeping it, so that its sender sees the answer."""
+    kept = bytearray()
+    size = 0
+    more = True
+    while more and size <= 4 * limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise problems.Refused(400, "ended before it was complete")
+        size += len(message.get("body", b""))
+        if size <= limit:
+            kept += message.get("body", b"")
+        else:
+            kept.clear()
+        more = message.get("more_body", False)
+    if size > limit:
+        raise problems.Refused(413, f"is larger than {limit} bytes")
+    return bytes(kept)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    sent = False
+
+    async def replayed() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case Busy():
+            return "busy"
+        case Unauthorised() | Forbidden() | NotReady():
+            return type(error).__name__.lower()
+        case BadInput() | problems.Refused():
+            return "bad_body"
+        case LeaseholdError():
+            return "refused"
+        case _:
+            return "database"

@@ -1,0 +1,63 @@
+"""Proactive fetching: a bot that has just finished something is given more in the same call."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Connection
+
+from schema import moves, ready
+from schema.moves import Granted, Placement
+
+STRATEGY = "proactive"
+
+
+class FetchSettings(BaseModel):
+    """What a bot is given at a sync without an assigner; names and defaults are BuildGrid's.
+
+    enabled: give bots work at a sync at all; without it only assigners place jobs.
+    to_capacity: false gives at most as many jobs as were just completed, and only new ones and those still
+        in backoff (jobs whose backoff has run out are left to the assigners); true fills all spare
+        capacity at every sync, whatever the backoff.
+    backoff: `considered` knows new jobs by a column; `literal` compares times alone, by which a job is never
+        new, as its time is past when somebody looks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = True
+    to_capacity: bool = False
+    backoff: Literal["considered", "literal"] = "considered"
+
+    def limit(self, *, completed: int, room: int) -> int:
+        """How many jobs may be fetched, given how many this sync completed and the free units."""
+        if not self.enabled:
+            return 0
+        return room if self.to_capacity else min(completed, room)
+
+
+def fetch(
+    connection: Connection,
+    settings: FetchSettings,
+    *,
+    bot_id: int,
+    bot_name: str,
+    instance: int | None,
+    room: int,
+    completed: int,
+    ack: float,
+) -> list[Granted]:
+    """Grant the bot the most urgent jobs that it may have. The caller holds the bot's row, and it is free."""
+    limit = settings.limit(completed=completed, room=room)
+    if limit <= 0:
+        return []
+    jobs = ready.pick_for_bot(
+        connection,
+        bot_id=bot_id,
+        instance=instance,
+        room=room,
+        limit=limit,
+        any_wait=settings.to_capacity,
+        literal=settings.backoff == "literal",
+    )
+    placements = [Placement(job.id, bot_id, {"bot": bot_name, "strategy": STRATEGY}) for job in jobs]
+    return moves.grant(connection, placements, assigner=f"bot:{bot_name}", strategy=STRATEGY, ack=ack)

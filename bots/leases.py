@@ -1,0 +1,232 @@
+"""The one call: what a bot holds against what it should hold, settled in one transaction."""
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from bots import reports
+from bots.fetch import FetchSettings, fetch
+from bots.protocol import OutputReport, Sync, SyncAnswer, Work
+from bots.sessions import digest
+from schema import moves, outputs
+from schema.clock import Monotonic
+from schema.engine import Database
+from schema.errors import Conflict
+from schema.moves import Ended, RetryPace, Synced
+from schema.states import FINAL, BotStatus, JobState
+from schema.timing import Timing
+
+LOCK_BOT = text("""
+SELECT id, name, epoch, session, sync_seq, status, draining, closing, instance, free
+FROM bots WHERE name = :name FOR NO KEY UPDATE
+""")
+STORED = text("SELECT answer FROM bot_answers WHERE bot_id = :bot_id AND epoch = :epoch AND sync_seq = :seq")
+STORE = text("""
+INSERT INTO bot_answers AS a (bot_id, epoch, sync_seq, answer) VALUES (:bot_id, :epoch, :seq, :answer)
+ON CONFLICT (bot_id) DO UPDATE SET epoch = EXCLUDED.epoch, sync_seq = EXCLUDED.sync_seq, answer = EXCLUDED.answer
+""")
+# The payload travels until the bot has said that it has the lease.
+HELD = text("""
+SELECT l.job_id, j.public_id, l.fence, l.state, i.name AS instance, j.attempts, j.timeout_seconds, p.payload
+FROM leases l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
+LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
+WHERE l.bot_id = :bot_id AND l.state IN ('pending', 'active', 'cancelling')
+ORDER BY l.job_id
+""")
+WAKE = text("SELECT wake(:topic, :keys)")
+RELEASED_STATUS = frozenset({BotStatus.UNHEALTHY, BotStatus.DRAINING})
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A sync without news: the answer may be held back for `seconds`, or until a wake-up for the bot arrives."""
+
+    bot: str
+    bot_id: int
+    epoch: int
+    seq: int
+    began: float
+    seconds: float
+
+
+class Desk:
+    """Where bots synchronise. Stateless between calls: any process may answer any of them."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        timing: Timing,
+        fetch: FetchSettings,
+        now: Monotonic,
+        locality_limit: int = 10,
+        pace: RetryPace | None = None,
+    ) -> None:
+        self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
+        self._locality_limit, self._pace = locality_limit, pace or RetryPace()
+
+    def sync(self, sync: Sync) -> bytes | Waiting:
+        """Settle one call and return the answer's JSON, or Waiting if there is no news and the bot would wait.
+
+        Raises Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that name
+        is open) or `stale_seq` (a later call has been answered).
+        """
+        began = self._now()
+        return self._database.run(lambda connection: self._sync(connection, sync, began), urgent=True)
+
+    def settle(self, waiting: Waiting) -> bytes:
+        """The answer to a call that waited; the same errors as `sync`. Answers a call only once."""
+        return self._database.run(lambda connection: self._settle(connection, waiting), urgent=True)
+
+    def output(self, report: OutputReport) -> int:
+        """Keep output of a running lease; returns the chunks written, 0 if the lease is not this bot's any more."""
+
+        def work(connection: Connection) -> int:
+            bot = connection.execute(LOCK_BOT, {"name": report.bot}).one_or_none()
+            _check_session(bot, epoch=report.epoch, secret=report.secret)
+            assert bot is not None
+            chunks = reports.written(report.job, report.fence, report.output)
+            count = outputs.append(connection, chunks, bot_id=bot.id, epoch=bot.epoch)
+            if count:
+                connection.execute(WAKE, {"topic": "done", "keys": report.job})
+            return count
+
+        return self._database.run(work)
+
+    def _sync(self, connection: Connection, sync: Sync, began: float) -> bytes | Waiting:
+        bot = connection.execute(LOCK_BOT, {"name": sync.bot}).one_or_none()
+        _check_session(bot, epoch=sync.epoch, secret=sync.secret)
+        assert bot is not None
+        if sync.seq < bot.sync_seq:
+            raise Conflict("stale_seq", "a later call of this session has been answered")
+        wait = min(sync.wait, self._timing.ttl / 3)
+        if sync.seq == bot.sync_seq:
+            stored: bytes | None = connection.execute(
+                STORED, {"bot_id": bot.id, "epoch": bot.epoch, "seq": sync.seq}
+            ).scalar_one()
+            return stored or Waiting(sync.bot, bot.id, bot.epoch, sync.seq, began, wait)
+        ended = self._apply(connection, bot, sync)
+        if sync.status == BotStatus.GONE.value:
+            ended += moves.close(connection, bot.id, actor=f"bot:{sync.bot}")
+            _tell_waiters(connection, ended)
+            return SyncAnswer(seq=sync.seq, leases=[], expires_in=0, sync_in=0).model_dump_json().encode()
+        synced = moves.synced(
+            connection, bot.id, seq=sync.seq, status=sync.status, capacity=sync.capacity, ttl=self._timing.ttl
+        )
+        self._refill(connection, bot, synced, ended)
+        _tell_waiters(connection, ended)
+        held = connection.execute(HELD, {"bot_id": bot.id}).all()
+        told_to_drain = synced.draining and sync.status == BotStatus.OK.value
+        if wait > 0 and not sync.leases and not held and not told_to_drain:
+            self._store(connection, bot.id, epoch=bot.epoch, seq=sync.seq, answer=None)
+            return Waiting(sync.bot, bot.id, bot.epoch, sync.seq, began, wait)
+        answer = self._answer(sync.seq, held, synced, began=began)
+        self._store(connection, bot.id, epoch=bot.epoch, seq=sync.seq, answer=answer)
+        return answer
+
+    def _settle(self, connection: Connection, waiting: Waiting) -> bytes:
+        bot = connection.execute(LOCK_BOT, {"name": waiting.bot}).one_or_none()
+        _check_epoch(bot, epoch=waiting.epoch)
+        assert bot is not None
+        if bot.sync_seq != waiting.seq:
+            raise Conflict("stale_seq", "a later call of this session has been answered")
+        key = {"bot_id": bot.id, "epoch": bot.epoch, "seq": waiting.seq}
+        stored: bytes | None = connection.execute(STORED, key).scalar_one()
+        if stored:
+            return stored
+        synced = moves.synced(
+            connection, bot.id, seq=waiting.seq, status=bot.status, capacity=None, ttl=self._timing.ttl
+        )
+        held = connection.execute(HELD, {"bot_id": bot.id}).all()
+        answer = self._answer(waiting.seq, held, synced, began=waiting.began)
+        self._store(connection, bot.id, epoch=bot.epoch, seq=waiting.seq, answer=answer)
+        return answer
+
+    def _apply(self, connection: Connection, bot: Row[Any], sync: Sync) -> list[Ended]:
+        """What the bot reports, against what it holds: acknowledgements, endings, and leases it does not know of."""
+        held = connection.execute(HELD, {"bot_id": bot.id}).all()
+        if not held:
+            return []
+        actor = f"bot:{sync.bot}"
+        account = reports.compare(held, sync.leases, bot_id=bot.id, epoch=bot.epoch)
+        outputs.append(connection, account.output, bot_id=bot.id, epoch=bot.epoch)
+        leaves = sync.status == BotStatus.GONE.value
+        if bool(account.started) + bool(account.endings) + leaves > 1:
+            moves.hold(connection, [lease.job_id for lease in held])
+        moves.acknowledge(
+            connection, account.started, bot_id=bot.id, epoch=bot.epoch, sync=self._timing.sync, actor=actor
+        )
+        ended = moves.end(connection, account.endings, actor=actor, pace=self._pace)
+        hints = [job.locality_hint for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint]
+        moves.remember_localities(connection, bot.id, hints, limit=self._locality_limit)
+        return ended
+
+    def _refill(self, connection: Connection, bot: Row[Any], synced: Synced, ended: list[Ended]) -> None:
+        """Fetch for the bot; if it has room that it had not before, the assigners may have something for it."""
+        if bot.status in RELEASED_STATUS and synced.free:
+            moves.release(connection, bot_id=bot.id, instance=bot.instance, limit=1000)
+        if not synced.free:
+            return
+        fetched = fetch(
+            connection,
+            self._fetch,
+            bot_id=bot.id,
+            bot_name=bot.name,
+            instance=bot.instance,
+            room=synced.room,
+            completed=sum(job.verdict in reports.COMPLETED for job in ended),
+            ack=self._timing.ack,
+        )
+        gained = not bot.free or any(job.state == JobState.QUEUED for job in ended)
+        if gained and sum(lease.units for lease in fetched) < synced.room:
+            connection.execute(WAKE, {"topic": "jobs", "keys": ""})
+
+    def _answer(self, seq: int, held: Sequence[Row[Any]], synced: Synced, *, began: float) -> bytes:
+        """The bot counts `expires_in` from when it sent the call, which was before it began here."""
+        answer = SyncAnswer(
+            seq=seq,
+            leases=[_work(row) for row in held],
+            drain=synced.draining,
+            expires_in=max(0.0, synced.remaining + (self._now() - began)),
+            sync_in=self._timing.sync,
+        )
+        return answer.model_dump_json(exclude_none=True).encode()
+
+    def _store(self, connection: Connection, bot_id: int, *, epoch: int, seq: int, answer: bytes | None) -> None:
+        connection.execute(STORE, {"bot_id": bot_id, "epoch": epoch, "seq": seq, "answer": answer})
+
+
+def _check_session(bot: Row[Any] | None, *, epoch: int, secret: str) -> None:
+    _check_epoch(bot, epoch=epoch)
+    assert bot is not None
+    if not hmac.compare_digest(bot.session, digest(secret)):
+        raise Conflict("session_over", "this session is over: open a new one")
+
+
+def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> None:
+    if bot is None or bot.session is None or bot.closing:
+        raise Conflict("session_over", "this session is over: open a new one")
+    if bot.epoch != epoch:
+        raise Conflict("session_superseded", "a newer session of this bot is open")
+
+
+def _work(row: Row[Any]) -> Work:
+    payload: Mapping[str, Any] | None = row.payload
+    return Work(
+        job=str(row.public_id),
+        fence=row.fence,
+        state=row.state,
+        instance=row.instance,
+        attempt=row.attempts,
+        timeout=row.timeout_seconds,
+        payload=None if payload is None else dict(payload),
+    )
+
+
+def _tell_waiters(connection: Connection, ended: list[Ended]) -> None:
+    keys = [job.public_id for job in ended if job.state in FINAL]
+    if keys:
+        connection.execute(WAKE, {"topic": "done", "keys": ",".join(keys[:200])})

@@ -1,0 +1,87 @@
+"""What a gateway counts. Labels are bounded: route templates, status classes, topics, reasons."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+#: Media type of the text that `GatewayMetrics.text` returns.
+MEDIA_TYPE = CONTENT_TYPE_LATEST
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+_BYTES = (256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0)
+
+
+class GatewayMetrics:
+    """The metrics of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "leasehold_requests",
+            "Requests that the gateway has answered, by route and status class.",
+            ["route", "status_class"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "leasehold_request_seconds",
+            "Time from the head of a request to the end of its answer, long polls included.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.bodies = Histogram(
+            "leasehold_request_body_bytes",
+            "Sizes of the request bodies that the gateway has read.",
+            ["route"],
+            buckets=_BYTES,
+            registry=registry,
+        )
+        self.refused = Counter(
+            "leasehold_requests_refused",
+            "Requests that the gateway refused before any work was done, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.syncs = Counter(
+            "leasehold_syncs",
+            "Sync calls that the gateway has answered, at once or after a wait, or whose bot hung up.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.waits = Gauge(
+            "leasehold_waits",
+            "Long polls that are held at the moment, by wake-up topic.",
+            ["topic"],
+            registry=registry,
+        )
+        self.looks = Counter(
+            "leasehold_wait_looks",
+            "Queries that looked for news on behalf of every held long poll of a topic.",
+            ["topic"],
+            registry=registry,
+        )
+        self.failures = Counter(
+            "leasehold_internal_errors",
+            "Requests that ended in an error nobody expected; the log has each under its id.",
+            registry=registry,
+        )
+        self._queue = Gauge(
+            "leasehold_work_queue",
+            "Pieces of database work that wait for a thread or run in one.",
+            registry=registry,
+        )
+        self._connected = Gauge(
+            "leasehold_wakeups_connected",
+            "Whether wake-ups arrive: 1, or 0 while long polls rely on the fallback poll.",
+            registry=registry,
+        )
+
+    def watch(self, *, queue: Callable[[], float], connected: Callable[[], float]) -> None:
+        """Read the two gauges of state from these functions whenever the metrics are asked for."""
+        self._queue.set_function(queue)
+        self._connected.set_function(connected)
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,208 @@
+"""What the demo works on: the modules of the running Python's own standard library.
+
+One job compiles one module in a process of its own and prints a digest of the code. The digest is defined on the
+code's content alone, so it does not depend on the process, its addresses or its hash seed. `digest_of` computes it a
+second time by other means: it decodes the source itself and walks the code without recursion, in this process.
+"""
+
+import hashlib
+import io
+import os
+import platform
+import struct
+import sys
+import sysconfig
+import tokenize
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+#: The demo promises that many; a Python with fewer modules of its own adds the tests of them, then what is installed.
+AT_LEAST = 600
+#: From this size on, bytes, a module asks for a large bot.
+LARGE = 32 * 1024
+
+#: Attributes of a code object that make its digest, in this order.
+CONTENT = (
+    "co_name", "co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize",
+    "co_flags", "co_firstlineno", "co_code", "co_linetable", "co_exceptiontable", "co_names", "co_varnames",
+    "co_freevars", "co_cellvars", "co_consts",
+)  # fmt: skip
+
+#: The program of a job: `python -c PROGRAM PATH NAME` prints `DIGEST NAME`.
+PROGRAM = f"""
+import sys
+from hashlib import sha256
+from struct import pack
+from types import CodeType
+
+def form(value):
+    kind = type(value)
+    if value is None or value is Ellipsis or kind is bool:
+        return ("%r;" % (value,)).encode()
+    if kind is int:
+        return b"i%x;" % value
+    if kind is float:
+        return b"d" + pack(">d", value)
+    if kind is complex:
+        return b"z" + pack(">dd", value.real, value.imag)
+    if kind is str:
+        raw = value.encode("utf-8", "surrogatepass")
+        return b"s%d:" % len(raw) + raw
+    if kind is bytes:
+        return b"b%d:" % len(value) + value
+    if kind is tuple:
+        return b"t%d:" % len(value) + b"".join(map(form, value))
+    if kind is frozenset:
+        return b"f%d:" % len(value) + b"".join(sorted(map(form, value)))
+    if kind is CodeType:
+        return b"c" + b"".join(form(getattr(value, name)) for name in {CONTENT!r})
+    if kind.__name__ == "slice":
+        return b"l" + form(value.start) + form(value.stop) + form(value.step)
+    raise TypeError(kind)
+
+with open(sys.argv[1], "rb") as source:
+    code = compile(source.read(), sys.argv[2], "exec", dont_inherit=True, optimize=0)
+print(sha256(form(code)).hexdigest(), sys.argv[2])
+"""
+
+_TESTS = frozenset({"test", "tests", "idle_test"})
+_FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_WEB = frozenset(
+    {"asyncio", "email", "ftplib", "html", "http", "imaplib", "json", "mimetypes", "poplib", "smtplib", "socket"}
+    | {"socketserver", "ssl", "urllib", "uuid", "webbrowser", "wsgiref", "xml", "xmlrpc"}
+)
+_CORE = frozenset(
+    {"collections", "compression", "concurrent", "ctypes", "encodings", "importlib", "logging", "multiprocessing"}
+    | {"pathlib", "re", "sqlite3", "string", "tomllib", "zipfile", "zoneinfo"}
+)
+#: Instances of the demo and the priority of their jobs: lower is more urgent.
+PRIORITIES = {"web": -10, "core": 0, "tools": 10}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file: `name` is its path below the root it was found under, `package` the top directory of that."""
+
+    path: Path
+    name: str
+    package: str
+    size: int
+
+    @property
+    def instance(self) -> str:
+        """Who asks for it: the modules are shared out by what they are for."""
+        part = self.name.removesuffix(".py").split("/")[0]
+        if part in _WEB:
+            return "web"
+        return "core" if part in _CORE or self.package == "lib" else "tools"
+
+
+def find_modules(limit: int | None = None, *, at_least: int = AT_LEAST) -> list[Module]:
+    """Modules in an order that only depends on the installation; with `limit`, an even selection of that many."""
+    found = list(_walk(Path(sysconfig.get_path("stdlib")), _FOREIGN | _TESTS))
+    spare = chain(
+        _walk(Path(sysconfig.get_path("stdlib")) / "test", _FOREIGN),
+        _walk(Path(sysconfig.get_path("purelib")), frozenset({"__pycache__"})),
+    )
+    found += islice(filter(_compiles, spare), max(0, at_least - len(found)))
+    if limit is None or limit >= len(found):
+        return found
+    return [found[nth * len(found) // limit] for nth in range(limit)]
+
+
+def request_for(module: Module) -> dict[str, Any]:
+    """The job that compiles one module: urgent by instance, near its package, on a bot that is large enough."""
+    needs = {"os": sys.platform, "python": platform.python_version()}
+    return {
+        "command": [sys.executable, "-I", "-S", "-W", "ignore", "-c", PROGRAM, str(module.path), module.name],
+        "instance": module.instance,
+        "priority": PRIORITIES[module.instance],
+        "properties": needs | ({"size": "large"} if module.size >= LARGE else {}),
+        "locality_hint": module.package,
+        "label": module.name[-64:],
+        "timeout_seconds": 120.0,
+    }
+
+
+def expected_output(module: Module) -> bytes:
+    """What the job must have written."""
+    return f"{digest_of(module)} {module.name}\n".encode()
+
+
+def digest_of(module: Module) -> str:
+    """The digest, computed here: sha256 over the content of the module's code."""
+    raw = module.path.read_bytes()
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = compile(raw.decode(encoding), module.name, "exec", dont_inherit=True, optimize=0)
+    return hashlib.sha256(_flat(code)).hexdigest()
+
+
+def _flat(root: object) -> bytes:
+    """The content of a constant, a code object among them, in one line of bytes."""
+    written = bytearray()
+    stack: list[object] = [root]
+    while stack:
+        match stack.pop():
+            case None | bool() as plain:
+                written += f"{plain};".encode()
+            case int() as number:
+                written += f"i{number:x};".encode()
+            case float() as number:
+                written += b"d" + struct.pack(">d", number)
+            case complex() as number:
+                written += b"z" + struct.pack(">dd", number.real, number.imag)
+            case str() as text:
+                raw = text.encode("utf-8", "surrogatepass")
+                written += f"s{len(raw)}:".encode() + raw
+            case bytes() as raw:
+                written += f"b{len(raw)}:".encode() + raw
+            case tuple() as items:
+                written += f"t{len(items)}:".encode()
+                stack += reversed(items)
+            case frozenset() as items:
+                written += f"f{len(items)}:".encode() + b"".join(sorted(_flat(item) for item in items))
+            case CodeType() as code:
+                written += b"c"
+                stack += [getattr(code, name) for name in reversed(CONTENT)]
+            case slice() as part:
+                written += b"l"
+                stack += [part.step, part.stop, part.start]
+            case plain if plain is Ellipsis:
+                written += b"Ellipsis;"
+            case other:
+                raise TypeError(f"a constant of type {type(other).__name__} has no form")
+    return bytes(written)
+
+
+def _walk(root: Path, without: frozenset[str]) -> Iterator[Module]:
+    for directory, below, files in os.walk(root):
+        below[:] = sorted(set(below) - without)
+        for path in (Path(directory, file) for file in sorted(files) if file.endswith(".py")):
+            if path.is_file():
+                place = path.relative_to(root)
+                package = place.parts[0] if len(place.parts) > 1 else "lib"
+                yield Module(path=path, name=place.as_posix(), package=package, size=path.stat().st_size)
+
+
+def _compiles(module: Module) -> bool:
+    """Among the tests of a Python are files that are wrong on purpose."""
+    try:
+        digest_of(module)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def shares(modules: Iterable[Module]) -> Mapping[str, int]:
+    """How many of the modules belong to each instance, the most urgent first."""
+    counts = dict.fromkeys(PRIORITIES, 0)
+    for module in modules:
+        counts[module.instance] += 1
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,271 @@
+"""Long polls without a thread each: who waits for what, and how they learn of news.
+
+News comes twice: by wake-ups, within milliseconds and possibly never, and by a look at the database every `poll`
+seconds, one query for all who wait. A wake-up "look yourself" (no keys) becomes one such look at once, so that
+10,000 waiting calls are not all answered for nothing.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+import structlog
+from sqlalchemy import Connection
+from starlette.requests import Request
+
+from bots.metrics import GatewayMetrics
+
+
+class Look(Protocol):
+    """What can be told of each of these keys; one that is not in the answer has news by that alone."""
+
+    def __call__(self, connection: Connection, /, keys: Sequence[str]) -> Mapping[str, Any]: ...
+
+
+#: Does work in a transaction, off the event loop.
+Run = Callable[[Callable[[Connection], Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]
+#: Whether a fact is news to one who waits.
+News = Callable[[Any], bool]
+
+#: Seconds the idle flag stays up after the last who waited has left.
+LINGER = 1.0
+#: Wake-ups remembered by key, for those who learn their key only after the call during which they came.
+REMEMBERED = 20_000
+
+_log = structlog.get_logger(__name__)
+
+
+class WakeSource(Protocol):
+    """What long polls need of schema.wakeups.Wakeups."""
+
+    @property
+    def connected(self) -> bool: ...
+    def subscribe(self, topic: str, callback: Callable[[frozenset[str]], None]) -> Callable[[], None]: ...
+    def idle(self, topic: str) -> AbstractContextManager[None]: ...
+
+
+class Watch:
+    """One long poll. `gone` says that its client has hung up."""
+
+    def __init__(self, topic: "Topic") -> None:
+        self._topic = topic
+        self._since = topic.moment
+        self._event = asyncio.Event()
+        self._noticed: set[str] = set()
+        self.keys: dict[str, News] = {}
+        self.gone = False
+
+    def add(self, key: str, news: News) -> None:
+        """Wait for `key` too. Wake-ups since the watch began count, also those before this call."""
+        self.keys[key] = news
+        if self._topic.register(key, self, since=self._since):
+            self.notice(key)
+
+    def drop(self, key: str) -> None:
+        """Wait for `key` no more."""
+        if self.keys.pop(key, None) is not None:
+            self._topic.unregister(key, self)
+
+    def notice(self, key: str) -> None:
+        """There is, or may be, news of `key`."""
+        self._noticed.add(key)
+        self._event.set()
+
+    def hang_up(self) -> None:
+        """The client is gone: nobody wants the answer."""
+        self.gone = True
+        self._event.set()
+
+    def end(self) -> None:
+        """Let the wait, and any later one, return at once."""
+        self._event.set()
+
+    async def wait(self, seconds: float) -> frozenset[str]:
+        """The keys with news, as soon as there are any; none after `seconds`, at shutdown, or if the client left."""
+        if not self._topic.stopping:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, seconds)):
+                    await self._event.wait()
+        noticed, self._noticed = frozenset(self._noticed), set()
+        if not self.gone:
+            self._event.clear()
+        return noticed
+
+
+class Topic:
+    """Everybody who waits for news of one kind. Belongs to the event loop's thread."""
+
+    def __init__(self, name: str, look: Look, *, run: Run, owner: "LongPolls") -> None:
+        self.name = name
+        self.moment = 0
+        self._look, self._run, self._owner = look, run, owner
+        self._watches: set[Watch] = set()
+        self._by_key: dict[str, set[Watch]] = {}
+        self._recent: OrderedDict[str, int] = OrderedDict()
+        self._forgotten = 0
+        self._look_asked = 0
+        self._look_now = asyncio.Event()
+        self._looker: asyncio.Task[None] | None = None
+        self._flag: asyncio.Task[AbstractContextManager[None]] | None = None
+        self._unsubscribe = owner.subscribe(name, self._woken)
+
+    @property
+    def stopping(self) -> bool:
+        return self._owner.stopping
+
+    @asynccontextmanager
+    async def watch(self, request: Request) -> AsyncIterator[Watch]:
+        """Wait on behalf of this request. Enter before looking, so that nothing falls between look and wait."""
+        watch = Watch(self)
+        self._watches.add(watch)
+        self._owner.metrics.waits.labels(self.name).inc()
+        listener = asyncio.create_task(_until_hung_up(request, watch))
+        try:
+            await self._raise_flag()
+            if self._looker is None or self._looker.done():
+                self._looker = asyncio.create_task(self._keep_looking())
+            yield watch
+        finally:
+            listener.cancel()
+            self._owner.metrics.waits.labels(self.name).dec()
+            for key in list(watch.keys):
+                watch.drop(key)
+            self._watches.discard(watch)
+            if not self._watches:
+                asyncio.get_running_loop().call_later(LINGER, self._lower_flag)
+
+    def register(self, key: str, watch: Watch, *, since: int) -> bool:
+        """Tell `watch` of `key` from now on; returns whether a wake-up came, or may have come, since then."""
+        self._by_key.setdefault(key, set()).add(watch)
+        if self._look_asked > since:
+            self._look_now.set()
+        return max(self._recent.get(key, 0), self._forgotten) > since
+
+    def unregister(self, key: str, watch: Watch) -> None:
+        waiting = self._by_key[key]
+        waiting.discard(watch)
+        if not waiting:
+            del self._by_key[key]
+
+    def end(self) -> None:
+        """Let everybody go, for good."""
+        for watch in self._watches:
+            watch.end()
+
+    async def close(self) -> None:
+        """Stop looking and listening."""
+        self._unsubscribe()
+        if self._looker is not None:
+            self._looker.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looker
+        self._watches.clear()
+        self._lower_flag()
+
+    def _woken(self, keys: frozenset[str]) -> None:
+        self.moment += 1
+        if not keys:
+            self._look_asked = self.moment
+            self._look_now.set()
+        for key in keys:
+            self._recent[key] = self.moment
+            self._recent.move_to_end(key)
+            for watch in self._by_key.get(key, ()):
+                watch.notice(key)
+        while len(self._recent) > REMEMBERED:
+            self._forgotten = self._recent.popitem(last=False)[1]
+
+    async def _keep_looking(self) -> None:
+        while self._watches:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._owner.poll):
+                    await self._look_now.wait()
+            self._look_now.clear()
+            if not self._by_key:
+                continue
+            keys = list(self._by_key)
+            try:
+                facts = await self._run(partial(self._look, keys=keys))
+            except Exception as error:
+                _log.warning("long polls could not look for news", topic=self.name, kind=type(error).__name__)
+                continue
+            self._owner.metrics.looks.labels(self.name).inc()
+            self._tell(keys, facts)
+
+    def _tell(self, keys: Sequence[str], facts: Mapping[str, Any]) -> None:
+        for key in keys:
+            fact = facts.get(key)
+            for watch in self._by_key.get(key, ()):
+                if fact is None or watch.keys[key](fact):
+                    watch.notice(key)
+
+    async def _raise_flag(self) -> None:
+        wakeups = self._owner.wakeups
+        if wakeups is None:
+            return
+        if self._flag is None:
+            self._flag = asyncio.create_task(anyio.to_thread.run_sync(_entered, wakeups, self.name))
+        await asyncio.shield(self._flag)
+
+    def _lower_flag(self) -> None:
+        if self._watches or self._flag is None or not self._flag.done():
+            return
+        flag, self._flag = self._flag, None
+        flag.result().__exit__(None, None, None)
+
+
+class LongPolls:
+    """The topics of one gateway. `poll` is the time between fallback looks, seconds."""
+
+    def __init__(self, *, wakeups: WakeSource | None, poll: float, metrics: GatewayMetrics) -> None:
+        self.wakeups, self.poll, self.metrics = wakeups, poll, metrics
+        self.stopping = False
+        self._topics: dict[str, Topic] = {}
+
+    def topic(self, name: str, look: Look, *, run: Run) -> Topic:
+        """The topic of that name; the first call says how it looks for news, and who runs that look."""
+        if name not in self._topics:
+            self._topics[name] = Topic(name, look, run=run, owner=self)
+        return self._topics[name]
+
+    def end(self) -> None:
+        """Let every long poll return at once, also later ones."""
+        self.stopping = True
+        for topic in self._topics.values():
+            topic.end()
+
+    async def close(self) -> None:
+        """Stop everything that was started for long polls."""
+        self.end()
+        for topic in self._topics.values():
+            await topic.close()
+        self._topics.clear()
+
+    def subscribe(self, topic: str, woken: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        """Call `woken` on the event loop for each wake-up; what comes back ends that."""
+        if self.wakeups is None:
+            return lambda: None
+        loop = asyncio.get_running_loop()
+
+        def pass_on(keys: frozenset[str]) -> None:
+            with suppress(RuntimeError):  # the loop was closed while the wake-up was under way
+                loop.call_soon_threadsafe(woken, keys)
+
+        return self.wakeups.subscribe(topic, pass_on)
+
+
+def _entered(wakeups: WakeSource, topic: str) -> AbstractContextManager[None]:
+    held = wakeups.idle(topic)
+    held.__enter__()
+    return held
+
+
+async def _until_hung_up(request: Request, watch: Watch) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    watch.hang_up()

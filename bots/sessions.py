@@ -1,0 +1,47 @@
+"""A bot introduces itself."""
+
+import hashlib
+import secrets
+
+from sqlalchemy import Connection, text
+
+from bots.protocol import OpenSession, Session
+from schema import moves, platforms
+from schema.engine import Database
+from schema.limits import normal_properties
+from schema.timing import Timing
+
+INTERN_INSTANCE = text("SELECT intern_instance(:name)")
+
+
+def digest(secret: str) -> bytes:
+    """What is stored of a session's secret."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
+    """Open a session; an older one of the same name is over and what it held is queued again.
+
+    Raises BadInput for properties that break the limits.
+    """
+    properties = normal_properties("properties", request.properties)
+    secret = secrets.token_urlsafe(32)
+
+    def work(connection: Connection) -> moves.Opened:
+        platforms.hold_still(connection)
+        instance = None
+        if request.instance is not None:
+            instance = connection.execute(INTERN_INSTANCE, {"name": request.instance}).scalar_one()
+        return moves.open_session(
+            connection,
+            request.bot,
+            session=digest(secret),
+            capacity=request.capacity,
+            priority=request.priority,
+            properties=properties,
+            instance=instance,
+            ttl=timing.ttl,
+        )
+
+    opened = database.run(work, urgent=True)
+    return Session(bot=request.bot, epoch=opened.epoch, secret=secret, expires_in=timing.ttl, sync_in=timing.sync)

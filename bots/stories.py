@@ -1,0 +1,179 @@
+"""What people are told of jobs, bots and the pool, from the gateway's answers."""
+
+import shlex
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from bots import printing
+from bots.printing import Record, table
+from schema.states import JobState
+
+
+def ending(job: Record) -> str:
+    """One line: how a final job ended."""
+    result = job.get("result") or {}
+    parts = [job["id"], job["state"]]
+    if job["state"] == JobState.FAILED and result.get("exit_code") is not None:
+        parts.append(_exit(result["exit_code"]))
+    reason = job.get("reason") or (result.get("reason") if job["state"] != JobState.SUCCEEDED else None)
+    if reason:
+        parts.append(f"({printing.plain(reason)})")
+    if result.get("seconds") is not None:
+        parts.append(f"after {printing.seconds(result['seconds'])}")
+    return " ".join(parts)
+
+
+def tell(job: Record) -> None:
+    """The story of one job: what it is, what became of it, and every step on the way."""
+    result = job.get("result") or {}
+    facts: list[tuple[str, Any]] = [
+        ("job", job["id"]),
+        ("state", printing.state(job["state"])),
+        ("instance", job["instance"]),
+        ("label", job["label"]),
+        ("command", _cut(shlex.join((job.get("payload") or {}).get("command", [])))),
+        ("needs", printing.properties(job["properties"])),
+        ("priority", job["priority"]),
+        ("units", job["units"]),
+        ("locality", job["locality_hint"]),
+        ("timeout", None if job["timeout_seconds"] is None else printing.seconds(job["timeout_seconds"])),
+        ("attempts", f"{job['attempts']} of {job['max_attempts']}"),
+        ("bot", job["bot"]),
+        ("why it waits", _waits(job)),
+        ("reason", job["reason"]),
+        ("exit", None if result.get("exit_code") is None else _exit(result["exit_code"])),
+        ("ran for", None if result.get("seconds") is None else printing.seconds(result["seconds"])),
+        ("output", _output(result)),
+    ]
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        if value not in (None, "", "-"):
+            printing.line(f"{name:<{width}}  ", value)
+    click.echo()
+    _events(job["events"])
+
+
+def list_jobs(jobs: Sequence[Record]) -> None:
+    """One line for each job."""
+    table(
+        ("id", "state", "instance", "label", "priority", "attempts", "bot", "waited", "ran", "reason"),
+        (
+            (
+                job["id"],
+                printing.state(job["state"]),
+                job["instance"],
+                job["label"],
+                job["priority"],
+                job["attempts"],
+                job["bot"],
+                printing.seconds(_between(job["created_at"], job["started_at"])),
+                printing.seconds(_between(job["started_at"], job["finished_at"])),
+                job["reason"],
+            )
+            for job in jobs
+        ),
+    )
+
+
+def list_bots(bots: Sequence[Record]) -> None:
+    """One line for each bot."""
+    table(
+        ("bot", "status", "in use", "capacity", "leases", "priority", "instance", "properties", "expires in"),
+        (
+            (
+                bot["name"],
+                printing.state("draining" if bot["draining"] and bot["status"] == "ok" else bot["status"]),
+                bot["in_use"],
+                bot["capacity"],
+                bot["leases"],
+                bot["priority"],
+                bot["instance"] or "every",
+                printing.properties(bot["properties"]),
+                printing.seconds(bot["expires_in"]),
+            )
+            for bot in bots
+        ),
+    )
+
+
+def show_status(found: Record) -> None:
+    """Jobs by instance and state, bots, rates and upkeep."""
+    states = [state.value for state in JobState if state.value in found["jobs"]]
+    rows = [(name, *(counts.get(state, 0) for state in states)) for name, counts in found["instances"].items()]
+    if rows:
+        total = ("all", *(found["jobs"].get(state, 0) for state in states))
+        table(("instance", *states), [*rows, total] if len(rows) > 1 else rows)
+    else:
+        click.echo("no jobs yet")
+    click.echo()
+    bots = ", ".join(f"{seen['bots']} {status}" for status, seen in found["bots"].items()) or "none"
+    click.echo(f"bots      {bots}; {found['in_use']} of {found['capacity']} units in use")
+    rates = found["rates"]
+    click.echo(
+        f"per second, last minute: {rates['submitted']:g} submitted, {rates['granted']:g} granted, "
+        f"{rates['finished']:g} finished"
+    )
+    if found["oldest_queued_seconds"] is not None:
+        click.echo(f"oldest queued job: {printing.seconds(found['oldest_queued_seconds'])}")
+    if found["unmatchable"]:
+        click.echo(f"{found['unmatchable']} queued jobs are unmatchable: no present bot could run them (see show ID)")
+    for tick in found["upkeep"]:
+        grace = ", in grace" if tick["grace"] else ""
+        click.echo(f"upkeep    {printing.plain(tick['name'])} {printing.seconds(tick['age_seconds'])} ago{grace}")
+
+
+def _cut(text: str, limit: int = 200) -> str:
+    shown = printing.plain(text)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _waits(job: Record) -> str | None:
+    waiting = job.get("waiting")
+    if waiting is None:
+        return None
+    return f"unmatchable: {waiting['sentence']}" if waiting["unmatchable"] else str(waiting["sentence"])
+
+
+def _exit(code: int) -> str:
+    return f"exit {code}" if code >= 0 else f"killed by signal {-code}"
+
+
+def _output(result: Record) -> str | None:
+    if not result.get("output_bytes"):
+        return None
+    return f"{result['output_bytes']} bytes" + (", cut" if result.get("output_truncated") else "")
+
+
+def _events(events: Sequence[Record]) -> None:
+    rows = []
+    previous: str | None = None
+    for event in events:
+        step = f"{event['from']} -> {event['to']}" if event["from"] else f"-> {event['to']}"
+        after = printing.seconds(_between(previous, event["at"]))
+        rows.append((event["at"], after, event["move"], step, event["actor"], _details(event.get("details") or {})))
+        previous = event["at"]
+    table(("at", "after", "move", "state", "by", "details"), rows)
+
+
+def _details(details: Record) -> str:
+    """A decision or a verdict on one line; nested parts as `name.part`."""
+    parts = []
+    for name, value in details.items():
+        if isinstance(value, dict):
+            parts += [f"{name}.{part}={_short(each)}" for part, each in value.items()]
+        else:
+            parts.append(f"{name}={_short(value)}")
+    return " ".join(parts)
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _between(start: str | None, end: str | None) -> float | None:
+    if start is None or end is None:
+        return None
+    return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())

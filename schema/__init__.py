@@ -1,0 +1,1 @@
+"""Facts: what is true of jobs, leases and bots, whoever writes it."""

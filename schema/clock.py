@@ -1,0 +1,37 @@
+"""The only home of real time.
+
+Stored times are the database's (`now()` inside the statements); processes measure durations on the monotonic
+clock. Nothing else in the code may ask for the time, and a test on the syntax tree keeps it so.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy import Connection, text
+
+#: A source of monotonic seconds; classes take one as an argument so that a test can drive it.
+Monotonic = Callable[[], float]
+
+_DB_NOW = text("SELECT clock_timestamp()")
+
+
+def monotonic() -> float:
+    """Seconds on a clock that never goes back; only differences mean anything."""
+    return time.monotonic()
+
+
+def sleep(seconds: float) -> None:
+    """Block this thread for `seconds`. Loops wait on an event instead, see `wait`."""
+    time.sleep(seconds)
+
+
+def wait(event: threading.Event, seconds: float) -> bool:
+    """Wait until `event` is set, at most `seconds`; tells whether it was set."""
+    return event.wait(max(0.0, seconds))
+
+
+def db_now(connection: Connection) -> datetime:
+    """The database's wall clock at this very moment, which runs on inside a transaction."""
+    return connection.execute(_DB_NOW).scalar_one()  # type: ignore[no-any-return]

@@ -1,0 +1,189 @@
+"""Connections, transactions and their two retry budgets.
+
+Work is a function of a connection: it is called again, on a fresh transaction, when PostgreSQL says that the first
+try did not happen. It must therefore be safe to repeat, which fenced moves are.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay
+from tenacity.wait import wait_base
+
+from schema import clock
+from schema.errors import NotReady
+
+T = TypeVar("T")
+
+#: Serialization failure, deadlock, lock timeout: the transaction did not happen and may be tried again at once.
+CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+#: Too many connections, and the server stopping or starting (connection errors are class 08).
+OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "25P03"})
+
+
+class DatabaseSettings(BaseModel):
+    """Where the pool keeps its state.
+
+    url: `embedded`, or a PostgreSQL URL (`postgresql://user@host/database`).
+    listen_url: a direct URL for LISTEN when `url` goes through a transaction pooler.
+    pool: connections a process may hold for its work; `reserve` more are kept for heartbeats and upkeep.
+    outage_seconds: how long work keeps trying to reconnect before it gives up.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    url: SecretStr = SecretStr("embedded")
+    listen_url: SecretStr | None = None
+    pool: int = Field(default=8, ge=1, le=500)
+    reserve: int = Field(default=2, ge=1, le=50)
+    statement_timeout: float = Field(default=10.0, gt=0, le=3600)
+    lock_timeout: float = Field(default=1.0, gt=0, le=600)
+    idle_in_transaction_timeout: float = Field(default=5.0, gt=0, le=3600)
+    outage_seconds: float = Field(default=30.0, ge=0, le=3600)
+
+
+class Database:
+    """One process's way to one database: a pool for work and a small one kept free for heartbeats and upkeep."""
+
+    def __init__(self, url: str, settings: DatabaseSettings, *, role: str, chance: random.Random) -> None:
+        self.url = url
+        self.listen_url = settings.listen_url.get_secret_value() if settings.listen_url else url
+        self._settings = settings
+        self._chance = chance
+        self.engine = _engine(url, settings, role=role, size=settings.pool)
+        self.reserve = _engine(url, settings, role=f"{role}-reserve", size=settings.reserve)
+
+    def run(self, work: Callable[[Connection], T], *, urgent: bool = False) -> T:
+        """Run `work` in one READ COMMITTED transaction and return what it returned, once committed.
+
+        Conflicts are repeated at most 5 times with full jitter; lost connections until `outage_seconds` have passed,
+        then NotReady. Any other error is raised at once and nothing of the transaction stays. `urgent` work uses
+        the reserved connections.
+        """
+        engine = self.reserve if urgent else self.engine
+
+        def once() -> T:
+            with engine.begin() as connection:
+                return work(connection)
+
+        conflicts = Retrying(
+            sleep=clock.sleep,
+            retry=retry_if_exception(is_conflict),
+            stop=stop_after_attempt(5),
+            wait=_FullJitter(self._chance, base=0.01, cap=0.5),
+            reraise=True,
+        )
+        outages = Retrying(
+            sleep=clock.sleep,
+            retry=retry_if_exception(is_outage),
+            stop=stop_after_delay(self._settings.outage_seconds),
+            wait=_FullJitter(self._chance, base=0.1, cap=2.0),
+            reraise=True,
+        )
+        try:
+            result: T = outages(conflicts, once)
+            return result
+        except (DBAPIError, PoolTimeout) as error:
+            if is_outage(error):
+                raise NotReady("the database cannot be reached") from error
+            raise
+
+    def listen(self) -> psycopg.Connection[Any]:
+        """A connection of its own outside the pools, in autocommit, for LISTEN and session locks."""
+        settings = self._settings.model_copy(update={"idle_in_transaction_timeout": 0.0})
+        arguments = connect_arguments(settings, role="leasehold-listen")
+        return psycopg.connect(plain(self.listen_url), autocommit=True, **arguments)
+
+    def close(self) -> None:
+        """Give every pooled connection back. The database may be used again afterwards."""
+        self.engine.dispose()
+        self.reserve.dispose()
+
+
+def plain(url: str) -> str:
+    """The URL as libpq understands it, without SQLAlchemy's driver name."""
+    parsed = make_url(url).set(drivername="postgresql")
+    return parsed.render_as_string(hide_password=False)
+
+
+def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any]:
+    """libpq parameters: the schema, the three timeouts, keepalives that notice a dead peer within seconds, and plans.
+
+    Every statement of ours has an index for its way. Without these settings a plan made while the tables were empty,
+    or before their first ANALYZE, reads them whole when they have grown, for a minute and more.
+    """
+    options = {
+        "search_path": "leasehold,public",
+        "timezone": "UTC",
+        "jit": "off",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "statement_timeout": int(settings.statement_timeout * 1000),
+        "lock_timeout": int(settings.lock_timeout * 1000),
+        "idle_in_transaction_session_timeout": int(settings.idle_in_transaction_timeout * 1000),
+    }
+    return {
+        "application_name": role[:63],
+        "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
+        "connect_timeout": 5,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+    }
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the transaction lost against another one and may simply be repeated."""
+    return isinstance(error, DBAPIError) and _code(error) in CONFLICTS
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the server, or the way to it, was not there."""
+    if isinstance(error, PoolTimeout):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    code = _code(error)
+    return error.connection_invalidated or (code is None and _lost(error)) or (bool(code) and _away(code or ""))
+
+
+def _away(code: str) -> bool:
+    return code.startswith("08") or code in OUTAGES
+
+
+def _lost(error: DBAPIError) -> bool:
+    return isinstance(error.orig, psycopg.OperationalError)
+
+
+def _code(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)
+
+
+def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> Engine:
+    return create_engine(
+        make_url(url).set(drivername="postgresql+psycopg"),
+        pool_size=size,
+        max_overflow=0,
+        pool_timeout=10,
+        pool_use_lifo=True,
+        isolation_level="READ COMMITTED",
+        hide_parameters=True,
+        connect_args=connect_arguments(settings, role=role),
+    )
+
+
+class _FullJitter(wait_base):
+    """A random wait between 0 and min(cap, base x 2^attempt) seconds."""
+
+    def __init__(self, chance: random.Random, *, base: float, cap: float) -> None:
+        self._chance, self._base, self._cap = chance, base, cap
+
+    def __call__(self, retry_state: Any) -> float:
+        return self._chance.uniform(0.0, min(self._cap, self._base * 2**retry_state.attempt_number))

@@ -1,0 +1,133 @@
+"""What values may look like, checked before PostgreSQL would have to."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Never
+
+from schema.errors import BadInput
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
+MAX_PAYLOAD_BYTES = 256 * 1024
+MAX_PROPERTIES = 64
+MAX_PROPERTY_BYTES = 1024
+MAX_LABEL = 64
+MAX_JSON_DEPTH = 64
+MAX_BATCH = 10_000
+MAX_LIST = 1000
+MAX_UNITS = 1_000_000
+MAX_ATTEMPTS = 5
+MAX_KILLS = 3
+#: Bytes of output kept for one attempt of a job; the agent cuts at the same number.
+MAX_OUTPUT_BYTES = 1024 * 1024
+
+#: Requirement or capability sets: property → its values, both sorted, no duplicates.
+Properties = dict[str, list[str]]
+
+
+def escaped(value: object, limit: int = 200) -> str:
+    """A value as it may appear in a message: control characters escaped, cut at `limit` characters."""
+    shown = value.encode("unicode_escape").decode("ascii") if isinstance(value, str) else repr(value)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def check_name(field: str, value: str) -> str:
+    """Return `value` if it is a legal name (`[a-z0-9][a-z0-9._-]{0,62}`); raise BadInput naming `field`."""
+    if not NAME.fullmatch(value):
+        raise BadInput(field, f"'{escaped(value, 80)}' is not a name: use a-z, 0-9, '.', '_', '-', at most 63")
+    return value
+
+
+def check_text(field: str, value: str, limit: int) -> str:
+    """Return `value` if PostgreSQL can store it as text of at most `limit` bytes; raise BadInput otherwise."""
+    if "\x00" in value:
+        raise BadInput(field, "holds a NUL character")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise BadInput(field, "holds a lone surrogate, which is not text") from None
+    if size > limit:
+        raise BadInput(field, f"is {size} bytes long, at most {limit} are allowed")
+    return value
+
+
+def normal_properties(field: str, raw: Mapping[str, str | Sequence[str]]) -> Properties:
+    """The one form in which property sets are stored and compared.
+
+    Accepts one value or several for each key. Raises BadInput for more than 64 keys, an empty key or value, or a
+    key with its values of more than 1 KB.
+    """
+    if len(raw) > MAX_PROPERTIES:
+        raise BadInput(field, f"has {len(raw)} keys, at most {MAX_PROPERTIES} are allowed")
+    normal: Properties = {}
+    for key in sorted(raw):
+        given = raw[key]
+        values = [given] if isinstance(given, str) else list(given)
+        if not key or not values or not all(values):
+            raise BadInput(f"{field}.{escaped(key, 60)}", "key and values must not be empty")
+        check_text(f"{field}.{escaped(key, 60)}", key + "".join(values), MAX_PROPERTY_BYTES)
+        normal[key] = sorted(set(values))
+    return normal
+
+
+def parse_json(raw: bytes | str, field: str = "body") -> Any:
+    """Decode JSON strictly; raise BadInput for what Python or PostgreSQL would disagree about.
+
+    Refused: invalid UTF-8, duplicate keys, NaN and Infinity, numbers outside float range, `\\u0000`, lone
+    surrogates, nesting deeper than 64.
+    """
+    try:
+        document = raw.decode() if isinstance(raw, bytes) else raw
+        value = json.loads(document, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+    except UnicodeDecodeError:
+        raise BadInput(field, "is not UTF-8") from None
+    except RecursionError:
+        raise BadInput(field, f"is nested deeper than {MAX_JSON_DEPTH}") from None
+    except _Refused as refused:
+        raise BadInput(field, str(refused)) from None
+    except ValueError as error:
+        raise BadInput(field, f"is not JSON: {escaped(str(error), 120)}") from None
+    _check_tree(value, field)
+    return value
+
+
+class _Refused(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Refused(f"repeats the key '{escaped(next(n for n in names if names.count(n) > 1), 60)}'")
+    return found
+
+
+def _no_constant(name: str) -> Never:
+    raise _Refused(f"holds {name}, which is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise _Refused(f"holds {escaped(digits, 40)}, which is too large for a number")
+    return value
+
+
+def _check_tree(root: Any, field: str) -> None:
+    level, depth = [root], 0
+    while level:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise BadInput(field, f"is nested deeper than {MAX_JSON_DEPTH}")
+        deeper: list[Any] = []
+        for node in level:
+            if isinstance(node, str):
+                check_text(field, node, 1 << 30)
+            elif isinstance(node, dict):
+                deeper += node.keys()
+                deeper += node.values()
+            elif isinstance(node, list):
+                deeper += node
+        level = deeper

@@ -1,0 +1,96 @@
+"""A queued job that nobody could place waits; the state stays `queued`, so these moves write no event."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+# Ids go into an update as one array, which leaves the planner nothing but the primary key, whatever it knows.
+# The wait grows with each failed consideration and has some jitter, so that a crowd does not come back at once.
+POSTPONE = text("""
+WITH alike AS MATERIALIZED (
+    SELECT j.id FROM unnest(CAST(:instances AS integer[]), CAST(:platforms AS integer[]), CAST(:units AS integer[]))
+        AS g (instance, platform, units)
+    CROSS JOIN LATERAL (
+        SELECT id FROM jobs
+        WHERE instance = g.instance AND platform = g.platform AND units >= g.units
+            AND state = 'queued' AND schedule_after IS NULL
+        ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+)
+UPDATE jobs j SET considered = j.considered + 1, reason = :reason,
+    schedule_after = now() + make_interval(secs =>
+        least(:cap, :base * 2.0 ^ least(j.considered, 30)) * (1 + 0.1 * random()))
+WHERE j.id = ANY (ARRAY(SELECT id FROM alike))
+RETURNING j.id
+""")
+
+PROMOTE = text("""
+WITH due AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE state = 'queued' AND schedule_after IS NOT NULL AND schedule_after <= now()
+    ORDER BY schedule_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE jobs j SET schedule_after = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM due))
+RETURNING j.id
+""")
+
+RELEASE = text("""
+WITH waiting AS MATERIALIZED (
+    SELECT j.id FROM bot_platforms bp
+    JOIN instances i ON CAST(:instance AS integer) IS NULL OR i.id = :instance
+    CROSS JOIN LATERAL (
+        SELECT id FROM jobs
+        WHERE instance = i.id AND platform = bp.platform
+            AND state = 'queued' AND schedule_after IS NOT NULL AND considered > 0
+        ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+    ) j
+    WHERE bp.bot_id = :bot_id LIMIT :limit
+)
+UPDATE jobs j SET schedule_after = NULL, considered = 0, reason = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM waiting))
+RETURNING j.id
+""")
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Ready jobs of one instance and requirement set that need at least so many units."""
+
+    instance: int
+    platform: int
+    units: int
+
+
+def postpone(
+    connection: Connection, groups: Sequence[Alike], *, reason: str, base: float, cap: float, limit: int
+) -> int:
+    """No bot could take a job of these groups: look again after base x 2^(failures so far) seconds, at most `cap`.
+
+    Goes for up to `limit` ready jobs of each group, because what failed for one fails for all of them, and trying
+    them one by one would keep the jobs behind them waiting. With `base` 0 a job is looked at again at once and, if
+    nobody can run it, keeps the assigners busy. Returns how many were postponed.
+    """
+    if not groups:
+        return 0
+    rows = connection.execute(
+        POSTPONE,
+        {
+            "instances": [group.instance for group in groups],
+            "platforms": [group.platform for group in groups],
+            "units": [group.units for group in groups],
+            "reason": reason,
+            "base": base,
+            "cap": cap,
+            "limit": limit,
+        },
+    )
+    return len(rows.all())
+
+
+def promote(connection: Connection, limit: int) -> int:
+    """Make up to `limit` jobs whose wait is over ready again; returns how many."""
+    return len(connection.execute(PROMOTE, {"limit": limit}).all())
+
+
+def release(connection: Connection, *, bot_id: int, instance: int | None, limit: int) -> int:
+    """A bot has come: up to `limit` jobs that waited for the likes of it need not wait any longer."""
+    return len(connection.execute(RELEASE, {"bot_id": bot_id, "instance": instance, "limit": limit}).all())

@@ -1,0 +1,180 @@
+"""leased, running, cancelling -> final or queued: the end of an attempt.
+
+All endings are one statement, because ending is where a lease stops being live and its bot gets the units back:
+that must happen in one place. What differs is the verdict.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from schema.limits import MAX_KILLS
+
+
+class Verdict(StrEnum):
+    """Why an attempt ended.
+
+    SUCCEEDED, FAILED: the bot's own word, with a result. FAILED is retried where the job asks for it.
+    ERROR: the bot could not run it; charged. STOPPED: the bot confirms a requested stop.
+    RELEASED: given back unfinished, uncharged. LOST: the bot is gone; charged if the job had been started.
+    """
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ERROR = "error"
+    STOPPED = "stopped"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """One lease and how it ended; all five first fields are the fence."""
+
+    job_id: int
+    fence: int
+    bot_id: int
+    bot_epoch: int
+    verdict: Verdict
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a job whose attempt ended."""
+
+    job_id: int
+    public_id: str
+    bot_id: int
+    instance: int
+    verdict: Verdict
+    state: str
+    fence: int
+    locality_hint: str | None
+
+
+# A job whose lease is cancelled by the server has been revoked, so its fence grows; a bot's own finish keeps it.
+END = text(f"""
+WITH told AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:details AS jsonb[]))
+        AS t (job_id, fence, bot_id, bot_epoch, verdict, details)
+), held AS MATERIALIZED (
+    SELECT j.id, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed
+    FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
+    WHERE j.state IN ('leased', 'running', 'cancelling')
+    ORDER BY j.id FOR NO KEY UPDATE OF j
+), over AS (
+    UPDATE leases l SET ended_at = clock_timestamp(), due_at = NULL,
+        state = CASE WHEN t.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END
+    FROM told t JOIN held h ON h.id = t.job_id
+    WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
+        AND l.state IN ('pending', 'active', 'cancelling')
+    RETURNING l.job_id, l.bot_id, l.units, l.stop_reason, l.acknowledged_at IS NOT NULL AS started
+), judged AS MATERIALIZED (
+    SELECT h.*, t.verdict, t.details, o.bot_id, o.stop_reason,
+        t.verdict IN ('stopped', 'released') OR t.verdict = 'lost' AND NOT o.started AS uncharged,
+        t.verdict = 'lost' AND o.started AS killed
+    FROM held h JOIN told t ON t.job_id = h.id JOIN over o ON o.job_id = h.id
+), decided AS MATERIALIZED (
+    SELECT *, CASE
+        WHEN verdict = 'succeeded' THEN 'succeeded'
+        WHEN verdict = 'failed' AND retry_failed AND attempts < max_attempts AND state <> 'cancelling' THEN 'queued'
+        WHEN verdict = 'failed' THEN 'failed'
+        WHEN state = 'cancelling' THEN 'cancelled'
+        WHEN stop_reason = 'timeout' THEN 'dead'
+        WHEN uncharged THEN 'queued'
+        WHEN killed AND kills + 1 >= {MAX_KILLS} THEN 'dead'
+        WHEN attempts >= max_attempts THEN 'dead'
+        ELSE 'queued' END AS to_state
+    FROM judged
+), moved AS (
+    UPDATE jobs j SET
+        state = d.to_state,
+        fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
+        result_fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence END,
+        attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
+        kills = CASE WHEN d.killed THEN least(j.kills + 1, {MAX_KILLS}) ELSE j.kills END,
+        finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
+        started_at = CASE WHEN d.to_state <> 'queued' THEN j.started_at END,
+        schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
+            THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1))) END,
+        considered = 0,
+        reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
+            WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
+            WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= {MAX_KILLS} THEN 'its bot was lost three times'
+            WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
+            ELSE d.details->>'reason' END
+    FROM decided d WHERE j.id = d.id
+    RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.state AS from_state, d.verdict,
+        d.details, d.bot_id
+), freed AS (
+    UPDATE bots b SET in_use = b.in_use - s.units
+    FROM (SELECT bot_id, sum(units) AS units FROM over GROUP BY bot_id) s WHERE b.id = s.bot_id
+), kept AS (
+    UPDATE job_payloads p SET result = m.details FROM moved m
+    WHERE p.job_id = m.id AND m.state <> 'queued'
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, CASE
+            WHEN state IN ('succeeded', 'failed') THEN 'finish'
+            WHEN state = 'cancelled' THEN 'confirm_cancel'
+            WHEN state = 'dead' THEN 'give_up'
+            WHEN verdict IN ('failed', 'error') THEN 'retry'
+            WHEN verdict = 'lost' THEN 'expire'
+            ELSE 'requeue' END,
+        from_state, state, fence, :actor, details || jsonb_build_object('verdict', verdict)
+    FROM moved
+)
+SELECT id, public_id, bot_id, instance, verdict, state, fence, locality_hint FROM moved ORDER BY id
+""")
+
+
+@dataclass(frozen=True)
+class RetryPace:
+    """Seconds before a retry: base x 2^(attempts - 1), at most cap. Doubling the base doubles every wait below it."""
+
+    base: float = 1.0
+    cap: float = 60.0
+
+
+def end(connection: Connection, endings: Sequence[Ending], *, actor: str, pace: RetryPace | None = None) -> list[Ended]:
+    """End the attempts whose fences still hold; the others are left as they are and do not come back.
+
+    The caller holds the bots' rows locked. The bots' units come back, the result of a finished job is kept, and
+    each job moves to where its verdict, its attempts and a pending cancellation send it.
+    """
+    if not endings:
+        return []
+    pace = pace or RetryPace()
+    rows = connection.execute(
+        END,
+        {
+            "job_ids": [ending.job_id for ending in endings],
+            "fences": [ending.fence for ending in endings],
+            "bot_ids": [ending.bot_id for ending in endings],
+            "epochs": [ending.bot_epoch for ending in endings],
+            "verdicts": [ending.verdict.value for ending in endings],
+            "details": [json.dumps(ending.details) for ending in endings],
+            "actor": actor,
+            "retry_base": pace.base,
+            "retry_cap": pace.cap,
+        },
+    )
+    return [
+        Ended(
+            row.id,
+            str(row.public_id),
+            row.bot_id,
+            row.instance,
+            Verdict(row.verdict),
+            row.state,
+            row.fence,
+            row.locality_hint,
+        )
+        for row in rows
+    ]

@@ -1,0 +1,186 @@
+"""Bots come, go, drain and are given up; what they held goes back to the queue in the same transaction."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from schema import platforms
+from schema.errors import NotFound
+from schema.limits import Properties, escaped
+from schema.moves.considering import release
+from schema.moves.ending import Ended, Ending, Verdict, end
+
+#: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
+RELEASE_LIMIT = 1000
+
+BORN = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
+LOCK = text("SELECT id, epoch, status FROM bots WHERE name = :name FOR NO KEY UPDATE")
+HELD_BY = text("""
+SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM leases l
+WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.state IN ('pending', 'active', 'cancelling')
+""")
+OPEN = text("""
+UPDATE bots SET epoch = epoch + 1, session = :session, sync_seq = 0, status = 'ok', closing = false,
+    instance = :instance, priority = :priority, capacity = :capacity, properties = CAST(:properties AS jsonb),
+    sample_key = random(), opened_at = now(), expires_at = now() + make_interval(secs => :ttl)
+WHERE id = :id RETURNING epoch
+""")
+EXPIRED = text("""
+SELECT id FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
+ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+""")
+CLOSE = text("""
+UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false
+WHERE id = ANY (CAST(:bot_ids AS bigint[]))
+""")
+# Begins with the overdue leases, of which there are few, and looks their bots up by id.
+CLOSE_OVERDUE = text("""
+WITH overdue AS MATERIALIZED (
+    SELECT b.id FROM bots b
+    WHERE NOT b.closing AND b.status <> 'gone' AND b.id = ANY (ARRAY(
+        SELECT l.bot_id FROM leases l JOIN bots h ON h.id = l.bot_id AND NOT h.closing
+        WHERE l.state IN ('pending', 'active', 'cancelling') AND l.due_at < now() AND l.state = 'cancelling'))
+    ORDER BY b.id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING b.name
+""")
+# A heartbeat that comes soon after another does not write the expiry again.
+SYNCED = text("""
+UPDATE bots SET sync_seq = :seq, status = :status, capacity = greatest(coalesce(:capacity, capacity), in_use),
+    expires_at = CASE WHEN expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
+        THEN now() + make_interval(secs => :ttl) ELSE expires_at END
+WHERE id = :id
+RETURNING capacity - in_use AS room, free, draining, extract(epoch FROM expires_at - clock_timestamp()) AS remaining
+""")
+DRAIN = text("UPDATE bots SET draining = :draining WHERE name = :name RETURNING id, instance")
+AUDIT = text("""
+INSERT INTO audit (actor, action, subject, details)
+VALUES (:actor, :action, :subject, jsonb_build_object('reason', CAST(:reason AS text)))
+""")
+WAKE = text("SELECT wake(:topic, :keys)")
+
+
+@dataclass(frozen=True)
+class Synced:
+    """The bot after a sync: free units, whether it may be given work, the operator's wish, seconds of session left."""
+
+    room: int
+    free: bool
+    draining: bool
+    remaining: float
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session that has begun; `ended` is what became of the jobs of the one before it."""
+
+    bot_id: int
+    epoch: int
+    ended: list[Ended]
+
+
+def open_session(
+    connection: Connection,
+    name: str,
+    *,
+    session: bytes,
+    capacity: int,
+    priority: int,
+    properties: Properties,
+    instance: int | None,
+    ttl: float,
+) -> Opened:
+    """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
+
+    Every lease of an older session ends as lost, the requirement sets that the bot satisfies are recorded, and jobs
+    that waited for such a bot are made ready.
+    """
+    platforms.hold_still(connection)
+    connection.execute(BORN, {"name": name})
+    bot = connection.execute(LOCK, {"name": name}).one()
+    ended = _end_all(connection, [bot.id], verdict=Verdict.LOST, actor=f"bot:{name}", reason="its bot started anew")
+    epoch = connection.execute(
+        OPEN,
+        {
+            "id": bot.id,
+            "session": session,
+            "instance": instance,
+            "priority": priority,
+            "capacity": capacity,
+            "properties": json.dumps(properties),
+            "ttl": ttl,
+        },
+    ).scalar_one()
+    platforms.link(connection, bot.id)
+    release(connection, bot_id=bot.id, instance=instance, limit=RELEASE_LIMIT)
+    connection.execute(WAKE, {"topic": "jobs", "keys": ""})
+    connection.execute(WAKE, {"topic": "bots", "keys": str(bot.id)})
+    return Opened(bot.id, int(epoch), ended)
+
+
+def synced(connection: Connection, bot_id: int, *, seq: int, status: str, capacity: int | None, ttl: float) -> Synced:
+    """Record what a bot said of itself and keep its session alive. The caller holds the bot's row.
+
+    A bot that reports less capacity than it uses keeps what it uses until that has ended.
+    """
+    row = connection.execute(
+        SYNCED, {"id": bot_id, "seq": seq, "status": status, "capacity": capacity, "ttl": ttl}
+    ).one()
+    return Synced(row.room, row.free, row.draining, float(row.remaining))
+
+
+def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[Ended]]:
+    """Close up to `limit` sessions that have expired, of bots with an id above `after`; their jobs are lost attempts.
+
+    Returns the ids of the bots and what became of their jobs. Expiry is judged on the locked row.
+    """
+    bot_ids = [row.id for row in connection.execute(EXPIRED, {"after": after, "limit": limit})]
+    if not bot_ids:
+        return [], []
+    return bot_ids, _give_up(connection, bot_ids, verdict=Verdict.LOST, actor=actor, reason="its bot was lost")
+
+
+def close(connection: Connection, bot_id: int, *, actor: str) -> list[Ended]:
+    """The bot leaves: its session ends and what it still held is queued again, uncharged. The caller holds its row."""
+    return _give_up(connection, [bot_id], verdict=Verdict.RELEASED, actor=actor, reason="its bot left")
+
+
+def close_overdue(connection: Connection, limit: int) -> list[str]:
+    """Stop renewing the sessions of bots that ignore a stop; they end when they expire, and not before.
+
+    Until then such a bot may still run the work, which is why the job is not queued again at once.
+    """
+    return [row.name for row in connection.execute(CLOSE_OVERDUE, {"limit": limit})]
+
+
+def drain(connection: Connection, name: str, *, draining: bool, actor: str, reason: str) -> None:
+    """Take the bot out of the choice, or back into it; what it runs goes on. Raises NotFound."""
+    bot = connection.execute(DRAIN, {"name": name, "draining": draining}).one_or_none()
+    if bot is None:
+        raise NotFound(f"bot: no bot '{escaped(name, 63)}'")
+    action = "drain" if draining else "undrain"
+    connection.execute(AUDIT, {"actor": actor, "action": action, "subject": f"bot:{name}", "reason": reason})
+    if not draining:
+        release(connection, bot_id=bot.id, instance=bot.instance, limit=RELEASE_LIMIT)
+    connection.execute(WAKE, {"topic": "bots", "keys": str(bot.id)})
+    connection.execute(WAKE, {"topic": "jobs", "keys": ""})
+
+
+def _give_up(
+    connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
+) -> list[Ended]:
+    ended = _end_all(connection, bot_ids, verdict=verdict, actor=actor, reason=reason)
+    connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
+    platforms.unlink(connection, bot_ids)
+    connection.execute(WAKE, {"topic": "jobs", "keys": ""})
+    return ended
+
+
+def _end_all(
+    connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
+) -> list[Ended]:
+    held = connection.execute(HELD_BY, {"bot_ids": list(bot_ids)})
+    endings = [Ending(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, {"reason": reason}) for row in held]
+    return end(connection, endings, actor=actor)

@@ -1,0 +1,84 @@
+"""What jobs wrote: chunks of bytes by offset, kept per attempt, capped at limits.MAX_OUTPUT_BYTES."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from schema.limits import MAX_OUTPUT_BYTES
+
+
+@dataclass(frozen=True)
+class Written:
+    """Bytes of one attempt, the first of which has offset `start`."""
+
+    job: str
+    fence: int
+    start: int
+    data: bytes
+
+
+# Only the bot that holds the lease may write; sending a chunk again changes nothing, a longer one replaces it.
+APPEND = text("""
+INSERT INTO job_outputs AS o (job_id, fence, start, data)
+SELECT j.id, l.fence, c.start, c.data
+FROM unnest(CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]), CAST(:starts AS bigint[]), CAST(:chunks AS bytea[]))
+    AS c (job, fence, start, data)
+JOIN jobs j ON j.public_id = c.job
+JOIN leases l ON l.job_id = j.id AND l.fence = c.fence
+WHERE l.bot_id = :bot_id AND l.bot_epoch = :epoch AND l.state IN ('pending', 'active', 'cancelling')
+ON CONFLICT (job_id, fence, start) DO UPDATE SET data = EXCLUDED.data
+    WHERE length(EXCLUDED.data) > length(o.data)
+RETURNING job_id
+""")
+
+READ = text("""
+SELECT start, data FROM job_outputs
+WHERE job_id = :job_id AND fence = :fence AND start + length(data) > :start AND start < :start + :limit
+ORDER BY start
+""")
+
+LATEST = text("SELECT max(fence) FROM job_outputs WHERE job_id = :job_id")
+
+
+def append(connection: Connection, chunks: Sequence[Written], *, bot_id: int, epoch: int) -> int:
+    """Keep the chunks of leases that the bot holds; what lies beyond the cap is dropped. Returns chunks written."""
+    kept: dict[tuple[str, int, int], bytes] = {}
+    for chunk in chunks:
+        data = chunk.data[: max(0, MAX_OUTPUT_BYTES - chunk.start)]
+        place = (chunk.job, chunk.fence, chunk.start)
+        if len(data) > len(kept.get(place, b"")):
+            kept[place] = data
+    if not kept:
+        return 0
+    places = sorted(kept)
+    rows = connection.execute(
+        APPEND,
+        {
+            "jobs": [job for job, _, _ in places],
+            "fences": [fence for _, fence, _ in places],
+            "starts": [start for _, _, start in places],
+            "chunks": [kept[place] for place in places],
+            "bot_id": bot_id,
+            "epoch": epoch,
+        },
+    )
+    return len(rows.all())
+
+
+def latest_fence(connection: Connection, job_id: int) -> int | None:
+    """The fence of the newest attempt that wrote anything, None if none did."""
+    fence: int | None = connection.execute(LATEST, {"job_id": job_id}).scalar_one()
+    return fence
+
+
+def read(connection: Connection, job_id: int, *, fence: int, start: int, limit: int) -> bytes:
+    """Contiguous bytes of one attempt from offset `start`, at most `limit`; chunks may overlap."""
+    found = bytearray()
+    where = {"job_id": job_id, "fence": fence, "start": start, "limit": limit}
+    for row in connection.execute(READ, where):
+        skip = start + len(found) - row.start
+        if skip < 0:
+            break
+        found += row.data[skip:]
+    return bytes(found[:limit])

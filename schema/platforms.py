@@ -1,0 +1,33 @@
+"""Requirement sets, interned once, and which bots satisfy which: containment, decided when either of them appears.
+
+Interning happens where jobs are submitted (the database function `intern_platform`). A session that opens holds the
+same advisory lock shared, so that a bot and a requirement set that appear together cannot miss each other.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, text
+
+HOLD_STILL = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
+UNLINK = text("DELETE FROM bot_platforms WHERE bot_id = ANY (CAST(:bot_ids AS bigint[]))")
+LINK = text("""
+INSERT INTO bot_platforms (platform, bot_id, sample_key)
+SELECT p.id, b.id, b.sample_key FROM bots b JOIN platforms p ON b.properties @> p.properties
+WHERE b.id = :bot_id
+""")
+
+
+def hold_still(connection: Connection) -> None:
+    """No new requirement set appears until this transaction ends. Comes before any row lock."""
+    connection.execute(HOLD_STILL)
+
+
+def link(connection: Connection, bot_id: int) -> None:
+    """Record every requirement set that the bot's properties contain. The caller holds the bot's row."""
+    unlink(connection, [bot_id])
+    connection.execute(LINK, {"bot_id": bot_id})
+
+
+def unlink(connection: Connection, bot_ids: Sequence[int]) -> None:
+    """Bots without a session satisfy nothing, so that samples do not wade through them."""
+    connection.execute(UNLINK, {"bot_ids": list(bot_ids)})

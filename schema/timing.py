@@ -1,0 +1,42 @@
+"""The timing contract between server and bots, in one place because its parts constrain each other."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+#: Seconds a bot gets to kill its work once it is asked to, before the server stops renewing its session.
+KILL_GRACE = 5.0
+
+
+class Timing(BaseModel):
+    """Seconds; production defaults. Every process of one pool must be given the same values.
+
+    sync: how often a bot that runs work calls. Doubling it halves the calls and doubles the time until a
+        cancellation reaches the bot.
+    ttl: how long a session lives without a call. Doubling it lets bots survive longer outages and doubles
+        the time until a lost bot's jobs run elsewhere.
+    reap: how often upkeep looks for expired sessions and overdue leases.
+    ack: how long a granted lease may stay unacknowledged before it is taken back.
+    poll: how long an idle long poll or an idle assigner waits when no wake-up arrives.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    sync: float = Field(default=5.0, gt=0, le=3600)
+    ttl: float = Field(default=30.0, gt=0, le=86400)
+    reap: float = Field(default=2.0, gt=0, le=3600)
+    ack: float = Field(default=15.0, gt=0, le=3600)
+    poll: float = Field(default=1.0, gt=0, le=60)
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.ttl <= 2 * self.sync:
+            raise ValueError(f"ttl ({self.ttl}) must be more than twice sync ({self.sync})")
+        if self.reap >= self.ttl:
+            raise ValueError(f"reap ({self.reap}) must be less than ttl ({self.ttl})")
+        return self
+
+    @property
+    def detect(self) -> float:
+        """T_detect: the longest time from a bot's last call until its jobs are queued again, seconds."""
+        return self.ttl + self.reap + 2.0

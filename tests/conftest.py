@@ -1,0 +1,136 @@
+"""What every test may ask for: a fresh migrated database on a real server, the test timing, and seeded chance."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from schema import embedded, migrate, verify
+from schema.engine import Database, DatabaseSettings, plain
+from schema.timing import Timing
+from tests.pool import Pool
+
+DSN_VARIABLE = "LEASEHOLD_TEST_DSN"
+SEED_VARIABLE = "LEASEHOLD_TEST_SEED"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "breaks_invariants: the test damages its database on purpose; do not verify it")
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """A server on which databases may be created: LEASEHOLD_TEST_DSN, or one of our own for this session."""
+    given = os.environ.get(DSN_VARIABLE)
+    if given:
+        yield given
+        return
+    data = embedded.scratch("leasehold-tests-")
+    try:
+        with embedded.serve(data, durable=False) as server:
+            yield server.url
+    finally:
+        shutil.rmtree(data)
+
+
+@pytest.fixture(scope="session")
+def template(server_url: str) -> Iterator[str]:
+    """The name of a database that is migrated once; every test gets a clone of it."""
+    name = _create(server_url)
+    database = _connect(_at(server_url, name))
+    try:
+        migrate.upgrade(database)
+    finally:
+        database.close()
+    yield name
+    _drop(server_url, name)
+
+
+@pytest.fixture
+def empty_url(server_url: str) -> Iterator[str]:
+    """The URL of a database without any of our tables."""
+    name = _create(server_url)
+    yield _at(server_url, name)
+    _drop(server_url, name)
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, server_url: str, template: str) -> Iterator[str]:
+    """The URL of a migrated database of the test's own, whose invariants must hold when the test is over."""
+    name = _create(server_url, template=template)
+    url = _at(server_url, name)
+    yield url
+    findings = [] if request.node.get_closest_marker("breaks_invariants") else _findings(url)
+    _drop(server_url, name)
+    assert not findings, "the test broke invariants:\n" + "\n".join(map(str, findings))
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """The test's own database, migrated and empty."""
+    opened = _connect(database_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def timing() -> Timing:
+    """The production relations, ten times faster."""
+    return Timing(sync=0.5, ttl=3, reap=0.2, ack=1.5, poll=0.1)
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Seeded chance; pytest shows the seed when the test fails, LEASEHOLD_TEST_SEED repeats it."""
+    seed = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().getrandbits(32))
+    print(f"chance: repeat with {SEED_VARIABLE}={seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory for a cluster. Unlike pytest's own it can be entered by the account that runs PostgreSQL for root."""
+    directory = embedded.scratch("leasehold-test-")
+    yield directory
+    shutil.rmtree(directory)
+
+
+def _connect(url: str) -> Database:
+    return Database(url, DatabaseSettings(), role="test", chance=random.Random(0))
+
+
+def _at(server_url: str, name: str) -> str:
+    return make_url(server_url).set(database=name).render_as_string(hide_password=False)
+
+
+def _create(server_url: str, *, template: str | None = None) -> str:
+    name = f"leasehold_test_{uuid4().hex}"
+    source = f'TEMPLATE "{template}"' if template else "TEMPLATE template0 ENCODING 'UTF8'"
+    with psycopg.connect(plain(server_url), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" {source}')
+    return name
+
+
+def _drop(server_url: str, name: str) -> None:
+    with psycopg.connect(plain(server_url), autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _findings(url: str) -> list[object]:
+    database = _connect(url)
+    try:
+        return [finding for finding in verify.verify(database) if finding.rows]
+    finally:
+        database.close()
+
+
+@pytest.fixture
+def pool(database: Database, timing: Timing, chance: random.Random) -> Pool:
+    """Jobs, bots and assigners on the test's own database."""
+    return Pool(database, timing, chance)

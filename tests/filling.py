@@ -1,0 +1,128 @@
+"""Filling a pool with many rows at once, sound by every invariant, at the cost of one statement per kind."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, text
+
+# Queues of instances i-0, i-1, …, each with every one of these requirement sets; any bot of its kind offers it.
+QUEUES = text("""
+INSERT INTO instances (name) SELECT 'i-' || n FROM generate_series(0, :instances - 1) n ON CONFLICT DO NOTHING
+""")
+PLATFORM = text("SELECT intern_platform(jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text))))")
+
+JOBS = text("""
+WITH queues AS (
+    SELECT i.id AS instance, p.id AS platform, row_number() OVER (ORDER BY i.id, p.id) - 1 AS nth,
+        count(*) OVER () AS all
+    FROM instances i CROSS JOIN platforms p
+    WHERE i.name = ANY (CAST(:instances AS text[]))
+        AND p.properties IN (SELECT jsonb_build_object('kind', jsonb_build_array(kind))
+                             FROM unnest(CAST(:kinds AS text[])) AS kind)
+), born AS (
+    INSERT INTO jobs (instance, platform, priority, units, state, fence, result_fence, attempts, considered, queued_at,
+                      schedule_after, started_at, finished_at)
+    SELECT q.instance, q.platform, coalesce(CAST(:priority AS integer), n % 21 - 10), :units, :state,
+        CASE WHEN :final THEN 1 ELSE 0 END, CASE WHEN :final THEN 1 END, CASE WHEN :final THEN 1 ELSE 0 END,
+        CASE WHEN CAST(:backoff AS float) IS NULL THEN 0 ELSE 1 END,
+        now() - make_interval(secs => (:jobs - n) * 0.01),
+        now() + make_interval(secs => CAST(:backoff AS float) + n * 0.001),
+        CASE WHEN :final THEN now() END, CASE WHEN :final THEN now() END
+    FROM generate_series(0, :jobs - 1) n JOIN queues q ON q.nth = n % q.all
+    RETURNING id, state, instance
+), paid AS (
+    INSERT INTO job_payloads (job_id, payload) SELECT id, '{"command": ["true"]}' FROM born
+), held AS (
+    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy, ended_at)
+    SELECT id, 1, id % 100 + 1, 1, instance, 'completed', 1, 'filling', 'filling', now() FROM born WHERE :final
+)
+INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+SELECT b.id, e.move, e.from_state, coalesce(e.to_state, b.state), e.fence, 'filling'
+FROM born b JOIN (VALUES (1, 'submit', NULL, 'queued', 0), (2, 'finish', 'queued', NULL, 1))
+    AS e (nth, move, from_state, to_state, fence) ON e.nth = 1 OR :final
+ORDER BY e.nth, b.id
+""")
+
+BOTS = text("""
+WITH kinds AS (
+    SELECT kind, sum(count) OVER (ORDER BY kind) AS upto, count FROM jsonb_to_recordset(CAST(:kinds AS jsonb))
+        AS k (kind text, count integer)
+), born AS (
+    INSERT INTO bots (name, epoch, session, status, capacity, properties, opened_at, expires_at)
+    SELECT k.kind || '-' || n, 1, '\\x00', 'ok', :capacity,
+        jsonb_build_object('kind', jsonb_build_array(k.kind)), now(), now() + interval '1 hour'
+    FROM kinds k CROSS JOIN LATERAL generate_series(1, k.count) n
+    RETURNING id, sample_key, properties
+)
+INSERT INTO bot_platforms (platform, bot_id, sample_key)
+SELECT p.id, b.id, b.sample_key FROM born b JOIN platforms p ON b.properties @> p.properties
+""")
+
+# Every bot of the kind but `free` of them is given a job as large as itself.
+BUSY = text("""
+WITH full_bots AS (
+    SELECT b.id, b.epoch, b.capacity, bp.platform, row_number() OVER (ORDER BY b.sample_key) AS nth FROM bots b
+    JOIN bot_platforms bp ON bp.bot_id = b.id
+    JOIN platforms p ON p.id = bp.platform
+    WHERE p.properties = jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text)))
+), chosen AS MATERIALIZED (
+    SELECT *, nextval('jobs_id_seq') AS job_id, (SELECT min(id) FROM instances) AS instance
+    FROM full_bots WHERE nth > :free
+), born AS (
+    INSERT INTO jobs (id, instance, platform, units, state, fence, attempts, started_at)
+    SELECT job_id, instance, platform, capacity, 'running', 1, 1, now() FROM chosen
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+    SELECT job_id, 'submit', NULL, 'running', 1, 'filling' FROM chosen
+), held AS (
+    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy, acknowledged_at)
+    SELECT job_id, 1, id, epoch, instance, 'active', capacity, 'filling', 'filling', now() FROM chosen
+)
+UPDATE bots b SET in_use = b.capacity FROM chosen c WHERE b.id = c.id
+""")
+
+
+def fill_queues(connection: Connection, *, instances: int, kinds: Sequence[str]) -> None:
+    """Instances i-0, i-1, … and a requirement set for every kind."""
+    connection.execute(QUEUES, {"instances": instances})
+    for kind in kinds:
+        connection.execute(PLATFORM, {"kind": kind})
+
+
+def fill_jobs(
+    connection: Connection,
+    jobs: int,
+    *,
+    instances: int,
+    kinds: Sequence[str],
+    first: int = 0,
+    state: str = "queued",
+    backoff: float | None = None,
+    priority: int | None = None,
+    units: int = 1,
+) -> None:
+    """So many jobs, spread over the queues and over 21 priorities; with `backoff`, not ready for so many seconds."""
+    connection.execute(
+        JOBS,
+        {
+            "jobs": jobs,
+            "instances": [f"i-{n}" for n in range(first, first + instances)],
+            "kinds": list(kinds),
+            "state": state,
+            "final": state == "succeeded",
+            "backoff": backoff,
+            "priority": priority,
+            "units": units,
+        },
+    )
+
+
+def fill_bots(connection: Connection, kinds: Mapping[str, int], *, capacity: int = 1) -> None:
+    """So many healthy bots of each kind, all free. Their requirement sets must exist."""
+    found = [{"kind": kind, "count": count} for kind, count in kinds.items()]
+    connection.execute(BOTS, {"kinds": json.dumps(found), "capacity": capacity})
+
+
+def occupy(connection: Connection, kind: str, *, leaving: int) -> None:
+    """All bots of the kind but `leaving` of them are full."""
+    connection.execute(BUSY, {"kind": kind, "free": leaving})

@@ -1,0 +1,30 @@
+"""Waiting for a condition, with a deadline: the only place in the tests that sleeps."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from schema import clock
+
+T = TypeVar("T")
+
+#: Seconds between two looks.
+LOOK = 0.015
+
+
+def eventually(condition: Callable[[], T], within: float = 10.0, *, what: str = "") -> T:
+    """Poll `condition` until it is true and return what it gave; fail after `within` seconds.
+
+    An AssertionError inside counts as "not yet".
+    """
+    deadline = clock.monotonic() + within
+    while True:
+        failure: AssertionError | None = None
+        try:
+            found = condition()
+        except AssertionError as error:
+            found, failure = None, error
+        if found:
+            return found
+        if clock.monotonic() >= deadline:
+            raise AssertionError(f"not within {within} s: {what or failure or found!r}") from failure
+        clock.sleep(LOOK)

@@ -1,0 +1,183 @@
+"""Real processes of a pool, for tests that kill them: `python -m assigner.cli assign|gateway|bot`."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psycopg
+
+from assigner.children import PARENT_VARIABLE
+from schema import tokens
+from schema.engine import Database, DatabaseSettings, plain
+from schema.timing import Timing
+from tests.patience import eventually
+
+#: Seconds a process gets to start on a machine that runs other tests as well.
+READY_WITHIN = 60.0
+LISTENERS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'leasehold-listen'
+"""
+
+
+@dataclass
+class Process:
+    """One running command; what it says goes to `log`."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to this process alone, as a crash would; its children are left to it."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def end(self, within: float = 30.0) -> int:
+        """SIGTERM, and the exit status."""
+        self.popen.terminate()
+        return self.popen.wait(within)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Processes:
+    """Starts processes on the test's own database and ends whatever is left of them. A context manager.
+
+    directory: takes configuration, tokens and logs. Unlike pytest's own it may have to be entered by others: use the
+        fixture `scratch`.
+    config: more TOML for the file that all of them read, beside `[timing]` and a free port for the gateway.
+    """
+
+    def __init__(self, directory: Path, database_url: str, timing: Timing, *, config: str = "") -> None:
+        self.directory, self.database_url = directory, database_url
+        self.running: list[Process] = []
+        self.config = directory / "leasehold.toml"
+        lines = [f"{name} = {value!r}" for name, value in timing.model_dump().items()]
+        self.config.write_text("[timing]\n" + "\n".join(lines) + "\n\n" + config)
+        self._keep_tokens()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+        self._environ = {
+            **kept,
+            "LEASEHOLD_DATABASE_URL": database_url,
+            "LEASEHOLD_GATEWAY_PORT": "0",
+            PARENT_VARIABLE: "stdin",
+        }
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
+        """Start `leasehold ARGUMENTS…` and do not wait for it."""
+        log = self.directory / f"{name}.log"
+        command = [sys.executable, "-m", "assigner.cli", "--data", str(self.directory), "--config", str(self.config)]
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                [*command, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**self._environ, **(environment or {})},
+            )
+        process = Process(name, popen, log)
+        self.running.append(process)
+        return process
+
+    def assigner(self, name: str = "assigner-1") -> Process:
+        """An assigner process that has begun to listen for work."""
+        before = self._listeners()
+        process = self.start(name, "assign", "--name", name)
+        self._await(process, lambda: self._listeners() > before)
+        return process
+
+    def gateway(self, name: str = "gateway", *, port: int = 0) -> Process:
+        """A gateway that answers; its address is then in `url`."""
+        address = self.directory / "gateway.url"
+        address.unlink(missing_ok=True)
+        process = self.start(name, "gateway", environment={"LEASEHOLD_GATEWAY_PORT": str(port)})
+        self._await(process, lambda: address.exists() and self._is_ready())
+        return process
+
+    def bot(self, name: str = "bot-1", *arguments: str) -> Process:
+        """A bot whose session is open."""
+        token = str(self.directory / "bot.token")
+        process = self.start(name, "bot", "--name", name, "--url", self.url, "--token-file", token, *arguments)
+        self._await(process, lambda: self._value("SELECT count(*) FROM bots WHERE name = %s AND status = 'ok'", name))
+        return process
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return (self.directory / "gateway.url").read_text().strip()
+
+    @property
+    def operator_token(self) -> str:
+        """A token that may do everything."""
+        return (self.directory / "operator.token").read_text().strip()
+
+    @property
+    def bot_token(self) -> str:
+        """A token with which any bot may call."""
+        return (self.directory / "bot.token").read_text().strip()
+
+    def stop(self) -> None:
+        """Kill everything that is left, with its process group. Idempotent."""
+        for process in self.running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.popen.pid, signal.SIGKILL)
+            process.popen.wait()
+            if process.popen.stdin:
+                process.popen.stdin.close()
+        self.running.clear()
+
+    def _keep_tokens(self) -> None:
+        database = Database(self.database_url, DatabaseSettings(), role="test", chance=random.Random(0))
+        try:
+            for kind, bot in ((tokens.Kind.OPERATOR, None), (tokens.Kind.BOT, "*")):
+                token = database.run(lambda connection, kind=kind, bot=bot: tokens.create(connection, kind, bot=bot))
+                path = self.directory / f"{kind}.token"
+                path.touch(mode=0o600)
+                path.write_text(token + "\n")
+        finally:
+            database.close()
+
+    def _await(self, process: Process, ready) -> None:
+        def looked() -> bool:
+            if not process.alive:
+                raise RuntimeError(f"{process.name} ended with {process.popen.returncode}: {process.said()[-2000:]}")
+            return bool(ready())
+
+        eventually(looked, READY_WITHIN, what=f"{process.name} is ready")
+
+    def _is_ready(self) -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/readyz", timeout=5.0, trust_env=False).status_code == 200
+        return False
+
+    def _listeners(self) -> int:
+        return self._value(LISTENERS)
+
+    def _value(self, query: str, *parameters: object) -> int:
+        options = "-c search_path=leasehold,public"
+        with psycopg.connect(plain(self.database_url), autocommit=True, options=options) as connection:
+            row = connection.execute(query, parameters).fetchone()
+            return int(row[0]) if row else 0

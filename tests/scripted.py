@@ -1,0 +1,118 @@
+"""A gateway that says what a test tells it to say, on a real port."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    body: Any
+    token: str | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer; `cut` closes the connection instead of answering."""
+
+    body: Any = None
+    status: int = 200
+    cut: bool = False
+
+
+Script = Callable[[Asked], Answer]
+
+
+@dataclass
+class Gateway:
+    """Where it listens, what it was asked, and what it says."""
+
+    url: str
+    script: Script
+    asked: list[Asked] = field(default_factory=list)
+
+    def paths(self) -> list[str]:
+        return [f"{asked.method} {asked.path}" for asked in self.asked]
+
+
+def problem(status: int, detail: str, **more: str) -> Answer:
+    return Answer({"type": "about:blank", "title": "refused", "status": status, "detail": detail, **more}, status)
+
+
+def in_turn(*answers: Answer) -> Script:
+    """The answers one after the other; the last one again and again."""
+    left = list(answers)
+
+    def answer(_: Asked) -> Answer:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return answer
+
+
+@contextmanager
+def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
+    """Serve `script` on a free port of the loopback, or on a unix socket, until the block is left."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_one(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            raw = self.rfile.read(length)
+            parts = urlsplit(self.path)
+            asked = Asked(
+                method=self.command,
+                path=parts.path,
+                query=dict(parse_qsl(parts.query)),
+                body=json.loads(raw) if raw else None,
+                token=self.headers.get("Authorization"),
+            )
+            stands.asked.append(asked)
+            answer = stands.script(asked)
+            if answer.cut:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            body = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
+            self.send_response(answer.status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = handle_one
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+        def address_string(self) -> str:
+            return "test"
+
+    class UnixServer(ThreadingHTTPServer):
+        address_family = socket.AF_UNIX
+
+        def server_bind(self) -> None:
+            self.socket.bind(self.server_address)  # type: ignore[arg-type]
+
+    server = UnixServer(unix, Handler) if unix else ThreadingHTTPServer(("127.0.0.1", 0), Handler)  # type: ignore[arg-type]
+    server.daemon_threads = True
+    url = f"http+unix://{unix}" if unix else f"http://127.0.0.1:{server.server_address[1]}"
+    stands = Gateway(url=url, script=script)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield stands
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,221 @@
+"""The console script: exit codes, the one line on standard error, JSON on standard output."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from assigner import config, keys, operate
+from assigner.cli import sections
+from schema import tokens, verify
+from schema.engine import Database
+from schema.limits import escaped
+
+LEASEHOLD = Path(sys.executable).parent / "leasehold"
+SAMPLE = Path(__file__).parent.parent / "ops" / "leasehold.toml"
+
+
+class Console:
+    """Runs the real console script in a directory of its own."""
+
+    def __init__(self, directory: Path, **environ: str) -> None:
+        self.directory = directory
+        self.data = directory / "data"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+        self.environ = {**kept, "LEASEHOLD_DATA": str(self.data), **environ}
+
+    def run(self, *arguments: str, environ: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [LEASEHOLD, *arguments],
+            cwd=self.directory, env={**self.environ, **(environ or {})},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    def good(self, *arguments: str) -> str:
+        done = self.run(*arguments)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+    def refused(self, *arguments: str, code: int = 2, environ: Mapping[str, str] | None = None) -> str:
+        """What is said on standard error, which must be one line and all that is said."""
+        done = self.run(*arguments, environ=environ)
+        assert done.returncode == code, done
+        assert done.stdout == ""
+        assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
+        return done.stderr.removeprefix("error: ").rstrip("\n")
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Console:
+    """Without a database."""
+    return Console(tmp_path)
+
+
+@pytest.fixture
+def connected(tmp_path: Path, database_url: str) -> Console:
+    return Console(tmp_path, LEASEHOLD_DATABASE_URL=database_url)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "No such command 'nothing'."),
+        (["db", "statsu"], "No such command 'statsu'. Did you mean 'status'?"),
+        (["--verbose"], "No such option '--verbose'."),
+        (["up", "--bots", "many"], "--bots: 'many' is not a valid integer range."),
+        (["up", "--bots", "-1"], "--bots: -1 is not in the range 0<=x<=1000."),
+        (["up", "--port", "70000"], "--port: 70000 is not in the range 0<=x<=65535."),
+        (["token", "create", "king"], "KIND: 'king' is not one of 'submitter', 'bot', 'operator'."),
+        (["token", "create"], "KIND: is missing"),
+        (["token", "create", "bot", "--expires-in", "soon"], "--expires-in: 'soon' is not a duration"),
+        (["token", "create", "bot", "--property", "os"], "--property: 'os' is not KEY=VALUE"),
+        (["bot", "--capacity", "0"], "--capacity: must be greater than or equal to 1"),
+        (["bot", "--name", "Not A Name"], "--name: String should match pattern"),
+        (["show"], "ID: is missing"),
+        (["--config", "none.toml", "config", "check"], "none.toml: cannot be read: No such file or directory"),
+        (["config", "check", "none.toml"], "none.toml: cannot be read: No such file or directory"),
+        (["--data", "/etc/hostname", "db", "status"], "--data: Directory '/etc/hostname' is a file."),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_give_one_line_and_exit_2(console: Console, arguments: list[str], said: str) -> None:
+    assert console.refused(*arguments).startswith(said)
+
+
+def test_a_wrong_file_is_refused_by_every_command_that_reads_it(console: Console) -> None:
+    (console.directory / "leasehold.toml").write_text("[timing]\n\nttll = 30\n")
+    for command in (["config", "show"], ["db", "status"], ["assign"], ["gateway"], ["bot"], ["up"]):
+        said = console.refused(*command)
+        assert said == "leasehold.toml:3: timing.ttll: is not a setting; did you mean 'ttl'?"
+
+
+def test_a_wrong_variable_is_refused(console: Console) -> None:
+    said = console.refused("config", "check", environ={"LEASEHOLD_GATEWAY_PROT": "1"})
+    assert said == "LEASEHOLD_GATEWAY_PROT: is not a setting; did you mean 'LEASEHOLD_GATEWAY_PORT'?"
+
+
+def test_a_url_that_is_none_of_postgresql_is_refused_without_showing_it(console: Console) -> None:
+    (console.directory / "leasehold.toml").write_text("[database]\npool = 3\nurl = 'mysql://me:hunter2@host/x'\n")
+    said = console.refused("db", "status")
+    assert said == "leasehold.toml:3: database: url must be a postgresql:// URL or 'embedded'"
+
+
+def test_configuration_is_shown_without_passwords(console: Console) -> None:
+    (console.directory / "leasehold.toml").write_text("[database]\nurl = 'postgresql://me:hunter2@host/x'\n")
+    shown = json.loads(console.good("config", "show", "--json"))
+    assert shown["database"]["url"] == "postgresql://me:***@host/x"
+    assert shown["assigners"][0]["batch"] == 100
+    assert "hunter2" not in console.good("config", "show")
+
+
+def test_check_warns_when_capacity_can_outweigh_priority(console: Console) -> None:
+    (console.directory / "leasehold.toml").write_text("[bot]\ncapacity = 11\n")
+    done = console.run("config", "check")
+    assert (done.returncode, done.stdout) == (0, "leasehold.toml: ok\n")
+    assert done.stderr.startswith("warning: assigners[0].strategy.weights: free capacity can outweigh bot priority")
+    assert json.loads(console.run("config", "check", "--json").stdout)["warnings"] != []
+    assert operate.warnings(sections().model_validate({"bot": {"capacity": 10}})) == []
+
+
+def test_the_sample_is_the_defaults_and_names_every_setting(console: Console) -> None:
+    assert config.load(SAMPLE, sections(), {}) == sections()()
+    assert console.good("config", "check", str(SAMPLE)) == f"{SAMPLE}: ok\n"
+    # Keys that are unset stand in the sample as comments: set them, and all must be there.
+    text = re.sub(r"^# (?=[a-z_]+ = )", "", SAMPLE.read_text(), flags=re.MULTILINE)
+    named = {tuple(step for step in path if isinstance(step, str)) for path in keys.lines(text)}
+    assert set(settings_of(sections())) - named == set()
+
+
+def settings_of(annotation: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, inner in keys.fields(annotation).items():
+        below = keys.item(inner) or inner
+        if any(isinstance(each, type) and issubclass(each, BaseModel) for each in keys.members(below)):
+            yield from settings_of(below, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def test_a_database_that_is_away_gives_exit_3_and_says_why(console: Console) -> None:
+    environ = {
+        "LEASEHOLD_DATABASE_URL": "postgresql://me:hunter2@127.0.0.1:1/x",
+        "LEASEHOLD_DATABASE_OUTAGE_SECONDS": "0",
+    }
+    for command in (["db", "status"], ["assign"], ["gateway"]):
+        said = console.refused(*command, code=3, environ=environ)
+        assert said.startswith("the database cannot be reached: connection")
+        assert "hunter2" not in said
+
+
+def test_a_database_of_another_version_gives_exit_3(tmp_path: Path, empty_url: str) -> None:
+    console = Console(tmp_path, LEASEHOLD_DATABASE_URL=empty_url)
+    for command in (["assign"], ["gateway"], ["db", "verify"], ["token", "list"]):
+        said = console.refused(*command, code=3)
+        assert re.fullmatch(r"schema none, need \d{4}; run: leasehold db upgrade", said)
+    done = console.run("db", "status", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["ready"] is False
+
+    assert re.fullmatch(r"schema (\d{4}), need \1\n", console.good("db", "upgrade"))
+    assert json.loads(console.good("db", "status", "--json"))["ready"] is True
+
+
+def test_verify_counts_every_invariant(connected: Console) -> None:
+    found = json.loads(connected.good("db", "verify", "--json"))
+    assert found.keys() == {invariant.id for invariant in verify.INVARIANTS}
+    assert all(each["rows"] == 0 for each in found.values())
+
+
+@pytest.mark.breaks_invariants
+def test_verify_exits_1_when_an_invariant_does_not_hold(connected: Console, database: Database) -> None:
+    database.run(
+        lambda connection: connection.exec_driver_sql(
+            "INSERT INTO jobs (instance, platform, state) VALUES (1, 1, 'leased')"
+        )
+    )
+    done = connected.run("db", "verify", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["S2"]["rows"] == 1
+    assert re.fullmatch(r"error: \d of \d+ invariants do not hold: S2.*\n", done.stderr)
+
+
+def test_a_token_is_shown_once_listed_without_its_secret_and_revoked(connected: Console, database: Database) -> None:
+    made = json.loads(
+        connected.good("token", "create", "submitter", "--instance", "team", "--expires-in", "1h", "--json")
+    )
+    holder = database.run(lambda connection: tokens.verify(connection, made["token"]))
+    assert (holder.kind, holder.instance) == ("submitter", "team")
+    listed = connected.good("token", "list", "--json")
+    assert made["token"] not in listed
+    assert [(each["id"], each["instance"]) for each in json.loads(listed)] == [(made["id"], "team")]
+    assert made["id"] in connected.good("token", "list")
+
+    assert connected.good("token", "revoke", made["id"]) == f"{made['id']} is revoked\n"
+    assert json.loads(connected.good("token", "list", "--json"))[0]["revoked_at"] is not None
+
+
+def test_an_unknown_token_cannot_be_revoked(connected: Console) -> None:
+    assert connected.refused("token", "revoke", "nobody") == f"there is no token '{escaped('nobody')}'"
+
+
+def test_a_token_that_means_nothing_is_refused(connected: Console) -> None:
+    assert connected.refused("token", "create", "operator", "--bot", "x").startswith("bot: means nothing for a token")
+    assert connected.refused("token", "create", "bot").startswith("bot: a bot token needs a bot name")
+
+
+def test_a_reader_that_goes_away_is_not_an_error_to_talk_about(console: Console) -> None:
+    command = f"{LEASEHOLD} config show; echo $? >&2"
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command], cwd=console.directory, env=console.environ,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == "1\n"
+    process.stderr.close()
+    process.wait(30)

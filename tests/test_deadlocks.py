@@ -1,0 +1,174 @@
+"""The lock order, as a property: everything at once on the same few bots, and nobody ever deadlocks."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import ExceptionContext, event
+
+from bots.protocol import LeaseReport
+from schema import clock, verify
+from schema.engine import Database, DatabaseSettings
+from schema.errors import Conflict
+from schema.timing import Timing
+from tests.patience import eventually
+from tests.pool import Bot, Pool, active, completed
+from tests.racing import ask_stop, cancel, drain, expire, retention
+
+SECONDS = 5.0
+SAMPLE = 0.25
+BOTS = ("bot-0", "bot-1", "bot-2")
+VERDICTS = ("succeeded", "failed", "error", "stopped", "released")
+# What the passing of time would do, without getting in anybody's way.
+AGE_BOTS = """
+WITH aged AS MATERIALIZED (
+    SELECT id FROM bots WHERE status <> 'gone' AND random() < 0.3 FOR NO KEY UPDATE SKIP LOCKED)
+UPDATE bots b SET expires_at = now() - interval '1 s' FROM aged s WHERE b.id = s.id"""
+AGE_LEASES = """
+WITH aged AS MATERIALIZED (
+    SELECT job_id, fence FROM leases WHERE ended_at IS NULL AND random() < 0.5 FOR NO KEY UPDATE SKIP LOCKED)
+UPDATE leases l SET due_at = now() - interval '1 s' FROM aged s WHERE l.job_id = s.job_id AND l.fence = s.fence"""
+SOME_JOBS = "SELECT public_id FROM jobs WHERE finished_at IS NULL AND random() < 0.2 ORDER BY random() LIMIT 12"
+DEADLOCK_TIMEOUT = """
+DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''50ms''', current_database()); END $$"""
+BACKENDS = """
+SELECT count(*) AS others FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+
+
+Kind = Callable[[Pool, random.Random], Callable[[], None]]
+
+
+def syncing(pool: Pool, chance: random.Random) -> Callable[[], None]:
+    """Bots that start anew, acknowledge, finish, forget and leave, many leases to a call."""
+    desk = pool.desk(to_capacity=True)
+    bots: dict[str, Bot] = {}
+
+    def report(work: dict[str, Any]) -> LeaseReport:
+        return active(work) if chance.random() < 0.5 else completed(work, chance.choice(VERDICTS))
+
+    def once() -> None:
+        name = chance.choice(BOTS)
+        try:
+            if name not in bots:
+                bots[name] = pool.bot(name, desk=desk, capacity=chance.randint(2, 12))
+            works = bots[name].sync()["leases"]
+            bots[name].sync(*[report(work) for work in works if chance.random() < 0.95])
+            if chance.random() < 0.03:
+                bots.pop(name).sync(status="gone")
+        except Conflict:
+            bots.pop(name, None)
+
+    return once
+
+
+def cancelling(pool: Pool, chance: random.Random) -> Callable[[], None]:
+    """Batches of jobs in no order at all."""
+    return lambda: cancel(pool, *[str(row.public_id) for row in pool.rows(SOME_JOBS)]).clear()
+
+
+def upkeep(pool: Pool, chance: random.Random) -> Callable[[], None]:
+    """Sessions expire and leases are overdue, far more often than they should."""
+
+    def once() -> None:
+        if chance.random() < 0.3:
+            pool.change(AGE_BOTS)
+        pool.change(AGE_LEASES)
+        expire(pool)
+        ask_stop(pool)
+        ask_stop(pool, from_state="active", reason="timeout")
+        pool.upkeep().run_once()
+        if chance.random() < 0.2:
+            retention(pool)
+
+    return once
+
+
+def assigning(pool: Pool, chance: random.Random) -> Callable[[], None]:
+    """Assigners with the shortest backoff, which keep postponing and promoting."""
+    assigner = pool.assigner(failure_backoff=0.05, failure_backoff_cap=0.1)
+
+    def once() -> None:
+        assigner.run_once()
+
+    return once
+
+
+def submitting(pool: Pool, chance: random.Random) -> Callable[[], None]:
+    """Jobs of all sizes, keys that come again, requirement sets and instances that are new; drains in between."""
+
+    def once() -> None:
+        pool.submit(chance.randint(1, 12), units=chance.randint(1, 3), retry_failed=chance.random() < 0.5)
+        for key in chance.sample(range(200), 3):
+            pool.submit(key=f"key-{key}", instance=f"tenant-{key}", properties={"size": str(key)} if key % 2 else {})
+        name = chance.choice(BOTS)
+        if pool.rows("SELECT id FROM bots WHERE name = :name", name=name):
+            drain(pool, draining=chance.random() < 0.3, bot=name)
+
+    return once
+
+
+KINDS: tuple[Kind, ...] = (syncing, syncing, cancelling, upkeep, assigning, submitting)
+
+
+@pytest.fixture
+def crowd(database_url: str, timing: Timing, chance: random.Random) -> Iterator[Pool]:
+    """A pool with connections for all of the threads, on a server that finds deadlocks at once.
+
+    Otherwise a deadlock would be found no sooner than the lock timeout, which would hide it.
+    """
+    settings = DatabaseSettings(pool=8, reserve=8)
+    database = Database(database_url, settings, role="crowd", chance=chance)
+    pool = Pool(database, timing, chance)
+    pool.change(DEADLOCK_TIMEOUT)
+    database.close()
+    yield pool
+    database.close()
+
+
+def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: random.Random) -> None:
+    errors, turns, over = list[str | None](), Counter[str](), threading.Event()
+
+    def note(context: ExceptionContext) -> None:
+        errors.append(getattr(context.original_exception, "sqlstate", None))
+        print(context.original_exception, context.statement)
+
+    def keep_on(kind: Kind, own: random.Random) -> None:
+        once = kind(Pool(crowd.database, crowd.timing, own), own)
+        while not over.is_set():
+            once()
+            turns[kind.__name__] += 1
+
+    for engine in (crowd.database.engine, crowd.database.reserve):
+        event.listen(engine, "handle_error", note)
+    with ThreadPoolExecutor(len(KINDS)) as threads:
+        loops = [threads.submit(keep_on, kind, random.Random(chance.getrandbits(32))) for kind in KINDS]
+        try:
+            moved = watched(crowd, loops, seconds=SECONDS)
+        finally:
+            over.set()
+    for loop in loops:
+        loop.result()
+
+    print(f"turns: {dict(turns)}, errors: {Counter(errors)}, moves: {moved}")
+    assert "40P01" not in errors
+    # A backend's counters are certain to be written once it has gone.
+    crowd.database.close()
+    eventually(lambda: crowd.row(BACKENDS).others == 0)
+    assert crowd.row(DEADLOCKS).deadlocks == 0
+    assert moved >= {"submit", "grant", "acknowledge", "finish", "cancel"}
+
+
+def watched(pool: Pool, loops: Sequence["Future[None]"], *, seconds: float) -> set[str]:
+    """Verify the database again and again until `seconds` are over or a loop has failed; returns the moves seen."""
+    deadline, moved = clock.monotonic() + seconds, set[str]()
+    while clock.monotonic() < deadline and not any(loop.done() for loop in loops):
+        assert [finding for finding in verify.verify(pool.database) if finding.rows] == []
+        moved |= {row.move for row in pool.rows("SELECT DISTINCT move FROM job_events")}
+        clock.sleep(SAMPLE)
+    return moved

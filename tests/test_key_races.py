@@ -1,0 +1,240 @@
+"""Two at once on what comes and goes: sessions, requirement sets, keys, waiting jobs and old ones."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bots import sessions
+from schema import moves, platforms, verify
+from schema.errors import Conflict
+from schema.moves import Alike, Cancelled
+from tests.pool import Pool, completed
+from tests.racing import (
+    FINISHED,
+    LOST,
+    Race,
+    at_desk_of,
+    books,
+    cancel,
+    outcome,
+    retention,
+    running,
+)
+
+
+@pytest.fixture
+def race(pool: Pool) -> Iterator[Race]:
+    made = Race(pool)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_call_of_a_session_that_is_being_replaced_waits_and_is_refused(pool: Pool, race: Race, commit: bool) -> None:
+    job, bot, work = running(pool)
+    with race.first() as first:
+        first.bot()
+        finish = race.second(lambda: bot.sync(completed(work)), behind=first)
+        first.decide(commit)
+        if commit:
+            with pytest.raises(Conflict) as refused:
+                outcome(finish)
+            assert refused.value.code == "session_superseded"
+        else:
+            outcome(finish)
+
+    assert books(pool, job) == (LOST if commit else FINISHED)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_new_session_waits_for_the_call_of_the_old_one(pool: Pool, race: Race, commit: bool) -> None:
+    job, bot, work = running(pool)
+    with race.first() as first:
+        at_desk_of(first, bot).sync(completed(work))
+        opening = race.second(pool.bot, behind=first)
+        first.decide(commit)
+        assert outcome(opening).session.epoch == 2
+
+    assert books(pool, job) == (FINISHED if commit else LOST)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_new_requirement_set_waits_for_the_bot_that_is_arriving(pool: Pool, race: Race, commit: bool) -> None:
+    with race.first() as first:
+        first.bot(properties={"os": "linux"})
+        submitting = race.second(lambda: pool.submit(properties={"os": "linux"}), behind=first)
+        first.decide(commit)
+        (job,) = outcome(submitting)
+    pool.assigner().run_once()
+
+    assert pool.job(job).state == ("leased" if commit else "queued")
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_bot_that_arrives_waits_for_a_new_requirement_set(pool: Pool, race: Race, commit: bool) -> None:
+    with race.first() as first:
+        first.submit(properties={"os": "linux"})
+        opening = race.second(lambda: pool.bot(properties={"os": "linux"}), behind=first)
+        first.decide(commit)
+        outcome(opening)
+    pool.assigner().run_once()
+
+    assert [row.state for row in pool.rows("SELECT state FROM jobs")] == (["leased"] if commit else [])
+    assert len(pool.rows("SELECT * FROM bot_platforms")) == int(commit)
+
+
+def test_a_new_instance_and_a_new_requirement_set_are_locked_in_one_order(pool: Pool, race: Race) -> None:
+    with race.first() as first:
+        platforms.hold_still(first.connection)
+        submitting = race.second(lambda: pool.submit(instance="fresh", properties={"os": "linux"}), behind=first)
+        first.bot(instance="fresh", properties={"os": "linux"})
+        first.commit()
+        (job,) = outcome(submitting)
+    pool.assigner().run_once()
+
+    assert pool.job(job).state == "leased"
+    assert race.errors == [], "nobody had to be repeated"
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_requirement_sets_are_locked_before_a_new_instance_is_made(pool: Pool, race: Race, opens: bool) -> None:
+    fields: dict[str, Any] = {"instance": "fresh", "properties": {"os": "linux"}}
+    with race.first() as first:
+        first.connection.execute(sessions.INTERN_INSTANCE, {"name": "fresh"})
+        late = race.second(lambda: pool.bot(**fields) if opens else pool.submit(**fields), behind=first)
+        (lock,) = pool.rows("SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted")
+        assert lock.mode == ("ShareLock" if opens else "ExclusiveLock")
+        first.roll_back()
+        outcome(late)
+
+
+def test_jobs_of_one_submit_keep_their_order(pool: Pool) -> None:
+    jobs = pool.submit(50)
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs ORDER BY id")] == jobs
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_two_submits_of_one_key_make_one_job(pool: Pool, race: Race, commit: bool) -> None:
+    with race.first() as first:
+        mine = first.submit(key="nightly")
+        late = race.second(lambda: pool.submit(key="nightly"), behind=first)
+        first.decide(commit)
+        theirs = outcome(late)
+
+    assert pool.submit(key="nightly") == theirs
+    assert (theirs == mine) is commit
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == theirs
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_key_that_is_about_to_stand_for_something_else_is_waited_for(pool: Pool, race: Race, commit: bool) -> None:
+    with race.first() as first:
+        first.submit(key="nightly", payload={"command": ["false"]})
+        late = race.second(lambda: pool.submit(2, key="nightly"), behind=first)
+        first.decide(commit)
+        if commit:
+            with pytest.raises(Conflict, match="nightly"):
+                outcome(late)
+        else:
+            mine, again = outcome(late)
+            assert mine == again
+
+    (payload,) = pool.rows("SELECT payload FROM job_payloads")
+    assert payload.payload == {"command": ["false" if commit else "true"]}
+
+
+def test_retention_cannot_remove_a_job_whose_key_is_just_being_answered(pool: Pool, race: Race) -> None:
+    (old,) = pool.submit(key="a")
+    cancel(pool, old)
+    requests = [{"instance": "default", "properties": {}, "payload": {"command": ["true"]}, "key": key} for key in "ab"]
+    with race.first() as first:
+        first.submit(key="b")
+        late = race.second(lambda: pool.database.run(lambda c: moves.submit(c, requests, actor="test")), behind=first)
+        deleting = race.as_far_as_it_goes(lambda: retention(pool), behind=1)
+        first.roll_back()
+        answers = outcome(late)
+
+    assert [(answer.public_id == old, answer.created) for answer in answers] == [(True, False), (False, True)]
+    assert outcome(deleting) == 1
+    assert pool.submit(key="a") != [old], "the key is free again"
+
+
+def test_a_key_that_retention_is_removing_is_waited_for_and_then_free(pool: Pool, race: Race) -> None:
+    (old,) = pool.submit(key="a")
+    cancel(pool, old)
+    with race.first() as first:
+        assert retention(first) == 1
+        late = race.second(lambda: pool.submit(key="a"), behind=first)
+        first.commit()
+        (new,) = outcome(late)
+
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == [new]
+
+
+def test_a_job_that_is_being_granted_is_not_postponed(pool: Pool, race: Race) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    alike = [Alike(pool.job(job).instance, pool.job(job).platform, 1)]
+
+    def postpone(on: Pool) -> int:
+        return on.database.run(lambda c: moves.postpone(c, alike, reason="no bot", base=60, cap=60, limit=9))
+
+    with race.first() as first:
+        first.assigner().run_once()
+        assert race.unhindered(lambda: postpone(pool), by=first) == 0
+        first.roll_back()
+    with race.first() as first:
+        assert postpone(first) == 1
+        race.unhindered(pool.assigner().run_once, by=first)
+        first.commit()
+
+    row = pool.job(job)
+    assert (row.state, row.considered, row.reason) == ("queued", 1, "no bot")
+
+
+def test_a_job_that_is_being_granted_is_not_promoted_and_one_that_is_promoted_is_not_granted(
+    pool: Pool, race: Race
+) -> None:
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    pool.bot()
+    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s', considered = 1")
+    with race.first() as first:
+        assert first.database.run(lambda c: moves.promote(c, 9)) == 1
+        race.unhindered(pool.assigner().run_once, by=first)
+        first.roll_back()
+    with race.first() as first:
+        first.assigner().run_once()
+        assert race.unhindered(lambda: pool.database.run(lambda c: moves.promote(c, 9)), by=first) == 0
+        first.commit()
+
+    row = pool.job(job)
+    assert (row.state, row.schedule_after, row.considered) == ("leased", None, 0)
+
+
+def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: Pool, race: Race) -> None:
+    job, bot, work = running(pool)
+    bot.sync(completed(work, exit_code=0))
+    with race.first(isolation="REPEATABLE READ") as reader:
+        assert reader.job(job).state == "succeeded"
+        assert race.unhindered(lambda: retention(pool), by=reader) == 1
+        assert [finding for finding in verify.check(reader.connection) if finding.rows] == []
+        assert reader.history(job) == ["submit", "grant", "acknowledge", "finish"]
+        assert reader.row("SELECT result FROM job_payloads").result == {"exit_code": 0}
+
+    for table in ("jobs", "job_payloads", "job_events", "leases", "submit_keys", "job_outputs"):
+        assert pool.rows(f"SELECT * FROM {table}") == []
+
+
+def test_retention_passes_over_a_job_that_somebody_looks_at_with_a_lock(pool: Pool, race: Race) -> None:
+    (job,) = pool.submit()
+    cancel(pool, job)
+    with race.first() as first:
+        assert cancel(first, job) == [Cancelled(job, "cancelled", changed=False)]
+        assert race.unhindered(lambda: retention(pool), by=first) == 0
+    with race.first() as first:
+        assert retention(first) == 1
+        late = race.second(lambda: cancel(pool, job), behind=first)
+        first.commit()
+        assert outcome(late) == [Cancelled(job, None, changed=False)]

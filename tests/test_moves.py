@@ -1,0 +1,294 @@
+"""The moves one by one: what each changes, and what its fence refuses."""
+
+import uuid
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from schema import moves
+from schema.errors import Conflict
+from schema.moves import Ending, Verdict
+from tests.pool import Bot, Pool, active, completed
+
+
+def running(pool: Pool, **fields: object) -> tuple[str, Bot, dict]:
+    """A job that a bot runs."""
+    (job,) = pool.submit(**fields)
+    bot = pool.bot()
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    return job, bot, work
+
+
+def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
+    (job,) = pool.submit()
+    bot = pool.bot()
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    assert (work["job"], work["state"], work["attempt"]) == (job, "active", 1)
+
+    answer = bot.sync(completed(work, exit_code=0, seconds=0.5))
+
+    assert answer["leases"] == []
+    row = pool.job(job)
+    assert (row.state, row.fence, row.result_fence, row.attempts) == ("succeeded", 1, 1, 1)
+    assert pool.history(job) == ["submit", "grant", "acknowledge", "finish"]
+    assert pool.row("SELECT in_use FROM bots").in_use == 0
+    assert pool.row("SELECT result FROM job_payloads").result == {"exit_code": 0, "seconds": 0.5}
+
+
+def test_a_failed_job_stays_failed_and_is_not_tried_again(pool: Pool) -> None:
+    job, bot, work = running(pool)
+
+    bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
+
+    row = pool.job(job)
+    assert (row.state, row.reason, row.attempts) == ("failed", "exit code 3", 1)
+
+
+def test_a_failed_job_that_asks_for_it_is_retried_with_a_growing_wait_and_then_fails(pool: Pool) -> None:
+    job, bot, work = running(pool, retry_failed=True, max_attempts=2)
+
+    bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
+    waiting = pool.job(job)
+    assert (waiting.state, waiting.fence, waiting.attempts) == ("queued", 2, 1)
+    assert waiting.schedule_after is not None
+
+    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
+    pool.assigner().run_once()
+    (again,) = bot.take()
+    assert again["attempt"] == 2
+    bot.sync(completed(again, "failed", exit_code=3))
+    assert pool.job(job).state == "failed"
+    assert pool.history(job) == ["submit", "grant", "acknowledge", "retry", "grant", "acknowledge", "finish"]
+
+
+def test_a_job_that_no_bot_can_start_is_dead_after_its_attempts(pool: Pool) -> None:
+    job, bot, work = running(pool, max_attempts=2)
+
+    bot.sync(completed(work, "error", reason="no such program"))
+    assert pool.job(job).state == "queued"
+    pool.change("UPDATE jobs SET schedule_after = NULL")
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    bot.sync(completed(work, "error", reason="no such program"))
+
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.result_fence) == ("dead", 2, None)
+    assert pool.history(job)[-1] == "give_up"
+
+
+def test_a_job_that_kills_three_bots_is_dead(pool: Pool) -> None:
+    (job,) = pool.submit()
+    for _ in range(3):
+        bot = pool.bot()
+        pool.assigner().run_once()
+        assert len(bot.take()) == 1
+    pool.bot()
+
+    row = pool.job(job)
+    assert (row.state, row.kills, row.attempts) == ("dead", 3, 3)
+    assert row.reason == "its bot was lost three times"
+
+
+def test_work_that_a_lost_bot_never_started_costs_no_attempt(pool: Pool) -> None:
+    (job,) = pool.submit()
+    bot = pool.bot()
+    pool.assigner().run_once()
+    assert bot.sync()["leases"][0]["state"] == "pending"
+
+    pool.bot()
+
+    row = pool.job(job)
+    assert (row.state, row.kills, row.attempts, row.fence) == ("queued", 0, 0, 2)
+
+
+def test_released_work_is_queued_again_uncharged_and_keeps_its_age(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    queued_at = pool.job(job).queued_at
+
+    bot.sync(completed(work, "released"), status="draining")
+
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.queued_at, row.schedule_after) == ("queued", 0, queued_at, None)
+
+
+def test_a_bot_that_lost_its_lease_cannot_finish_the_job(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    newer = pool.bot()
+    with pytest.raises(Conflict) as refused:
+        bot.sync(completed(work))
+    assert refused.value.code == "session_superseded"
+
+    pool.assigner().run_once()
+    (again,) = newer.take()
+    answer = newer.sync(completed(work), active(again))
+
+    assert [lease["fence"] for lease in answer["leases"]] == [again["fence"]]
+    assert pool.job(job).state == "running"
+
+
+@pytest.mark.parametrize("wrong", ["fence", "bot_id", "bot_epoch"])
+def test_an_ending_with_any_part_of_its_fence_wrong_changes_nothing(pool: Pool, wrong: str) -> None:
+    job, _, _ = running(pool)
+    row = pool.row("SELECT job_id, fence, bot_id, bot_epoch FROM live")
+    fence = row._asdict() | {wrong: getattr(row, wrong) + 1}
+
+    ended = pool.database.run(
+        lambda connection: moves.end(connection, [Ending(**fence, verdict=Verdict.SUCCEEDED)], actor="test")
+    )
+
+    assert ended == []
+    assert pool.job(job).state == "running"
+    assert pool.row("SELECT in_use FROM bots").in_use == 1
+
+
+def test_a_final_job_cannot_be_changed_even_by_hand(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    bot.sync(completed(work))
+
+    with pytest.raises(IntegrityError, match="stays so"):
+        pool.change("UPDATE jobs SET state = 'queued', finished_at = NULL")
+
+    assert pool.job(job).state == "succeeded"
+
+
+def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    message = bot.message(completed(work, exit_code=0))
+
+    first = bot.desk.sync(message)
+    again = bot.desk.sync(message)
+
+    assert first == again
+    assert pool.history(job).count("finish") == 1
+
+
+def test_an_older_sync_is_refused(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    older, newer = bot.message(completed(work)), bot.message(active(work))
+    bot.desk.sync(newer)
+
+    with pytest.raises(Conflict) as refused:
+        bot.desk.sync(older)
+
+    assert refused.value.code == "stale_seq"
+    assert pool.job(job).state == "running"
+
+
+def test_a_sync_with_the_wrong_secret_is_refused(pool: Pool) -> None:
+    bot = pool.bot()
+    with pytest.raises(Conflict):
+        bot.desk.sync(bot.message().model_copy(update={"secret": "guess"}))
+
+
+def cancel(pool: Pool, *jobs: str, instances: list[str] | None = None) -> list[moves.Cancelled]:
+    return pool.database.run(
+        lambda connection: moves.cancel(connection, jobs, instances=instances, sync=1.0, actor="test")
+    )
+
+
+def test_a_queued_job_is_cancelled_at_once(pool: Pool) -> None:
+    (job,) = pool.submit()
+    assert cancel(pool, job) == [moves.Cancelled(job, "cancelled", changed=True)]
+    assert pool.job(job).finished_at is not None
+
+
+def test_a_running_job_is_cancelled_when_its_bot_confirms(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    assert cancel(pool, job)[0].state == "cancelling"
+    (told,) = bot.sync(active(work))["leases"]
+    assert told["state"] == "cancelling"
+    assert pool.row("SELECT in_use FROM bots").in_use == 1, "capacity is held until the bot confirms"
+
+    bot.sync(completed(work, "stopped"))
+
+    assert (pool.job(job).state, pool.row("SELECT in_use FROM bots").in_use) == ("cancelled", 0)
+
+
+def test_a_job_that_finishes_before_it_hears_of_the_cancellation_keeps_its_result(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    cancel(pool, job)
+    bot.sync(completed(work, exit_code=0))
+    row = pool.job(job)
+    assert (row.state, row.result_fence) == ("succeeded", row.fence)
+
+
+def test_a_finished_job_cannot_be_cancelled(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    bot.sync(completed(work))
+    assert cancel(pool, job) == [moves.Cancelled(job, "succeeded", changed=False)]
+
+
+def test_foreign_and_absent_jobs_look_alike_to_cancel(pool: Pool) -> None:
+    (job,) = pool.submit()
+    absent = str(uuid.uuid4())
+    found = cancel(pool, job, absent, instances=["other"])
+    assert [one.state for one in found] == [None, None]
+    assert pool.job(job).state == "queued"
+
+
+def test_a_key_stands_for_one_job_whatever_the_number_of_submits(pool: Pool) -> None:
+    first = pool.submit(key="nightly", payload={"command": ["true"]})
+    assert pool.submit(key="nightly", payload={"command": ["true"]}) == first
+    assert len(set(pool.submit(3, key="twice"))) == 1
+    with pytest.raises(Conflict, match="nightly") as refused:
+        pool.submit(key="nightly", payload={"command": ["false"]})
+    assert refused.value.code == "key_reused"
+    assert pool.submit(key="nightly", instance="other") != first
+    assert pool.row("SELECT count(*) AS jobs FROM jobs").jobs == 3
+
+
+def test_submit_works_inside_the_callers_own_transaction_from_sql(pool: Pool) -> None:
+    with pool.database.engine.begin() as connection:
+        created = connection.execute(
+            text("SELECT created FROM leasehold.submit(CAST(:jobs AS jsonb))"),
+            {"jobs": '[{"payload": {"command": ["true"]}, "properties": {"os": ["linux"]}}]'},
+        ).scalar_one()
+        assert created
+        connection.rollback()
+    assert pool.rows("SELECT id FROM jobs") == []
+
+
+def test_a_bot_that_forgets_a_running_lease_has_lost_it(pool: Pool) -> None:
+    job, bot, _ = running(pool)
+    bot.sync()
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.kills) == ("queued", 1, 1)
+
+
+def test_a_bot_that_leaves_gives_its_work_back(pool: Pool) -> None:
+    job, bot, work = running(pool)
+    bot.sync(active(work), status="gone")
+    assert (pool.job(job).state, pool.job(job).attempts) == ("queued", 0)
+    row = pool.row("SELECT status, session, in_use FROM bots")
+    assert (row.status, row.session, row.in_use) == ("gone", None, 0)
+    with pytest.raises(Conflict):
+        bot.sync()
+
+
+def test_a_bot_that_reports_less_capacity_than_it_uses_keeps_what_it_uses(pool: Pool) -> None:
+    pool.submit(3)
+    bot = pool.bot(capacity=3)
+    pool.assigner().run_once()
+    works = bot.take()
+    bot.sync(*[active(work) for work in works], capacity=1)
+    assert pool.row("SELECT capacity, in_use FROM bots")._asdict() == {"capacity": 3, "in_use": 3}
+    bot.sync(*[completed(work) for work in works], capacity=1)
+    assert pool.row("SELECT capacity, in_use FROM bots")._asdict() == {"capacity": 1, "in_use": 0}
+
+
+def test_a_drained_bot_is_told_and_gets_no_more_work(pool: Pool) -> None:
+    bot = pool.bot()
+    pool.database.run(lambda c: moves.drain(c, "bot-1", draining=True, actor="test", reason="disk"))
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    assert bot.sync(wait=10.0)["drain"] is True
+    assert pool.job(job).state == "queued"
+
+    pool.database.run(lambda c: moves.drain(c, "bot-1", draining=False, actor="test", reason="mended"))
+    pool.assigner().run_once()
+
+    assert pool.job(job).state == "leased"
+    assert [row.action for row in pool.rows("SELECT action FROM audit ORDER BY id")] == ["drain", "undrain"]

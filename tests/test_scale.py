@@ -1,0 +1,225 @@
+"""Many jobs: the hopeless ones delay nobody, and the others are each done exactly once."""
+
+import multiprocessing
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+
+import pytest
+from sqlalchemy import Connection
+
+from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.loops import Loop
+from bots.fetch import FetchSettings
+from schema import clock, verify
+from schema.engine import Database, DatabaseSettings
+from schema.timing import Timing
+from schema.wakeups import Wakeups
+from tests import filling
+from tests.patience import eventually
+from tests.pool import Pool
+from tests.swarm import Swarm
+
+HOPELESS = 10_000
+JOBS = 20_000
+PROCESSES, THREADS, BOTS = 3, 2, 50
+#: So many of the bots never fetch, so that the assigners have work from the first job to the last.
+WAITING = 10
+
+
+@contextmanager
+def assigning(database: Database, timing: Timing, seed: int, *, name: str, threads: int = 1) -> Iterator[None]:
+    """Assigners on their real loops, woken by wake-ups, as a process of the pool runs them."""
+    chance = random.Random(seed)
+    wakeups = Wakeups(database, chance=chance)
+    wakeups.start()
+    loops = []
+    for number in range(threads):
+        assigner = PriorityAgeAssigner(
+            database,
+            AssignerSettings(),
+            timing=timing,
+            chance=random.Random(chance.random()),
+            name=f"{name}/{number}",
+            now=clock.monotonic,
+        )
+        loops.append(
+            Loop(
+                f"{name}-{number}",
+                assigner.run_once,
+                chance=random.Random(chance.random()),
+                signal=wakeups.signal("jobs"),
+                idle=lambda: wakeups.idle("jobs"),
+            )
+        )
+    for loop in loops:
+        loop.start()
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.stop()
+        wakeups.stop()
+
+
+def _no_bot_offers_it(pool: Pool) -> None:
+    _fill(pool, kinds=("absent",))
+
+
+def _a_thousand_kinds_that_no_bot_offers(pool: Pool) -> None:
+    _fill(pool, kinds=tuple(f"absent-{n}" for n in range(1000)))
+
+
+def _larger_than_any_bot(pool: Pool) -> None:
+    _fill(pool, kinds=("present",), units=3)
+
+
+def _larger_than_any_bot_and_back_from_their_wait(pool: Pool) -> None:
+    _fill(pool, kinds=("present",), units=3, backoff=-1000.0)
+
+
+def _instance_without_bots(pool: Pool) -> None:
+    _fill(pool, kinds=("present",), instances=2)
+
+
+def _fill(
+    pool: Pool, *, kinds: tuple[str, ...], units: int = 1, instances: int = 1, backoff: float | None = None
+) -> None:
+    """Urgent jobs in the last of the instances i-0, i-1, …; bots serve the first."""
+
+    def work(connection: Connection) -> None:
+        filling.fill_queues(connection, instances=instances, kinds=kinds)
+        filling.fill_jobs(
+            connection, HOPELESS, first=instances - 1, instances=1, kinds=kinds, priority=-10, units=units
+        )
+
+    pool.database.run(work)
+
+
+@pytest.mark.parametrize(
+    "hopeless",
+    [
+        _no_bot_offers_it,
+        _a_thousand_kinds_that_no_bot_offers,
+        _larger_than_any_bot,
+        _larger_than_any_bot_and_back_from_their_wait,
+        _instance_without_bots,
+    ],
+)
+def test_ten_thousand_urgent_jobs_that_nobody_can_run_do_not_delay_the_one_behind_them(
+    pool: Pool, hopeless: Callable[[Pool], None]
+) -> None:
+    hopeless(pool)
+    (job,) = pool.submit(instance="i-0", properties={"kind": "present"})
+    pool.bot(capacity=2, instance="i-0", properties={"kind": "present"})
+    began = clock.monotonic()
+    with assigning(pool.database, pool.timing, pool.chance.getrandbits(32), name="assigner"):
+        eventually(lambda: pool.job(job).state == "leased", within=20)
+        seconds = clock.monotonic() - began
+    print(f"assigned after {seconds:.3f} s")
+    assert seconds < 2.0
+
+
+def _assigner_process(url: str, timing: Timing, seed: int, name: str, stop: Event) -> None:
+    database = Database(url, DatabaseSettings(), role="assigner", chance=random.Random(seed))
+    with assigning(database, timing, seed, name=name, threads=THREADS):
+        stop.wait()
+    database.close()
+
+
+@contextmanager
+def assigner_processes(url: str, timing: Timing, chance: random.Random) -> Iterator[None]:
+    """Processes of their own, so that they share nothing but the database."""
+    spawning = multiprocessing.get_context("spawn")
+    stop = spawning.Event()
+    processes = [
+        spawning.Process(
+            target=_assigner_process, args=(url, timing, chance.getrandbits(32), f"assigner-{n}", stop), daemon=True
+        )
+        for n in range(PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for process in processes:
+            process.join()
+    assert [process.exitcode for process in processes] == [0] * PROCESSES
+
+
+class Sampler:
+    """Looks at every invariant again and again while the work goes on."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler")
+        self.broken: list[verify.Finding] = []
+        self.errors: list[Exception] = []
+        self.looks = 0
+
+    def __enter__(self) -> "Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not clock.wait(self._stopping, 3.0):
+            try:
+                self.broken += [finding for finding in verify.verify(self._database) if finding.rows]
+            except Exception as error:
+                self.errors.append(error)
+                return
+            self.looks += 1
+
+
+def test_twenty_thousand_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
+    # Sessions outlive the moments in which two busy cores let a simulated bot wait.
+    timing = Timing(sync=1, ttl=10, reap=1, ack=5, poll=0.1)
+    kinds = [{}, {"os": "linux"}, {"os": "mac"}]
+    fetching, waiting = (
+        Swarm(
+            pool.database,
+            timing,
+            count,
+            capacity=4,
+            properties=lambda n: {"os": "linux" if n % 5 else "mac"},
+            fetch=FetchSettings(enabled=enabled),
+            threads=2,
+            prefix=prefix,
+        )
+        for prefix, count, enabled in (("fetching", BOTS - WAITING, True), ("waiting", WAITING, False))
+    )
+    log = waiting.log = fetching.log
+    for number in range(JOBS // 1000):
+        pool.submit(1000, properties=kinds[number % 3], instance=f"i-{number % 4}", priority=number % 7 - 3)
+    began = clock.monotonic()
+    with Sampler(pool.database) as sampler, assigner_processes(database_url, timing, pool.chance), fetching, waiting:
+        eventually(
+            lambda: len(log.entries()) >= JOBS and _finished(pool) == JOBS, within=100, what="all jobs are final"
+        )
+        seconds = clock.monotonic() - began
+    print(f"{JOBS} jobs in {seconds:.1f} s: {JOBS / seconds:.0f} jobs/s; {sampler.looks} looks at the invariants")
+    assert not sampler.errors
+    assert sampler.looks > 0
+    assert sampler.broken == []
+    ends = pool.rows("SELECT job_id, count(*) AS times FROM job_events WHERE move = 'finish' GROUP BY job_id")
+    assert Counter(row.times for row in ends) == {1: JOBS}
+    assert Counter(row.state for row in pool.rows("SELECT state FROM jobs")) == {"succeeded": JOBS}
+    by_assigners = pool.row("SELECT count(*) AS jobs FROM job_events WHERE move = 'grant' AND actor LIKE 'assigner-%'")
+    print(f"{by_assigners.jobs} placed by assigners, the others fetched")
+    assert by_assigners.jobs > 0
+    assert log.overlaps() == []
+    assert len({entry.job for entry in log.entries()}) == JOBS
+
+
+def _finished(pool: Pool) -> int:
+    return int(pool.row("SELECT count(*) AS jobs FROM jobs WHERE finished_at IS NOT NULL").jobs)

@@ -1,0 +1,62 @@
+"""The tables as the code describes them are the tables that the migrations build."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from schema.engine import Database, DatabaseSettings
+from schema.tables import SCHEMA, metadata
+
+OURS = f"relnamespace = '{SCHEMA}'::regnamespace AND relname <> 'alembic_version'"
+
+COLUMNS = f"""
+SELECT relname, attname, format_type(atttypid, atttypmod) AS type, attnotnull, attidentity, attgenerated,
+       pg_get_expr(adbin, adrelid) AS default_or_formula
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND attnum > 0 AND NOT attisdropped
+LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+WHERE {OURS} AND relkind IN ('r', 'p') ORDER BY relname, attname
+"""
+# A column's NOT NULL is compared with the column; newer servers list it as a constraint as well.
+CONSTRAINTS = f"""
+SELECT relname, conname, pg_get_constraintdef(k.oid) AS definition
+FROM pg_class c JOIN pg_constraint k ON conrelid = c.oid AND contype <> 'n'
+WHERE {OURS} ORDER BY relname, conname
+"""
+INDEXES = f"""
+SELECT relname, indexrelid::regclass::text AS name, pg_get_indexdef(indexrelid) AS definition
+FROM pg_class c JOIN pg_index ON indrelid = c.oid
+WHERE {OURS} ORDER BY relname, name
+"""
+
+
+@pytest.fixture
+def described(empty_url: str) -> Iterator[Database]:
+    """A database made from the description alone."""
+    opened = Database(empty_url, DatabaseSettings(), role="test", chance=random.Random(0))
+
+    def create(connection: Connection) -> None:
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+        metadata.create_all(connection)
+
+    opened.run(create)
+    yield opened
+    opened.close()
+
+
+def rows(database: Database, query: str) -> list[Any]:
+    return list(database.run(lambda connection: connection.execute(text(query)).all()))
+
+
+@pytest.mark.parametrize("query", [COLUMNS, CONSTRAINTS, INDEXES], ids=["columns", "constraints", "indexes"])
+def test_the_replayed_migrations_give_the_described_tables(database: Database, described: Database, query: str) -> None:
+    migrated = rows(database, query)
+    assert len(migrated) >= len(metadata.tables)
+    assert migrated == rows(described, query)
+
+
+def test_every_described_table_exists_and_no_other(database: Database) -> None:
+    found = {row[0] for row in rows(database, COLUMNS)}
+    assert found == {table.name for table in metadata.tables.values()}
