@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from assigner import metrics, snapshot
 from assigner.strategies import Snapshot, StrategySettings, choose
-from schema import moves, ready
+from schema import moves, platforms, ready
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.limits import NAME
@@ -148,7 +148,7 @@ class PriorityAgeAssigner:
             self._place(connection, jobs, cycle)
             if cycle.granted or cycle.postponed == before:
                 return cycle
-        if not cycle.picked:
+        if not cycle.picked and platforms.nobody_arrives(connection):
             unserved = ready.unserved(connection, instances=instances, limit=settings.batch)
             self._postpone(connection, [Alike(queue.instance, queue.platform, 1) for queue in unserved], NO_BOT, cycle)
         return cycle
@@ -173,7 +173,9 @@ class PriorityAgeAssigner:
         strategy = self._settings.strategy
         how = {"strategy": strategy.kind, "round": round_number}
         placements = choose(seen, strategy.weights, how=how)
-        granted = moves.grant(connection, placements, assigner=self.name, strategy=strategy.kind, ack=self._timing.ack)
+        granted = moves.grant(
+            connection, placements, assigner=self.name, strategy=strategy.kind, ack=self._timing.ack, tell=True
+        )
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}

@@ -60,4 +60,4 @@ def fetch(
         literal=settings.backoff == "literal",
     )
     placements = [Placement(job.id, bot_id, {"bot": bot_name, "strategy": STRATEGY}) for job in jobs]
-    return moves.grant(connection, placements, assigner=f"bot:{bot_name}", strategy=STRATEGY, ack=ack)
+    return moves.grant(connection, placements, assigner=f"bot:{bot_name}", strategy=STRATEGY, ack=ack, tell=False)

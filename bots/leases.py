@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
@@ -14,7 +15,7 @@ from bots.sessions import digest
 from schema import moves, outputs
 from schema.clock import Monotonic
 from schema.engine import Database
-from schema.errors import Conflict
+from schema.errors import BadInput, Conflict
 from schema.moves import Ended, RetryPace, Synced
 from schema.states import FINAL, BotStatus, JobState
 from schema.timing import Timing
@@ -88,6 +89,10 @@ class Desk:
             bot = connection.execute(LOCK_BOT, {"name": report.bot}).one_or_none()
             _check_session(bot, epoch=report.epoch, secret=report.secret)
             assert bot is not None
+            try:
+                UUID(report.job)
+            except ValueError:
+                raise BadInput("job", "is not the id of a job") from None
             chunks = reports.written(report.job, report.fence, report.output)
             count = outputs.append(connection, chunks, bot_id=bot.id, epoch=bot.epoch)
             if count:

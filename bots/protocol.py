@@ -85,7 +85,8 @@ class Sync(Message):
     seq: int = Field(ge=1, le=MAX_COUNT)
     status: Literal["ok", "unhealthy", "draining", "gone"] = Field(
         default="ok",
-        description="`draining` takes no new work; `gone` closes the session: what it still held is queued",
+        description="`draining` takes no new work; `gone` closes the session and queues what it still held; "
+        "that call, repeated, is answered by `session_over`",
     )
     capacity: int | None = Field(default=None, ge=0, le=limits.MAX_UNITS)
     leases: list[LeaseReport] = Field(default=[], max_length=10_000)

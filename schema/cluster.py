@@ -40,6 +40,8 @@ _SETTINGS = {
     "max_connections": "200",
     "logging_collector": "off",
     "log_lock_waits": "on",
+    # Sooner than our lock_timeout, so that a deadlock is told as one.
+    "deadlock_timeout": "200ms",
     "log_line_prefix": "%m [%p] %a ",
     "timezone": "UTC",
     "log_timezone": "UTC",

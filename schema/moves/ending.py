@@ -74,9 +74,10 @@ WITH told AS MATERIALIZED (
     FROM told t JOIN held h ON h.id = t.job_id
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
         AND l.state IN ('pending', 'active', 'cancelling')
-    RETURNING l.job_id, l.bot_id, l.units, l.stop_reason, l.acknowledged_at IS NOT NULL AS started
+    RETURNING l.job_id, l.bot_id, l.units, l.stop_reason, l.granted_at,
+        l.acknowledged_at IS NOT NULL AS started
 ), judged AS MATERIALIZED (
-    SELECT h.*, t.verdict, t.details, o.bot_id, o.stop_reason,
+    SELECT h.*, t.verdict, t.details, o.bot_id, o.stop_reason, o.granted_at,
         t.verdict IN ('stopped', 'released') OR t.verdict = 'lost' AND NOT o.started AS uncharged,
         t.verdict = 'lost' AND o.started AS killed
     FROM held h JOIN told t ON t.job_id = h.id JOIN over o ON o.job_id = h.id
@@ -100,7 +101,8 @@ WITH told AS MATERIALIZED (
         attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
         kills = CASE WHEN d.killed THEN least(j.kills + 1, {MAX_KILLS}) ELSE j.kills END,
         finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
-        started_at = CASE WHEN d.to_state <> 'queued' THEN j.started_at END,
+        started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
+            WHEN d.to_state <> 'queued' THEN j.started_at END,
         schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
             THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1))) END,
         considered = 0,

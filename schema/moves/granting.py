@@ -65,18 +65,21 @@ WITH wanted AS MATERIALIZED (
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'grant', 'queued', 'leased', fence, :assigner, decision FROM moved
+), told AS (
+    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id, bot_id, fence, units FROM moved
+SELECT id, public_id, bot_id, fence, units, (SELECT count(*) FROM told) FROM moved
 """)
 
 
 def grant(
-    connection: Connection, placements: Sequence[Placement], *, assigner: str, strategy: str, ack: float
+    connection: Connection, placements: Sequence[Placement], *, assigner: str, strategy: str, ack: float, tell: bool
 ) -> list[Granted]:
     """Give each job to its bot, where the bot is still there, free, allowed to have it and not locked by somebody else.
 
     The caller holds the jobs' rows locked. Placements that do not come back lost a race and their jobs are
-    untouched. `ack` is the number of seconds the bot has to acknowledge.
+    untouched. `ack` is the number of seconds the bot has to acknowledge. `tell` wakes the bots' long polls, for
+    callers that do not answer the bot themselves.
     """
     if not placements:
         return []
@@ -89,6 +92,7 @@ def grant(
             "assigner": assigner,
             "strategy": strategy,
             "ack": ack,
+            "tell": tell,
         },
     )
     return [Granted(row.id, str(row.public_id), row.bot_id, row.fence, row.units) for row in rows]
