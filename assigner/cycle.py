@@ -173,9 +173,7 @@ class PriorityAgeAssigner:
         strategy = self._settings.strategy
         how = {"strategy": strategy.kind, "round": round_number}
         placements = choose(seen, strategy.weights, how=how)
-        granted = moves.grant(
-            connection, placements, assigner=self.name, strategy=strategy.kind, ack=self._timing.ack, tell=True
-        )
+        granted = moves.grant(connection, placements, assigner=self.name, strategy=strategy.kind, ack=self._timing.ack)
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}

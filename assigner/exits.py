@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import click
 
-from schema.errors import BadInput, LeaseholdError, NotFound, NotReady
+from schema.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code.
 
-    0; 1 for a failure; 2 for bad input; 3 for a database that is not ready; 130 after Ctrl-C.
+    0; 1 for a failure; 2 for bad input, also for one that contradicts what is stored; 3 for a database that is not
+    ready; 130 after Ctrl-C.
     """
     try:
         code = command.main(args=list(arguments), prog_name="leasehold", standalone_mode=False)
@@ -22,7 +23,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         return 130
     except click.ClickException as error:
         return _complain(_worded(error), code=2)
-    except (BadInput, NotFound) as error:
+    except (BadInput, NotFound, Conflict) as error:
         return _complain(str(error), code=2)
     except NotReady as error:
         return _complain(str(error), code=3)

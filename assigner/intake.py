@@ -84,7 +84,7 @@ async def show(request: Request, id: JobId, caller: Caller) -> answers.Job:
         row = queries.job(connection, lookups.job_id(id), instances=caller.instances)
         if row is None:
             raise lookups.absent(id)
-        lookups.note(connection, caller, "job.read", subject=str(row["id"]))
+        lookups.note_look(connection, caller, "job.read", subject=str(row["id"]))
         return answers.job(row)
 
     found: answers.Job = await request.app.state.run(work)
@@ -122,9 +122,12 @@ async def list_jobs(
     return found
 
 
-@router.post("/jobs/cancel", responses=_problems(400, 404, 408, 413, 415), openapi_extra=_IDS)
+@router.post("/jobs/cancel", responses=_problems(400, 404, 408, 409, 413, 415), openapi_extra=_IDS)
 async def cancel(request: Request, body: CancelRequest, caller: Caller) -> answers.CancelAnswer:
-    """Cancel jobs. 404 only if none of them exists; otherwise an absent one has the state null."""
+    """Cancel jobs. 404 only if none of them exists; otherwise an absent one has the state null.
+
+    409 `already_final` if all of them exist and had ended before: their results are kept.
+    """
     known = {given: lookups.uuid_or_none(given) for given in body.ids}
     wanted = sorted({job for job in known.values() if job is not None})
     sync = request.app.state.timing.sync
@@ -134,6 +137,8 @@ async def cancel(request: Request, body: CancelRequest, caller: Caller) -> answe
         found = {job.public_id: job for job in done if job.state is not None}
         if not found:
             raise lookups.absent(body.ids[0])
+        if all(job in found for job in known.values()):
+            lookups.refuse_if_over(list(found.values()))
         changed = sum(job.changed for job in found.values())
         lookups.note(connection, caller, "jobs.cancel", subject=next(iter(found)), details={"jobs": changed})
         return answers.CancelAnswer(
@@ -185,16 +190,15 @@ async def output(
     """Output from offset `start`, held back up to `wait` seconds while there is none and the job is not final."""
     state = request.app.state
     job = lookups.job_id(id)
-    work = lookups.read(job, caller, start)
     if wait == 0:
-        found: answers.OutputAnswer = await state.run(work)
+        found: answers.OutputAnswer = await state.run(lookups.read(job, caller, start, noted=True))
         return found
     deadline = clock.monotonic() + min(wait, state.max_wait)
     async with state.polls.topic("done", lookups.progress, run=state.run).watch(request) as watch:
         attempt: int | None = None
         watch.add(job, lambda now: now.final or now.written > start or now.attempt != attempt)
         while True:
-            found = await state.run(work)
+            found = await state.run(lookups.read(job, caller, start, noted=attempt is None))
             restarted = attempt is not None and found.attempt != attempt
             attempt = found.attempt
             left = deadline - clock.monotonic()

@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 
 from assigner import answers, queries
 from schema import audit, limits, moves, outputs
-from schema.errors import NotFound
+from schema.errors import Conflict, NotFound
+from schema.states import FINAL
 from schema.tokens import Principal
 
 #: Most bytes of output in one answer.
@@ -43,13 +44,13 @@ def seen(ids: Sequence[str], caller: Principal, *, noted: bool) -> Callable[[Con
             if job not in found:
                 raise absent(job)
         if noted:
-            note(connection, caller, "jobs.read", subject=ids[0], details={"jobs": len(ids)})
+            note_look(connection, caller, "jobs.read", subject=ids[0], details={"jobs": len(ids)})
         return found
 
     return work
 
 
-def read(job: str, caller: Principal, start: int) -> Callable[[Connection], answers.OutputAnswer]:
+def read(job: str, caller: Principal, start: int, *, noted: bool) -> Callable[[Connection], answers.OutputAnswer]:
     def work(connection: Connection) -> answers.OutputAnswer:
         where = {"id": job, "instances": caller.instances}
         row = connection.execute(queries.ATTEMPT, where).one_or_none()
@@ -58,8 +59,8 @@ def read(job: str, caller: Principal, start: int) -> Callable[[Connection], answ
         data = b""
         if row.fence is not None:
             data = outputs.read(connection, row.row_id, fence=row.fence, start=start, limit=OUTPUT_BYTES)
-        if data or row.final:
-            note(connection, caller, "output.read", subject=job, details={"start": start, "bytes": len(data)})
+        if noted:
+            note_look(connection, caller, "output.read", subject=job, details={"start": start})
         return answers.OutputAnswer(
             start=start,
             data=base64.b64encode(data).decode(),
@@ -84,6 +85,23 @@ def note(
     """What an operator does is audited; a submitter acts on its own instance and leaves events."""
     if caller.is_operator:
         audit.write(connection, action, actor=caller.actor, subject=subject, details=details)
+
+
+def note_look(
+    connection: Connection, caller: Principal, action: str, *, subject: str, details: Mapping[str, Any] | None = None
+) -> None:
+    """An operator's look at payloads or results, noted at most once an hour; the transaction writes nothing else."""
+    if caller.is_operator:
+        audit.write_look(connection, action, actor=caller.actor, subject=subject, details=details)
+
+
+def refuse_if_over(found: Sequence[moves.Cancelled]) -> None:
+    """Raise Conflict `already_final` if a cancel found only jobs that had ended before it."""
+    if any(job.changed or job.state not in FINAL for job in found):
+        return
+    first = f"job '{found[0].public_id}' is {found[0].state} already"
+    others = f", and the other {len(found) - 1} are final too" if len(found) > 1 else ""
+    raise Conflict("already_final", f"{first}{others}; results are kept")
 
 
 def uuid_or_none(given: str) -> str | None:

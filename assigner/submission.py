@@ -1,9 +1,8 @@
-"""What callers ask for: job requests, their limits, and the one keyed transaction that takes them."""
+"""What callers submit: which of it their token allows, and the one keyed transaction that takes it."""
 
-import json
 import threading
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import psycopg
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,44 +12,14 @@ from schema import audit, limits, moves
 from schema.engine import Database
 from schema.errors import BadInput, Forbidden, NotReady
 from schema.moves import Submitted
+from schema.requests import DEFAULT_INSTANCE, JobRequest
 from schema.tokens import Principal
-
-#: Longest execution timeout of a job, seconds (a year).
-MAX_TIMEOUT = 31_536_000.0
-MAX_TRIES = 100
-MAX_KEY_BYTES = 200
-MAX_HINT_BYTES = 200
-DEFAULT_INSTANCE = "default"
-
-Name = Annotated[str, Field(pattern=f"^{limits.NAME.pattern}$")]
 
 
 class Asked(BaseModel):
     """Requests are immutable, refuse unknown fields, and take no value of another type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class JobRequest(Asked):
-    """One job. Only `command` is required."""
-
-    command: list[str] = Field(min_length=1, max_length=4096, description="program and arguments; no shell")
-    env: dict[str, str] = Field(default={}, description="added to the bot's allow-listed environment")
-    stdin: str | None = Field(default=None, description="text given to the command; unset = empty")
-    instance: Name | None = Field(default=None, description="tenant; unset = the token's own, or `default`")
-    properties: dict[str, str | list[str]] = Field(default={}, description="what its bot must offer")
-    key: str | None = Field(
-        default=None,
-        min_length=1,
-        description="makes the submit safe to repeat: the same key and request is the same job; at most 200 bytes",
-    )
-    priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX, description="lower = more urgent")
-    units: int = Field(default=1, ge=1, le=limits.MAX_UNITS, description="capacity it takes of its bot")
-    label: str = Field(default="", description="for listing; at most 64 bytes")
-    locality_hint: str | None = Field(default=None, min_length=1, description="jobs with one hint like one bot")
-    timeout_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="of run time; unset = none")
-    max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
-    retry_failed: bool = Field(default=False, description="whether a command that fails is tried again")
 
 
 class SubmitRequest(Asked):
@@ -147,40 +116,7 @@ def _normal(place: str, job: JobRequest, caller: Principal) -> dict[str, Any]:
         raise Forbidden(f"{place}.instance: this token is for the instance '{caller.instance}' only")
     if not caller.may_use_priority(job.priority):
         raise Forbidden(f"{place}.priority: this token may not be more urgent than {caller.priority_ceiling}")
-    return {
-        "instance": instance,
-        "properties": limits.normal_properties(f"{place}.properties", job.properties),
-        "key": _short(f"{place}.key", job.key, MAX_KEY_BYTES),
-        "priority": job.priority,
-        "units": job.units,
-        "label": limits.check_text(f"{place}.label", job.label, limits.MAX_LABEL),
-        "locality_hint": _short(f"{place}.locality_hint", job.locality_hint, MAX_HINT_BYTES),
-        "timeout_seconds": job.timeout_seconds,
-        "max_attempts": job.max_attempts,
-        "retry_failed": job.retry_failed,
-        "payload": _payload(place, job),
-    }
-
-
-def _short(field: str, value: str | None, limit: int) -> str | None:
-    return None if value is None else limits.check_text(field, value, limit)
-
-
-def _payload(place: str, job: JobRequest) -> dict[str, Any]:
-    if not job.command[0]:
-        raise BadInput(f"{place}.command", "must name a program")
-    for name in job.env:
-        if not name or "=" in name:
-            raise BadInput(f"{place}.env", f"'{limits.escaped(name, 60)}' is not the name of a variable")
-    payload: dict[str, Any] = {"command": job.command}
-    if job.env:
-        payload["env"] = job.env
-    if job.stdin is not None:
-        payload["stdin"] = job.stdin
-    size = len(json.dumps(payload, ensure_ascii=False).encode())
-    if size > limits.MAX_PAYLOAD_BYTES:
-        raise BadInput(
-            place,
-            f"has a payload (command, env, stdin) of {size} bytes, at most {limits.MAX_PAYLOAD_BYTES} are allowed",
-        )
-    return payload
+    try:
+        return job.normal(instance=instance)
+    except BadInput as refused:
+        raise BadInput(f"{place}.{refused.field}", refused.reason) from None

@@ -9,7 +9,7 @@ from assigner import metrics
 from schema import moves, ticks
 from schema.clock import Monotonic
 from schema.engine import Database
-from schema.states import FINAL, LeaseState
+from schema.states import LeaseState
 from schema.timing import Timing
 
 #: Rows one transaction touches.
@@ -22,7 +22,6 @@ SELECT job_id, fence, state FROM leases
 WHERE state IN ('pending', 'active', 'cancelling') AND due_at < now()
 ORDER BY due_at LIMIT :limit
 """)
-WAKE = text("SELECT wake('done', :keys)")
 
 
 class UpkeepSettings(BaseModel):
@@ -76,6 +75,7 @@ class Upkeep:
             self._delete(done)
         for kind, count in vars(done).items():
             metrics.observe_reaped(kind, count)
+        metrics.observe_tick()
         return self._timing.reap
 
     def _tick(self, connection: Connection) -> bool:
@@ -87,10 +87,7 @@ class Upkeep:
         while True:
 
             def page(connection: Connection, after: int = after) -> list[int]:
-                bot_ids, ended = moves.expire(connection, after=after, limit=LIMIT, actor=self.name)
-                finished = [job.public_id for job in ended if job.state in FINAL]
-                if finished:
-                    connection.execute(WAKE, {"keys": ",".join(finished[:200])})
+                bot_ids, _ = moves.expire(connection, after=after, limit=LIMIT, actor=self.name)
                 return bot_ids
 
             bot_ids = self._database.run(page, urgent=True)

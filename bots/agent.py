@@ -19,18 +19,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bots.calls import Caller
 from bots.launcher import Launcher
-from bots.protocol import Name, OpenSession, Session
+from bots.protocol import OpenSession, Session
 from bots.runner import Place
 from bots.shift import End, Over, Shift, Tuning, Wishes
 from bots.transport import Transport
 from bots.workplace import Workplace
 from schema import clock, limits
 from schema.errors import LeaseholdError
+from schema.limits import Name
 
 _log = structlog.get_logger("leasehold.agent")
 
 #: Seconds for the call that opens a session.
 _OPENING = 10.0
+#: Is there wherever processes can be looked up.
+_PROC = Path("/proc/self/stat")
 
 
 def legal_name(host: str, suffix: str = "") -> str:
@@ -89,6 +92,14 @@ class AgentSettings(BaseModel):
         return self.work_dir or Path(temporary, f"leasehold-{os.getuid()}")
 
 
+def _check_system() -> None:
+    """Raise LeaseholdError where a command could leave processes behind that nobody finds."""
+    if sys.platform != "linux":
+        raise LeaseholdError(f"a bot runs on Linux only, and this system is '{sys.platform}'")
+    if not _PROC.is_file():
+        raise LeaseholdError("a bot needs /proc, which is not mounted here")
+
+
 @dataclass(frozen=True)
 class _Opened:
     """A session, and when (own monotonic clock) the request was sent that opened it."""
@@ -113,8 +124,10 @@ class Agent:
         130 = left at once.
 
         The first SIGTERM or SIGINT drains, the second kills all work at once. Raises BadInput if the settings cannot
-        be used on this machine, LeaseholdError if an earlier agent's processes cannot be killed.
+        be used on this machine, LeaseholdError if this is not Linux with /proc or if an earlier agent's processes
+        cannot be killed.
         """
+        _check_system()
         if not structlog.is_configured():
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         settings = self._settings

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from bots.transport import Record, Transport
 from schema import clock, limits
-from schema.errors import BadInput
+from schema.errors import BadInput, Conflict
 from schema.states import FINAL
 
 Records = list[Record]
@@ -110,10 +110,18 @@ class Client:
 
     def cancel(self, jobs: Sequence[str]) -> Records:
         """Ask to cancel; for each job its id, its state (None if it is absent) and whether this call changed
-        anything. Raises NotFound if none of them exists."""
+        anything. Raises NotFound if none of them exists, Conflict `already_final` if all had ended before."""
         answers: Records = []
-        for part in _slices(jobs):
-            answers += self._transport.call("POST", "/v1/jobs/cancel", body={"ids": part})["jobs"]
+        parts = list(_slices(jobs))
+        refused = 0
+        for part in parts:
+            try:
+                answers += self._transport.call("POST", "/v1/jobs/cancel", body={"ids": part})["jobs"]
+            except Conflict:
+                refused += 1
+                if refused == len(parts):
+                    raise
+                answers += [{"id": job["id"], "state": job["state"], "changed": False} for job in self.look(part)]
         return answers
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None, poll: float = LONG_POLL) -> Iterator[Record]:

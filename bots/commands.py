@@ -13,6 +13,7 @@ from bots.caller import Caller, caller_options
 from bots.client import LONG_POLL, Client
 from schema import limits
 from schema.errors import BadInput, LeaseholdError, NotFound
+from schema.requests import MAX_TIMEOUT, MAX_TRIES
 from schema.states import JobState
 
 #: Options of `submit` that describe one job; in a file they stand in the lines.
@@ -31,10 +32,8 @@ _OF_ONE_JOB = (
 @click.option("--label", metavar="TEXT", help="For finding it again, at most 64 bytes.")
 @click.option("--key", metavar="TEXT", help="The same key never makes a second job.")
 @click.option("--locality", metavar="HINT", help="Prefer a bot that lately worked on the same hint.")
-@click.option(
-    "--timeout", type=click.FloatRange(0, requests.MAX_TIMEOUT, min_open=True), metavar="SECONDS", help="[none]"
-)
-@click.option("--max-attempts", type=click.IntRange(1, requests.MAX_TRIES), help=f"[{limits.MAX_ATTEMPTS}]")
+@click.option("--timeout", type=click.FloatRange(0, MAX_TIMEOUT, min_open=True), metavar="SECONDS", help="[none]")
+@click.option("--max-attempts", type=click.IntRange(1, MAX_TRIES), help=f"[{limits.MAX_ATTEMPTS}]")
 @click.option("--retry-failed", is_flag=True, default=None, help="Try again also when the command itself fails.")
 @click.option("--env", metavar="KEY=VALUE", multiple=True, help="Environment of the command; repeatable.")
 @click.option("--stdin-file", type=click.File("rb"), help="Text for the command's standard input; - reads ours.")
@@ -76,7 +75,7 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
 @click.command()
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option(
-    "--timeout", type=click.FloatRange(0, 31_536_000), metavar="SECONDS", help="Give up after so long [never]."
+    "--timeout", type=click.FloatRange(0, MAX_TIMEOUT), metavar="SECONDS", help="Give up after so long [never]."
 )
 @caller_options
 def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None:

@@ -73,7 +73,7 @@ class Probe:
 
     def _look(self) -> str:
         try:
-            found = migrate.status(self._database)
+            found = migrate.status(self._database, urgent=True)
         except (NotReady, DBAPIError):
             return "the database cannot be reached"
         return (

@@ -1,6 +1,6 @@
-"""The process that outlives an agent just long enough to leave nothing running.
+"""The process that outlives an agent just long enough to leave nothing running. Linux only.
 
-One guardian serves one agent. It forks a supervisor for each command; the supervisor is a child subreaper (Linux), so
+One guardian serves one agent. It forks a supervisor for each command; the supervisor is a child subreaper, so
 whatever a command starts stays below it in the process tree, also children that asked for a session of their own, and
 "nothing is left" is a fact that wait(2) tells instead of a guess. Three things kill everything whole: the supervisor's
 control socket closes (the agent died), the agent asks for it, or the alarm rings that the agent has to put off at every
@@ -31,7 +31,6 @@ _SET_CHILD_SUBREAPER = 36
 #: Seconds between two looks at the process tree while it is being killed.
 _LOOK_AGAIN = 0.02
 _DESCRIPTORS = 3
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Bell:
 
 
 def process_tree() -> dict[int, list[int]]:
-    """Parent → its children, of every process that can be seen. Empty where there is no /proc."""
+    """Parent → its children, of every process that can be seen. Empty if /proc cannot be read."""
     children: dict[int, list[int]] = {}
     try:
         entries = os.listdir("/proc")
@@ -214,7 +213,7 @@ class Guardian:
                 connected = self._obey()
 
     def _obey(self) -> bool:
-        message, descriptors, _, _ = socket.recv_fds(self._channel, 64, _DESCRIPTORS, _CLOSE_ON_EXEC)
+        message, descriptors, _, _ = socket.recv_fds(self._channel, 64, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if message.startswith(b"A"):
             seconds = float(message[1:])
             self._expired = False
@@ -270,9 +269,8 @@ class Guardian:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies (Linux; elsewhere process groups have to do)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Become the parent of descendants whose own parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def main() -> None:

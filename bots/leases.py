@@ -17,8 +17,9 @@ from schema.clock import Monotonic
 from schema.engine import Database
 from schema.errors import BadInput, Conflict
 from schema.moves import Ended, RetryPace, Synced
-from schema.states import FINAL, BotStatus, JobState
+from schema.states import BotStatus, JobState
 from schema.timing import Timing
+from schema.wakeups import wake
 
 LOCK_BOT = text("""
 SELECT id, name, epoch, session, sync_seq, status, draining, closing, instance, free
@@ -37,7 +38,6 @@ LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
 WHERE l.bot_id = :bot_id AND l.state IN ('pending', 'active', 'cancelling')
 ORDER BY l.job_id
 """)
-WAKE = text("SELECT wake(:topic, :keys)")
 RELEASED_STATUS = frozenset({BotStatus.UNHEALTHY, BotStatus.DRAINING})
 
 
@@ -96,7 +96,7 @@ class Desk:
             chunks = reports.written(report.job, report.fence, report.output)
             count = outputs.append(connection, chunks, bot_id=bot.id, epoch=bot.epoch)
             if count:
-                connection.execute(WAKE, {"topic": "done", "keys": report.job})
+                wake(connection, "done", [report.job])
             return count
 
         return self._database.run(work)
@@ -115,14 +115,12 @@ class Desk:
             return stored or Waiting(sync.bot, bot.id, bot.epoch, sync.seq, began, wait)
         ended = self._apply(connection, bot, sync)
         if sync.status == BotStatus.GONE.value:
-            ended += moves.close(connection, bot.id, actor=f"bot:{sync.bot}")
-            _tell_waiters(connection, ended)
+            moves.close(connection, bot.id, actor=f"bot:{sync.bot}")
             return SyncAnswer(seq=sync.seq, leases=[], expires_in=0, sync_in=0).model_dump_json().encode()
         synced = moves.synced(
             connection, bot.id, seq=sync.seq, status=sync.status, capacity=sync.capacity, ttl=self._timing.ttl
         )
         self._refill(connection, bot, synced, ended)
-        _tell_waiters(connection, ended)
         held = connection.execute(HELD, {"bot_id": bot.id}).all()
         told_to_drain = synced.draining and sync.status == BotStatus.OK.value
         if wait > 0 and not sync.leases and not held and not told_to_drain:
@@ -187,7 +185,7 @@ class Desk:
         )
         gained = not bot.free or any(job.state == JobState.QUEUED for job in ended)
         if gained and sum(lease.units for lease in fetched) < synced.room:
-            connection.execute(WAKE, {"topic": "jobs", "keys": ""})
+            wake(connection, "jobs")
 
     def _answer(self, seq: int, held: Sequence[Row[Any]], synced: Synced, *, began: float) -> bytes:
         """The bot counts `expires_in` from when it sent the call, which was before it began here."""
@@ -229,9 +227,3 @@ def _work(row: Row[Any]) -> Work:
         timeout=row.timeout_seconds,
         payload=None if payload is None else dict(payload),
     )
-
-
-def _tell_waiters(connection: Connection, ended: list[Ended]) -> None:
-    keys = [job.public_id for job in ended if job.state in FINAL]
-    if keys:
-        connection.execute(WAKE, {"topic": "done", "keys": ",".join(keys[:200])})

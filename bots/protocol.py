@@ -5,16 +5,15 @@ idempotent statement of state: the bot lists every lease that it holds, the answ
 have. Unset fields mean "carry on as before".
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from schema import limits
+from schema.limits import Name
 
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
-
-Name = Annotated[str, Field(pattern=f"^{limits.NAME.pattern}$")]
 
 
 class Message(BaseModel):
@@ -125,11 +124,3 @@ class OutputReport(Message):
     job: str = Field(max_length=64)
     fence: int = Field(ge=0, le=MAX_COUNT)
     output: list[Chunk] = Field(max_length=64)
-
-
-class Payload(Message):
-    """The work itself. Only `command` is required."""
-
-    command: list[str] = Field(min_length=1, max_length=4096, description="program and arguments; no shell")
-    env: dict[str, str] = Field(default={}, description="added to the bot's allow-listed environment")
-    stdin: str | None = Field(default=None, description="text given to the command; unset = empty")

@@ -1,57 +1,28 @@
 """Job requests from what a person or a file says. Everything is checked before anything is sent."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from bots.protocol import Name, Payload
 from schema import limits
 from schema.errors import BadInput
+from schema.requests import JobRequest
 
 Request = dict[str, Any]
 
-#: Longest execution timeout, seconds (a year), and most attempts that a job may ask for.
-MAX_TIMEOUT, MAX_TRIES = 31_536_000.0, 100
-
 _JOB = re.compile(r"^jobs\.(\d+)\.?")
-
-
-class JobLine(Payload):
-    """One job as a line of JSON, with the bounds that the pool has for every job."""
-
-    instance: Name | None = None
-    properties: dict[str, str | list[str]] = Field(default={})
-    key: str | None = Field(default=None, min_length=1)
-    priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)
-    units: int = Field(default=1, ge=1, le=limits.MAX_UNITS)
-    label: str = ""
-    locality_hint: str | None = Field(default=None, min_length=1)
-    timeout_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
-    max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
-    retry_failed: bool = False
 
 
 def check(request: Request) -> Request:
     """Return `request` if a pool can take it. Raises BadInput with the field."""
     try:
-        JobLine.model_validate(request, strict=True)
+        JobRequest.model_validate(request).normal()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(limits.escaped(str(part), 60) for part in first["loc"])
         raise BadInput(field, _reason(first["type"], first["msg"])) from None
-    limits.normal_properties("properties", request.get("properties", {}))
-    for field, limit in (("label", limits.MAX_LABEL), ("key", 200), ("locality_hint", 200)):
-        limits.check_text(field, request.get(field) or "", limit)
-    for name, texts in (("command", request["command"]), ("env", [*request.get("env", {}).items()])):
-        for each in texts:
-            limits.check_text(name, each if isinstance(each, str) else "=".join(each), limits.MAX_PAYLOAD_BYTES)
-    payload = {name: request[name] for name in ("command", "env", "stdin") if request.get(name)}
-    size = len(json.dumps(payload, ensure_ascii=False).encode())
-    if size > limits.MAX_PAYLOAD_BYTES:
-        raise BadInput("command", f"with env and stdin is {size} bytes, at most {limits.MAX_PAYLOAD_BYTES} are allowed")
     return request
 
 

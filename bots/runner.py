@@ -18,10 +18,11 @@ from pydantic import ValidationError
 
 from bots.launcher import Launcher
 from bots.output import Output
-from bots.protocol import Outcome, Payload
+from bots.protocol import Outcome
 from bots.watch import Watch, ending, inability
 from bots.workplace import MARK, Workplace, remove
 from schema import clock, limits
+from schema.requests import Payload
 
 _log = structlog.get_logger("leasehold.agent")
 

@@ -3,11 +3,15 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Never
+from typing import Annotated, Any, Never
+
+from pydantic import Field
 
 from schema.errors import BadInput
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+#: A name as a field of a model.
+Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_PROPERTIES = 64

@@ -37,9 +37,12 @@ class Version:
         return self.current == self.needed
 
 
-def status(database: Database) -> Version:
-    """What the database has and what is needed. Raises NotReady if the database cannot be reached."""
-    return Version(current=database.run(_current), needed=_needed())
+def status(database: Database, *, urgent: bool = False) -> Version:
+    """What the database has and what is needed. Raises NotReady if the database cannot be reached.
+
+    `urgent` asks on a reserved connection, so that the answer does not wait for other work.
+    """
+    return Version(current=database.run(_current, urgent=urgent), needed=_needed())
 
 
 def require(database: Database) -> None:

@@ -299,4 +299,5 @@ audit = Table(
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),
     Column("details", JSONB),
+    Index("audit_of_actor", "actor", "action", "subject", "at"),
 )

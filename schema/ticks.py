@@ -5,7 +5,7 @@ from sqlalchemy import Connection, text
 # A gap (no upkeep anywhere, an outage) or a clock that jumped, in either direction, means that bots may have been
 # unable to call: for one full session life nobody is expired.
 TICK = text("""
-WITH span AS (SELECT clock_timestamp() AS now, clock_timestamp() + make_interval(secs => :grace) AS grace_end)
+WITH span AS (SELECT now, now + make_interval(secs => :grace) AS grace_end FROM clock_timestamp() AS now)
 INSERT INTO ticks AS t (name, at, grace_until) SELECT :name, now, grace_end FROM span
 ON CONFLICT (name) DO UPDATE SET at = EXCLUDED.at, grace_until = CASE
     WHEN EXCLUDED.at - t.at > make_interval(secs => :gap) OR EXCLUDED.at < t.at THEN EXCLUDED.grace_until

@@ -211,6 +211,21 @@ def test_the_operators_calls_say_what_is_wanted() -> None:
     ]
 
 
+def test_jobs_that_had_ended_are_refused_only_if_there_are_no_others() -> None:
+    ids = [str(UUID(int=n)) for n in range(client_module.MAX_IDS + 1)]
+    over = problem(409, "job is dead already; results are kept", code="already_final")
+    cancelled = Answer({"jobs": [{"id": ids[-1], "state": "cancelled", "changed": True}]})
+    states = Answer({"jobs": [{"id": job, "state": "dead"} for job in ids[:-1]]})
+    with gateway(in_turn(over, states, cancelled)) as stands, client_for(stands.url) as client:
+        answers = client.cancel(ids)
+    assert [job["id"] for job in answers] == ids
+    assert [job["changed"] for job in answers] == [False] * client_module.MAX_IDS + [True]
+    with gateway(in_turn(over, states, over)) as stands, client_for(stands.url) as client:
+        with pytest.raises(Conflict) as refused:
+            client.cancel(ids)
+    assert refused.value.code == "already_final"
+
+
 def test_a_gateway_on_a_unix_socket_is_reached() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "gateway.sock")

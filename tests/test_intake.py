@@ -131,7 +131,7 @@ BAD_JOBS: list[tuple[str, dict[str, Any]]] = [
     ("max_attempts", {"max_attempts": 101}),
     ("retry_failed", {"retry_failed": "yes"}),
     ("comand", {"comand": ["true"]}),
-    ("", {"stdin": "x" * 256 * 1024}),
+    ("command", {"stdin": "x" * 256 * 1024}),
 ]
 
 
@@ -141,7 +141,7 @@ def test_every_bad_job_is_named_by_its_place_and_nothing_is_written(operator: ht
         answer = operator.post("/v1/jobs", json={"jobs": [JOB, JOB | change]})
         assert answer.status_code in (400, 422), (change, answer.text)
         named = answer.json()["field"]
-        assert named == (f"jobs.1.{field}" if field else "jobs.1") or named.startswith(f"jobs.1.{field}."), named
+        assert named == f"jobs.1.{field}" or named.startswith(f"jobs.1.{field}."), named
         assert len(answer.json()["detail"]) < 500
     assert operator.post("/v1/jobs", json={"jobs": []}).json()["field"] == "jobs"
     assert operator.post("/v1/jobs", json={"jobs": [JOB] * 10_001}).status_code == 422

@@ -94,7 +94,7 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     assert home.run("logs", job).stdout == "hello\n"
     second = home.run("up", "--port", "0")
     assert (second.returncode, second.stderr) == (
-        1, f"error: a pool already runs in {home.data}; stop it, or give another --data\n"
+        2, f"error: a pool already runs in {home.data}; stop it, or give another --data\n"
     )  # fmt: skip
 
     # Ctrl-C in the middle of a job: it goes back to the queue, and the next `up` runs it again.

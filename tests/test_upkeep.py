@@ -1,8 +1,13 @@
 """Upkeep, round by round: expiry with its grace, overdue leases, retention."""
 
+import queue
+
 import pytest
+from prometheus_client import REGISTRY
 
 from schema.errors import Conflict
+from schema.wakeups import Wakeups
+from tests.patience import eventually
 from tests.pool import Bot, Pool, active, completed
 
 EXPIRE = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE status <> 'gone'"
@@ -127,3 +132,34 @@ def test_an_age_is_kept_by_state(pool: Pool) -> None:
     bot.sync(completed(work, "failed", exit_code=1))
     pool.upkeep(keep_succeeded=0, keep_cancelled=0, keep_dead=0).run_once()
     assert pool.job(job).state == "failed"
+
+
+def test_a_round_is_told_to_the_gauge(pool: Pool) -> None:
+    pool.upkeep().run_once()
+    age = REGISTRY.get_sample_value("leasehold_upkeep_tick_age_seconds")
+    assert age is not None
+    assert 0 <= age < 10
+
+
+@pytest.mark.parametrize(("count", "named"), [(205, True), (300, False)], ids=["all fit", "too many"])
+def test_waiters_hear_of_every_ending_or_are_told_to_look(pool: Pool, count: int, named: bool) -> None:
+    jobs = pool.submit(count=count, max_attempts=1)
+    bot = pool.bot(capacity=count)
+    pool.assigner(batch=count).run_once()
+    assert len(bot.take()) == count
+    upkeep = pool.upkeep()
+    upkeep.run_once()
+    pool.change(NO_GRACE)
+    pool.change(EXPIRE)
+    heard: queue.Queue[frozenset[str]] = queue.Queue()
+    wakeups = Wakeups(pool.database)
+    wakeups.start()
+    try:
+        wakeups.subscribe("done", heard.put)
+        eventually(lambda: wakeups.connected)
+        with wakeups.idle("done"):
+            upkeep.run_once()
+            assert heard.get(timeout=10) == (frozenset(jobs) if named else frozenset())
+    finally:
+        wakeups.stop()
+    assert {pool.job(job).state for job in jobs[:3]} == {"dead"}

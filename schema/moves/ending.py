@@ -13,6 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from schema.limits import MAX_KILLS
+from schema.states import FINAL
+from schema.wakeups import wake
 
 
 class Verdict(StrEnum):
@@ -148,7 +150,8 @@ def end(connection: Connection, endings: Sequence[Ending], *, actor: str, pace: 
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
     The caller holds the bots' rows locked. The bots' units come back, the result of a finished job is kept, and
-    each job moves to where its verdict, its attempts and a pending cancellation send it.
+    each job moves to where its verdict, its attempts and a pending cancellation send it. Who waits for a job that is now
+    final is woken.
     """
     if not endings:
         return []
@@ -167,7 +170,7 @@ def end(connection: Connection, endings: Sequence[Ending], *, actor: str, pace: 
             "retry_cap": pace.cap,
         },
     )
-    return [
+    ended = [
         Ended(
             row.id,
             str(row.public_id),
@@ -180,3 +183,7 @@ def end(connection: Connection, endings: Sequence[Ending], *, actor: str, pace: 
         )
         for row in rows
     ]
+    final = [job.public_id for job in ended if job.state in FINAL]
+    if final:
+        wake(connection, "done", final)
+    return ended

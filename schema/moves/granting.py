@@ -73,7 +73,13 @@ SELECT id, public_id, bot_id, fence, units, (SELECT count(*) FROM told) FROM mov
 
 
 def grant(
-    connection: Connection, placements: Sequence[Placement], *, assigner: str, strategy: str, ack: float, tell: bool
+    connection: Connection,
+    placements: Sequence[Placement],
+    *,
+    assigner: str,
+    strategy: str,
+    ack: float,
+    tell: bool = True,
 ) -> list[Granted]:
     """Give each job to its bot, where the bot is still there, free, allowed to have it and not locked by somebody else.
 

@@ -11,6 +11,7 @@ from schema.errors import NotFound
 from schema.limits import Properties, escaped
 from schema.moves.considering import release
 from schema.moves.ending import Ended, Ending, Verdict, end
+from schema.wakeups import wake
 
 #: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
 RELEASE_LIMIT = 1000
@@ -59,7 +60,6 @@ AUDIT = text("""
 INSERT INTO audit (actor, action, subject, details)
 VALUES (:actor, :action, :subject, jsonb_build_object('reason', CAST(:reason AS text)))
 """)
-WAKE = text("SELECT wake(:topic, :keys)")
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def open_session(
     ).scalar_one()
     platforms.link(connection, bot.id)
     release(connection, bot_id=bot.id, instance=instance, limit=RELEASE_LIMIT)
-    connection.execute(WAKE, {"topic": "jobs", "keys": ""})
-    connection.execute(WAKE, {"topic": "bots", "keys": str(bot.id)})
+    wake(connection, "jobs")
+    wake(connection, "bots", [str(bot.id)])
     return Opened(bot.id, int(epoch), ended)
 
 
@@ -164,8 +164,8 @@ def drain(connection: Connection, name: str, *, draining: bool, actor: str, reas
     connection.execute(AUDIT, {"actor": actor, "action": action, "subject": f"bot:{name}", "reason": reason})
     if not draining:
         release(connection, bot_id=bot.id, instance=bot.instance, limit=RELEASE_LIMIT)
-    connection.execute(WAKE, {"topic": "bots", "keys": str(bot.id)})
-    connection.execute(WAKE, {"topic": "jobs", "keys": ""})
+    wake(connection, "bots", [str(bot.id)])
+    wake(connection, "jobs")
 
 
 def _give_up(
@@ -174,7 +174,7 @@ def _give_up(
     ended = _end_all(connection, bot_ids, verdict=verdict, actor=actor, reason=reason)
     connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
     platforms.unlink(connection, bot_ids)
-    connection.execute(WAKE, {"topic": "jobs", "keys": ""})
+    wake(connection, "jobs")
     return ended
 
 

@@ -219,6 +219,7 @@ CREATE INDEX submit_keys_of_job ON submit_keys (job_id);
 CREATE INDEX bots_free ON bots (sample_key) WHERE free;
 CREATE INDEX bot_platforms_sample ON bot_platforms (platform, sample_key) INCLUDE (bot_id);
 CREATE INDEX bot_platforms_of_bot ON bot_platforms (bot_id);
+CREATE INDEX audit_of_actor ON audit (actor, action, subject, at);
 """
 
 LIVE = """

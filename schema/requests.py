@@ -1,0 +1,91 @@
+"""A job as somebody asks for it: one model and one set of checks, for callers before they send and for the gateway."""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schema import limits
+from schema.errors import BadInput
+from schema.limits import Name
+
+#: Longest execution timeout of a job, seconds (a year).
+MAX_TIMEOUT = 31_536_000.0
+#: Most attempts that a job may ask for.
+MAX_TRIES = 100
+MAX_KEY_BYTES = 200
+MAX_HINT_BYTES = 200
+DEFAULT_INSTANCE = "default"
+
+
+class Payload(BaseModel):
+    """The work itself. Only `command` is required."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    command: list[str] = Field(min_length=1, max_length=4096, description="program and arguments; no shell")
+    env: dict[str, str] = Field(default={}, description="added to the bot's allow-listed environment")
+    stdin: str | None = Field(default=None, description="text given to the command; unset = empty")
+
+
+class JobRequest(Payload):
+    """One job. Only `command` is required; no value of another type is taken."""
+
+    model_config = ConfigDict(strict=True)
+
+    instance: Name | None = Field(default=None, description="tenant; unset = the token's own, or `default`")
+    properties: dict[str, str | list[str]] = Field(default={}, description="what its bot must offer")
+    key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="makes the submit safe to repeat: the same key and request is the same job; at most 200 bytes",
+    )
+    priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX, description="lower = more urgent")
+    units: int = Field(default=1, ge=1, le=limits.MAX_UNITS, description="capacity it takes of its bot")
+    label: str = Field(default="", description="for listing; at most 64 bytes")
+    locality_hint: str | None = Field(default=None, min_length=1, description="jobs with one hint like one bot")
+    timeout_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="of run time; unset = none")
+    max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
+    retry_failed: bool = Field(default=False, description="whether a command that fails is tried again")
+
+    def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
+        """The request as `moves.submit` takes it; `instance` is for one that names none. Raises BadInput."""
+        return {
+            "instance": self.instance or instance,
+            "properties": limits.normal_properties("properties", self.properties),
+            "key": _short("key", self.key, MAX_KEY_BYTES),
+            "priority": self.priority,
+            "units": self.units,
+            "label": limits.check_text("label", self.label, limits.MAX_LABEL),
+            "locality_hint": _short("locality_hint", self.locality_hint, MAX_HINT_BYTES),
+            "timeout_seconds": self.timeout_seconds,
+            "max_attempts": self.max_attempts,
+            "retry_failed": self.retry_failed,
+            "payload": self._payload(),
+        }
+
+    def _payload(self) -> dict[str, Any]:
+        if not self.command[0]:
+            raise BadInput("command", "must name a program")
+        for name in self.env:
+            if not name or "=" in name:
+                raise BadInput("env", f"'{limits.escaped(name, 60)}' is not the name of a variable")
+        # A command line may hold what is no text, in bytes that the terminal's encoding does not know.
+        for field, texts in (("command", self.command), ("env", [*self.env, *self.env.values()])):
+            for text in texts:
+                limits.check_text(field, text, limits.MAX_PAYLOAD_BYTES)
+        payload: dict[str, Any] = {"command": self.command}
+        if self.env:
+            payload["env"] = self.env
+        if self.stdin is not None:
+            payload["stdin"] = limits.check_text("stdin", self.stdin, limits.MAX_PAYLOAD_BYTES)
+        size = len(json.dumps(payload, ensure_ascii=False).encode())
+        if size > limits.MAX_PAYLOAD_BYTES:
+            raise BadInput(
+                "command", f"with env and stdin is {size} bytes, at most {limits.MAX_PAYLOAD_BYTES} are allowed"
+            )
+        return payload
+
+
+def _short(field: str, value: str | None, limit: int) -> str | None:
+    return None if value is None else limits.check_text(field, value, limit)
