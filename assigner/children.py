@@ -110,7 +110,7 @@ class Children:
             now = self._monotonic()
             if each.again_at is None and each.process.poll() is not None:
                 each.deaths = 0 if now - each.born > GROWN_UP else each.deaths + 1
-                pause = min(RESTART_LAST, RESTART_FIRST * 2.0**each.deaths) * self._chance.uniform(0.5, 1.0)
+                pause = min(RESTART_LAST, RESTART_FIRST * 2.0 ** min(each.deaths, 30)) * self._chance.uniform(0.5, 1.0)
                 each.again_at = now + pause
                 log.warning("child died", child=name, status=each.process.returncode, restart_in=round(pause, 2))
                 self._tell(f"{name} {self._epitaph(each)}; starting it again in {pause:.1f} s")

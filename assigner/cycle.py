@@ -22,8 +22,8 @@ POSTPONE_LIMIT = 2000
 #: Picks in one cycle while each of them only found jobs to postpone: what lies behind those must not wait for the
 #: next cycle, before which as many of them may have become ready again.
 SWEEPS = 6
-#: An assigner that keeps failing to match sleeps at most so many intervals.
-SLOWEST = 4.0
+#: An assigner that keeps failing to match sleeps at most so many times its usual pause.
+SLOWEST = 2.0
 
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
@@ -129,7 +129,7 @@ class PriorityAgeAssigner:
             return pause * settings.busy_sleep_factor
         if cycle.postponed:
             self._failures += 1
-            return min(0.5 * settings.interval * 2.0 ** (self._failures - 1), SLOWEST * settings.interval)
+            return pause * min(0.5 * 2.0 ** min(self._failures - 1, 10), SLOWEST)
         self._failures = 0
         return pause
 

@@ -2,24 +2,26 @@
 
 import logging
 import sys
+import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
+from structlog.typing import ExcInfo
 
 
 def to_stderr(level: str) -> None:
     """Log from `level` on to standard error: for people on a terminal, else `key=value` lines."""
     is_terminal = sys.stderr.isatty()
     form: Callable[..., Any] = (
-        structlog.dev.ConsoleRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=_print_frames)
         if is_terminal
         else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)
     )
     processors: list[Callable[..., Any]] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
+        structlog.processors.ExceptionRenderer(_frames),
     ]
     structlog.configure(
         processors=[*processors[: 2 if is_terminal else 3], form],
@@ -27,3 +29,18 @@ def to_stderr(level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     logging.basicConfig(stream=sys.stderr, level=max(logging.getLevelNamesMapping()[level], logging.WARNING))
+
+
+def _frames(exc_info: ExcInfo) -> str:
+    """Where it happened and what it was, without the values that were at hand: they may be a job's, or secret.
+
+    PostgreSQL tells of rows in the details of its errors; of those only the code is kept.
+    """
+    kind, value, trace = exc_info
+    code = getattr(getattr(value, "orig", value), "sqlstate", None)
+    said = f"SQLSTATE {code}" if code else str(value)
+    return "".join(traceback.format_tb(trace)) + f"{kind.__name__}: {said}"
+
+
+def _print_frames(stream: TextIO, error: ExcInfo) -> None:
+    stream.write("\n" + _frames(error))

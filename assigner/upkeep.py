@@ -14,12 +14,15 @@ from schema.timing import Timing
 
 #: Rows one transaction touches.
 LIMIT = 500
+#: Batches of old jobs that one round deletes.
+DELETIONS = 10
 HOUR = 3600.0
 DAY = 24 * HOUR
 
 OVERDUE = text("""
 SELECT job_id, fence, state FROM leases
 WHERE state IN ('pending', 'active', 'cancelling') AND due_at < now()
+    AND NOT (state = 'cancelling' AND EXISTS (SELECT FROM bots b WHERE b.id = leases.bot_id AND b.closing))
 ORDER BY due_at LIMIT :limit
 """)
 
@@ -121,7 +124,10 @@ class Upkeep:
                 limit=LIMIT,
             )
 
-        while (count := self._database.run(batch)) > 0:
+        for _ in range(DELETIONS):
+            count = self._database.run(batch)
             done.retention += count
             if count < LIMIT:
                 return
+        # More next time: a round must not keep expiry waiting.
+        self._next_retention = self._now()

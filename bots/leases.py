@@ -17,12 +17,13 @@ from schema.clock import Monotonic
 from schema.engine import Database
 from schema.errors import BadInput, Conflict
 from schema.moves import Ended, RetryPace, Synced
-from schema.states import BotStatus, JobState
+from schema.states import BotStatus, JobState, LeaseState
 from schema.timing import Timing
 from schema.wakeups import wake
 
 LOCK_BOT = text("""
-SELECT id, name, epoch, session, sync_seq, status, draining, closing, instance, free
+SELECT id, name, epoch, session, sync_seq, status, draining, closing, instance, free,
+    capacity - in_use AS room
 FROM bots WHERE name = :name FOR NO KEY UPDATE
 """)
 STORED = text("SELECT answer FROM bot_answers WHERE bot_id = :bot_id AND epoch = :epoch AND sync_seq = :seq")
@@ -32,13 +33,13 @@ ON CONFLICT (bot_id) DO UPDATE SET epoch = EXCLUDED.epoch, sync_seq = EXCLUDED.s
 """)
 # The payload travels until the bot has said that it has the lease.
 HELD = text("""
-SELECT l.job_id, j.public_id, l.fence, l.state, i.name AS instance, j.attempts, j.timeout_seconds, p.payload
+SELECT l.job_id, j.public_id, l.fence, l.state, i.name AS instance, j.attempts, j.timeout_seconds, p.payload,
+    l.delivered_at IS NOT NULL AS delivered
 FROM leases l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
 LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
 WHERE l.bot_id = :bot_id AND l.state IN ('pending', 'active', 'cancelling')
 ORDER BY l.job_id
 """)
-RELEASED_STATUS = frozenset({BotStatus.UNHEALTHY, BotStatus.DRAINING})
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,7 @@ class Desk:
         if wait > 0 and not sync.leases and not held and not told_to_drain:
             self._store(connection, bot.id, epoch=bot.epoch, seq=sync.seq, answer=None)
             return Waiting(sync.bot, bot.id, bot.epoch, sync.seq, began, wait)
-        answer = self._answer(sync.seq, held, synced, began=began)
-        self._store(connection, bot.id, epoch=bot.epoch, seq=sync.seq, answer=answer)
-        return answer
+        return self._answer(connection, bot, sync.seq, held, synced, began=began)
 
     def _settle(self, connection: Connection, waiting: Waiting) -> bytes:
         bot = connection.execute(LOCK_BOT, {"name": waiting.bot}).one_or_none()
@@ -144,9 +143,7 @@ class Desk:
             connection, bot.id, seq=waiting.seq, status=bot.status, capacity=None, ttl=self._timing.ttl
         )
         held = connection.execute(HELD, {"bot_id": bot.id}).all()
-        answer = self._answer(waiting.seq, held, synced, began=waiting.began)
-        self._store(connection, bot.id, epoch=bot.epoch, seq=waiting.seq, answer=answer)
-        return answer
+        return self._answer(connection, bot, waiting.seq, held, synced, began=waiting.began)
 
     def _apply(self, connection: Connection, bot: Row[Any], sync: Sync) -> list[Ended]:
         """What the bot reports, against what it holds: acknowledgements, endings, and leases it does not know of."""
@@ -168,9 +165,7 @@ class Desk:
         return ended
 
     def _refill(self, connection: Connection, bot: Row[Any], synced: Synced, ended: list[Ended]) -> None:
-        """Fetch for the bot; if it has room that it had not before, the assigners may have something for it."""
-        if bot.status in RELEASED_STATUS and synced.free:
-            moves.release(connection, bot_id=bot.id, instance=bot.instance, limit=1000)
+        """Fetch for the bot; what room it still has and had not before is for the assigners, also for jobs at rest."""
         if not synced.free:
             return
         fetched = fetch(
@@ -183,12 +178,35 @@ class Desk:
             completed=sum(job.verdict in reports.COMPLETED for job in ended),
             ack=self._timing.ack,
         )
-        gained = not bot.free or any(job.state == JobState.QUEUED for job in ended)
-        if gained and sum(lease.units for lease in fetched) < synced.room:
+        room = synced.room - sum(lease.units for lease in fetched)
+        if room <= 0:
+            return
+        if synced.room > bot.room or not bot.free:
+            moves.release(connection, bot_id=bot.id, instance=bot.instance, room=room, limit=moves.RELEASE_LIMIT)
+            wake(connection, "jobs")
+        elif any(job.state == JobState.QUEUED for job in ended):
             wake(connection, "jobs")
 
-    def _answer(self, seq: int, held: Sequence[Row[Any]], synced: Synced, *, began: float) -> bytes:
-        """The bot counts `expires_in` from when it sent the call, which was before it began here."""
+    def _answer(
+        self,
+        connection: Connection,
+        bot: Row[Any],
+        seq: int,
+        held: Sequence[Row[Any]],
+        synced: Synced,
+        *,
+        began: float,
+    ) -> bytes:
+        """Write the answer down and give it. The bot counts `expires_in` from when it sent the call, which was before
+        it began here."""
+        moves.deliver(
+            connection,
+            [
+                (lease.job_id, lease.fence)
+                for lease in held
+                if lease.state == LeaseState.PENDING and not lease.delivered
+            ],
+        )
         answer = SyncAnswer(
             seq=seq,
             leases=[_work(row) for row in held],
@@ -196,7 +214,9 @@ class Desk:
             expires_in=max(0.0, synced.remaining + (self._now() - began)),
             sync_in=self._timing.sync,
         )
-        return answer.model_dump_json(exclude_none=True).encode()
+        body = answer.model_dump_json(exclude_none=True).encode()
+        self._store(connection, bot.id, epoch=bot.epoch, seq=seq, answer=body)
+        return body
 
     def _store(self, connection: Connection, bot_id: int, *, epoch: int, seq: int, answer: bytes | None) -> None:
         connection.execute(STORE, {"bot_id": bot_id, "epoch": epoch, "seq": seq, "answer": answer})

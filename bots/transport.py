@@ -93,7 +93,7 @@ class Transport:
         return (state.seconds_since_start or 0.0) >= patience
 
     def _pause(self, state: RetryCallState) -> float:
-        return self._chance.uniform(0.0, min(2.0, 0.05 * 2.0**state.attempt_number))
+        return self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(state.attempt_number, 30)))
 
 
 class _Unknown(Exception):

@@ -7,14 +7,9 @@ clock. Nothing else in the code may ask for the time, and a test on the syntax t
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime
-
-from sqlalchemy import Connection, text
 
 #: A source of monotonic seconds; classes take one as an argument so that a test can drive it.
 Monotonic = Callable[[], float]
-
-_DB_NOW = text("SELECT clock_timestamp()")
 
 
 def monotonic() -> float:
@@ -30,8 +25,3 @@ def sleep(seconds: float) -> None:
 def wait(event: threading.Event, seconds: float) -> bool:
     """Wait until `event` is set, at most `seconds`; tells whether it was set."""
     return event.wait(max(0.0, seconds))
-
-
-def db_now(connection: Connection) -> datetime:
-    """The database's wall clock at this very moment, which runs on inside a transaction."""
-    return connection.execute(_DB_NOW).scalar_one()  # type: ignore[no-any-return]

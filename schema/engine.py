@@ -186,4 +186,4 @@ class _FullJitter(wait_base):
         self._chance, self._base, self._cap = chance, base, cap
 
     def __call__(self, retry_state: Any) -> float:
-        return self._chance.uniform(0.0, min(self._cap, self._base * 2**retry_state.attempt_number))
+        return self._chance.uniform(0.0, min(self._cap, self._base * 2.0 ** min(retry_state.attempt_number, 30)))

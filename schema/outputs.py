@@ -38,8 +38,6 @@ WHERE job_id = :job_id AND fence = :fence AND start + length(data) > :start AND 
 ORDER BY start
 """)
 
-LATEST = text("SELECT max(fence) FROM job_outputs WHERE job_id = :job_id")
-
 
 def append(connection: Connection, chunks: Sequence[Written], *, bot_id: int, epoch: int) -> int:
     """Keep the chunks of leases that the bot holds; what lies beyond the cap is dropped. Returns chunks written."""
@@ -64,12 +62,6 @@ def append(connection: Connection, chunks: Sequence[Written], *, bot_id: int, ep
         },
     )
     return len(rows.all())
-
-
-def latest_fence(connection: Connection, job_id: int) -> int | None:
-    """The fence of the newest attempt that wrote anything, None if none did."""
-    fence: int | None = connection.execute(LATEST, {"job_id": job_id}).scalar_one()
-    return fence
 
 
 def read(connection: Connection, job_id: int, *, fence: int, start: int, limit: int) -> bytes:

@@ -53,7 +53,6 @@ class Queue:
 
 _COLUMNS = "id, public_id, instance, platform, priority, units, locality_hint, considered"
 
-# One step along the index for each queue that holds a job, however many jobs it holds.
 _WAITING = """{name} AS (
     (SELECT instance, platform FROM jobs WHERE state = 'queued' AND schedule_after {null}
      ORDER BY instance, platform LIMIT 1)
@@ -64,8 +63,17 @@ _WAITING = """{name} AS (
         ORDER BY instance, platform LIMIT 1) following
 )"""
 
+
+def waiting_queues(name: str, null: str) -> str:
+    """A recursive CTE `name` of the queues that hold ready (`IS NULL`) or resting (`IS NOT NULL`) jobs.
+
+    It takes one step along the index for each queue, however many jobs the queue holds.
+    """
+    return _WAITING.format(name=name, null=null)
+
+
 _QUEUES = f"""
-WITH RECURSIVE {_WAITING.format(name="queues", null="IS NULL")}, wanted AS MATERIALIZED (
+WITH RECURSIVE {waiting_queues("queues", "IS NULL")}, wanted AS MATERIALIZED (
     SELECT q.instance, q.platform FROM queues q
     WHERE CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[]))
 )"""
@@ -158,8 +166,8 @@ _NEW, _NEW_GATE = "(:any OR considered = 0)", "(:any OR NOT :literal)"
 _RESTING = "considered > 0 AND (:any OR schedule_after >= now())"
 
 FOR_BOT = text(f"""
-WITH RECURSIVE {_WAITING.format(name="queues", null="IS NULL")},
-{_WAITING.format(name="resting", null="IS NOT NULL")},
+WITH RECURSIVE {waiting_queues("queues", "IS NULL")},
+{waiting_queues("resting", "IS NOT NULL")},
 heads AS MATERIALIZED (
     SELECT id FROM (
         {_FOR_BOT_HEADS.format(queues="queues", null="IS NULL", condition=_NEW, gate=_NEW_GATE)}

@@ -102,6 +102,8 @@ jobs = Table(
     ),
     CheckConstraint("schedule_after IS NULL OR state = 'queued'", name="jobs_backoff_only_queued"),
     CheckConstraint("priority BETWEEN -1000 AND 1000", name="jobs_priority_range"),
+    CheckConstraint("octet_length(label) <= 64", name="jobs_label_bounded"),
+    CheckConstraint("octet_length(locality_hint) <= 200", name="jobs_locality_hint_bounded"),
     CheckConstraint("units >= 1", name="jobs_units_positive"),
     CheckConstraint("max_attempts >= 1", name="jobs_max_attempts_positive"),
     CheckConstraint("attempts BETWEEN 0 AND max_attempts", name="jobs_attempts_bounded"),
@@ -120,7 +122,8 @@ jobs = Table(
         "instance", "platform", "priority", "queued_at", "id",
         postgresql_where=text(BACKOFF),
     ),
-    Index("jobs_backoff_due", "schedule_after", postgresql_where=text(BACKOFF)),
+    Index("jobs_backoff_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered > 0")),
+    Index("jobs_retry_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered = 0")),
     Index("jobs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
 )  # fmt: skip
 
@@ -152,6 +155,7 @@ submit_keys = Table(
     Column("request_hash", LargeBinary, nullable=False),
     Column("job_id", BigInteger, nullable=False),
     PrimaryKeyConstraint("instance", "key"),
+    CheckConstraint("octet_length(key) BETWEEN 1 AND 200", name="submit_keys_key_bounded"),
     Index("submit_keys_of_job", "job_id"),
 )
 
@@ -187,6 +191,7 @@ bots = Table(
     CheckConstraint("(expires_at IS NULL) = (session IS NULL)", name="bots_expiry_with_session"),
     CheckConstraint("priority BETWEEN -1000 AND 1000", name="bots_priority_range"),
     CheckConstraint("sample_key >= 0 AND sample_key < 1", name="bots_sample_key_range"),
+    Index("bots_present", "id", postgresql_where=text("status <> 'gone'")),
     Index("bots_free", "sample_key", postgresql_where=text("free")),
 )
 
@@ -234,6 +239,7 @@ leases = Table(
     Column("strategy", Text, nullable=False),
     Column("stop_reason", Text),
     Column("granted_at", _time, nullable=False, server_default=_now),
+    Column("delivered_at", _time),
     Column("acknowledged_at", _time),
     Column("due_at", _time),
     Column("ended_at", _time),

@@ -4,13 +4,20 @@ from sqlalchemy import Connection, text
 
 # A gap (no upkeep anywhere, an outage) or a clock that jumped, in either direction, means that bots may have been
 # unable to call: for one full session life nobody is expired.
+BEGIN = text("""
+INSERT INTO ticks (name, at, grace_until)
+VALUES (:name, clock_timestamp(), clock_timestamp() + make_interval(secs => :grace))
+ON CONFLICT (name) DO NOTHING
+""")
+# Taken before the clock is read, or a tick that waited for another one would see time go back.
+HOLD = text("SELECT FROM ticks WHERE name = :name FOR NO KEY UPDATE")
 TICK = text("""
-WITH span AS (SELECT now, now + make_interval(secs => :grace) AS grace_end FROM clock_timestamp() AS now)
-INSERT INTO ticks AS t (name, at, grace_until) SELECT :name, now, grace_end FROM span
-ON CONFLICT (name) DO UPDATE SET at = EXCLUDED.at, grace_until = CASE
-    WHEN EXCLUDED.at - t.at > make_interval(secs => :gap) OR EXCLUDED.at < t.at THEN EXCLUDED.grace_until
-    ELSE least(t.grace_until, EXCLUDED.grace_until) END
-RETURNING grace_until > at AS in_grace
+UPDATE ticks t SET at = n.now, grace_until = CASE
+    WHEN n.now - t.at > make_interval(secs => :gap) OR n.now < t.at THEN n.now + make_interval(secs => :grace)
+    ELSE least(t.grace_until, n.now + make_interval(secs => :grace)) END
+FROM (SELECT clock_timestamp() AS now) n
+WHERE t.name = :name
+RETURNING t.grace_until > t.at AS in_grace
 """)
 
 
@@ -19,5 +26,7 @@ def tick(connection: Connection, name: str, *, gap: float, grace: float) -> bool
 
     A silence longer than `gap` seconds since any process's last tick starts `grace` seconds without expiry.
     """
+    connection.execute(BEGIN, {"name": name, "grace": grace})
+    connection.execute(HOLD, {"name": name})
     in_grace: bool = connection.execute(TICK, {"name": name, "gap": gap, "grace": grace}).scalar_one()
     return in_grace

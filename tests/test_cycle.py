@@ -2,7 +2,8 @@
 
 import pytest
 
-from schema import ready
+from assigner.cycle import POSTPONE_LIMIT
+from schema import moves, ready
 from tests.pool import Pool, completed
 
 
@@ -49,13 +50,13 @@ def test_the_pause_is_interval_plus_jitter_and_short_after_work(pool: Pool) -> N
 
 
 def test_a_failed_match_earns_half_an_interval_that_grows_while_nothing_matches(pool: Pool) -> None:
-    assigner = pool.assigner(interval=2.0, failure_backoff=0.0, failure_backoff_cap=0.0)
+    assigner = pool.assigner(interval=2.0, jitter=0.0, failure_backoff=0.0, failure_backoff_cap=0.0)
     pool.submit(properties={"os": "plan9"})
     pauses = []
     for _ in range(5):
         pauses.append(assigner.run_once())
         pool.change("UPDATE jobs SET schedule_after = NULL")
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0]
+    assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
 
 
 def test_a_job_that_no_bot_offers_waits_longer_after_each_failure_up_to_a_cap(pool: Pool) -> None:
@@ -215,3 +216,37 @@ def test_a_bot_keeps_only_its_latest_locality_hints(pool: Pool) -> None:
         break
     hints = {row.hint for row in pool.rows("SELECT hint FROM bot_localities")}
     assert len(hints) == 1
+
+
+def test_a_job_that_waited_for_room_goes_on_when_its_bot_has_room_again(pool: Pool) -> None:
+    (small,) = pool.submit(priority=-1)
+    bot = pool.bot(capacity=4, desk=pool.desk(enabled=False))
+    assigner = pool.assigner(failure_backoff=60.0)
+    assigner.run_once()
+    (work,) = bot.take()
+    (large,) = pool.submit(units=4)
+    assigner.run_once()
+    assert pool.job(large).schedule_after is not None
+
+    bot.sync(completed(work, "released"), capacity=4)
+    pool.database.run(lambda c: moves.cancel(c, [small], instances=None, sync=1.0, actor="test"))
+    assigner.run_once()
+
+    assert pool.job(large).state == "leased"
+
+
+def test_a_retry_that_is_due_goes_before_a_crowd_that_nobody_can_place(pool: Pool) -> None:
+    pool.submit(500, properties={"os": "plan9"}, priority=-10)
+    (retry,) = pool.submit()
+    pool.bot()
+    pool.change("UPDATE jobs SET considered = 1, schedule_after = now() - interval '2 s' WHERE priority = -10")
+    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE priority = 0")
+    pool.assigner(batch=10).run_once()
+    assert assigned(pool) == [retry]
+
+
+def test_one_cycle_postpones_a_bounded_number_of_jobs(pool: Pool) -> None:
+    for number in range(30):
+        pool.submit(100, properties={"os": f"plan{number}"})
+    pool.assigner().run_once()
+    assert pool.row("SELECT count(*) AS n FROM jobs WHERE considered > 0").n == POSTPONE_LIMIT

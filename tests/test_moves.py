@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from schema import moves
 from schema.errors import Conflict
@@ -92,16 +92,26 @@ def test_a_job_that_kills_three_bots_is_dead(pool: Pool) -> None:
     assert row.reason == "its bot was lost three times"
 
 
-def test_work_that_a_lost_bot_never_started_costs_no_attempt(pool: Pool) -> None:
+def test_work_that_a_lost_bot_was_never_told_of_costs_no_attempt(pool: Pool) -> None:
     (job,) = pool.submit()
-    bot = pool.bot()
+    pool.bot()
     pool.assigner().run_once()
-    assert bot.sync()["leases"][0]["state"] == "pending"
 
     pool.bot()
 
     row = pool.job(job)
     assert (row.state, row.kills, row.attempts, row.fence) == ("queued", 0, 0, 2)
+
+
+def test_work_that_a_bot_was_told_of_counts_against_the_job_if_the_bot_is_lost_before_it_says_more(pool: Pool) -> None:
+    (job,) = pool.submit()
+    for _ in range(3):
+        bot = pool.bot()
+        pool.assigner().run_once()
+        assert bot.sync()["leases"][0]["state"] == "pending"
+    pool.bot()
+    row = pool.job(job)
+    assert (row.state, row.kills) == ("dead", 3)
 
 
 def test_released_work_is_queued_again_uncharged_and_keeps_its_age(pool: Pool) -> None:
@@ -292,3 +302,21 @@ def test_a_drained_bot_is_told_and_gets_no_more_work(pool: Pool) -> None:
 
     assert pool.job(job).state == "leased"
     assert [row.action for row in pool.rows("SELECT action FROM audit ORDER BY id")] == ["drain", "undrain"]
+
+
+def test_sql_callers_may_spell_properties_with_one_value_or_several(pool: Pool) -> None:
+    pool.bot(properties={"os": ["linux", "debian"]})
+    for properties in ('{"os": "linux"}', '{"os": ["linux"]}', '{"os": ["linux", "linux"]}'):
+        pool.rows(
+            "SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))",
+            jobs=f'[{{"payload": {{"command": ["true"]}}, "properties": {properties}}}]',
+        )
+    assert [row.properties for row in pool.rows("SELECT properties FROM platforms")] == [{"os": ["linux"]}]
+    assert pool.row("SELECT count(*) AS links FROM bot_platforms").links == 1
+
+
+@pytest.mark.parametrize("job", ['{"payload": {}}', "{}", '{"payload": {"command": "true"}}', '{"properties": []}'])
+def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str) -> None:
+    with pytest.raises(DBAPIError, match=r"payload\.command"):
+        pool.rows("SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))", jobs=f"[{job}]")
+    assert pool.rows("SELECT id FROM jobs") == []

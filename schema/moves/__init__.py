@@ -14,12 +14,23 @@ from schema.moves.considering import Alike, postpone, promote, release
 from schema.moves.ending import Ended, Ending, RetryPace, Verdict, end
 from schema.moves.granting import Granted, Placement, grant
 from schema.moves.localities import remember_localities
-from schema.moves.reporting import acknowledge, hold
+from schema.moves.reporting import acknowledge, deliver, hold
 from schema.moves.retention import delete_finished
-from schema.moves.sessions import Opened, Synced, close, close_overdue, drain, expire, open_session, synced
+from schema.moves.sessions import (
+    RELEASE_LIMIT,
+    Opened,
+    Synced,
+    close,
+    close_overdue,
+    drain,
+    expire,
+    open_session,
+    synced,
+)
 from schema.moves.submitting import Submitted, submit
 
 __all__ = [
+    "RELEASE_LIMIT",
     "Alike",
     "Cancelled",
     "Ended",
@@ -37,6 +48,7 @@ __all__ = [
     "close",
     "close_overdue",
     "delete_finished",
+    "deliver",
     "drain",
     "end",
     "expire",

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from schema.ready import waiting_queues
+
 # Ids go into an update as one array, which leaves the planner nothing but the primary key, whatever it knows.
 # The wait grows with each failed consideration and has some jitter, so that a crowd does not come back at once.
 POSTPONE = text("""
@@ -16,6 +18,7 @@ WITH alike AS MATERIALIZED (
         WHERE instance = g.instance AND platform = g.platform AND units >= g.units
             AND state = 'queued' AND schedule_after IS NULL
         ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+    LIMIT :limit
 )
 UPDATE jobs j SET considered = j.considered + 1, reason = :reason,
     schedule_after = now() + make_interval(secs =>
@@ -24,27 +27,36 @@ WHERE j.id = ANY (ARRAY(SELECT id FROM alike))
 RETURNING j.id
 """)
 
+# Retries have a leg of their own: a crowd that nobody could place must not keep them waiting.
 PROMOTE = text("""
-WITH due AS MATERIALIZED (
+WITH retries AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE state = 'queued' AND schedule_after IS NOT NULL AND schedule_after <= now()
+    WHERE state = 'queued' AND schedule_after IS NOT NULL AND considered = 0 AND schedule_after <= now()
     ORDER BY schedule_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+), rested AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE state = 'queued' AND schedule_after IS NOT NULL AND considered > 0 AND schedule_after <= now()
+    ORDER BY schedule_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+), due AS MATERIALIZED (
+    SELECT id FROM retries UNION ALL SELECT id FROM rested
 )
 UPDATE jobs j SET schedule_after = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM due))
 RETURNING j.id
 """)
 
-RELEASE = text("""
-WITH waiting AS MATERIALIZED (
-    SELECT j.id FROM bot_platforms bp
-    JOIN instances i ON CAST(:instance AS integer) IS NULL OR i.id = :instance
+RELEASE = text(f"""
+WITH RECURSIVE {waiting_queues("resting", "IS NOT NULL")}, waiting AS MATERIALIZED (
+    SELECT j.id FROM resting q
+    CROSS JOIN LATERAL (
+        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
-        WHERE instance = i.id AND platform = bp.platform
-            AND state = 'queued' AND schedule_after IS NOT NULL AND considered > 0
+        WHERE instance = q.instance AND platform = q.platform
+            AND state = 'queued' AND schedule_after IS NOT NULL AND considered > 0 AND units <= :room
         ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
     ) j
-    WHERE bp.bot_id = :bot_id LIMIT :limit
+    WHERE CAST(:instance AS integer) IS NULL OR q.instance = :instance
+    LIMIT :limit
 )
 UPDATE jobs j SET schedule_after = NULL, considered = 0, reason = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM waiting))
 RETURNING j.id
@@ -65,7 +77,7 @@ def postpone(
 ) -> int:
     """No bot could take a job of these groups: look again after base x 2^(failures so far) seconds, at most `cap`.
 
-    Goes for up to `limit` ready jobs of each group, because what failed for one fails for all of them, and trying
+    Goes for up to `limit` ready jobs of these groups, because what failed for one fails for all of them, and trying
     them one by one would keep the jobs behind them waiting. With `base` 0 a job is looked at again at once and, if
     nobody can run it, keeps the assigners busy. Returns how many were postponed.
     """
@@ -87,10 +99,12 @@ def postpone(
 
 
 def promote(connection: Connection, limit: int) -> int:
-    """Make up to `limit` jobs whose wait is over ready again; returns how many."""
+    """Make up to `limit` retries and `limit` other jobs whose wait is over ready again; returns how many."""
     return len(connection.execute(PROMOTE, {"limit": limit}).all())
 
 
-def release(connection: Connection, *, bot_id: int, instance: int | None, limit: int) -> int:
-    """A bot has come: up to `limit` jobs that waited for the likes of it need not wait any longer."""
-    return len(connection.execute(RELEASE, {"bot_id": bot_id, "instance": instance, "limit": limit}).all())
+def release(connection: Connection, *, bot_id: int, instance: int | None, room: int, limit: int) -> int:
+    """A bot has come, or has got more room: up to `limit` jobs of at most `room` units that waited for the likes of it
+    need not wait any longer. Costs one look at an index where none does."""
+    where = {"bot_id": bot_id, "instance": instance, "room": room, "limit": limit}
+    return len(connection.execute(RELEASE, where).all())

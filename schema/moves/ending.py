@@ -22,7 +22,8 @@ class Verdict(StrEnum):
 
     SUCCEEDED, FAILED: the bot's own word, with a result. FAILED is retried where the job asks for it.
     ERROR: the bot could not run it; charged. STOPPED: the bot confirms a requested stop.
-    RELEASED: given back unfinished, uncharged. LOST: the bot is gone; charged if the job had been started.
+    RELEASED: given back unfinished, uncharged. LOST: the bot is gone; charged if it had been given the job, which it
+    may have started before it could say so.
     """
 
     SUCCEEDED = "succeeded"
@@ -77,7 +78,7 @@ WITH told AS MATERIALIZED (
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
         AND l.state IN ('pending', 'active', 'cancelling')
     RETURNING l.job_id, l.bot_id, l.units, l.stop_reason, l.granted_at,
-        l.acknowledged_at IS NOT NULL AS started
+        coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS started
 ), judged AS MATERIALIZED (
     SELECT h.*, t.verdict, t.details, o.bot_id, o.stop_reason, o.granted_at,
         t.verdict IN ('stopped', 'released') OR t.verdict = 'lost' AND NOT o.started AS uncharged,
@@ -150,8 +151,8 @@ def end(connection: Connection, endings: Sequence[Ending], *, actor: str, pace: 
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
     The caller holds the bots' rows locked. The bots' units come back, the result of a finished job is kept, and
-    each job moves to where its verdict, its attempts and a pending cancellation send it. Who waits for a job that is now
-    final is woken.
+    each job moves to where its verdict, its attempts and a pending cancellation send it. Who waits for a job that
+    is final now is woken.
     """
     if not endings:
         return []

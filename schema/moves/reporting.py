@@ -43,6 +43,13 @@ def hold(connection: Connection, job_ids: Sequence[int]) -> None:
     connection.execute(HOLD, {"job_ids": list(job_ids)})
 
 
+DELIVER = text("""
+UPDATE leases l SET delivered_at = clock_timestamp()
+FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
+WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.state = 'pending'
+""")
+
+
 def acknowledge(
     connection: Connection,
     leases: Sequence[tuple[int, int]],
@@ -70,3 +77,10 @@ def acknowledge(
         },
     )
     return [row.id for row in rows]
+
+
+def deliver(connection: Connection, leases: Sequence[tuple[int, int]]) -> None:
+    """These leases, given as (job id, fence), are about to be told to their bot, with everything needed to start."""
+    if leases:
+        job_ids, fences = zip(*leases, strict=True)
+        connection.execute(DELIVER, {"job_ids": list(job_ids), "fences": list(fences)})

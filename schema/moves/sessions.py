@@ -55,7 +55,9 @@ UPDATE bots SET sync_seq = :seq, status = :status, capacity = greatest(coalesce(
 WHERE id = :id
 RETURNING capacity - in_use AS room, free, draining, extract(epoch FROM expires_at - clock_timestamp()) AS remaining
 """)
-DRAIN = text("UPDATE bots SET draining = :draining WHERE name = :name RETURNING id, instance")
+DRAIN = text(
+    "UPDATE bots SET draining = :draining WHERE name = :name RETURNING id, instance, capacity - in_use AS room"
+)
 AUDIT = text("""
 INSERT INTO audit (actor, action, subject, details)
 VALUES (:actor, :action, :subject, jsonb_build_object('reason', CAST(:reason AS text)))
@@ -114,7 +116,7 @@ def open_session(
         },
     ).scalar_one()
     platforms.link(connection, bot.id)
-    release(connection, bot_id=bot.id, instance=instance, limit=RELEASE_LIMIT)
+    release(connection, bot_id=bot.id, instance=instance, room=capacity, limit=RELEASE_LIMIT)
     wake(connection, "jobs")
     wake(connection, "bots", [str(bot.id)])
     return Opened(bot.id, int(epoch), ended)
@@ -163,7 +165,7 @@ def drain(connection: Connection, name: str, *, draining: bool, actor: str, reas
     action = "drain" if draining else "undrain"
     connection.execute(AUDIT, {"actor": actor, "action": action, "subject": f"bot:{name}", "reason": reason})
     if not draining:
-        release(connection, bot_id=bot.id, instance=bot.instance, limit=RELEASE_LIMIT)
+        release(connection, bot_id=bot.id, instance=bot.instance, room=bot.room, limit=RELEASE_LIMIT)
     wake(connection, "bots", [str(bot.id)])
     wake(connection, "jobs")
 

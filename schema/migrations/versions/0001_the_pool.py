@@ -54,6 +54,8 @@ CREATE TABLE jobs (
         ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled', 'dead'))),
     CONSTRAINT jobs_backoff_only_queued CHECK (schedule_after IS NULL OR state = 'queued'),
     CONSTRAINT jobs_priority_range CHECK (priority BETWEEN -1000 AND 1000),
+    CONSTRAINT jobs_label_bounded CHECK (octet_length(label) <= 64),
+    CONSTRAINT jobs_locality_hint_bounded CHECK (octet_length(locality_hint) <= 200),
     CONSTRAINT jobs_units_positive CHECK (units >= 1),
     CONSTRAINT jobs_max_attempts_positive CHECK (max_attempts >= 1),
     CONSTRAINT jobs_attempts_bounded CHECK (attempts BETWEEN 0 AND max_attempts),
@@ -83,7 +85,8 @@ CREATE TABLE submit_keys (
     key text NOT NULL,
     request_hash bytea NOT NULL,
     job_id bigint NOT NULL,
-    PRIMARY KEY (instance, key)
+    PRIMARY KEY (instance, key),
+    CONSTRAINT submit_keys_key_bounded CHECK (octet_length(key) BETWEEN 1 AND 200)
 );
 
 CREATE TABLE bots (
@@ -147,6 +150,7 @@ CREATE TABLE leases (
     strategy text NOT NULL,
     stop_reason text,
     granted_at timestamptz NOT NULL DEFAULT now(),
+    delivered_at timestamptz,
     acknowledged_at timestamptz,
     due_at timestamptz,
     ended_at timestamptz,
@@ -207,7 +211,9 @@ CREATE INDEX jobs_ready_age ON jobs (instance, platform, queued_at, id)
 CREATE INDEX jobs_backoff_priority ON jobs (instance, platform, priority, queued_at, id)
     WHERE state = 'queued' AND schedule_after IS NOT NULL;
 CREATE INDEX jobs_backoff_due ON jobs (schedule_after)
-    WHERE state = 'queued' AND schedule_after IS NOT NULL;
+    WHERE state = 'queued' AND schedule_after IS NOT NULL AND considered > 0;
+CREATE INDEX jobs_retry_due ON jobs (schedule_after)
+    WHERE state = 'queued' AND schedule_after IS NOT NULL AND considered = 0;
 CREATE INDEX jobs_finished ON jobs (finished_at) WHERE finished_at IS NOT NULL;
 CREATE UNIQUE INDEX leases_one_live_per_job ON leases (job_id)
     WHERE state IN ('pending', 'active', 'cancelling');
@@ -216,6 +222,7 @@ CREATE INDEX leases_live_due ON leases (due_at)
     WHERE state IN ('pending', 'active', 'cancelling') AND due_at IS NOT NULL;
 CREATE INDEX job_events_of_job ON job_events (job_id, id);
 CREATE INDEX submit_keys_of_job ON submit_keys (job_id);
+CREATE INDEX bots_present ON bots (id) WHERE status <> 'gone';
 CREATE INDEX bots_free ON bots (sample_key) WHERE free;
 CREATE INDEX bot_platforms_sample ON bot_platforms (platform, sample_key) INCLUDE (bot_id);
 CREATE INDEX bot_platforms_of_bot ON bot_platforms (bot_id);
@@ -288,6 +295,16 @@ BEGIN
 END $$;
 """
 
+# A property has one value or several; stored are several, sorted, each once.
+NORMAL_PROPERTIES = """
+CREATE FUNCTION normal_properties(given jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(jsonb_object_agg(p.key, CASE jsonb_typeof(p.value)
+        WHEN 'array' THEN (SELECT jsonb_agg(DISTINCT v ORDER BY v) FROM jsonb_array_elements(p.value) v)
+        ELSE jsonb_build_array(p.value) END), '{}')
+    FROM jsonb_each(given) p
+$$;
+"""
+
 # The one implementation of submit, also for callers that enqueue inside their own transaction. A key that another
 # transaction is about to use makes the insert wait for it; the second query then sees what that one committed. A key
 # that is taken is locked by an update of nothing, so that retention cannot remove its job between the two. Platforms
@@ -302,10 +319,16 @@ DECLARE
     born_ids bigint[];
     born_public uuid[];
 BEGIN
+    IF EXISTS (SELECT FROM jsonb_array_elements(requests) r
+               WHERE jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
+                   OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object') THEN
+        RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     WITH asked AS MATERIALIZED (
         SELECT (r.ordinality - 1)::integer AS n,
                coalesce(r.value->>'instance', 'default') AS instance_name,
-               coalesce(r.value->'properties', '{}') AS properties,
+               normal_properties(coalesce(r.value->'properties', '{}')) AS properties,
                r.value->>'key' AS key,
                coalesce((r.value->>'priority')::integer, 0) AS priority,
                coalesce((r.value->>'units')::integer, 1) AS units,
@@ -373,7 +396,7 @@ END $$;
 
 
 def upgrade() -> None:
-    for part in (TABLES, INDEXES, LIVE, FINAL_STAYS_FINAL, INTERN, WAKE, SUBMIT):
+    for part in (TABLES, INDEXES, LIVE, FINAL_STAYS_FINAL, INTERN, WAKE, NORMAL_PROPERTIES, SUBMIT):
         op.execute(part)
 
 
