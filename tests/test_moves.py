@@ -9,16 +9,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from schema import moves
 from schema.errors import Conflict
 from schema.moves import Ending, Verdict
-from tests.pool import Bot, Pool, active, completed
-
-
-def running(pool: Pool, **fields: object) -> tuple[str, Bot, dict]:
-    """A job that a bot runs."""
-    (job,) = pool.submit(**fields)
-    bot = pool.bot()
-    pool.assigner().run_once()
-    (work,) = bot.take()
-    return job, bot, work
+from tests.pool import Pool, active, completed
 
 
 def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
@@ -39,7 +30,7 @@ def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
 
 
 def test_a_failed_job_stays_failed_and_is_not_tried_again(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
 
     bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
 
@@ -48,7 +39,7 @@ def test_a_failed_job_stays_failed_and_is_not_tried_again(pool: Pool) -> None:
 
 
 def test_a_failed_job_that_asks_for_it_is_retried_with_a_growing_wait_and_then_fails(pool: Pool) -> None:
-    job, bot, work = running(pool, retry_failed=True, max_attempts=2)
+    job, bot, work = pool.running(retry_failed=True, max_attempts=2)
 
     bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
     waiting = pool.job(job)
@@ -65,7 +56,7 @@ def test_a_failed_job_that_asks_for_it_is_retried_with_a_growing_wait_and_then_f
 
 
 def test_a_job_that_no_bot_can_start_is_dead_after_its_attempts(pool: Pool) -> None:
-    job, bot, work = running(pool, max_attempts=2)
+    job, bot, work = pool.running(max_attempts=2)
 
     bot.sync(completed(work, "error", reason="no such program"))
     assert pool.job(job).state == "queued"
@@ -115,7 +106,7 @@ def test_work_that_a_bot_was_told_of_counts_against_the_job_if_the_bot_is_lost_b
 
 
 def test_released_work_is_queued_again_uncharged_and_keeps_its_age(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     queued_at = pool.job(job).queued_at
 
     bot.sync(completed(work, "released"), status="draining")
@@ -125,7 +116,7 @@ def test_released_work_is_queued_again_uncharged_and_keeps_its_age(pool: Pool) -
 
 
 def test_a_bot_that_lost_its_lease_cannot_finish_the_job(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     newer = pool.bot()
     with pytest.raises(Conflict) as refused:
         bot.sync(completed(work))
@@ -141,7 +132,7 @@ def test_a_bot_that_lost_its_lease_cannot_finish_the_job(pool: Pool) -> None:
 
 @pytest.mark.parametrize("wrong", ["fence", "bot_id", "bot_epoch"])
 def test_an_ending_with_any_part_of_its_fence_wrong_changes_nothing(pool: Pool, wrong: str) -> None:
-    job, _, _ = running(pool)
+    job, _, _ = pool.running()
     row = pool.row("SELECT job_id, fence, bot_id, bot_epoch FROM live")
     fence = row._asdict() | {wrong: getattr(row, wrong) + 1}
 
@@ -155,7 +146,7 @@ def test_an_ending_with_any_part_of_its_fence_wrong_changes_nothing(pool: Pool, 
 
 
 def test_a_final_job_cannot_be_changed_even_by_hand(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     bot.sync(completed(work))
 
     with pytest.raises(IntegrityError, match="stays so"):
@@ -165,7 +156,7 @@ def test_a_final_job_cannot_be_changed_even_by_hand(pool: Pool) -> None:
 
 
 def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     message = bot.message(completed(work, exit_code=0))
 
     first = bot.desk.sync(message)
@@ -176,7 +167,7 @@ def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> 
 
 
 def test_an_older_sync_is_refused(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     older, newer = bot.message(completed(work)), bot.message(active(work))
     bot.desk.sync(newer)
 
@@ -206,7 +197,7 @@ def test_a_queued_job_is_cancelled_at_once(pool: Pool) -> None:
 
 
 def test_a_running_job_is_cancelled_when_its_bot_confirms(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     assert cancel(pool, job)[0].state == "cancelling"
     (told,) = bot.sync(active(work))["leases"]
     assert told["state"] == "cancelling"
@@ -218,7 +209,7 @@ def test_a_running_job_is_cancelled_when_its_bot_confirms(pool: Pool) -> None:
 
 
 def test_a_job_that_finishes_before_it_hears_of_the_cancellation_keeps_its_result(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     cancel(pool, job)
     bot.sync(completed(work, exit_code=0))
     row = pool.job(job)
@@ -226,7 +217,7 @@ def test_a_job_that_finishes_before_it_hears_of_the_cancellation_keeps_its_resul
 
 
 def test_a_finished_job_cannot_be_cancelled(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     bot.sync(completed(work))
     assert cancel(pool, job) == [moves.Cancelled(job, "succeeded", changed=False)]
 
@@ -262,14 +253,14 @@ def test_submit_works_inside_the_callers_own_transaction_from_sql(pool: Pool) ->
 
 
 def test_a_bot_that_forgets_a_running_lease_has_lost_it(pool: Pool) -> None:
-    job, bot, _ = running(pool)
+    job, bot, _ = pool.running()
     bot.sync()
     row = pool.job(job)
     assert (row.state, row.attempts, row.kills) == ("queued", 1, 1)
 
 
 def test_a_bot_that_leaves_gives_its_work_back(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     bot.sync(active(work), status="gone")
     assert (pool.job(job).state, pool.job(job).attempts) == ("queued", 0)
     row = pool.row("SELECT status, session, in_use FROM bots")

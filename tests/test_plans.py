@@ -136,7 +136,9 @@ ACTS: dict[str, Act] = {
     "postpone": lambda known, connection: moves.postpone(
         connection, [Alike(1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
     ),
-    "release": lambda known, connection: moves.release(connection, bot_id=known.bots[FREE], instance=None, limit=BATCH),
+    "release": lambda known, connection: moves.release(
+        connection, bot_id=known.bots[FREE], instance=None, room=10, limit=BATCH
+    ),
     "retention": lambda _, connection: moves.delete_finished(
         connection, succeeded=0, failed=0, cancelled=0, dead=0, limit=BATCH
     ),

@@ -52,7 +52,7 @@ WITH RECURSIVE {waiting_queues("resting", "IS NOT NULL")}, waiting AS MATERIALIZ
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
         WHERE instance = q.instance AND platform = q.platform
-            AND state = 'queued' AND schedule_after IS NOT NULL AND considered > 0 AND units <= :room
+            AND state = 'queued' AND schedule_after IS NOT NULL AND considered <> 0 AND units <= :room
         ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
     ) j
     WHERE CAST(:instance AS integer) IS NULL OR q.instance = :instance
