@@ -7,14 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import httpx
 import psycopg
 import pytest
 from sqlalchemy import make_url
 
+from bots.launcher import Launcher
+from bots.runner import Place
+from bots.workplace import Workplace, marked_processes
 from schema import embedded, migrate, verify
 from schema.engine import Database, DatabaseSettings, plain
 from schema.timing import Timing
+from tests.commanding import accepting
 from tests.pool import Pool
+from tests.scripted import Gateway, gateway
+from tests.serving import Served, serving
 
 DSN_VARIABLE = "LEASEHOLD_TEST_DSN"
 SEED_VARIABLE = "LEASEHOLD_TEST_SEED"
@@ -134,3 +141,51 @@ def _findings(url: str) -> list[object]:
 def pool(database: Database, timing: Timing, chance: random.Random) -> Pool:
     """Jobs, bots and assigners on the test's own database."""
     return Pool(database, timing, chance)
+
+
+@pytest.fixture
+def served(database: Database, timing: Timing) -> Iterator[Served]:
+    """A running gateway on the test's own database."""
+    with serving(database, timing) as running:
+        yield running
+
+
+@pytest.fixture
+def operator(served: Served) -> Iterator[httpx.Client]:
+    """An operator's way into `served`."""
+    with served.client(served.token("operator")) as http:
+        yield http
+
+
+@pytest.fixture
+def no_pool_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names no pool."""
+    for name in ("LEASEHOLD_URL", "LEASEHOLD_TOKEN", "LEASEHOLD_DATA", "LEASEHOLD_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def stands(no_pool_of_our_own: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    """A gateway that the environment names and that accepts jobs; a test gives it another script."""
+    with gateway(accepting) as opened:
+        monkeypatch.setenv("LEASEHOLD_URL", opened.url)
+        monkeypatch.setenv("LEASEHOLD_TOKEN", "lh_operator_x_y")
+        yield opened
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Iterator[Workplace]:
+    """The directories of an agent `bot-1`."""
+    made = Workplace(tmp_path, "bot-1")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def place(workplace: Workplace) -> Iterator[Place]:
+    """Where commands can run; none of them may leave a file or a process behind."""
+    launcher = Launcher()
+    yield Place(workplace=workplace, launcher=launcher, grace=0.3, environment={"PATH": os.defpath})
+    launcher.close()
+    assert not list(workplace.root.iterdir())
+    assert not marked_processes(workplace.root)

@@ -81,6 +81,14 @@ class Pool:
         found = self.database.run(lambda connection: moves.submit(connection, requests, actor="test"))
         return [job.public_id for job in found]
 
+    def running(self, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
+        """A job that a bot runs: its public id, its bot and its lease."""
+        (job,) = self.submit(**fields)
+        bot = self.bot()
+        self.assigner().run_once()
+        (work,) = bot.take()
+        return job, bot, work
+
     def desk(self, **fetch: Any) -> Desk:
         """A desk with these fetch settings."""
         return Desk(self.database, timing=self.timing, fetch=FetchSettings(**fetch), now=clock.monotonic)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from sqlalchemy import text
 
 from assigner import intake
 from bots import gateway
@@ -33,6 +34,35 @@ class Served:
 
     def token(self, kind: str, **scope: Any) -> str:
         return self.database.run(lambda connection: tokens.create(connection, kind, **scope))
+
+    def waits(self, topic: str) -> float:
+        """How many calls are held until there is news of `topic`."""
+        return float(self.app.state.metrics.waits.labels(topic)._value.get())
+
+
+class Bot:
+    """The wire side of a bot, without an agent."""
+
+    def __init__(self, served: Served, name: str = "b1", **scope: Any) -> None:
+        self.http = served.client(served.token("bot", bot="*"))
+        answer = self.http.post("/v1/sessions", json={"bot": name, "capacity": 2, **scope})
+        assert answer.status_code == 200, answer.text
+        session = answer.json()
+        self.identity = {"bot": name, "epoch": session["epoch"], "secret": session["secret"]}
+        self.seq = 0
+
+    def sync(self, **report: Any) -> httpx.Response:
+        self.seq += 1
+        return self.http.post("/v1/sync", json={**self.identity, "seq": self.seq, **report})
+
+
+def counts(database: Database) -> dict[str, int]:
+    """How many rows each table of jobs and bots has."""
+    names = ("jobs", "job_payloads", "job_outputs", "submit_keys", "bots", "bot_answers", "leases", "job_events")
+    rows = database.run(
+        lambda c: {name: c.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
+    )
+    return rows
 
 
 @contextmanager

@@ -8,23 +8,15 @@ from prometheus_client import REGISTRY
 from schema.errors import Conflict
 from schema.wakeups import Wakeups
 from tests.patience import eventually
-from tests.pool import Bot, Pool, active, completed
+from tests.pool import Pool, active, completed
 
 EXPIRE = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE status <> 'gone'"
 NO_GRACE = "UPDATE ticks SET grace_until = at"
 OVERDUE = "UPDATE leases SET due_at = now() - interval '1 s' WHERE due_at IS NOT NULL"
 
 
-def running(pool: Pool, **fields: object) -> tuple[str, Bot, dict]:
-    (job,) = pool.submit(**fields)
-    bot = pool.bot()
-    pool.assigner().run_once()
-    (work,) = bot.take()
-    return job, bot, work
-
-
 def test_a_session_that_expired_is_closed_and_its_jobs_are_queued_again(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     upkeep = pool.upkeep()
     upkeep.run_once()
     pool.change(NO_GRACE)
@@ -42,7 +34,7 @@ def test_a_session_that_expired_is_closed_and_its_jobs_are_queued_again(pool: Po
 
 
 def test_after_a_silence_of_upkeep_nobody_is_expired_for_one_session_life(pool: Pool) -> None:
-    job, _, _ = running(pool)
+    job, _, _ = pool.running()
     upkeep = pool.upkeep()
     upkeep.run_once()
     pool.change(NO_GRACE)
@@ -57,7 +49,7 @@ def test_after_a_silence_of_upkeep_nobody_is_expired_for_one_session_life(pool: 
 
 
 def test_a_database_clock_that_went_back_starts_the_grace_too(pool: Pool) -> None:
-    job, _, _ = running(pool)
+    job, _, _ = pool.running()
     upkeep = pool.upkeep()
     upkeep.run_once()
     pool.change("UPDATE ticks SET at = at + interval '1 h', grace_until = at + interval '1 h'")
@@ -83,7 +75,7 @@ def test_a_lease_that_is_never_acknowledged_is_taken_back_uncharged(pool: Pool) 
 
 
 def test_a_job_that_outlives_its_timeout_is_stopped_by_the_server_and_dead(pool: Pool) -> None:
-    job, bot, work = running(pool, timeout_seconds=1.0)
+    job, bot, work = pool.running(timeout_seconds=1.0)
     pool.change(OVERDUE)
     pool.upkeep().run_once()
     (told,) = bot.sync(active(work))["leases"]
@@ -94,7 +86,7 @@ def test_a_job_that_outlives_its_timeout_is_stopped_by_the_server_and_dead(pool:
 
 
 def test_a_bot_that_ignores_a_stop_is_not_renewed_and_its_job_waits_for_the_expiry(pool: Pool) -> None:
-    job, bot, work = running(pool, timeout_seconds=1.0)
+    job, bot, work = pool.running(timeout_seconds=1.0)
     upkeep = pool.upkeep()
     pool.change(OVERDUE)
     upkeep.run_once()
@@ -112,7 +104,7 @@ def test_a_bot_that_ignores_a_stop_is_not_renewed_and_its_job_waits_for_the_expi
 
 
 def test_finished_jobs_leave_after_their_time_with_everything_of_theirs(pool: Pool) -> None:
-    job, bot, work = running(pool, key="once")
+    job, bot, work = pool.running(key="once")
     bot.sync(completed(work))
     (waiting,) = pool.submit(priority=3)
     pool.upkeep(keep_succeeded=3600).run_once()
@@ -128,7 +120,7 @@ def test_finished_jobs_leave_after_their_time_with_everything_of_theirs(pool: Po
 
 
 def test_an_age_is_kept_by_state(pool: Pool) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = pool.running()
     bot.sync(completed(work, "failed", exit_code=1))
     pool.upkeep(keep_succeeded=0, keep_cancelled=0, keep_dead=0).run_once()
     assert pool.job(job).state == "failed"

@@ -1,0 +1,78 @@
+"""How an agent stops: it is asked to drain, it runs out of time, or it is told a second time."""
+
+from pathlib import Path
+
+from tests.agents import Bot, Pool, processes, serving, settings
+from tests.proc import NEEDS_PROC
+from tests.scripted import gateway, problem
+
+pytestmark = NEEDS_PROC
+
+
+def test_a_bot_that_is_asked_to_drain_takes_no_new_work_until_it_is_asked_to_go_on(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    with serving(pool, tmp_path, capacity=2):
+        running = pool.grant("sleep", "60", job="running")
+        pool.until(lambda: processes(tmp_path))
+        with pool.changed:
+            pool.drain = True
+            refused = pool.grant("true", job="refused")
+        assert pool.until(lambda: pool.outcomes.get(refused))["verdict"] == "released"
+        pool.until(lambda: pool.syncs[-1].status == "draining")
+        assert running not in pool.outcomes
+        pool.change(drain=False)
+        pool.until(lambda: pool.syncs[-1].status == "ok")
+        taken = pool.grant("true", job="taken")
+        assert pool.until(lambda: pool.outcomes.get(taken))["verdict"] == "succeeded"
+
+
+def test_a_drained_agent_ends_its_work_closes_its_session_and_exits_with_0(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path) as bot:
+        key = pool.grant("sh", "-c", "sleep 0.5; echo done")
+        pool.until(lambda: processes(tmp_path))
+        bot.agent.drain()
+        assert bot.end() == 0
+    assert pool.outcomes[key]["verdict"] == "succeeded"
+    assert [sync.status for sync in pool.syncs][-2:] == ["draining", "gone"]
+    assert pool.syncs[-1].leases == []
+
+
+def test_work_that_outlasts_the_drain_is_killed_and_given_back(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path, drain_seconds=0.3) as bot:
+        key = pool.grant("sleep", "60")
+        pool.until(lambda: processes(tmp_path))
+        bot.agent.drain()
+        assert bot.end() == 0
+    assert pool.outcomes[key]["verdict"] == "released"
+    assert pool.syncs[-1].status == "gone"
+
+
+def test_an_idle_agent_leaves_without_waiting_for_its_long_poll(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path) as bot:
+        pool.until(lambda: pool.syncs and pool.syncs[-1].wait)
+        bot.agent.drain()
+        assert bot.end(within=2) == 0
+        pool.change(closing=True)
+    assert pool.syncs[-1].status == "gone"
+
+
+def test_a_drain_while_the_gateway_is_away_ends_too(tmp_path: Path) -> None:
+    with gateway(lambda _: problem(503, "starting")) as stands:
+        bot = Bot(stands.url, settings(tmp_path))
+        bot.agent.drain()
+        assert bot.end() == 0
+
+
+def test_a_second_wish_to_leave_kills_all_work_at_once(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path, kill_grace=60) as bot:
+        key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+        pool.until(lambda: processes(tmp_path))
+        bot.agent.drain()
+        bot.agent.leave()
+        assert bot.end() == 130
+    assert key not in pool.outcomes
+    assert pool.syncs[-1].status == "gone"

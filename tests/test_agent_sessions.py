@@ -1,0 +1,110 @@
+"""What an agent does when its session is superseded, over, refused or about to expire."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from schema import clock
+from schema.errors import BadInput
+from tests.agents import Pool, processes, serving
+from tests.proc import NEEDS_PROC
+from tests.scripted import Answer, Asked, problem
+
+pytestmark = NEEDS_PROC
+
+
+def test_the_older_of_two_agents_kills_its_work_and_stops(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    with serving(pool, tmp_path, kill_grace=60) as bot:
+        pool.grant("sleep", "60")
+        pool.until(lambda: processes(tmp_path))
+        pool.change(instead=lambda _: problem(409, "a newer session is open", code="session_superseded"))
+        assert bot.end() == 4
+        assert not processes(tmp_path)
+    assert len(pool.opened) == 1
+
+
+@pytest.mark.parametrize("code", ["session_over", "stale_seq"])
+def test_a_session_the_server_does_not_know_any_more_is_replaced(tmp_path: Path, code: str) -> None:
+    pool = Pool(sync_in=0.1)
+    with serving(pool, tmp_path):
+        lost = pool.grant("sleep", "60")
+        pool.until(lambda: processes(tmp_path))
+        first = processes(tmp_path)
+        alive_at_opening: list[set[int]] = []
+
+        def instead(asked: Asked) -> Answer | None:
+            if asked.path == "/v1/sync" and asked.body["epoch"] == 1:
+                pool.leases.pop(lost, None)
+                return problem(409, "this session is over", code=code)
+            if asked.path == "/v1/sessions":
+                alive_at_opening.append(first & processes(tmp_path))
+            return None
+
+        pool.change(instead=instead)
+        pool.until(lambda: len(pool.opened) == 2 and pool.syncs[-1].epoch == 2)
+        assert alive_at_opening == [set()]
+    assert next(sync.seq for sync in pool.syncs if sync.epoch == 2) == 1
+    assert lost not in pool.outcomes
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sync"])
+def test_an_agent_that_is_refused_stops_with_2(tmp_path: Path, status: int, path: str) -> None:
+    pool = Pool()
+    pool.instead = lambda asked: problem(status, "this token is not yours") if asked.path == path else None
+    with serving(pool, tmp_path) as bot:
+        assert bot.end() == 2
+
+
+def test_work_is_killed_before_the_server_gives_it_away_also_while_a_call_hangs(tmp_path: Path) -> None:
+    pool = Pool(ttl=1.0, sync_in=0.1)
+    hanging, released = threading.Event(), threading.Event()
+    with serving(pool, tmp_path, kill_grace=60) as bot:
+        key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+        pool.until(lambda: "active" in pool.reported(key))
+
+        def instead(asked: Asked) -> Answer | None:
+            if asked.path == "/v1/sync" and not released.is_set() and not hanging.is_set():
+                hanging.set()
+                pool.changed.wait_for(released.is_set, 10)
+                return Answer(cut=True)
+            return None if released.is_set() else Answer(cut=True)
+
+        pool.change(instead=instead)
+        assert hanging.wait(5)
+        began = clock.monotonic()
+        pool.until(lambda: not processes(tmp_path))
+        assert clock.monotonic() - began < 1.0
+        with pool.changed:
+            pool.leases = {}
+            released.set()
+            pool.changed.notify_all()
+        pool.until(lambda: len(pool.opened) == 2)
+        assert bot.code is None
+    assert "completed" not in pool.reported(key)
+    last_of_the_old = [sync for sync in pool.syncs if sync.epoch == 1][-1]
+    assert (last_of_the_old.status, last_of_the_old.leases) == ("gone", [])
+
+
+def test_an_agent_whose_session_expired_does_not_take_over_from_a_newer_one(tmp_path: Path) -> None:
+    pool = Pool(ttl=0.6, sync_in=0.1)
+    with serving(pool, tmp_path) as bot:
+        pool.until(lambda: pool.syncs)
+
+        def instead(asked: Asked) -> Answer:
+            if asked.path == "/v1/sync" and asked.body["status"] == "gone":
+                return problem(409, "a newer session is open", code="session_superseded")
+            return problem(503, "away")
+
+        pool.change(instead=instead, closing=True)
+        assert bot.end() == 4
+    assert len(pool.opened) == 1
+
+
+def test_a_margin_as_long_as_the_session_is_refused(tmp_path: Path) -> None:
+    with serving(Pool(ttl=1.0), tmp_path, margin=1.0) as bot:
+        bot.end()
+        assert isinstance(bot.failure, BadInput)
+        assert str(bot.failure) == "margin: 1 s is not less than the 1 s of a session"

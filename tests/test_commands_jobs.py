@@ -1,0 +1,209 @@
+"""The commands that wait for, show and change jobs and bots, against a gateway that answers what the test says."""
+
+import base64
+import json
+from typing import Any
+
+import click
+import pytest
+
+from schema.errors import BadInput, LeaseholdError, NotFound
+from tests.commanding import AT, JOB, OTHER, call, final
+from tests.scripted import Answer, Asked, Gateway, in_turn, problem
+
+pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
+
+
+STORY: dict[str, Any] = {
+    "id": JOB, "instance": "ci", "label": "nightly", "state": "queued", "priority": -3, "units": 2, "attempts": 1,
+    "max_attempts": 5, "reason": None, "created_at": f"{AT}0Z", "queued_at": f"{AT}0Z", "schedule_after": None,
+    "started_at": None, "finished_at": None, "bot": "b1", "properties": {"os": ["linux"]}, "timeout_seconds": 60.0,
+    "locality_hint": "repo", "retry_failed": False, "kills": 0, "considered": 2,
+    "payload": {"command": ["echo", "a b", "\x1b[2J"]}, "result": None,
+    "waiting": {"unmatchable": True, "sentence": "no bot that serves the instance 'ci' offers os=linux"},
+    "events": [
+        {"move": "submit", "from": None, "to": "queued", "at": f"{AT}0Z", "actor": "op", "fence": 0, "details": None},
+        {"move": "grant", "from": "queued", "to": "leased", "at": f"{AT}1.5Z", "actor": "assigner-1", "fence": 1,
+         "details": {"bot": "b1", "score": {"total": 6.0, "locality": 5.0}}},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit"],
+        ["submit", "--file", "-", "--", "true"],
+        ["submit", "--priority", "2000", "--", "true"],
+        ["submit", "--units", "0", "--", "true"],
+        ["submit", "--timeout", "-1", "--", "true"],
+        ["submit", "--timeout", "nan", "--", "true"],
+        ["submit", "--file", "/nowhere/jobs.jsonl"],
+        ["submit", "--colour", "red", "--", "true"],
+        ["wait"],
+        ["list", "--state", "asleep"],
+        ["list", "--limit", "0"],
+        ["cancel"],
+        ["bots", "drain"],
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_sent(stands: Gateway, arguments: list[str]) -> None:
+    with pytest.raises((click.UsageError, click.FileError, BadInput)):
+        call(*arguments)
+    assert stands.asked == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["submit", "--property", "os", "--", "true"], "--property"),
+        (["submit", "--env", "=x", "--", "true"], "--env"),
+        (["submit", "--instance", "Not A Name", "--", "true"], "instance"),
+        (["submit", "--label", "x" * 65, "--", "true"], "label"),
+        (["submit", "--", "\udcff"], "command"),
+        (["show", "x"], "id"),
+        (["wait", JOB, "x"], "id"),
+        (["cancel", "../bots"], "id"),
+        (["logs", ""], "id"),
+        (["bots", "drain", "../x"], "NAME"),
+    ],
+)
+def test_wrong_input_is_one_clear_line_before_anything_is_sent(
+    stands: Gateway, arguments: list[str], field: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        call(*arguments)
+    assert caught.value.field == field
+    assert str(caught.value).isprintable()
+    assert stands.asked == []
+
+
+def test_wait_succeeds_if_all_jobs_did(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(Answer({"jobs": [final(JOB, "succeeded", exit_code=0, seconds=2.0)], "done": True}))
+    call("wait", JOB, JOB)
+    assert capsys.readouterr().out == f"{JOB} succeeded after 2.0 s\n"
+    assert stands.asked[0].body["ids"] == [JOB]
+
+
+def test_wait_fails_in_one_line_if_a_job_did_not_succeed(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [final(JOB, "succeeded"), final(OTHER, "failed", exit_code=3)]
+    stands.script = in_turn(Answer({"jobs": jobs, "done": True}))
+    with pytest.raises(LeaseholdError) as caught:
+        call("wait", JOB, OTHER)
+    assert str(caught.value) == f"1 of 2 jobs did not succeed; the first: {OTHER} failed exit 3"
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_wait_gives_up_after_its_time(stands: Gateway) -> None:
+    stands.script = in_turn(Answer({"jobs": [{"id": JOB, "state": "running"}], "done": False}))
+    with pytest.raises(LeaseholdError, match=rf"not final after 0\.01 s: {JOB}$"):
+        call("wait", JOB, "--timeout", "0.01")
+
+
+def test_show_tells_the_story_and_why_the_job_waits(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(Answer(STORY))
+    call("show", JOB)
+    told = capsys.readouterr().out
+    assert "unmatchable: no bot that serves the instance 'ci' offers os=linux" in told
+    assert "os=linux" in told
+    assert "1.5 s" in told
+    assert "queued -> leased" in told
+    assert "bot=b1 score.total=6 score.locality=5" in told
+    assert "\x1b" not in told
+
+
+def test_show_prints_the_gateways_answer_as_json(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(Answer(STORY))
+    call("show", "--json", JOB)
+    assert json.loads(capsys.readouterr().out) == STORY
+
+
+def test_an_absent_job_is_not_found(stands: Gateway) -> None:
+    stands.script = in_turn(problem(404, f"id: there is no job '{JOB}'"))
+    with pytest.raises(NotFound, match="there is no job"):
+        call("show", JOB)
+
+
+def test_list_shows_one_line_for_each_job(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(Answer({"jobs": [STORY, STORY | {"id": OTHER, "started_at": f"{AT}3Z"}]}))
+    call("list", "--instance", "ci", "--limit", "2")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["id", JOB, OTHER]
+    assert "3.0 s" in lines[2]
+    assert stands.asked[0].query == {"instance": "ci", "limit": "2"}
+
+
+@pytest.mark.parametrize("arguments", [["logs", JOB], ["logs", "-f", JOB]])
+def test_logs_writes_the_bytes_as_they_are(
+    stands: Gateway, capfdbinary: pytest.CaptureFixture[bytes], arguments: list[str]
+) -> None:
+    written = bytes(range(256)) + b"no newline"
+
+    def script(asked: Asked) -> Answer:
+        data = written[int(asked.query["start"]) :]
+        encoded = base64.b64encode(data).decode()
+        return Answer(
+            {"start": 0, "data": encoded, "next": len(written), "state": "failed", "attempt": 1, "final": True}
+        )
+
+    stands.script = script
+    call(*arguments)
+    assert capfdbinary.readouterr().out == written
+
+
+def test_cancel_tells_what_became_of_each(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = [
+        {"id": JOB, "state": "cancelling", "changed": True},
+        {"id": OTHER, "state": None, "changed": False},
+    ]
+    stands.script = in_turn(Answer({"jobs": answers}))
+    with pytest.raises(NotFound, match=OTHER):
+        call("cancel", JOB, OTHER)
+    assert capsys.readouterr().out == f"{JOB} cancelling\n"
+
+
+def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(
+        Answer(
+            {
+                "jobs": {"queued": 3, "running": 1},
+                "instances": {"ci": {"queued": 3}, "web": {"running": 1}},
+                "oldest_queued_seconds": 90.0,
+                "unmatchable": 2,
+                "bots": {"ok": {"bots": 1, "capacity": 4, "in_use": 1}},
+                "capacity": 4,
+                "in_use": 1,
+                "upkeep": [{"name": "reap", "age_seconds": 0.5, "grace": False}],
+                "rates": {"submitted": 1.5, "granted": 1.0, "finished": 0.0},
+            }
+        ),
+        Answer(
+            {
+                "bots": [
+                    {
+                        "name": "b1",
+                        "status": "ok",
+                        "draining": True,
+                        "instance": None,
+                        "priority": 0,
+                        "capacity": 4,
+                        "in_use": 1,
+                        "leases": 1,
+                        "properties": {"os": ["linux"]},
+                        "epoch": 1,
+                        "opened_at": f"{AT}0Z",
+                        "expires_in": 29.0,
+                    }
+                ]
+            }
+        ),
+        Answer({"name": "b1", "draining": True}),
+    )
+    call("status")
+    told = capsys.readouterr().out
+    assert "1 ok; 1 of 4 units in use" in told
+    assert "2 queued jobs are unmatchable" in told
+    call("bots", "list")
+    assert "draining" in capsys.readouterr().out
+    call("bots", "drain", "b1", "--reason", "disk")
+    assert capsys.readouterr().out == "b1 takes no more work\n"

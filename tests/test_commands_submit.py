@@ -1,0 +1,123 @@
+"""`leasehold submit` against a gateway that answers what the test says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schema.errors import BadInput
+from tests.commanding import JOB, call, final
+from tests.scripted import Answer, Gateway, in_turn, problem
+
+pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
+
+
+def test_submit_sends_exactly_what_the_options_say(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    call(
+        "submit", "--instance", "ci", "--priority", "-5", "--property", "os=linux", "--property", "gpu=a",
+        "--property", "gpu=b", "--units", "2", "--label", "x", "--key", "k", "--locality", "repo", "--timeout", "1.5",
+        "--max-attempts", "3", "--retry-failed", "--env", "A=b=c", "--", "make", "-j4", "--wait",
+    )  # fmt: skip
+    assert capsys.readouterr().out == f"{JOB}\n"
+    assert stands.asked[0].body == {
+        "jobs": [
+            {
+                "command": ["make", "-j4", "--wait"],
+                "env": {"A": "b=c"},
+                "instance": "ci",
+                "properties": {"os": ["linux"], "gpu": ["a", "b"]},
+                "key": "k",
+                "priority": -5,
+                "units": 2,
+                "label": "x",
+                "locality_hint": "repo",
+                "timeout_seconds": 1.5,
+                "max_attempts": 3,
+                "retry_failed": True,
+            }
+        ]
+    }
+
+
+def test_submit_says_nothing_of_what_was_not_given(stands: Gateway) -> None:
+    call("submit", "true")
+    job = stands.asked[0].body["jobs"][0]
+    assert job.keys() == {"command", "key"}
+
+
+def test_submit_takes_standard_input_for_the_command_from_a_file(stands: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("hello\n")
+    call("submit", "--stdin-file", str(tmp_path / "in.txt"), "--", "cat")
+    assert stands.asked[0].body["jobs"][0]["stdin"] == "hello\n"
+
+
+def test_submit_reads_json_lines(stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"command": ["a"], "timeout_seconds": 5}\n\n{"command": ["b"], "priority": 3}\n')
+    call("submit", "--file", str(path), "--json")
+    assert [job["command"] for job in stands.asked[0].body["jobs"]] == [["a"], ["b"]]
+    assert json.loads(capsys.readouterr().out) == [{"id": JOB, "created": True}] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"priority": 1}', "command: is missing"),
+        ('{"command": []}', "command: list should have at least 1 item"),
+        ('{"command": "ls"}', "command: "),
+        ('{"command": ["a"], "colour": 1}', "colour: is not a field of a job"),
+        ('{"command": ["a"], "priority": 1001}', "priority: "),
+        ('{"command": ["a"], "priority": 1.5}', "priority: "),
+        ('{"command": ["a"], "units": true}', "units: "),
+        ('{"command": ["a"], "instance": "No"}', "instance: "),
+        ('{"command": ["a"], "timeout_seconds": NaN}', "holds NaN"),
+        ('{"command": ["a"], "label": "%s"}' % ("é" * 33), "label: is 66 bytes long"),
+        ('{"command": ["a"], "properties": {"os": []}}', "properties.os: "),
+        ('{"command": ["a"], "command": ["b"]}', "repeats the key 'command'"),
+        ('{"command": ["\\u0000"]}', "NUL"),
+        ('{"command": ["%s"]}' % ("x" * 300_000), "at most 262144 are allowed"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_submitted(stands: Gateway, tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"command": ["a"]}\n\n' + line + "\n")
+    with pytest.raises(BadInput) as caught:
+        call("submit", "--file", str(path))
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert stands.asked == []
+
+
+def test_what_only_the_gateway_refuses_is_told_by_file_and_line(stands: Gateway, tmp_path: Path) -> None:
+    stands.script = in_turn(problem(400, "jobs.1.env: 'a=' is not the name of a variable", field="jobs.1.env"))
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('\n{"command": ["a"]}\n\n{"command": ["b"], "env": {"a=": "1"}}\n')
+    with pytest.raises(BadInput) as caught:
+        call("submit", "--file", str(path))
+    assert str(caught.value) == f"{path}:4: env: 'a=' is not the name of a variable"
+
+
+def test_options_of_one_job_do_not_go_with_a_file(stands: Gateway, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"command": ["a"]}\n')
+    with pytest.raises(BadInput, match="--max-attempts: describes one job"):
+        call("submit", "--file", str(path), "--max-attempts", "2")
+    assert stands.asked == []
+
+
+def test_an_empty_file_is_refused(stands: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").write_text("\n\n")
+    with pytest.raises(BadInput, match="holds no job"):
+        call("submit", "--file", str(tmp_path / "none.jsonl"))
+
+
+def test_submit_can_wait_for_its_jobs(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(
+        Answer({"jobs": [{"id": JOB, "created": True}]}),
+        Answer({"jobs": [final(JOB, "succeeded")], "done": True}),
+    )
+    call("submit", "--wait", "--json", "--", "true")
+    assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["succeeded"]

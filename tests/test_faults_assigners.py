@@ -1,0 +1,158 @@
+"""Assigner processes are killed at any moment, also in the middle of a grant: what they had begun never was."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from bots.fetch import FetchSettings
+from schema.timing import Timing
+from tests.journal import Journal
+from tests.patience import eventually
+from tests.pool import Pool
+from tests.processes import Process, Processes
+from tests.swarm import Behaviour, Swarm
+from tests.watching import Watching
+
+KILLS = 20
+#: Every so many of the kills hit a process that waits in the middle of a grant; the others come by chance.
+HELD_EVERY = 2
+BACKLOG = 40
+#: One thread in each process, so that a backend tells whose it is; little sleep, so that they are mostly at work.
+CONFIG = "[[assigners]]\nthreads = 1\nbatch = 10\ninterval = 0.1\njitter = 0.1\n"
+BACKENDS = """
+SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'leasehold-assign'"""
+STUCK = BACKENDS + " AND :holder = ANY (pg_blocking_pids(pid)) ORDER BY pid"
+IN_TRANSACTION = BACKENDS + " AND xact_start IS NOT NULL"
+QUEUED = "SELECT count(*) AS jobs FROM jobs WHERE state = 'queued'"
+FINISHED = "SELECT count(*) AS jobs FROM jobs WHERE finished_at IS NOT NULL"
+# The leases that would come next, undecided: whoever grants one of them has to wait for what becomes of these.
+IN_THE_WAY = text("""
+INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, units, assigner, strategy, due_at)
+SELECT id, fence + 1, 1, 1, instance, units, 'in the way', 'in the way', now() FROM jobs WHERE state = 'queued'
+ON CONFLICT DO NOTHING
+""")
+PID = text("SELECT pg_backend_pid()")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One assigner process and the server's backends that serve it."""
+
+    process: Process
+    backends: set[int]
+
+
+class Crew:
+    """The assigner processes that live."""
+
+    def __init__(self, pool: Pool, processes: Processes) -> None:
+        self._pool, self._processes = pool, processes
+        self.alive: list[Member] = []
+        self._born = 0
+
+    def add(self) -> None:
+        """Start another one; returns once it has a connection."""
+        known = self._all()
+        self._born += 1
+        process = self._processes.assigner(f"assigner-{self._born}")
+        self.alive.append(Member(process, eventually(lambda: self._all() - known, 60, what="its connection")))
+
+    def kill(self, member: Member) -> None:
+        """SIGKILL."""
+        member.process.kill()
+        self.alive.remove(member)
+
+    def served_by(self, backend: int) -> Member:
+        """Whose backend it is."""
+        return next(member for member in self.alive if backend in member.backends)
+
+    def _all(self) -> set[int]:
+        return {row.pid for row in self._pool.rows(BACKENDS)}
+
+
+@contextmanager
+def in_the_way(pool: Pool) -> Iterator[int]:
+    """While inside, no grant gets further than its writes; gives the process id of the backend they wait for."""
+    with pool.database.engine.connect() as connection:
+        pid: int = connection.execute(PID).scalar_one()
+        connection.execute(IN_THE_WAY)
+        try:
+            yield pid
+        finally:
+            connection.rollback()
+
+
+def stuck(pool: Pool, holder: int) -> list[int]:
+    """Backends of assigners that wait for the holder."""
+    return [row.pid for row in pool.rows(STUCK, holder=holder)]
+
+
+@pytest.fixture
+def swarm(pool: Pool, chance: random.Random) -> Iterator[Swarm]:
+    """Bots that fetch nothing by themselves: only assigners place jobs."""
+    behaviour = Behaviour(seconds=lambda _: chance.uniform(0.02, 0.15))
+    fetch = FetchSettings(enabled=False)
+    with Swarm(pool.database, pool.timing, 8, behaviour=behaviour, fetch=fetch, threads=2) as swarm:
+        yield swarm
+
+
+def test_twenty_kills_of_three_assigners_lose_nothing_and_double_nothing(
+    pool: Pool, swarm: Swarm, scratch: Path, database_url: str, timing: Timing, chance: random.Random
+) -> None:
+    journal = Journal(pool)
+    with Processes(scratch, database_url, timing, config=CONFIG) as processes, Watching(database_url) as watching:
+        crew = Crew(pool, processes)
+        journal.submit(BACKLOG)
+        for _ in range(3):
+            crew.add()
+        for number in range(KILLS):
+            if pool.row(QUEUED).jobs < BACKLOG:
+                journal.submit(BACKLOG)
+            if number % HELD_EVERY:
+                with in_the_way(pool) as holder:
+                    backend = eventually(lambda holder=holder: stuck(pool, holder), 30)[0]
+                    crew.kill(crew.served_by(backend))
+            else:
+                target = pool.row(FINISHED).jobs + chance.randint(1, 15)
+                eventually(lambda target=target: pool.row(FINISHED).jobs >= target, 30, what="work goes on")
+                crew.kill(chance.choice(crew.alive))
+            crew.add()
+        journal.wait(60)
+    print(f"{len(journal.jobs)} jobs, {watching.looks} looks")
+    journal.check()
+    assert swarm.log.overlaps() == []
+
+
+def test_all_assigners_killed_at_once_in_the_middle_of_their_grants_lose_nothing(
+    pool: Pool, swarm: Swarm, scratch: Path, database_url: str, timing: Timing
+) -> None:
+    journal = Journal(pool)
+    with Processes(scratch, database_url, timing, config=CONFIG) as processes, Watching(database_url):
+        crew = Crew(pool, processes)
+        for _ in range(2):
+            crew.add()
+        for _ in range(2):
+            journal.submit(2 * BACKLOG)
+            with in_the_way(pool) as holder:
+                eventually(lambda holder=holder: stuck(pool, holder), 30)
+                for member in list(crew.alive):
+                    crew.kill(member)
+            eventually(lambda: not pool.rows(IN_TRANSACTION), 30, what="their transactions are undone")
+            begun = pool.row("SELECT count(*) AS grants FROM job_events WHERE move = 'grant'").grants
+            for _ in range(2):
+                crew.add()
+            eventually(
+                lambda begun=begun: (
+                    pool.row("SELECT count(*) AS grants FROM job_events WHERE move = 'grant'").grants > begun
+                ),
+                30,
+                what="the new ones go on",
+            )
+        journal.wait(60)
+    journal.check()
+    assert swarm.log.overlaps() == []

@@ -1,0 +1,26 @@
+"""The agent's own count of the time its session has left."""
+
+import threading
+
+from bots.heartbeat import Heartbeat
+
+
+def test_a_beat_after_the_deadline_does_not_revive_the_session() -> None:
+    now = [100.0]
+    lost = threading.Event()
+    heart = Heartbeat(1.0, on_lost=lost.set, now=lambda: now[0])
+    assert heart.beat(100.0, expires_in=10.0)
+    now[0] = 108.9
+    assert not heart.lost
+    assert heart.beat(105.0, expires_in=10.0)
+    now[0] = 114.0
+    assert not heart.beat(113.0, expires_in=10.0)
+    assert heart.lost
+    heart.start()
+    assert lost.wait(5)
+    heart.stop()
+
+
+def test_an_answer_that_took_longer_than_the_session_lives_is_late() -> None:
+    heart = Heartbeat(1.0, on_lost=lambda: None, now=lambda: 100.0)
+    assert not heart.beat(80.0, expires_in=10.0)

@@ -1,0 +1,145 @@
+"""Submitting over the wire: what is kept, what is refused, and what is safe to repeat."""
+
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from assigner import submission
+from schema import tokens
+from schema.engine import Database
+from tests.calling import JOB, audited, submitted
+from tests.serving import counts
+
+
+def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Database) -> None:
+    job = {
+        "command": ["make", "-j"],
+        "env": {"A": "1"},
+        "stdin": "yes\n",
+        "instance": "ci",
+        "properties": {"os": "linux", "arch": ["x86", "arm"]},
+        "priority": -3,
+        "units": 2,
+        "label": "nightly",
+        "locality_hint": "core",
+        "timeout_seconds": 60,
+        "max_attempts": 7,
+        "retry_failed": True,
+    }
+    (identity,) = submitted(operator, job)
+    shown = operator.get(f"/v1/jobs/{identity}").json()
+    assert shown["payload"] == {"command": ["make", "-j"], "env": {"A": "1"}, "stdin": "yes\n"}
+    assert shown["properties"] == {"os": ["linux"], "arch": ["arm", "x86"]}
+    same = (
+        "instance",
+        "priority",
+        "units",
+        "label",
+        "locality_hint",
+        "timeout_seconds",
+        "max_attempts",
+        "retry_failed",
+    )
+    assert {name: shown[name] for name in same} == {name: job[name] for name in same}
+    assert (shown["state"], shown["attempts"], shown["result"], shown["bot"]) == ("queued", 0, None, None)
+    (event,) = shown["events"]
+    assert (event["move"], event["from"], event["to"]) == ("submit", None, "queued")
+    assert event["actor"].startswith("operator:")
+    assert audited(database)[-2:] == ["jobs.submit", "job.read"]
+
+
+def test_a_key_makes_a_submit_safe_to_repeat(operator: httpx.Client) -> None:
+    body = {"jobs": [JOB | {"key": "k1"}]}
+    first, again = (operator.post("/v1/jobs", json=body).json()["jobs"][0] for _ in range(2))
+    assert (first["created"], again["created"], first["id"] == again["id"]) == (True, False, True)
+    other = operator.post("/v1/jobs", json={"jobs": [JOB, {"command": ["false"], "key": "k1"}]})
+    assert (other.status_code, other.json()["code"]) == (409, "key_reused")
+    assert len(operator.get("/v1/jobs").json()["jobs"]) == 1
+
+
+BAD_JOBS: list[tuple[str, dict[str, Any]]] = [
+    ("command", {"command": []}),
+    ("command", {"command": [""]}),
+    ("command", {"command": "true"}),
+    ("command.0", {"command": [1]}),
+    ("env", {"env": {"A=B": "1"}}),
+    ("env", {"env": {"": "1"}}),
+    ("env.A", {"env": {"A": 1}}),
+    ("instance", {"instance": "Not A Name"}),
+    ("instance", {"instance": "x" * 64}),
+    ("instance", {"instance": "ci\n"}),
+    ("properties", {"properties": {str(n): "x" for n in range(65)}}),
+    ("properties.k", {"properties": {"k": "x" * 1025}}),
+    ("properties.k", {"properties": {"k": []}}),
+    ("key", {"key": ""}),
+    ("key", {"key": "k" * 201}),
+    ("priority", {"priority": 1001}),
+    ("priority", {"priority": -1001}),
+    ("priority", {"priority": "0"}),
+    ("priority", {"priority": 0.5}),
+    ("priority", {"priority": True}),
+    ("priority", {"priority": 10**40}),
+    ("units", {"units": 0}),
+    ("units", {"units": 2**31}),
+    ("label", {"label": "é" * 33}),
+    ("locality_hint", {"locality_hint": "h" * 201}),
+    ("timeout_seconds", {"timeout_seconds": 0}),
+    ("timeout_seconds", {"timeout_seconds": 31536001}),
+    ("timeout_seconds", {"timeout_seconds": 10**400}),
+    ("max_attempts", {"max_attempts": 0}),
+    ("max_attempts", {"max_attempts": 101}),
+    ("retry_failed", {"retry_failed": "yes"}),
+    ("comand", {"comand": ["true"]}),
+    ("command", {"stdin": "x" * 256 * 1024}),
+]
+
+
+def test_every_bad_job_is_named_by_its_place_and_nothing_is_written(operator: httpx.Client, database: Database) -> None:
+    before = counts(database)
+    for field, change in BAD_JOBS:
+        answer = operator.post("/v1/jobs", json={"jobs": [JOB, JOB | change]})
+        assert answer.status_code in (400, 422), (change, answer.text)
+        named = answer.json()["field"]
+        assert named == f"jobs.1.{field}" or named.startswith(f"jobs.1.{field}."), named
+        assert len(answer.json()["detail"]) < 500
+    assert operator.post("/v1/jobs", json={"jobs": []}).json()["field"] == "jobs"
+    assert operator.post("/v1/jobs", json={"jobs": [JOB] * 10_001}).status_code == 422
+    assert counts(database) == before
+
+
+def test_a_commit_that_came_with_a_warning_is_not_acknowledged(operator: httpx.Client, database: Database) -> None:
+    warning = """
+        CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE WARNING 'canceling wait for synchronous replication due to user request'; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER late AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION warn();
+    """
+    database.run(lambda c: c.execute(text(warning)))
+    unsure = operator.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]})
+    assert (unsure.status_code, unsure.json()["code"]) == (503, "outcome_unknown")
+    assert unsure.headers["retry-after"] == "1"
+    database.run(lambda c: c.execute(text("DROP TRIGGER late ON jobs; DROP FUNCTION warn()")))
+    sure = operator.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]}).json()["jobs"][0]
+    assert sure["created"] is False
+
+
+def test_a_submit_without_a_key_is_not_tried_again_when_its_commit_may_have_happened(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = tokens.Principal(tokens.Kind.OPERATOR, "x")
+    keyless = submission.normalised([submission.JobRequest(**JOB)], caller=caller)
+    run = database.run
+
+    def twice(work: Any, *, urgent: bool = False) -> Any:
+        run(work, urgent=urgent)  # the commit happened, the connection broke before anybody was told
+        return run(work, urgent=urgent)
+
+    monkeypatch.setattr(database, "run", twice)
+    with pytest.raises(submission.OutcomeUnknown):
+        submission.submit(database, keyless, caller=caller)
+    keyed = submission.normalised([submission.JobRequest(**JOB, key="k")], caller=caller)
+    (again,) = submission.submit(database, keyed, caller=caller)
+    assert again.created is False
+    assert run(lambda c: c.execute(text("SELECT count(*) FROM jobs")).scalar_one()) == 2

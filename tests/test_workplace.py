@@ -1,0 +1,51 @@
+"""The directories of one agent: whose they are, and how they are cleared."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bots.workplace import Workplace, marked_processes, remove
+from schema.errors import BadInput
+from tests.patience import eventually
+from tests.proc import NEEDS_PROC
+
+pytestmark = NEEDS_PROC
+
+
+def test_one_name_in_one_work_directory_belongs_to_one_agent(tmp_path: Path, workplace: Workplace) -> None:
+    with pytest.raises(BadInput, match="name: an agent named 'bot-1' already runs in"):
+        Workplace(tmp_path, "bot-1")
+    Workplace(tmp_path, "bot-2").close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"work_dir: .* cannot be used"):
+        Workplace(tmp_path / "file", "bot-1")
+
+
+def test_leftovers_of_an_earlier_agent_are_killed_and_removed_but_nothing_else(tmp_path: Path) -> None:
+    workplace, other = Workplace(tmp_path, "bot-1"), Workplace(tmp_path, "bot-10")
+    ours, theirs = workplace.make(), other.make()
+    left = subprocess.Popen(["sleep", "1009"], env={"LEASEHOLD_WORK": str(ours)}, start_new_session=True)
+    kept = subprocess.Popen(["sleep", "1009"], env={"LEASEHOLD_WORK": str(theirs)}, start_new_session=True)
+    eventually(lambda: marked_processes(workplace.root) and marked_processes(other.root), within=5)
+    assert workplace.clear() == 1
+    assert left.wait(5) == -signal.SIGKILL
+    assert kept.poll() is None
+    assert list(workplace.root.iterdir()) == []
+    assert list(other.root.iterdir()) == [theirs]
+    assert other.clear() == 1
+    kept.wait(5)
+    workplace.close()
+    other.close()
+
+
+def test_a_tree_with_closed_folders_and_links_out_of_it_is_removed_and_nothing_beyond(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o500)
+    closed = tmp_path / "tree" / "closed"
+    (closed / "inner").mkdir(parents=True)
+    (closed / "link").symlink_to(outside)
+    closed.chmod(0o000)
+    assert remove(tmp_path / "tree")
+    assert outside.stat().st_mode & 0o777 == 0o500
