@@ -72,7 +72,7 @@ class Upkeep:
         in_grace = self._database.run(self._tick, urgent=True)
         if not in_grace:
             self._expire(done)
-        self._database.run(lambda connection: self._overdue(connection, done), urgent=True)
+        done.overdue, done.stubborn = self._database.run(self._overdue, urgent=True)
         if self._now() >= self._next_retention:
             self._next_retention = self._now() + self._settings.retention_interval
             self._delete(done)
@@ -99,17 +99,18 @@ class Upkeep:
                 return
             after = bot_ids[-1]
 
-    def _overdue(self, connection: Connection, done: Round) -> None:
-        """Ask bots to stop what they did not acknowledge or what runs too long; close those that do not stop."""
+    def _overdue(self, connection: Connection) -> tuple[int, int]:
+        """Ask bots to stop what they did not acknowledge or what runs too long, and close those that do not stop;
+        returns how many leases and how many bots."""
         overdue = connection.execute(OVERDUE, {"limit": LIMIT}).all()
+        asked = 0
         for state, reason in ((LeaseState.PENDING, "unacknowledged"), (LeaseState.ACTIVE, "timeout")):
             leases = [(lease.job_id, lease.fence) for lease in overdue if lease.state == state]
             if leases:
-                done.overdue += moves.ask_stop(
-                    connection, leases, from_state=state, reason=reason, sync=self._timing.sync
-                )
+                asked += moves.ask_stop(connection, leases, from_state=state, reason=reason, sync=self._timing.sync)
         if any(lease.state == LeaseState.CANCELLING for lease in overdue):
-            done.stubborn += len(moves.close_overdue(connection, LIMIT))
+            return asked, len(moves.close_overdue(connection, LIMIT))
+        return asked, 0
 
     def _delete(self, done: Round) -> None:
         settings = self._settings

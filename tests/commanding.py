@@ -8,11 +8,7 @@ from bots.commands import COMMANDS
 from tests.scripted import Answer, Asked
 
 JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
-
-
 OTHER = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0002"
-
-
 AT = "2026-01-01T00:00:0"
 
 

@@ -1,30 +1,15 @@
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import pytest
 from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.engine import Database
-from schema.timing import Timing
 from tests.patience import eventually
-from tests.serving import Served, serving
+from tests.serving import Served
 
 JOB: dict[str, Any] = {"command": ["true"]}
-
-
-@pytest.fixture
-def served(database: Database, timing: Timing) -> Iterator[Served]:
-    with serving(database, timing) as running:
-        yield running
-
-
-@pytest.fixture
-def operator(served: Served) -> Iterator[httpx.Client]:
-    with served.client(served.token("operator")) as http:
-        yield http
 
 
 def submitted(http: httpx.Client, count: int = 1) -> list[str]:

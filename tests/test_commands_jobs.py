@@ -4,10 +4,9 @@ import base64
 import json
 from typing import Any
 
-import click
 import pytest
 
-from schema.errors import BadInput, LeaseholdError, NotFound
+from schema.errors import LeaseholdError, NotFound
 from tests.commanding import AT, JOB, OTHER, call, final
 from tests.scripted import Answer, Asked, Gateway, in_turn, problem
 
@@ -27,55 +26,6 @@ STORY: dict[str, Any] = {
          "details": {"bot": "b1", "score": {"total": 6.0, "locality": 5.0}}},
     ],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["submit"],
-        ["submit", "--file", "-", "--", "true"],
-        ["submit", "--priority", "2000", "--", "true"],
-        ["submit", "--units", "0", "--", "true"],
-        ["submit", "--timeout", "-1", "--", "true"],
-        ["submit", "--timeout", "nan", "--", "true"],
-        ["submit", "--file", "/nowhere/jobs.jsonl"],
-        ["submit", "--colour", "red", "--", "true"],
-        ["wait"],
-        ["list", "--state", "asleep"],
-        ["list", "--limit", "0"],
-        ["cancel"],
-        ["bots", "drain"],
-    ],
-)
-def test_wrong_usage_is_refused_before_anything_is_sent(stands: Gateway, arguments: list[str]) -> None:
-    with pytest.raises((click.UsageError, click.FileError, BadInput)):
-        call(*arguments)
-    assert stands.asked == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (["submit", "--property", "os", "--", "true"], "--property"),
-        (["submit", "--env", "=x", "--", "true"], "--env"),
-        (["submit", "--instance", "Not A Name", "--", "true"], "instance"),
-        (["submit", "--label", "x" * 65, "--", "true"], "label"),
-        (["submit", "--", "\udcff"], "command"),
-        (["show", "x"], "id"),
-        (["wait", JOB, "x"], "id"),
-        (["cancel", "../bots"], "id"),
-        (["logs", ""], "id"),
-        (["bots", "drain", "../x"], "NAME"),
-    ],
-)
-def test_wrong_input_is_one_clear_line_before_anything_is_sent(
-    stands: Gateway, arguments: list[str], field: str
-) -> None:
-    with pytest.raises(BadInput) as caught:
-        call(*arguments)
-    assert caught.value.field == field
-    assert str(caught.value).isprintable()
-    assert stands.asked == []
 
 
 def test_wait_succeeds_if_all_jobs_did(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import pwd
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +13,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from schema import binaries, clock, embedded
+from schema import binaries, embedded
 from schema.errors import NotReady
+from tests.patience import eventually
 
 ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not ROOT, reason="only root runs the server as another account")
@@ -69,13 +70,6 @@ def answers(url: str) -> bool:
     return True
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = clock.monotonic() + seconds
-    while not condition():
-        assert clock.monotonic() < end, "it did not happen in time"
-        clock.sleep(0.01)
-
-
 def test_the_server_runs_until_its_last_user_closes_it_and_keeps_the_data(scratch: Path) -> None:
     with embedded.serve(scratch / "new" / "data") as server:
         query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
@@ -128,7 +122,7 @@ def test_a_killed_server_is_started_again_at_the_same_url_with_all_that_was_comm
         query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
         killed = server.pid
         os.kill(killed, signal.SIGKILL)
-        until(lambda: not answers(server.url))
+        eventually(lambda: not answers(server.url), 20)
         with embedded.serve(scratch) as again:
             assert again.url == server.url
             assert again.pid != killed
@@ -139,7 +133,7 @@ def test_a_killed_server_is_started_again_at_the_same_url_with_all_that_was_comm
 def test_a_reused_process_id_in_a_stale_file_does_not_keep_the_server_from_starting(scratch: Path) -> None:
     with embedded.serve(scratch) as server:
         os.kill(server.pid, signal.SIGKILL)
-        until(lambda: not answers(server.url))
+        eventually(lambda: not answers(server.url), 20)
         for stale in (scratch / "pg" / "postmaster.pid", scratch / "pg" / ".s.PGSQL.5432.lock"):
             _, *others = stale.read_text().splitlines(keepends=True)
             stale.write_text("".join([f"{os.getpid()}\n", *others]))
@@ -171,7 +165,7 @@ def test_ctrl_c_of_the_only_user_stops_the_server(scratch: Path) -> None:
 
 def test_a_process_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way(scratch: Path) -> None:
     with user(scratch) as owner:
-        until(lambda: any(scratch.glob("pg.new-*")))
+        eventually(lambda: any(scratch.glob("pg.new-*")), 20)
         owner.kill()
         owner.wait()
     assert not (scratch / "pg").exists()
