@@ -126,7 +126,7 @@ async def list_jobs(
 async def cancel(request: Request, body: CancelRequest, caller: Caller) -> answers.CancelAnswer:
     """Cancel jobs. 404 only if none of them exists; otherwise an absent one has the state null.
 
-    409 `already_final` if all of them exist and had ended before: their results are kept.
+    409 `already_final` if all of them exist and had ended before, none by a cancel: their results are kept.
     """
     known = {given: lookups.uuid_or_none(given) for given in body.ids}
     wanted = sorted({job for job in known.values() if job is not None})

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from assigner import answers, queries
 from schema import audit, limits, moves, outputs
 from schema.errors import Conflict, NotFound
-from schema.states import FINAL
+from schema.states import FINAL, JobState
 from schema.tokens import Principal
 
 #: Most bytes of output in one answer.
@@ -96,8 +96,11 @@ def note_look(
 
 
 def refuse_if_over(found: Sequence[moves.Cancelled]) -> None:
-    """Raise Conflict `already_final` if a cancel found only jobs that had ended before it."""
-    if any(job.changed or job.state not in FINAL for job in found):
+    """Raise Conflict `already_final` if a cancel found only jobs that had ended before it in another way.
+
+    A job that is cancelled already is what was asked for: clients repeat a call whose answer was lost.
+    """
+    if any(job.changed or job.state not in FINAL or job.state == JobState.CANCELLED for job in found):
         return
     first = f"job '{found[0].public_id}' is {found[0].state} already"
     others = f", and the other {len(found) - 1} are final too" if len(found) > 1 else ""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import signal
 import socket
 import sys
@@ -215,6 +216,7 @@ class Agent:
             priority=settings.priority,
             properties=settings.properties,
             instance=settings.instance,
+            secret=secrets.token_urlsafe(32),
         )
         transport = self._transport(_OPENING)
         try:

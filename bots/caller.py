@@ -60,7 +60,7 @@ class Caller:
     def _known_address(self) -> str:
         try:
             return (self._directory() / "gateway.url").read_text()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             raise BadInput(
                 "--url", f"no gateway is known in {self._directory()}: start `leasehold up`, or give --url or --data"
             ) from None

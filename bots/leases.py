@@ -118,6 +118,7 @@ class Desk:
         if sync.status == BotStatus.GONE.value:
             moves.close(connection, bot.id, actor=f"bot:{sync.bot}")
             return SyncAnswer(seq=sync.seq, leases=[], expires_in=0, sync_in=0).model_dump_json().encode()
+        before = self._now() - began
         synced = moves.synced(
             connection, bot.id, seq=sync.seq, status=sync.status, capacity=sync.capacity, ttl=self._timing.ttl
         )
@@ -127,7 +128,7 @@ class Desk:
         if wait > 0 and not sync.leases and not held and not told_to_drain:
             self._store(connection, bot.id, epoch=bot.epoch, seq=sync.seq, answer=None)
             return Waiting(sync.bot, bot.id, bot.epoch, sync.seq, began, wait)
-        return self._answer(connection, bot, sync.seq, held, synced, began=began)
+        return self._answer(connection, bot, sync.seq, held, synced, before=before)
 
     def _settle(self, connection: Connection, waiting: Waiting) -> bytes:
         bot = connection.execute(LOCK_BOT, {"name": waiting.bot}).one_or_none()
@@ -139,11 +140,12 @@ class Desk:
         stored: bytes | None = connection.execute(STORED, key).scalar_one()
         if stored:
             return stored
+        before = self._now() - waiting.began
         synced = moves.synced(
             connection, bot.id, seq=waiting.seq, status=bot.status, capacity=None, ttl=self._timing.ttl
         )
         held = connection.execute(HELD, {"bot_id": bot.id}).all()
-        return self._answer(connection, bot, waiting.seq, held, synced, began=waiting.began)
+        return self._answer(connection, bot, waiting.seq, held, synced, before=before)
 
     def _apply(self, connection: Connection, bot: Row[Any], sync: Sync) -> list[Ended]:
         """What the bot reports, against what it holds: acknowledgements, endings, and leases it does not know of."""
@@ -151,9 +153,9 @@ class Desk:
         if not held:
             return []
         actor = f"bot:{sync.bot}"
-        account = reports.compare(held, sync.leases, bot_id=bot.id, epoch=bot.epoch)
-        outputs.append(connection, account.output, bot_id=bot.id, epoch=bot.epoch)
         leaves = sync.status == BotStatus.GONE.value
+        account = reports.compare(held, sync.leases, bot_id=bot.id, epoch=bot.epoch, leaves=leaves)
+        outputs.append(connection, account.output, bot_id=bot.id, epoch=bot.epoch)
         if bool(account.started) + bool(account.endings) + leaves > 1:
             moves.hold(connection, [lease.job_id for lease in held])
         moves.acknowledge(
@@ -195,10 +197,10 @@ class Desk:
         held: Sequence[Row[Any]],
         synced: Synced,
         *,
-        began: float,
+        before: float,
     ) -> bytes:
-        """Write the answer down and give it. The bot counts `expires_in` from when it sent the call, which was before
-        it began here."""
+        """Write the answer down and give it. The bot counts `expires_in` from when it sent the call; `before` are the
+        seconds that had surely passed since then when the rest of its session was measured."""
         moves.deliver(
             connection,
             [
@@ -211,7 +213,7 @@ class Desk:
             seq=seq,
             leases=[_work(row) for row in held],
             drain=synced.draining,
-            expires_in=max(0.0, synced.remaining + (self._now() - began)),
+            expires_in=max(0.0, synced.remaining + before),
             sync_in=self._timing.sync,
         )
         body = answer.model_dump_json(exclude_none=True).encode()

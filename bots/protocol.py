@@ -31,6 +31,13 @@ class OpenSession(Message):
     priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX, description="lower = preferred")
     properties: dict[str, str | list[str]] = Field(default={}, description="what it offers; jobs require subsets")
     instance: Name | None = Field(default=None, description="serve only this instance; unset = every instance")
+    secret: str | None = Field(
+        default=None,
+        min_length=32,
+        max_length=200,
+        description="of the session, made by the bot at random, so that an opening may be repeated: the same secret "
+        "finds the session it has opened before; unset = the server makes one",
+    )
 
 
 class Session(Message):

@@ -27,12 +27,15 @@ class Account:
     output: list[Written] = field(default_factory=list)
 
 
-def compare(held: Sequence[Row[Any]], reported: Sequence[LeaseReport], *, bot_id: int, epoch: int) -> Account:
+def compare(
+    held: Sequence[Row[Any]], reported: Sequence[LeaseReport], *, bot_id: int, epoch: int, leaves: bool = False
+) -> Account:
     """Compare the live leases of a bot with its report. Reports of other fences are not the bot's any more and
     mean nothing; the answer will not list them, and the bot stops them.
 
     A held lease that is not reported: pending ones are on their way; cancelling ones have been stopped; active ones
-    the bot has lost. Raises BadInput for a report that contradicts itself.
+    the bot has lost, unless it `leaves`, which gives everything back. Raises BadInput for a report that contradicts
+    itself.
     """
     said = {(report.job, report.fence): report for report in reported}
     account = Account()
@@ -49,7 +52,7 @@ def compare(held: Sequence[Row[Any]], reported: Sequence[LeaseReport], *, bot_id
             account.started.append((lease.job_id, lease.fence))
         elif report is None and lease.state == LeaseState.CANCELLING:
             verdict, details = Verdict.STOPPED, {"reason": "its bot does not have it any more"}
-        elif report is None and lease.state == LeaseState.ACTIVE:
+        elif report is None and lease.state == LeaseState.ACTIVE and not leaves:
             verdict, details = Verdict.LOST, {"reason": "its bot does not know it any more"}
         if verdict is not None:
             account.endings.append(Ending(lease.job_id, lease.fence, bot_id, epoch, verdict, details))

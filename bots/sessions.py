@@ -20,12 +20,13 @@ def digest(secret: str) -> bytes:
 
 
 def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
-    """Open a session; an older one of the same name is over and what it held is queued again.
+    """Open a session; an older one of the same name is over and what it held is queued again. The same request with
+    a secret of the bot's own, repeated, finds the session that it opened.
 
     Raises BadInput for properties that break the limits.
     """
     properties = normal_properties("properties", request.properties)
-    secret = secrets.token_urlsafe(32)
+    secret = request.secret or secrets.token_urlsafe(32)
 
     def work(connection: Connection) -> moves.Opened:
         platforms.hold_still(connection)

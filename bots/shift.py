@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
+import httpx
 import structlog
 from pydantic import ValidationError
 
@@ -261,18 +262,20 @@ class Shift:
     def _stream(self, stop: threading.Event) -> None:
         """Send output between syncs. What fails here travels with the report of the lease's end."""
         while not clock.wait(stop, self._tuning.output_interval):
-            try:
-                for key, output in self._holdings.streams():
-                    pending = output.pending()
-                    report = OutputReport(
-                        bot=self._session.bot,
-                        epoch=self._session.epoch,
-                        secret=self._session.secret,
-                        job=key.job,
-                        fence=key.fence,
-                        output=pending.chunks,
-                    )
+            for key, output in self._holdings.streams():
+                pending = output.pending()
+                report = OutputReport(
+                    bot=self._session.bot,
+                    epoch=self._session.epoch,
+                    secret=self._session.secret,
+                    job=key.job,
+                    fence=key.fence,
+                    output=pending.chunks,
+                )
+                try:
                     self._caller.once("/v1/output", report.model_dump(mode="json"))
+                except (LeaseholdError, RuntimeError, httpx.HTTPError) as error:
+                    # RuntimeError: the shift is over and has closed the transport.
+                    _log.debug("output could not be sent", job=key.job, reason=type(error).__name__)
+                else:
                     output.sent(pending.end)
-            except LeaseholdError as error:
-                _log.debug("output could not be sent", reason=str(error))

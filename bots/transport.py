@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
@@ -64,6 +64,7 @@ class Transport:
                 response = self._http.request(method, path, params=query, json=body, timeout=self._timeout + held)
             except httpx.TransportError as error:
                 raise _Unknown(None) from error
+            self._reached = True
             if response.status_code in _AGAIN:
                 raise _Unknown(response)
             return response
@@ -81,7 +82,6 @@ class Transport:
             if unknown.response is None:
                 raise LeaseholdError(f"cannot reach the gateway at {self.url}: is it running?") from unknown
             raise _refusal(unknown.response) from None
-        self._reached = True
         if not response.is_success:
             raise _refusal(response)
         if response.status_code == httpx.codes.NO_CONTENT:
@@ -104,14 +104,26 @@ class _Unknown(Exception):
         self.response = response
 
 
+def split(url: str) -> SplitResult:
+    """The parts of a gateway's URL. Raises BadInput for what is none."""
+    try:
+        parts = urlsplit(url)
+        httpx.URL(url)
+        if any(sign.isspace() for sign in url):
+            raise ValueError("white space")
+        return parts
+    except (ValueError, UnicodeError, httpx.InvalidURL):
+        raise BadInput("url", f"'{limits.escaped(url)}' is not a URL") from None
+
+
 def is_local(url: str) -> bool:
     """Whether a token sent there stays on this machine."""
-    parts = urlsplit(url)
+    parts = split(url)
     return parts.scheme == "http+unix" or parts.hostname in _LOOPBACK
 
 
 def _address(url: str) -> tuple[str, httpx.BaseTransport | None]:
-    parts = urlsplit(url)
+    parts = split(url)
     if parts.scheme == "http+unix":
         path = unquote(parts.netloc + parts.path)
         if not path.startswith("/"):

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import select
 import signal
@@ -52,7 +53,14 @@ class Watch:
         sources: list[socket.socket | int] = [self._control, self._bell]
         if self._piping:
             sources.append(self._pipe)
-        ready, _, _ = select.select(sources, [], [], seconds)
+        # Not select(), which cannot watch descriptors above 1023: a bot may run hundreds of commands.
+        poll = select.poll()
+        for source in sources:
+            poll.register(source, select.POLLIN)
+        news = {
+            descriptor for descriptor, _ in poll.poll(None if seconds is None else max(0, math.ceil(seconds * 1000)))
+        }
+        ready = [source for source in sources if (source if isinstance(source, int) else source.fileno()) in news]
         if self._bell in ready:
             self._bell.recv(64)
         if self._pipe in ready:

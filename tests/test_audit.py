@@ -93,11 +93,14 @@ def test_a_long_poll_is_noted_at_its_start(served: Served, operator: httpx.Clien
 
 
 def test_cancelling_only_what_is_over_is_refused_and_a_mix_is_not(operator: httpx.Client, database: Database) -> None:
-    one, two, three = submitted(operator, 3)
-    assert operator.post("/v1/jobs/cancel", json={"ids": [one, two]}).status_code == 200
+    one, two, three, four = submitted(operator, 4)
+    assert operator.post("/v1/jobs/cancel", json={"ids": [four]}).status_code == 200
+    again = operator.post("/v1/jobs/cancel", json={"ids": [four]})
+    assert (again.status_code, again.json()["jobs"][0]["changed"]) == (200, False), "a repeated cancel is no error"
+    _give_up(database, one, two)
     alone = operator.post("/v1/jobs/cancel", json={"ids": [one.upper()]})
     assert (alone.status_code, alone.json()["code"]) == (409, "already_final")
-    assert alone.json()["detail"] == f"job '{one}' is cancelled already; results are kept"
+    assert alone.json()["detail"] == f"job '{one}' is dead already; results are kept"
     both = operator.post("/v1/jobs/cancel", json={"ids": [one, two]})
     assert (both.status_code, both.json()["code"]) == (409, "already_final")
     assert "the other 1" in both.json()["detail"]
@@ -105,3 +108,20 @@ def test_cancelling_only_what_is_over_is_refused_and_a_mix_is_not(operator: http
         assert operator.post("/v1/jobs/cancel", json={"ids": ids}).status_code == 200
     assert operator.post("/v1/jobs/cancel", json={"ids": ["0" * 32]}).status_code == 404
     assert operator.get(f"/v1/jobs/{three}").json()["state"] == "cancelled"
+
+
+def _give_up(database: Database, *jobs: str) -> None:
+    """The jobs end by the server's verdict, each move with its event."""
+    statement = text("""
+        WITH over AS (
+            UPDATE jobs SET state = 'leased', fence = 1 WHERE public_id = ANY (CAST(:jobs AS uuid[])) RETURNING id)
+        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+        SELECT id, 'grant', 'queued', 'leased', 1, 'test' FROM over""")
+    finish = text("""
+        WITH over AS (
+            UPDATE jobs SET state = 'dead', fence = 2, finished_at = now()
+            WHERE public_id = ANY (CAST(:jobs AS uuid[])) RETURNING id)
+        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+        SELECT id, 'give_up', 'leased', 'dead', 2, 'test' FROM over""")
+    for each in (statement, finish):
+        database.run(lambda connection, each=each: connection.execute(each, {"jobs": list(jobs)}))

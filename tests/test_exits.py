@@ -30,7 +30,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
         (Conflict("key_reused", "jobs[0].key: 'k' was used before for a different request"), 2),
         (NotReady("the database cannot be reached"), 3),
         (Forbidden("operators only"), 1),
-        (Unauthorised("no token"), 1),
+        (Unauthorised("no token"), 2),
         (LeaseholdError("it failed"), 1),
         (click.exceptions.Abort(), 130),
     ],

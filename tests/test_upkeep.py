@@ -5,6 +5,8 @@ import queue
 import pytest
 from prometheus_client import REGISTRY
 
+from bots import sessions
+from bots.protocol import OpenSession
 from schema.errors import Conflict
 from schema.wakeups import Wakeups
 from tests.patience import eventually
@@ -155,3 +157,21 @@ def test_waiters_hear_of_every_ending_or_are_told_to_look(pool: Pool, count: int
     finally:
         wakeups.stop()
     assert {pool.job(job).state for job in jobs[:3]} == {"dead"}
+
+
+def test_a_bot_that_leaves_without_a_word_of_its_work_gives_it_back_uncharged(pool: Pool) -> None:
+    job, bot, _ = pool.running()
+    bot.sync(status="gone")
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.kills) == ("queued", 0, 0)
+
+
+def test_a_repeated_opening_finds_the_session_it_opened(pool: Pool) -> None:
+    request = OpenSession(bot="bot-1", secret="s" * 40)
+    first = sessions.open_session(pool.database, request, timing=pool.timing)
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    assert sessions.open_session(pool.database, request, timing=pool.timing) == first
+    assert pool.job(job).state == "leased"
+    other = sessions.open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing)
+    assert (other.epoch, pool.job(job).state) == (first.epoch + 1, "queued")

@@ -17,7 +17,8 @@ from schema.wakeups import wake
 RELEASE_LIMIT = 1000
 
 BORN = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
-LOCK = text("SELECT id, epoch, status FROM bots WHERE name = :name FOR NO KEY UPDATE")
+LOCK = text("SELECT id, epoch, session FROM bots WHERE name = :name FOR NO KEY UPDATE")
+RENEW = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = :id AND NOT closing")
 HELD_BY = text("""
 SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM leases l
 WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.state IN ('pending', 'active', 'cancelling')
@@ -96,12 +97,16 @@ def open_session(
 ) -> Opened:
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
-    Every lease of an older session ends as lost, the requirement sets that the bot satisfies are recorded, and jobs
+    A repeated opening, with the secret of the open session, changes nothing but its expiry. Otherwise every lease of
+    an older session ends as lost, the requirement sets that the bot satisfies are recorded, and jobs
     that waited for such a bot are made ready.
     """
     platforms.hold_still(connection)
     connection.execute(BORN, {"name": name})
     bot = connection.execute(LOCK, {"name": name}).one()
+    if bot.session == session:
+        connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
+        return Opened(bot.id, int(bot.epoch), [])
     ended = _end_all(connection, [bot.id], verdict=Verdict.LOST, actor=f"bot:{name}", reason="its bot started anew")
     epoch = connection.execute(
         OPEN,
