@@ -118,7 +118,7 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
     name = name or socket.gethostname()
     with (
         Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
-        installation.ready_database("assign") as database,
+        installation.ready_database(f"assign {name}") as database,
     ):
         reloader = Reloader(
             installation.config, installation.sections, installation.environ, current=installation.settings

@@ -25,7 +25,8 @@ BACKLOG = 40
 #: One thread in each process, so that a backend tells whose it is; little sleep, so that they are mostly at work.
 CONFIG = "[[assigners]]\nthreads = 1\nbatch = 10\ninterval = 0.1\njitter = 0.1\n"
 BACKENDS = """
-SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'leasehold-assign'"""
+SELECT pid FROM pg_stat_activity WHERE datname = current_database()
+    AND application_name LIKE 'leasehold-assign %' AND application_name NOT LIKE '%-reserve'"""
 STUCK = BACKENDS + " AND :holder = ANY (pg_blocking_pids(pid)) ORDER BY pid"
 IN_TRANSACTION = BACKENDS + " AND xact_start IS NOT NULL"
 QUEUED = "SELECT count(*) AS jobs FROM jobs WHERE state = 'queued'"
@@ -37,14 +38,15 @@ SELECT id, fence + 1, 1, 1, instance, units, 'in the way', 'in the way', now() F
 ON CONFLICT DO NOTHING
 """)
 PID = text("SELECT pg_backend_pid()")
+NAME = "SELECT split_part(application_name, ' ', 2) AS name FROM pg_stat_activity WHERE pid = :pid"
 
 
 @dataclass(frozen=True)
 class Member:
-    """One assigner process and the server's backends that serve it."""
+    """One assigner process, under the name that the server's backends know it by."""
 
+    name: str
     process: Process
-    backends: set[int]
 
 
 class Crew:
@@ -59,8 +61,10 @@ class Crew:
         """Start another one; returns once it has a connection."""
         known = self._all()
         self._born += 1
-        process = self._processes.assigner(f"assigner-{self._born}")
-        self.alive.append(Member(process, eventually(lambda: self._all() - known, 60, what="its connection")))
+        name = f"assigner-{self._born}"
+        process = self._processes.assigner(name)
+        eventually(lambda: self._all() - known, 60, what="its connection")
+        self.alive.append(Member(name, process))
 
     def kill(self, member: Member) -> None:
         """SIGKILL."""
@@ -69,7 +73,8 @@ class Crew:
 
     def served_by(self, backend: int) -> Member:
         """Whose backend it is."""
-        return next(member for member in self.alive if backend in member.backends)
+        name = self._pool.row(NAME, pid=backend).name
+        return next(member for member in self.alive if member.name == name)
 
     def _all(self) -> set[int]:
         return {row.pid for row in self._pool.rows(BACKENDS)}

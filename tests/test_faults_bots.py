@@ -73,15 +73,17 @@ class House:
                         found.append(int(entry.name))
         return found
 
-    def check(self, job: str, *, finished_by: str) -> None:
-        """The second attempt has finished, on that bot, and the first one had no effect after it."""
+    def check(self, job: str, *, finished_by: str, fenced: bool = False) -> None:
+        """The second attempt has finished, on that bot, and the first one had no effect after it; or none that bore
+        the second one's fence, where the older agent may still run until its next call (`fenced`)."""
         self.journal.check()
         row = self.pool.job(job)
         assert (row.state, row.attempts, row.result_fence) == ("succeeded", 2, row.fence)
         assert self.pool.history(job)[-1] == "finish"
         lines = self.effects.read_text().splitlines()
-        assert lines[-1] == f"{row.fence} {finished_by}"
-        assert sum(line == lines[-1] for line in lines) == 1
+        last = f"{row.fence} {finished_by}"
+        assert fenced or lines[-1] == last
+        assert lines.count(last) == 1
 
 
 @pytest.fixture
@@ -137,7 +139,7 @@ def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_stops(house: H
     assert older.popen.wait(30) == 4
     assert "another agent with this name has taken over" in older.said()
     house.journal.wait(30)
-    house.check(job, finished_by="bot-1")
+    house.check(job, finished_by="bot-1", fenced=True)
     house.journal.submit(5, payload={"command": ["true"]})
     house.journal.wait(30)
     house.journal.check()
