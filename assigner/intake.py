@@ -1,7 +1,8 @@
 """The callers' and operators' routes: submit, look, wait, cancel, and the pool at a glance.
 
-Mounted by the gateway, whose door has checked the token's kind and the body's form. From `app.state` it takes `run`
-(work in a transaction, on a thread), `callers` (calls on a thread), `polls` (long polls by topic) and `timing`.
+Mounted by the gateway, whose door has checked the token's kind and read the body, on a thread, as the type of the
+handler's parameter `body`. From `app.state` it takes `run` (work in a transaction, on a thread), `callers` (calls and
+reading on a thread), `polls` (long polls by topic) and `timing`.
 """
 
 from collections.abc import Sequence
@@ -51,19 +52,24 @@ class DrainRequest(Asked):
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
 
 
-def _principal(request: Request) -> Principal:
+async def _principal(request: Request) -> Principal:
     found: Principal = request.state.principal
     return found
 
 
+async def _body(request: Request) -> Any:
+    return request.state.body
+
+
 Caller = Annotated[Principal, Depends(_principal)]
+_Read = Depends(_body)
 JobId = Annotated[str, Path(max_length=200)]
 
 router = APIRouter(prefix="/v1", tags=["callers"])
 
 
 @router.post("/jobs", responses=_problems(400, 408, 409, 413, 415), openapi_extra=_CALLERS)
-async def submit(request: Request, body: SubmitRequest, caller: Caller) -> answers.SubmitAnswer:
+async def submit(request: Request, body: Annotated[SubmitRequest, _Read], caller: Caller) -> answers.SubmitAnswer:
     """Submit a batch, all or nothing. The answer comes once the jobs are safe; a key makes a repeat harmless."""
     state = request.app.state
 
@@ -123,16 +129,16 @@ async def list_jobs(
 
 
 @router.post("/jobs/cancel", responses=_problems(400, 404, 408, 409, 413, 415), openapi_extra=_IDS)
-async def cancel(request: Request, body: CancelRequest, caller: Caller) -> answers.CancelAnswer:
+async def cancel(request: Request, body: Annotated[CancelRequest, _Read], caller: Caller) -> answers.CancelAnswer:
     """Cancel jobs. 404 only if none of them exists; otherwise an absent one has the state null.
 
     409 `already_final` if all of them exist and had ended before, none by a cancel: their results are kept.
     """
-    known = {given: lookups.uuid_or_none(given) for given in body.ids}
-    wanted = sorted({job for job in known.values() if job is not None})
     sync = request.app.state.timing.sync
 
     def work(connection: Connection) -> answers.CancelAnswer:
+        known = {given: lookups.uuid_or_none(given) for given in body.ids}
+        wanted = sorted({job for job in known.values() if job is not None})
         done = moves.cancel(connection, wanted, instances=caller.instances, sync=sync, actor=caller.actor)
         found = {job.public_id: job for job in done if job.state is not None}
         if not found:
@@ -152,10 +158,10 @@ async def cancel(request: Request, body: CancelRequest, caller: Caller) -> answe
 @router.post(
     "/jobs/wait", response_model=answers.WaitAnswer, responses=_problems(400, 404, 408, 413, 415), openapi_extra=_IDS
 )
-async def wait(request: Request, body: WaitRequest, caller: Caller) -> answers.WaitAnswer | Response:
+async def wait(request: Request, body: Annotated[WaitRequest, _Read], caller: Caller) -> answers.WaitAnswer | Response:
     """The state of jobs, as soon as all are final or `wait` seconds have passed. 404 names one that is absent."""
     state = request.app.state
-    ids = list(dict.fromkeys(lookups.job_id(given) for given in body.ids))
+    ids = await state.callers.read(lambda: list(dict.fromkeys(lookups.job_id(given) for given in body.ids)))
     deadline = clock.monotonic() + min(body.wait, state.max_wait)
     found: dict[str, dict[str, Any]] = {}
     asked: Sequence[str] = ids
@@ -227,7 +233,9 @@ async def bots(
 
 
 @router.post("/bots/{name}/drain", responses=_problems(400, 404, 408, 413, 415), openapi_extra=_OPERATORS)
-async def drain(request: Request, name: str, body: DrainRequest, caller: Caller) -> answers.DrainAnswer:
+async def drain(
+    request: Request, name: str, body: Annotated[DrainRequest, _Read], caller: Caller
+) -> answers.DrainAnswer:
     """Ask a bot to take no more work, or to go on."""
     limits.check_name("name", name)
     reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)

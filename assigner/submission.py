@@ -25,7 +25,7 @@ class Asked(BaseModel):
 class SubmitRequest(Asked):
     """A batch: all of it is taken, or none."""
 
-    jobs: list[JobRequest] = Field(min_length=1, max_length=limits.MAX_BATCH)
+    jobs: list[JobRequest] = Field(min_length=1, max_length=limits.MAX_BATCH, fail_fast=True)
 
 
 class OutcomeUnknown(NotReady):

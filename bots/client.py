@@ -15,15 +15,16 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-from bots.transport import Record, Transport
+from bots.transport import Record, TooLarge, Transport
 from schema import clock, limits
 from schema.errors import BadInput, Conflict
 from schema.states import FINAL
 
 Records = list[Record]
 
-#: Of one request, below the gateway's limits. Larger submits are split, and each part is a transaction of its own.
-MAX_JOBS, MAX_BYTES = limits.MAX_BATCH, 8 * 1024 * 1024
+#: Jobs, bytes, and JSON values and keys in one request. Larger submits are split, and each part is a transaction of its
+#: own: half of what every gateway takes makes no part last too long.
+MAX_JOBS, MAX_BYTES, MAX_NODES = limits.MAX_BATCH, limits.LEAST_BODY // 2, limits.MAX_JSON_NODES
 #: Ids in one request.
 MAX_IDS = limits.MAX_LIST
 #: Seconds, on top of the timeout, in which the largest submit must be done.
@@ -91,17 +92,26 @@ class Client:
         """Submit job requests; the answers stand in their order.
 
         A job without a key gets a random one, so that no retry can double it. Over 10,000 jobs or 8 MB are sent in
-        parts: if a later part is refused, the earlier ones stay submitted. Raises BadInput with the place of the
-        job in `jobs`, and Conflict `key_reused` for a key that was used by another request.
+        parts, and in smaller ones where something on the way takes less: if a later part is refused, the earlier ones
+        stay submitted. Raises BadInput with the place of the job in `jobs`, and Conflict `key_reused` for a key that
+        was used by another request.
         """
         keyed = [dict(job) if job.get("key") is not None else {**job, "key": self._key()} for job in jobs]
         answers: list[Submitted] = []
-        for part in _parts(keyed):
+        parts = list(reversed(list(_parts(keyed))))
+        while parts:
+            part = parts.pop()
             try:
                 answer = self._transport.call("POST", "/v1/jobs", body={"jobs": part}, held=SUBMIT_TIME)
+            except TooLarge as refused:
+                if len(part) == 1:
+                    raise TooLarge(f"jobs.{len(answers)}", refused.reason) from None
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
             except BadInput as refused:
                 raise BadInput(_moved(refused.field, len(answers)), refused.reason) from None
-            answers += [Submitted(id=job["id"], created=job["created"]) for job in answer["jobs"]]
+            else:
+                answers += [Submitted(id=job["id"], created=job["created"]) for job in answer["jobs"]]
         return answers
 
     def show(self, job: str) -> Record:
@@ -162,25 +172,29 @@ class Client:
             final=answer["final"],
         )
 
-    def written(self, job: str) -> Iterator[bytes]:
-        """The output of the current attempt so far."""
+    def written(self, job: str) -> Iterator[Output]:
+        """The output of the current attempt so far, in pieces; the last one is empty."""
         start = 0
-        while (answer := self.output(job, start=start)).data:
-            yield answer.data
-            start = answer.next
+        while True:
+            piece = self.output(job, start=start)
+            yield piece
+            if not piece.data:
+                return
+            start = piece.next
 
-    def follow(self, job: str) -> Iterator[bytes]:
-        """The output as it is written, until the job is final. A new attempt starts again at its first byte."""
+    def follow(self, job: str) -> Iterator[Output]:
+        """The output as it is written, in pieces, until the job is final; the last one may be empty. A new attempt
+        starts again at its first byte."""
         start, attempt = 0, None
         while True:
-            answer = self.output(job, start=start, wait=LONG_POLL)
-            if attempt is not None and answer.attempt != attempt and start > 0:
-                start, attempt = 0, answer.attempt
+            piece = self.output(job, start=start, wait=LONG_POLL)
+            if attempt is not None and piece.attempt != attempt and start > 0:
+                start, attempt = 0, piece.attempt
                 continue
-            attempt, start = answer.attempt, answer.next
-            if answer.data:
-                yield answer.data
-            if answer.final:
+            attempt, start = piece.attempt, piece.next
+            if piece.data or piece.final:
+                yield piece
+            if piece.final:
                 return
 
     def status(self) -> Record:
@@ -231,14 +245,17 @@ def _slices(jobs: Sequence[str]) -> Iterator[list[str]]:
 
 def _parts(jobs: Sequence[Record]) -> Iterator[Records]:
     part: Records = []
-    size = 0
+    empty = json.dumps({"jobs": []})
+    size, nodes = len(empty), limits.count_nodes(empty)
     for job in jobs:
-        length = len(json.dumps(job))
-        if part and (len(part) == MAX_JOBS or size + length > MAX_BYTES):
+        # Escapes and spaces, which are not sent, make this more than what is; one more for the comma between two jobs.
+        document = json.dumps(job)
+        length, count = len(document) + 1, limits.count_nodes(document) + 1
+        if part and (len(part) == MAX_JOBS or size + length > MAX_BYTES or nodes + count > MAX_NODES):
             yield part
-            part, size = [], 0
+            part, size, nodes = [], len(empty), limits.count_nodes(empty)
         part.append(job)
-        size += length
+        size, nodes = size + length, nodes + count
     if part:
         yield part
 

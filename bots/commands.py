@@ -1,7 +1,9 @@
 """The caller's side of the command line. It knows the pool only through its gateway."""
 
+import base64
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import IO, Any
 
 import click
@@ -113,11 +115,19 @@ def list_jobs(caller: Caller, /, **filters: str | int | None) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is final.")
 @caller_options
 def logs(caller: Caller, /, id: str, follow: bool) -> None:
-    """Write what the job wrote, byte for byte."""
+    """Write what the job wrote, byte for byte.
+
+    With --json one object on a line for each piece of it: `data` in base64, `start` and `next` (its first byte and the
+    one after it, counted from 0 in each attempt), `attempt`, and the job's `state`, with `final` true once nothing
+    follows. The last line may have no data.
+    """
     with caller.client() as client:
-        for data in client.follow(id) if follow else client.written(id):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+        for piece in client.follow(id) if follow else client.written(id):
+            if caller.json:
+                printing.print_json(asdict(piece) | {"data": base64.b64encode(piece.data).decode()})
+            else:
+                sys.stdout.buffer.write(piece.data)
+            sys.stdout.flush()
 
 
 @click.command()
@@ -210,7 +220,8 @@ def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> requests.Requ
 
 def _plain(refused: BadInput) -> BadInput:
     """A refusal of the only job, without its place in the request."""
-    return BadInput(refused.field.removeprefix("jobs.0.").removeprefix("jobs."), refused.reason)
+    field = refused.field.removeprefix("jobs.0").removeprefix(".").removeprefix("jobs.")
+    return BadInput(field or "job", refused.reason)
 
 
 def _finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:

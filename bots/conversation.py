@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy import Connection, text
@@ -42,13 +42,19 @@ class BotFact:
     news: bool
 
 
-def principal(request: Request) -> Principal:
+async def principal(request: Request) -> Principal:
     """The holder of this request's token; the door let it in."""
     found: Principal = request.state.principal
     return found
 
 
+async def message(request: Request) -> Any:
+    """What the door has read of the body: what the parameter `body` is annotated with."""
+    return request.state.body
+
+
 Caller = Annotated[Principal, Depends(principal)]
+_Read = Depends(message)
 
 
 @router.post(
@@ -57,7 +63,7 @@ Caller = Annotated[Principal, Depends(principal)]
     responses=_PROBLEMS,
     openapi_extra=_BOTS | {MAX_BODY: 256 * 1024},
 )
-async def open_session(request: Request, body: OpenSession, caller: Caller) -> Session:
+async def open_session(request: Request, body: Annotated[OpenSession, _Read], caller: Caller) -> Session:
     """A bot introduces itself. Its token must cover its name, its instance and its properties."""
     caller.check_session(body.bot, instance=body.instance, properties=body.properties)
     state = request.app.state
@@ -71,7 +77,7 @@ async def open_session(request: Request, body: OpenSession, caller: Caller) -> S
     responses=_PROBLEMS,
     openapi_extra=_BOTS,
 )
-async def sync(request: Request, body: Sync, caller: Caller) -> Response:
+async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -> Response:
     """The one call. An answer without news may be held back for `wait` seconds."""
     caller.check_bot(body.bot)
     state = request.app.state
@@ -97,7 +103,7 @@ async def sync(request: Request, body: Sync, caller: Caller) -> Response:
     responses=_PROBLEMS,
     openapi_extra=_BOTS,
 )
-async def output(request: Request, body: OutputReport, caller: Caller) -> None:
+async def output(request: Request, body: Annotated[OutputReport, _Read], caller: Caller) -> None:
     """Output of a running lease, between syncs."""
     caller.check_bot(body.bot)
     state = request.app.state

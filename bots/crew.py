@@ -1,4 +1,4 @@
-"""Threads that do a gateway's database work, and the bound on what may wait for them."""
+"""Threads that do a gateway's work, on the database and on bodies, and the bound on what may wait for them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,9 @@ from schema.engine import Database
 from schema.errors import NotReady
 
 T = TypeVar("T")
+
+#: Threads of a crew that read bodies. They compute, so each one more delays the event loop without being faster.
+READERS = 2
 
 
 class Busy(NotReady):
@@ -34,6 +37,7 @@ class Crew:
         self._threads = threads
         self._limit = threads + queue
         self._limiter: anyio.CapacityLimiter | None = None
+        self._readers: anyio.CapacityLimiter | None = None
         self.busy = 0
 
     @property
@@ -47,13 +51,23 @@ class Crew:
 
     async def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread. Raises Busy when too much waits already."""
-        if self.full:
-            raise Busy("the gateway has too much to do")
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self._threads)
+        return await self._on_a_thread(function, self._limiter)
+
+    async def read(self, function: Callable[[], T]) -> T:
+        """Call `function`, which only computes, on a thread that needs no connection: a bad body is refused also while
+        the database hangs. Raises Busy when too much waits already."""
+        if self._readers is None:
+            self._readers = anyio.CapacityLimiter(READERS)
+        return await self._on_a_thread(function, self._readers)
+
+    async def _on_a_thread(self, function: Callable[[], T], limiter: anyio.CapacityLimiter) -> T:
+        if self.full:
+            raise Busy("the gateway has too much to do")
         self.busy += 1
         try:
-            return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+            return await anyio.to_thread.run_sync(function, limiter=limiter)
         finally:
             self.busy -= 1
 

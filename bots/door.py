@@ -1,7 +1,7 @@
 """The door of the gateway: what a request must pass before a handler sees it.
 
-Who is it (bearer token), may that kind of caller use this route (default: no), is the body of a kind, size and form
-that is worth reading. A refusal costs no database work, except for a token that is not in the cache.
+Who is it (bearer token), may that kind of caller use this route (default: no), is the body of a kind and size that is
+worth reading, and what does it say. A refusal costs no database work, except for a token that is not in the cache.
 """
 
 import asyncio
@@ -11,16 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import anyio.to_thread
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bots import problems
+from bots import bodies, problems
 from bots.crew import Busy, Crew, Crews
 from bots.metrics import GatewayMetrics
-from schema import clock, limits, tokens
+from schema import clock, tokens
 from schema.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
 from schema.tokens import Kind, Principal
 
@@ -34,19 +33,18 @@ ANYONE = "anyone"
 BODY_SECONDS = 30.0
 #: Verified tokens remembered at most.
 REMEMBERED_TOKENS = 10_000
-#: Bodies above this are checked on a thread, so that the event loop goes on, bytes.
-LARGE = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the door knows of one route. `kinds` None = open to all; empty = closed to all."""
+    """What the door knows of one route. `kinds` None = open to all; empty = closed to all. `reader` None = no body."""
 
     path: str
     pattern: re.Pattern[str]
     methods: frozenset[str]
     kinds: frozenset[Kind] | None
     max_body: int
+    reader: bodies.Reader | None
 
 
 def entries(routers: Iterable[APIRouter], *, max_body: int) -> list[Entry]:
@@ -64,6 +62,7 @@ def entries(routers: Iterable[APIRouter], *, max_body: int) -> list[Entry]:
                         methods=frozenset(route.methods or ()),
                         kinds=None if kinds == [ANYONE] else frozenset(Kind(kind) for kind in kinds),
                         max_body=min(max_body, extra.get(MAX_BODY, max_body)),
+                        reader=bodies.reader(route.endpoint),
                     )
                 )
     return found
@@ -120,7 +119,7 @@ class Door:
         started = clock.monotonic()
         try:
             if entry is not None:
-                receive = await self._admit(scope, receive, entry)
+                await self._admit(scope, receive, entry)
             await self._app(scope, receive, answered.send)
         except Exception as error:
             if answered.status:
@@ -142,7 +141,7 @@ class Door:
                 return entry
         return None
 
-    async def _admit(self, scope: Scope, receive: Receive, entry: Entry) -> Receive:
+    async def _admit(self, scope: Scope, receive: Receive, entry: Entry) -> None:
         headers = Headers(scope=scope)
         crew = self._crews.bots if entry.kinds == frozenset({Kind.BOT}) else self._crews.callers
         if entry.kinds is not None:
@@ -150,17 +149,14 @@ class Door:
             if principal.kind not in entry.kinds:
                 raise Forbidden(f"a token of kind {principal.kind} may not use this")
             scope.setdefault("state", {})["principal"] = principal
-        if scope["method"] != "POST":
-            return receive
+        reader = entry.reader
+        if reader is None:
+            return
         if crew.full:
             raise Busy("the gateway has too much to do")
-        body = await _read(headers, receive, entry.max_body)
-        self._metrics.bodies.labels(entry.path).observe(len(body))
-        if len(body) > LARGE:
-            await anyio.to_thread.run_sync(limits.parse_json, body)
-        else:
-            limits.parse_json(body)
-        return _replay(body, receive)
+        raw = await _collected(headers, receive, entry.max_body)
+        self._metrics.bodies.labels(entry.path).observe(len(raw))
+        scope.setdefault("state", {})["body"] = await crew.read(lambda: reader.read(raw))
 
 
 class _Answered:
@@ -176,7 +172,7 @@ class _Answered:
         await self._send(message)
 
 
-async def _read(headers: Headers, receive: Receive, limit: int) -> bytes:
+async def _collected(headers: Headers, receive: Receive, limit: int) -> bytes:
     kind, *parameters = [part.strip().lower() for part in headers.get("content-type", "").split(";")]
     if kind != "application/json" or any(p.startswith("charset=") and "utf-8" not in p for p in parameters):
         raise problems.Refused(415, "must be sent as application/json in UTF-8", field="content-type")
@@ -209,26 +205,13 @@ async def _collect(receive: Receive, limit: int) -> bytes:
     return bytes(kept)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    sent = False
-
-    async def replayed() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
-
-
 def _reason(error: Exception) -> str:
     match error:
         case Busy():
             return "busy"
         case Unauthorised() | Forbidden() | NotReady():
             return type(error).__name__.lower()
-        case BadInput() | problems.Refused():
+        case BadInput() | bodies.Invalid() | problems.Refused():
             return "bad_body"
         case LeaseholdError():
             return "refused"

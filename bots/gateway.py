@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Request
 from sqlalchemy.exc import DBAPIError
 from starlette.responses import JSONResponse, Response
 
-from bots import conversation, problems
+from bots import bodies, conversation, problems
 from bots.crew import crews
 from bots.door import ANYONE, KINDS, Door, Doorkeeper, entries
 from bots.leases import Desk
@@ -87,6 +87,7 @@ class Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             described = super().openapi()
+            bodies.describe(described, self.state.readers)
             parts = described.setdefault("components", {})
             parts.setdefault("schemas", {})["Problem"] = problems.Problem.model_json_schema()
             parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "lh_…"}}
@@ -132,9 +133,11 @@ def build(
     for router in parts:
         app.include_router(router)
     problems.install(app)
+    doors = entries(parts, max_body=settings.max_body)
+    app.state.readers = {entry.path: entry.reader for entry in doors if entry.reader is not None}
     app.add_middleware(
         Door,
-        entries=entries(parts, max_body=settings.max_body),
+        entries=doors,
         keeper=Doorkeeper(seconds=settings.token_cache_seconds),
         crews=crew,
         metrics=counted,

@@ -17,14 +17,13 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from schema import limits
 from schema.errors import BadInput
 
 #: Seconds that calls under way get at shutdown; long polls are answered at once and need none of it.
 SHUTDOWN_SECONDS = 10
 #: Seconds a connection may stay open between two requests: longer than a bot's sync period.
 KEEP_ALIVE_SECONDS = 75
-#: Least `max_body`: a call in which a bot reports the end of a job may carry all of its output, as 1.4 MiB of base64.
-LEAST_BODY = 2 * 1024 * 1024
 
 
 class GatewaySettings(BaseModel):
@@ -34,8 +33,8 @@ class GatewaySettings(BaseModel):
     unix_socket: listen there instead, mode 0600.
     tls_cert, tls_key: PEM files.
     insecure: serve plain HTTP to other machines. Tokens then cross the network for anybody to read.
-    max_body: largest body of any request, bytes, at least 2 MiB. Doubling it doubles what one submit may hold, and the
-        memory that one request may cost.
+    max_body: largest body of any request, bytes, at least 16 MiB, which clients and bots rely on. Doubling it doubles
+        what one submit may hold, and the memory that one request may cost.
     max_wait: longest time a long poll is held, seconds. Doubling it halves the calls of idle bots and callers.
     queue: pieces of database work that may wait for a connection. Doubling it doubles the longest wait before an
         overloaded gateway answers 503.
@@ -51,16 +50,16 @@ class GatewaySettings(BaseModel):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
-    max_body: int = Field(default=16 * 1024 * 1024, le=1024 * 1024 * 1024)
+    max_body: int = Field(default=limits.LEAST_BODY, le=1024 * 1024 * 1024)
     max_wait: float = Field(default=60.0, ge=0, le=60)
     queue: int = Field(default=1000, ge=1, le=1_000_000)
     token_cache_seconds: float = Field(default=5.0, ge=0, le=300)
 
     @field_validator("max_body")
     @classmethod
-    def _has_room_for_output(cls, given: int) -> int:
-        if given < LEAST_BODY:
-            raise ValueError(f"must be at least {LEAST_BODY}: all the output of a job may come in one call")
+    def _has_room_for_all(cls, given: int) -> int:
+        if given < limits.LEAST_BODY:
+            raise ValueError(f"must be at least {limits.LEAST_BODY}: clients and bots rely on that")
         return given
 
     @model_validator(mode="after")

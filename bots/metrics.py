@@ -68,7 +68,7 @@ class GatewayMetrics:
         )
         self._queue = Gauge(
             "leasehold_work_queue",
-            "Pieces of database work that wait for a thread or run in one.",
+            "Pieces of work, on the database or on bodies, that wait for a thread or run in one.",
             registry=registry,
         )
         self._connected = Gauge(

@@ -83,7 +83,7 @@ def look_at(client: Client, id: str, module: Module) -> Result:
     job = client.show(id)
     grants = [event for event in job["events"] if event["move"] == "grant"]
     decision = (grants[-1].get("details") or {}) if grants else {}
-    written = b"".join(client.written(id))
+    written = b"".join(piece.data for piece in client.written(id))
     return Result(
         id=id,
         module=module,

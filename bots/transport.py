@@ -96,6 +96,10 @@ class Transport:
         return self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(state.attempt_number, 30)))
 
 
+class TooLarge(BadInput):
+    """A request that the gateway, or a proxy before it, does not take because of its size."""
+
+
 class _Unknown(Exception):
     """The request may or may not have been done; `response` is what stood in for an answer."""
 
@@ -158,7 +162,11 @@ def _refusal(response: httpx.Response) -> LeaseholdError:
         problem = {}
     detail = limits.escaped(str(problem.get("detail") or problem.get("title") or response.reason_phrase), 500)
     match response.status_code:
-        case 400 | 413 | 415 | 422:
+        case 413 if "field" not in problem:
+            return TooLarge("request", "is larger than what is taken on the way to the gateway")
+        case 413:
+            return TooLarge("request", detail.removeprefix(f"{problem['field']}: "))
+        case 400 | 415 | 422:
             field = limits.escaped(str(problem.get("field") or "request"), 200)
             return BadInput(field, detail.removeprefix(f"{field}: "))
         case 401:

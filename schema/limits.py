@@ -18,6 +18,14 @@ MAX_PROPERTIES = 64
 MAX_PROPERTY_BYTES = 1024
 MAX_LABEL = 64
 MAX_JSON_DEPTH = 64
+#: Values and keys of one JSON document: a hundred for each job of the largest batch. Doubling it doubles the memory and
+#: the time that one document may cost.
+MAX_JSON_NODES = 1_000_000
+#: Keys of one JSON object.
+MAX_JSON_KEYS = 10_000
+#: Bytes that every gateway takes in one request, however it is configured. It holds all that a bot can have to tell at
+#: once: the ends of 10,000 leases, and as much output as a job may have.
+LEAST_BODY = 16 * 1024 * 1024
 MAX_BATCH = 10_000
 MAX_LIST = 1000
 MAX_UNITS = 1_000_000
@@ -79,10 +87,13 @@ def parse_json(raw: bytes | str, field: str = "body") -> Any:
     """Decode JSON strictly; raise BadInput for what Python or PostgreSQL would disagree about.
 
     Refused: invalid UTF-8, duplicate keys, NaN and Infinity, numbers outside float range, `\\u0000`, lone
-    surrogates, nesting deeper than 64.
+    surrogates, nesting deeper than 64, more than 1,000,000 values and keys, an object of more than 10,000 keys.
     """
     try:
         document = raw.decode() if isinstance(raw, bytes) else raw
+        # Before decoding, which holds up every other thread until it is done.
+        if len(document) > MAX_JSON_NODES and count_nodes(document) > MAX_JSON_NODES:
+            raise _Refused(f"holds more than {MAX_JSON_NODES} values and keys")
         value = json.loads(document, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except UnicodeDecodeError:
         raise BadInput(field, "is not UTF-8") from None
@@ -96,15 +107,30 @@ def parse_json(raw: bytes | str, field: str = "body") -> Any:
     return value
 
 
+def count_nodes(document: str) -> int:
+    """Values and keys of a JSON document, by its signs and without decoding it; an empty list or object counts
+    twice. Of what is no JSON it is at least what a decoder would make before it noticed.
+    """
+    plain = document.replace("\\\\", "").replace('\\"', "")
+    strings = plain.count('"') // 2
+    if strings > MAX_JSON_NODES:
+        return strings
+    outside = "".join(plain.split('"')[::2])
+    return 1 + sum(map(outside.count, ",:[{"))
+
+
 class _Refused(ValueError):
     pass
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Refused(f"repeats the key '{escaped(next(n for n in names if names.count(n) > 1), 60)}'")
+    if len(pairs) > MAX_JSON_KEYS:
+        raise _Refused(f"has an object of {len(pairs)} keys, at most {MAX_JSON_KEYS} are allowed")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _Refused(f"repeats the key '{escaped(name, 60)}'")
+        found[name] = value
     return found
 
 

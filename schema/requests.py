@@ -1,7 +1,7 @@
 """A job as somebody asks for it: one model and one set of checks, for callers before they send and for the gateway."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,8 @@ MAX_TRIES = 100
 MAX_KEY_BYTES = 200
 MAX_HINT_BYTES = 200
 DEFAULT_INSTANCE = "default"
+#: Of one property; only the first bad one is told.
+Values = Annotated[list[str], Field(fail_fast=True)]
 
 
 class Payload(BaseModel):
@@ -34,7 +36,7 @@ class JobRequest(Payload):
     model_config = ConfigDict(strict=True)
 
     instance: Name | None = Field(default=None, description="tenant; unset = the token's own, or `default`")
-    properties: dict[str, str | list[str]] = Field(default={}, description="what its bot must offer")
+    properties: dict[str, str | Values] = Field(default={}, description="what its bot must offer")
     key: str | None = Field(
         default=None,
         min_length=1,

@@ -1,6 +1,7 @@
 """A gateway that says what a test tells it to say, on a real port."""
 
 import json
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from bots.client import Client
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,16 @@ def in_turn(*answers: Answer) -> Script:
         return left.pop(0) if len(left) > 1 else left[0]
 
     return answer
+
+
+def accept(asked: Asked) -> Answer:
+    """Takes every job under the id that its label says."""
+    return Answer({"jobs": [{"id": job["label"], "created": True} for job in asked.body["jobs"]]})
+
+
+def client_for(url: str, *, patience: float = 5.0) -> Client:
+    """A client for a gateway that believes every token."""
+    return Client(url, "lh_operator_x_y", chance=random.Random(1), patience=patience)
 
 
 @contextmanager

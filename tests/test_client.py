@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from scripted import Answer, Asked, gateway, in_turn, problem
+from scripted import Answer, Asked, accept, client_for, gateway, in_turn, problem
 from serving import serving
 
 from bots import client as client_module
@@ -20,15 +20,6 @@ from schema.timing import Timing
 
 JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
 OTHER = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0002"
-
-
-def client_for(url: str, *, patience: float = 5.0) -> Client:
-    return Client(url, "lh_operator_x_y", chance=random.Random(1), patience=patience)
-
-
-def accept(asked: Asked) -> Answer:
-    """Takes every job under the id that its label says."""
-    return Answer({"jobs": [{"id": job["label"], "created": True} for job in asked.body["jobs"]]})
 
 
 def test_submit_sends_the_token_and_answers_in_order() -> None:
@@ -107,27 +98,6 @@ def test_what_a_gateway_says_cannot_write_to_the_terminal() -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_large_submits_are_split_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_JOBS", 3)
-    monkeypatch.setattr(client_module, "MAX_BYTES", 1000)
-    jobs = [{"command": ["x"], "label": str(n), "key": str(n)} for n in range(7)]
-    jobs[1]["stdin"] = "x" * 2000
-    with gateway(accept) as stands, client_for(stands.url) as client:
-        taken = client.submit(jobs)
-    assert [job.id for job in taken] == [str(n) for n in range(7)]
-    assert [len(asked.body["jobs"]) for asked in stands.asked] == [1, 1, 3, 2]
-
-
-def test_a_refusal_in_a_later_part_names_the_place_in_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_JOBS", 2)
-    refusal = problem(400, "jobs.1.priority: too large", field="jobs.1.priority")
-    with gateway(in_turn(Answer({"jobs": [{"id": JOB, "created": True}] * 2}), refusal)) as stands:
-        with client_for(stands.url) as client, pytest.raises(BadInput) as caught:
-            client.submit([{"command": ["x"]}] * 4)
-    assert caught.value.field == "jobs.3.priority"
-    assert caught.value.reason == "too large"
-
-
 def test_wait_tells_each_job_once_as_it_finishes() -> None:
     def record(job: str, state: str) -> dict[str, Any]:
         return {"id": job, "state": state}
@@ -160,7 +130,7 @@ def test_follow_reads_on_where_it_stopped_until_the_job_is_final() -> None:
         return output(start, data, state=state, attempt=1, final=last)
 
     with gateway(script) as stands, client_for(stands.url) as client:
-        assert list(client.follow(JOB)) == [b"one\n", b"two\n"]
+        assert [piece.data for piece in client.follow(JOB)] == [b"one\n", b"two\n"]
     assert [asked.query["start"] for asked in stands.asked] == ["0", "4"]
 
 
@@ -171,7 +141,7 @@ def test_follow_starts_again_when_the_job_does() -> None:
         output(0, b"full tail", state="succeeded", attempt=2, final=True),
     )
     with gateway(script) as stands, client_for(stands.url) as client:
-        assert list(client.follow(JOB)) == [b"half", b"full tail"]
+        assert [piece.data for piece in client.follow(JOB)] == [b"half", b"full tail"]
     assert [asked.query["start"] for asked in stands.asked] == ["0", "4", "0"]
 
 
@@ -267,7 +237,7 @@ def test_the_client_and_a_real_gateway_understand_each_other(database: Database,
             assert list(client.wait([first[0].id], timeout=0.1)) == []
             assert [row["state"] for row in client.cancel([first[0].id])] == ["cancelled"]
             assert [row["state"] for row in client.wait([first[0].id])] == ["cancelled"]
-            assert list(client.follow(first[0].id)) == []
+            assert [(end.data, end.final) for end in client.follow(first[0].id)] == [(b"", True)]
             with pytest.raises(Conflict) as caught:
                 client.submit([request | {"command": ["false"]}])
             assert caught.value.code == "key_reused"

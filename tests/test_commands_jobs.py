@@ -101,6 +101,33 @@ def test_logs_writes_the_bytes_as_they_are(
     assert capfdbinary.readouterr().out == written
 
 
+@pytest.mark.parametrize("options", [[], ["-f"]])
+def test_logs_as_json_is_one_line_for_each_piece(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    written = b"one\n\xff\x00\n"
+
+    def script(asked: Asked) -> Answer:
+        start = int(asked.query["start"])
+        data = base64.b64encode(written[start : start + 4]).decode()
+        rest = {"state": "succeeded", "attempt": 2, "final": start + 4 > len(written)}
+        return Answer({"start": start, "data": data, "next": min(start + 4, len(written))} | rest)
+
+    stands.script = script
+    call("logs", "--json", *options, JOB)
+    pieces = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert b"".join(base64.b64decode(piece["data"]) for piece in pieces) == written
+    assert pieces[0] == {
+        "start": 0, "data": "b25lCg==", "next": 4, "state": "succeeded", "attempt": 2, "final": False
+    }  # fmt: skip
+    assert pieces[-1]["final"]
+
+
+def test_the_help_of_logs_tells_what_its_json_is(capsys: pytest.CaptureFixture[str]) -> None:
+    call("logs", "--help")
+    assert "in base64" in capsys.readouterr().out
+
+
 def test_cancel_tells_what_became_of_each(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     answers = [
         {"id": JOB, "state": "cancelling", "changed": True},

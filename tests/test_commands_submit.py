@@ -121,3 +121,15 @@ def test_submit_can_wait_for_its_jobs(stands: Gateway, capsys: pytest.CaptureFix
     )
     call("submit", "--wait", "--json", "--", "true")
     assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["succeeded"]
+
+
+def test_a_job_that_is_too_large_for_what_is_on_the_way_is_told_as_such(stands: Gateway, tmp_path: Path) -> None:
+    stands.script = in_turn(Answer(b"<html>Request Entity Too Large", 413))
+    with pytest.raises(BadInput) as alone:
+        call("submit", "true")
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('\n{"command": ["a"]}\n{"command": ["b"]}\n')
+    with pytest.raises(BadInput) as in_a_file:
+        call("submit", "--file", str(path))
+    assert str(alone.value) == "job: is larger than what is taken on the way to the gateway"
+    assert str(in_a_file.value) == f"{path}:2: is larger than what is taken on the way to the gateway"

@@ -87,7 +87,13 @@ def test_ordinary_json_comes_back_as_it_was(document: object) -> None:
         (b'{"\\ud800": 1}', "holds a lone surrogate"),
         (b"[" * 65 + b"]" * 65, "is nested deeper than 64"),
         (b"[" * 100_000 + b"]" * 100_000, "is nested deeper than 64"),
+        (b"[" + b"[]," * 1_000_000 + b"[]]", "holds more than 1000000 values and keys"),
+        (b"[" + b'"",' * 1_000_000 + b"0]", "holds more than 1000000 values and keys"),
+        (b'"\\"' * 3_000_000, "holds more than 1000000 values and keys"),
+        (json.dumps(dict.fromkeys(map(str, range(10_001)), 0)).encode(), "has an object of 10001 keys, at most 10000"),
+        (b"{" + b'"a":0,' * 9_000 + b'"b":0}', "repeats the key 'a'"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_json_that_python_and_postgresql_would_read_differently_is_refused(raw: bytes, said: str) -> None:
     with pytest.raises(BadInput, match=f"^body: {said}"):
@@ -96,6 +102,29 @@ def test_json_that_python_and_postgresql_would_read_differently_is_refused(raw: 
 
 def test_json_may_be_nested_64_deep() -> None:
     assert limits.parse_json("[" * 64 + "]" * 64)
+
+
+@given(documents)
+def test_no_more_values_and_keys_are_counted_than_one_for_each_sign_and_no_fewer_than_there_are(
+    document: object,
+) -> None:
+    def nodes(value: object) -> int:
+        match value:
+            case dict():
+                return 1 + len(value) + sum(map(nodes, value.values()))
+            case list():
+                return 1 + sum(map(nodes, value))
+            case _:
+                return 1
+
+    for raw in (json.dumps(document), json.dumps(document, ensure_ascii=False, separators=(",", ":"))):
+        assert nodes(document) <= limits.count_nodes(raw) <= 2 * nodes(document)
+
+
+def test_signs_within_texts_are_not_counted() -> None:
+    text = '[{,:"\\' * 1_000_000
+    assert limits.count_nodes(json.dumps([text, text])) == 3
+    assert limits.parse_json(json.dumps([text, text])) == [text, text]
 
 
 def test_what_is_shown_in_messages_is_short_and_printable() -> None:

@@ -4,10 +4,9 @@ import pytest
 
 from assigner.config import ConfigModel, load
 from bots.gateway import GatewaySettings
-from bots.listening import LEAST_BODY
 from schema.engine import Database
 from schema.errors import BadInput
-from schema.limits import MAX_OUTPUT_BYTES
+from schema.limits import LEAST_BODY
 from schema.timing import Timing
 from tests.serving import serving
 
@@ -16,16 +15,15 @@ class Sections(ConfigModel):
     gateway: GatewaySettings = GatewaySettings()
 
 
-def test_a_body_that_could_not_carry_a_jobs_output_is_refused_by_its_line(tmp_path: Path) -> None:
+def test_a_largest_body_below_what_clients_and_bots_send_is_refused_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "leasehold.toml"
     path.write_text(f"[gateway]\nmax_body = {LEAST_BODY - 1}\n")
     with pytest.raises(BadInput) as refused:
         load(path, Sections, {})
     assert str(refused.value) == (
-        f"{path}:2: gateway.max_body: must be at least 2097152: all the output of a job may come in one call"
+        f"{path}:2: gateway.max_body: must be at least 16777216: clients and bots rely on that"
     )
     assert GatewaySettings(max_body=LEAST_BODY).max_body == LEAST_BODY
-    assert LEAST_BODY > MAX_OUTPUT_BYTES * 4 / 3 + 100_000
 
 
 def test_a_gateway_whose_connections_are_all_busy_is_ready(database: Database, timing: Timing) -> None:
