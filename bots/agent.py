@@ -1,5 +1,6 @@
 """The reference bot: runs commands on this machine for a pool, and speaks only HTTP to its gateway."""
 
+import hashlib
 import os
 import re
 import secrets
@@ -19,8 +20,9 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bots.calls import Caller
+from bots.descriptors import make_room
 from bots.launcher import Launcher
-from bots.protocol import OpenSession, Session
+from bots.protocol import MAX_LEASES, OpenSession, Session
 from bots.runner import Place
 from bots.shift import End, Over, Shift, Tuning, Wishes
 from bots.transport import Transport
@@ -50,7 +52,8 @@ class AgentSettings(BaseModel):
     name: who it is to the pool; default this host's name. Two agents with one name: the newer one wins.
     name_suffix: appended to the default name, for several agents on one host.
     url: of the gateway; for whoever starts the agent, which takes it as an argument.
-    capacity: units of work it holds at once. Doubling it doubles the commands that may run side by side.
+    capacity: units of work it holds at once, at most 10,000. Doubling it doubles the commands that may run side by
+        side, for each of which 8 open files must be allowed (RLIMIT_NOFILE, hard).
     priority: -1000 to 1000, lower = preferred by assigners; default 0.
     properties: what it offers; jobs require subsets of it.
     instance: serve only this one; default every instance.
@@ -70,7 +73,7 @@ class AgentSettings(BaseModel):
     name: Name | None = None
     name_suffix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{0,32}$")] = ""
     url: str | None = None
-    capacity: int = Field(default=1, ge=1, le=limits.MAX_UNITS)
+    capacity: int = Field(default=1, ge=1, le=MAX_LEASES)
     priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)
     properties: dict[str, str | list[str]] = {}
     instance: Name | None = None
@@ -101,6 +104,11 @@ def _check_system() -> None:
         raise LeaseholdError("a bot needs /proc, which is not mounted here")
 
 
+def _digest(secret: str) -> str:
+    """What names a session without giving it away, in hex."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class _Opened:
     """A session, and when (own monotonic clock) the request was sent that opened it."""
@@ -118,26 +126,29 @@ class Agent:
         self._wishes = Wishes()
         self._inbox: SimpleQueue[str] = SimpleQueue()
         self._code = 1
+        #: A session of this workplace of which nothing runs any more.
+        self._dead: str | None = None
+        self._undelivered = 0
         self._failure: BaseException | None = None
 
     def run(self) -> int:
-        """Work until told to leave. 0 = drained; 2 = the gateway refuses us; 4 = another agent has our name;
-        130 = left at once.
+        """Work until told to leave. 0 = drained; 1 = drained, but results could not be delivered; 2 = the gateway
+        refuses us; 4 = another agent has our name; 130 = left at once.
 
         The first SIGTERM or SIGINT drains, the second kills all work at once. Raises BadInput if the settings cannot
-        be used on this machine, LeaseholdError if this is not Linux with /proc or if an earlier agent's processes
-        cannot be killed.
+        be used on this machine, LeaseholdError if this is not Linux with /proc or if processes of an earlier agent or
+        session cannot be killed.
         """
         _check_system()
         if not structlog.is_configured():
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         settings = self._settings
+        open_files = make_room(settings.capacity)
         workplace = Workplace(settings.directory, settings.bot)
-        launcher = Launcher()
+        launcher = Launcher(workplace.guard, open_files=open_files)
         try:
-            killed = workplace.clear()
-            if killed:
-                _log.warning("killed what an earlier agent had left", bot=settings.bot, processes=killed)
+            self._clear(workplace)
+            self._dead = workplace.predecessor()
             own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
             place = Place(workplace=workplace, launcher=launcher, grace=settings.kill_grace, environment=own)
             restore = self._catch_signals()
@@ -177,6 +188,13 @@ class Agent:
         try:
             end = self._shifts(place)
             self._code = {End.LEFT: 0, End.REFUSED: 2, End.SUPERSEDED: 4, End.ABANDONED: 130}[end]
+            if self._undelivered:
+                _log.error(
+                    "left with results that could not be delivered; their jobs will run again",
+                    bot=self._settings.bot,
+                    results=self._undelivered,
+                )
+                self._code = self._code or 1
         except BaseException as failure:
             self._failure = failure
         finally:
@@ -187,7 +205,7 @@ class Agent:
         tuning = Tuning(margin=settings.margin, output_interval=settings.output_interval)
         while True:
             try:
-                opened = self._open()
+                opened = self._open(place.workplace)
             except Over as over:
                 if over.end is End.REFUSED:
                     _log.error("refused by the gateway", bot=settings.bot, reason=str(over))
@@ -204,10 +222,19 @@ class Agent:
                 transport.close()
             if end is End.SUPERSEDED:
                 _log.error("another agent with this name has taken over", bot=session.bot, epoch=session.epoch)
+            self._undelivered = shift.undelivered
             if end is not End.LOST:
                 return end
+            # Nothing of a session may outlive it into the next one, whatever its runs said of their end.
+            self._clear(place.workplace)
+            self._dead = _digest(session.secret) if shift.silent else None
 
-    def _open(self) -> _Opened:
+    def _clear(self, workplace: Workplace) -> None:
+        killed = workplace.clear()
+        if killed:
+            _log.warning("killed what was left running", bot=self._settings.bot, processes=killed)
+
+    def _open(self, workplace: Workplace) -> _Opened:
         """Raises Over if there is to be no session."""
         settings = self._settings
         request = OpenSession(
@@ -217,6 +244,7 @@ class Agent:
             properties=settings.properties,
             instance=settings.instance,
             secret=secrets.token_urlsafe(32),
+            dead_session=self._dead,
         )
         transport = self._transport(_OPENING)
         try:
@@ -224,6 +252,8 @@ class Agent:
             body = request.model_dump(mode="json", exclude_none=True)
             sent_at = clock.monotonic()
             session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
+            # Before the first sync, and so before there is work whose end a restart could prove.
+            workplace.remember(_digest(session.secret))
             return _Opened(sent_at=sent_at, session=session)
         except ValidationError:
             raise Over(End.REFUSED, "the answer to the opening of a session cannot be understood") from None

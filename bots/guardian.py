@@ -275,8 +275,9 @@ def adopt_orphans() -> None:
 
 def main() -> None:
     """Entry point: the argument is the number of the inherited socket to the agent."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    channel.set_inheritable(False)
+    # The number it was inherited under may be one that select() cannot watch; the lowest free one is not.
+    channel = socket.socket(fileno=os.dup(int(sys.argv[1])))
+    os.close(int(sys.argv[1]))
     adopt_orphans()
     Guardian(channel).run()
 

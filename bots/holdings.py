@@ -41,6 +41,11 @@ class Held:
         return self._settled if self.run is None else self.run.outcome
 
     @property
+    def has_result(self) -> bool:
+        """Whether it ended with a result of its own, not because it was stopped."""
+        return self.outcome is not None and self.outcome.verdict in ("succeeded", "failed", "error")
+
+    @property
     def state(self) -> str:
         """In the terms of LeaseReport."""
         if self.outcome is not None:
@@ -58,6 +63,8 @@ class Holdings:
         #: Every run that is not over, also of leases that are no longer held; the latest of each job.
         self._runs: dict[str, Run] = {}
         self._lost = False
+        #: Results of work that were forgotten before the server knew them.
+        self.undelivered = 0
 
     @property
     def empty(self) -> bool:
@@ -118,6 +125,7 @@ class Holdings:
         with self._lock:
             runs = list(self._runs.values())
             if why is Stop.LOST:
+                self.undelivered += sum(held.has_result for held in self._held.values())
                 self._lost, self._held = True, {}
         for run in runs:
             run.stop(why, grace=grace)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -19,9 +20,14 @@ _PATIENCE = 5.0
 
 
 class Launcher:
-    """One guardian process, replaced if it dies. Commands it had started are supervised on their own and go on."""
+    """One guardian process, replaced if it dies. Commands it had started are supervised on their own and go on.
 
-    def __init__(self) -> None:
+    guard: a descriptor that guardians and supervisors, but not their commands, keep open while they live.
+    open_files: the limit (RLIMIT_NOFILE, soft) for them and their commands.
+    """
+
+    def __init__(self, guard: int, *, open_files: int) -> None:
+        self._guard, self._open_files = guard, open_files
         self._lock = threading.Lock()
         self._alarm: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,9 +98,13 @@ class Launcher:
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 env={"PATH": os.defpath},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self._guard],
                 start_new_session=True,
             )
+        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != self._open_files:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (self._open_files, most))
         ours.settimeout(_PATIENCE)
         self._channel = ours
         if self._alarm is not None:

@@ -14,6 +14,8 @@ from schema.limits import Name
 
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
+#: Leases in one sync, and so the commands that a bot may run side by side.
+MAX_LEASES = 10_000
 
 
 class Message(BaseModel):
@@ -24,7 +26,8 @@ class Message(BaseModel):
 
 class OpenSession(Message):
     """A bot introduces itself. Opening raises the bot's epoch: an older session of the same name is over at once
-    and the jobs it held are queued again."""
+    and the jobs it held are queued again. Those it had been told of are not given to anybody before that session
+    would have expired, because its agent learns of its end only at its next call."""
 
     bot: Name
     capacity: int = Field(default=1, ge=0, le=limits.MAX_UNITS, description="units of work it can hold at once")
@@ -37,6 +40,12 @@ class OpenSession(Message):
         max_length=200,
         description="of the session, made by the bot at random, so that an opening may be repeated: the same secret "
         "finds the session it has opened before; unset = the server makes one",
+    )
+    dead_session: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256, in hex, of the secret of an earlier session of which the bot knows for sure that "
+        "nothing runs any more: if that is the one this opening ends, its jobs need not wait; unset = not known",
     )
 
 
@@ -95,7 +104,7 @@ class Sync(Message):
         "that call, repeated, is answered by `session_over`",
     )
     capacity: int | None = Field(default=None, ge=0, le=limits.MAX_UNITS)
-    leases: list[LeaseReport] = Field(default=[], max_length=10_000)
+    leases: list[LeaseReport] = Field(default=[], max_length=MAX_LEASES, fail_fast=True)
     wait: float = Field(default=0.0, ge=0, le=60, description="seconds an answer without news may be held back")
 
 

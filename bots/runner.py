@@ -179,7 +179,7 @@ class Run:
         }
         text = json.dumps(request).encode() + b"\n"
         watch = self._launch(payload, directory, text)
-        if not watch.ready and watch.over:
+        if not watch.ready and watch.over and self._stop is None:
             # Only a guardian that was dying when it was asked, so nothing has run: another one is asked, once.
             watch = self._launch(payload, directory, text)
         return self._verdict(watch, payload.command[0])

@@ -20,8 +20,9 @@ def digest(secret: str) -> bytes:
 
 
 def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
-    """Open a session; an older one of the same name is over and what it held is queued again. The same request with
-    a secret of the bot's own, repeated, finds the session that it opened.
+    """Open a session; an older one of the same name is over and what it held is queued again, but not granted before
+    that session would have expired, unless the request says that it is dead. The same request with a secret of the
+    bot's own, repeated, finds the session that it opened.
 
     Raises BadInput for properties that break the limits.
     """
@@ -42,6 +43,7 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
             properties=properties,
             instance=instance,
             ttl=timing.ttl,
+            dead=None if request.dead_session is None else bytes.fromhex(request.dead_session),
         )
 
     opened = database.run(work, urgent=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
-import httpx
 import structlog
 from pydantic import ValidationError
 
@@ -15,8 +14,9 @@ from bots.calls import Caller
 from bots.heartbeat import Heartbeat
 from bots.holdings import Holdings
 from bots.launcher import Launcher
-from bots.protocol import OutputReport, Session, Sync, SyncAnswer
+from bots.protocol import Session, Sync, SyncAnswer
 from bots.runner import STUCK_AFTER, Place, Stop
+from bots.streamer import Streamer
 from schema import clock
 from schema.errors import BadInput, Conflict, LeaseholdError
 
@@ -28,6 +28,8 @@ LONG_POLL = 30.0
 START_TOGETHER = 0.02
 #: Seconds for the last call of a session.
 FAREWELL = 5.0
+#: Seconds for each step of leaving at once.
+HURRIED = 1.0
 
 
 class End(Enum):
@@ -91,13 +93,14 @@ class Shift:
         self._idle_answers = 0
         self._sync_in = session.sync_in
         self._give_up_at = math.inf
+        #: Whether every run is known to be over, once `work` has returned.
+        self.silent = False
         self._beat(opened_at, session.expires_in)
 
     def work(self) -> End:
         """Serve until the session is over."""
         self._heartbeat.start()
-        streaming = threading.Event()
-        streamer = threading.Thread(target=self._stream, args=(streaming,), name="output", daemon=True)
+        streamer = Streamer(self._session, self._holdings, self._caller, interval=self._tuning.output_interval)
         streamer.start()
         try:
             while not (self._draining and self._holdings.empty):
@@ -107,11 +110,16 @@ class Shift:
         except Over as over:
             return self._end(over)
         finally:
-            streaming.set()
             self._heartbeat.stop()
             self._holdings.stop(Stop.LOST, grace=0.0)
-            self._holdings.wait(2 * STUCK_AFTER)
+            self.silent = self._holdings.wait(2 * STUCK_AFTER)
+            streamer.stop(HURRIED if self._wishes.at_once else FAREWELL)
             self._launcher.disarm()
+
+    @property
+    def undelivered(self) -> int:
+        """Results of work that the server does not know, once `work` has returned; their jobs will run again."""
+        return self._holdings.undelivered
 
     @property
     def _draining(self) -> bool:
@@ -221,12 +229,13 @@ class Shift:
         _log.warning("session over", bot=self._session.bot, epoch=self._session.epoch, reason=str(over))
         match over.end:
             case End.ABANDONED:
-                self._holdings.stop(Stop.LOST, grace=0.0)
-                self._holdings.wait(1.0)
-                self._farewell(patience=1.0)
+                self._heartbeat.stop()
+                self._holdings.stop(Stop.RELEASED, grace=0.0)
+                self._farewell(silent=self._holdings.wait(HURRIED))
             case End.EXPIRED:
                 self._lose()
-                self._holdings.wait(self._grace + STUCK_AFTER)
+                if not self._holdings.wait(self._grace + STUCK_AFTER):
+                    return End.LOST
                 return self._ask_who_has_it()
             case End.LOST | End.SUPERSEDED | End.REFUSED | End.LEFT:
                 pass
@@ -243,39 +252,30 @@ class Shift:
             return over.end
         return End.LOST
 
-    def _farewell(self, *, patience: float = FAREWELL) -> None:
-        """Close the session; if that fails, it expires."""
+    def _farewell(self, *, silent: bool = True) -> None:
+        """Report what has ended and close the session. If that fails, or unless all work is known to be over
+        (`silent`), the session is left to expire."""
+        bot, epoch = self._session.bot, self._session.epoch
+        if not silent:
+            _log.warning("the session is left to expire, because something still runs", bot=bot, epoch=epoch)
+            if self._heartbeat.lost:
+                # What was forgotten at the deadline would be missing in the report, and be given away at once.
+                return
         self._seq += 1
-        self._give_up_at = clock.monotonic() + patience
+        self._give_up_at = clock.monotonic() + FAREWELL
         try:
-            self._post(self._message("gone"), check=self._check_patience)
-            _log.info("session closed", bot=self._session.bot, epoch=self._session.epoch)
+            answer = self._post(self._message("gone" if silent else "draining"), check=self._check_patience)
         except Over as over:
-            _log.warning("the session could not be closed", bot=self._session.bot, reason=str(over))
+            _log.warning("the session could not be closed", bot=bot, epoch=epoch, reason=str(over))
+            return
+        self._holdings.settle(answer.leases, accept=False)
+        if silent:
+            _log.info("session closed", bot=bot, epoch=epoch)
 
     def _check_patience(self) -> None:
+        if self._wishes.at_once and self._give_up_at < math.inf:
+            self._give_up_at = min(self._give_up_at, clock.monotonic() + HURRIED)
         if clock.monotonic() > self._give_up_at:
             raise Over(End.LEFT, "the gateway does not answer")
         if self._give_up_at == math.inf and (self._wishes.at_once or self._draining):
             raise Over(End.ABANDONED if self._wishes.at_once else End.LEFT, "asked to leave")
-
-    def _stream(self, stop: threading.Event) -> None:
-        """Send output between syncs. What fails here travels with the report of the lease's end."""
-        while not clock.wait(stop, self._tuning.output_interval):
-            for key, output in self._holdings.streams():
-                pending = output.pending()
-                report = OutputReport(
-                    bot=self._session.bot,
-                    epoch=self._session.epoch,
-                    secret=self._session.secret,
-                    job=key.job,
-                    fence=key.fence,
-                    output=pending.chunks,
-                )
-                try:
-                    self._caller.once("/v1/output", report.model_dump(mode="json"))
-                except (LeaseholdError, RuntimeError, httpx.HTTPError) as error:
-                    # RuntimeError: the shift is over and has closed the transport.
-                    _log.debug("output could not be sent", job=key.job, reason=type(error).__name__)
-                else:
-                    output.sent(pending.end)

@@ -177,6 +177,7 @@ heads AS MATERIALIZED (
 )
 SELECT {_COLUMNS} FROM jobs
 WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
+    AND (coalesce(schedule_after, '-infinity') = '-infinity' OR considered > 0)
 ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 

@@ -98,6 +98,11 @@ class Pool:
         session = sessions.open_session(self.database, OpenSession(bot=name, **fields), timing=self.timing)
         return Bot(desk or self.desk(), session)
 
+    def restarted(self, bot: Bot) -> Bot:
+        """The same bot with a new session, which knows that nothing of the older one runs any more."""
+        dead = sessions.digest(bot.session.secret).hex()
+        return self.bot(bot.session.bot, dead_session=dead)
+
     def assigner(self, **settings: Any) -> PriorityAgeAssigner:
         """An assigner, to be run once at a time."""
         return PriorityAgeAssigner(

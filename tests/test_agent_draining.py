@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+from structlog.testing import capture_logs
+
 from tests.agents import Bot, Pool, processes, serving, settings
 from tests.proc import NEEDS_PROC
 from tests.scripted import gateway, problem
@@ -66,6 +69,60 @@ def test_a_drain_while_the_gateway_is_away_ends_too(tmp_path: Path) -> None:
         assert bot.end() == 0
 
 
+def test_a_drain_that_cannot_deliver_its_results_says_how_many_and_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.shift.STUCK_AFTER", 0.2)
+    monkeypatch.setattr("bots.shift.FAREWELL", 0.2)
+    pool = Pool(sync_in=0.1)
+    limits = {"capacity": 3, "drain_seconds": 0.3, "kill_grace": 0.1}
+    with capture_logs() as logs, serving(pool, tmp_path, **limits) as bot:
+        flag = tmp_path / "flag"
+        script = f"while ! test -e {flag}; do sleep 0.02; done"
+        ended = [pool.grant("sh", "-c", script, job=f"job-{number}") for number in range(2)]
+        endless = pool.grant("sleep", "60", job="endless")
+        pool.until(lambda: all("active" in pool.reported(key) for key in [*ended, endless]))
+        pool.change(instead=lambda _: problem(503, "away"))
+        flag.touch()
+        bot.agent.drain()
+        assert bot.end() == 1
+        assert not processes(tmp_path)
+    assert pool.outcomes == {}
+    assert [line["results"] for line in logs if "could not be delivered" in line["event"]] == [2]
+
+
+def test_results_that_the_session_outlived_while_the_gateway_was_away_are_missed_when_the_agent_leaves(
+    tmp_path: Path,
+) -> None:
+    pool = Pool(ttl=0.8, sync_in=0.1)
+    with serving(pool, tmp_path) as bot:
+        flag = tmp_path / "flag"
+        key = pool.grant("sh", "-c", f"while ! test -e {flag}; do sleep 0.02; done")
+        pool.until(lambda: "active" in pool.reported(key))
+        pool.change(instead=lambda _: problem(503, "away"))
+        flag.touch()
+        bot.agent.drain()
+        assert bot.end() == 1
+
+
+def test_an_agent_that_leaves_at_once_reports_what_had_ended_and_gives_the_rest_back(tmp_path: Path) -> None:
+    pool = Pool(sync_in=10)
+    with serving(pool, tmp_path, capacity=2) as bot:
+        flag = tmp_path / "flag"
+        ended = pool.grant("sh", "-c", f"while ! test -e {flag}; do sleep 0.02; done", job="ended")
+        endless = pool.grant("sleep", "60", job="endless")
+        pool.until(lambda: all("active" in pool.reported(key) for key in (ended, endless)))
+        pool.instead = lambda asked: None if asked.body.get("status") == "gone" else problem(503, "busy")
+        running = len(processes(tmp_path))
+        flag.touch()
+        pool.until(lambda: len(processes(tmp_path)) < running)
+        pool.until(lambda: len(list((tmp_path / "work" / "bot-1").iterdir())) == 1)
+        bot.agent.leave()
+        assert bot.end(within=3) == 130
+    assert (pool.outcomes[ended]["verdict"], pool.outcomes[endless]["verdict"]) == ("succeeded", "released")
+    assert pool.syncs[-1].status == "gone"
+
+
 def test_a_second_wish_to_leave_kills_all_work_at_once(tmp_path: Path) -> None:
     pool = Pool()
     with serving(pool, tmp_path, kill_grace=60) as bot:
@@ -74,5 +131,5 @@ def test_a_second_wish_to_leave_kills_all_work_at_once(tmp_path: Path) -> None:
         bot.agent.drain()
         bot.agent.leave()
         assert bot.end() == 130
-    assert key not in pool.outcomes
+    assert pool.outcomes[key]["verdict"] == "released"
     assert pool.syncs[-1].status == "gone"

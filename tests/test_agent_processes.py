@@ -1,5 +1,6 @@
 """An agent as a process of its own, with the signals that reach it."""
 
+import hashlib
 import signal
 import subprocess
 import sys
@@ -19,17 +20,22 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from bots.agent import Agent, AgentSettings
-settings = AgentSettings(name="bot-1", work_dir=Path(sys.argv[2]), margin=float(sys.argv[3]))
+settings = AgentSettings(
+    name="bot-1", work_dir=Path(sys.argv[2]), margin=float(sys.argv[3]), capacity=int(sys.argv[4])
+)
 sys.exit(Agent(settings, sys.argv[1], sys.stdin.read().strip()).run())
 """
 
 
 @contextmanager
-def process(stands: Gateway, tmp_path: Path, *, margin: float = 3.0) -> Iterator[subprocess.Popen[str]]:
-    arguments = [stands.url, str(tmp_path / "work"), str(margin)]
+def process(
+    stands: Gateway, tmp_path: Path, *, margin: float = 3.0, capacity: int = 1, open_files: str = "unlimited"
+) -> Iterator[subprocess.Popen[str]]:
+    arguments = [stands.url, str(tmp_path / "work"), str(margin), str(capacity)]
+    limited = ["sh", "-c", f'test {open_files} = unlimited || ulimit {open_files}; exec "$@"', "sh"]
     with open(tmp_path / "agent.log", "a") as log:
         started = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments], stdin=subprocess.PIPE, stderr=log, text=True
+            [*limited, sys.executable, "-c", PROGRAM, *arguments], stdin=subprocess.PIPE, stderr=log, text=True
         )
     try:
         assert started.stdin is not None
@@ -69,6 +75,36 @@ def test_kill_9_leaves_no_process_and_the_next_agent_starts_clean(tmp_path: Path
     [left] = (tmp_path / "work" / "bot-1").iterdir()
     with serving(Pool(), tmp_path):
         pool.until(lambda: not left.exists())
+
+
+def test_an_agent_started_anew_in_its_place_says_that_its_last_session_is_dead(tmp_path: Path) -> None:
+    pool = Pool()
+    with gateway(pool) as stands, process(stands, tmp_path) as agent:
+        pool.until(lambda: pool.syncs, within=10)
+        agent.kill()
+    with serving(pool, tmp_path):
+        pool.until(lambda: len(pool.opened) == 2)
+    assert [request.dead_session for request in pool.opened] == [None, hashlib.sha256(b"s").hexdigest()]
+
+
+def test_an_agent_makes_room_for_its_commands_files_but_leaves_their_limit_as_it_was(tmp_path: Path) -> None:
+    pool = Pool()
+    with gateway(pool) as stands, process(stands, tmp_path, capacity=40, open_files="-Sn 64"):
+        keys = [pool.grant("sh", "-c", "ulimit -Sn; sleep 1", job=f"job-{number}") for number in range(40)]
+        pool.until(lambda: set(keys) <= set(pool.outcomes), within=20)
+    assert {outcome["verdict"] for outcome in pool.outcomes.values()} == {"succeeded"}
+    assert {bytes(pool.output[key]) for key in keys} == {b"64\n"}
+
+
+def test_an_agent_that_may_not_open_as_many_files_as_its_commands_need_does_not_start(tmp_path: Path) -> None:
+    pool = Pool()
+    with gateway(pool) as stands, process(stands, tmp_path, capacity=40, open_files="-n 300") as agent:
+        assert agent.wait(10) == 1
+    assert (
+        "capacity: 40 needs 448 open files, and the hard limit (RLIMIT_NOFILE) is 300"
+        in (tmp_path / "agent.log").read_text()
+    )
+    assert pool.opened == []
 
 
 def test_a_stopped_agents_work_is_killed_before_its_session_ends(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """What an agent does when its session is superseded, over, refused or about to expire."""
 
+import hashlib
 import threading
 from pathlib import Path
 
 import pytest
 
 from schema import clock
-from schema.errors import BadInput
+from schema.errors import BadInput, LeaseholdError
 from tests.agents import Pool, processes, serving
 from tests.proc import NEEDS_PROC
 from tests.scripted import Answer, Asked, problem
@@ -45,6 +46,7 @@ def test_a_session_the_server_does_not_know_any_more_is_replaced(tmp_path: Path,
         pool.change(instead=instead)
         pool.until(lambda: len(pool.opened) == 2 and pool.syncs[-1].epoch == 2)
         assert alive_at_opening == [set()]
+    assert pool.opened[1].dead_session == hashlib.sha256(b"s").hexdigest()
     assert next(sync.seq for sync in pool.syncs if sync.epoch == 2) == 1
     assert lost not in pool.outcomes
 
@@ -108,3 +110,19 @@ def test_a_margin_as_long_as_the_session_is_refused(tmp_path: Path) -> None:
         bot.end()
         assert isinstance(bot.failure, BadInput)
         assert str(bot.failure) == "margin: 1 s is not less than the 1 s of a session"
+
+
+def test_no_session_is_opened_while_something_of_the_last_one_cannot_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(sync_in=0.1)
+    monkeypatch.setattr("bots.workplace._DYING", 0.2)
+    with serving(pool, tmp_path) as bot:
+        pool.until(lambda: pool.syncs)
+        unkillable = {2**31 - 1}
+        monkeypatch.setattr("bots.workplace.marked_processes", lambda _root: unkillable)
+        pool.change(instead=lambda _: problem(409, "this session is over", code="session_over"), closing=True)
+        bot.end()
+    assert isinstance(bot.failure, LeaseholdError)
+    assert str(bot.failure) == "processes [2147483647] of an earlier agent or session cannot be killed"
+    assert len(pool.opened) == 1

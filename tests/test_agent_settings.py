@@ -25,5 +25,8 @@ def test_a_host_name_becomes_a_legal_bot_name(host: str, suffix: str, name: str)
 def test_settings_have_defaults_and_refuse_what_is_unknown() -> None:
     assert AgentSettings().bot == legal_name(os.uname().nodename)
     assert AgentSettings().directory.name == f"leasehold-{os.getuid()}"
+    assert AgentSettings(capacity=10_000).capacity == 10_000
+    with pytest.raises(ValueError, match="capacity"):
+        AgentSettings(capacity=10_001)
     with pytest.raises(ValueError, match="capacty"):
         AgentSettings.model_validate({"capacty": 2})

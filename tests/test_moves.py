@@ -72,11 +72,11 @@ def test_a_job_that_no_bot_can_start_is_dead_after_its_attempts(pool: Pool) -> N
 
 def test_a_job_that_kills_three_bots_is_dead(pool: Pool) -> None:
     (job,) = pool.submit()
+    bot = pool.bot()
     for _ in range(3):
-        bot = pool.bot()
         pool.assigner().run_once()
         assert len(bot.take()) == 1
-    pool.bot()
+        bot = pool.restarted(bot)
 
     row = pool.job(job)
     assert (row.state, row.kills, row.attempts) == ("dead", 3, 3)
@@ -96,11 +96,11 @@ def test_work_that_a_lost_bot_was_never_told_of_costs_no_attempt(pool: Pool) -> 
 
 def test_work_that_a_bot_was_told_of_counts_against_the_job_if_the_bot_is_lost_before_it_says_more(pool: Pool) -> None:
     (job,) = pool.submit()
+    bot = pool.bot()
     for _ in range(3):
-        bot = pool.bot()
         pool.assigner().run_once()
         assert bot.sync()["leases"][0]["state"] == "pending"
-    pool.bot()
+        bot = pool.restarted(bot)
     row = pool.job(job)
     assert (row.state, row.kills) == ("dead", 3)
 
@@ -117,7 +117,7 @@ def test_released_work_is_queued_again_uncharged_and_keeps_its_age(pool: Pool) -
 
 def test_a_bot_that_lost_its_lease_cannot_finish_the_job(pool: Pool) -> None:
     job, bot, work = pool.running()
-    newer = pool.bot()
+    newer = pool.restarted(bot)
     with pytest.raises(Conflict) as refused:
         bot.sync(completed(work))
     assert refused.value.code == "session_superseded"

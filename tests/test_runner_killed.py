@@ -58,7 +58,9 @@ from pathlib import Path
 from bots.launcher import Launcher
 from bots.runner import Assignment, Place, Run
 from bots.workplace import Workplace
-place = Place(workplace=Workplace(Path(sys.argv[1]), "bot-2"), launcher=Launcher(), grace=2.0, environment={})
+workplace = Workplace(Path(sys.argv[1]), "bot-2")
+launcher = Launcher(workplace.guard, open_files=1024)
+place = Place(workplace=workplace, launcher=launcher, grace=2.0, environment={})
 for number in range(3):
     script = f"{sys.argv[3]} -c '{sys.argv[4]}' {sys.argv[2]}; trap '' TERM; sleep {sys.argv[2]}"
     command = ["/bin/sh", "-c", script]

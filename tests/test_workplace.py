@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bots.workplace import Workplace, marked_processes, remove
-from schema.errors import BadInput
+from schema.errors import BadInput, LeaseholdError
 from tests.patience import eventually
 from tests.proc import NEEDS_PROC
 
@@ -38,6 +38,38 @@ def test_leftovers_of_an_earlier_agent_are_killed_and_removed_but_nothing_else(t
     kept.wait(5)
     workplace.close()
     other.close()
+
+
+def test_a_guardian_of_an_earlier_agent_has_to_be_gone_before_the_place_is_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.workplace._DYING", 0.1)
+    earlier = Workplace(tmp_path, "bot-1")
+    earlier.clear()
+    guardian = subprocess.Popen(["sleep", "1009"], pass_fds=[earlier.guard])
+    earlier.close()
+    later = Workplace(tmp_path, "bot-1")
+    with pytest.raises(LeaseholdError, match="a guardian process of an earlier agent or session cannot be killed"):
+        later.clear()
+    guardian.kill()
+    guardian.wait(5)
+    assert later.clear() == 0
+    later.close()
+
+
+def test_a_place_remembers_the_last_session_for_as_long_as_the_kernel_runs(
+    tmp_path: Path, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert workplace.predecessor() is None
+    for session in ("a" * 64, "b" * 64):
+        workplace.remember(session)
+        assert workplace.predecessor() == session
+    (other_kernel := tmp_path / "boot_id").write_text("another-run\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("bots.workplace._KERNEL", other_kernel)
+        assert workplace.predecessor() is None
+    (tmp_path / "bot-1.session").write_text("b" * 63)
+    assert workplace.predecessor() is None
 
 
 def test_a_tree_with_closed_folders_and_links_out_of_it_is_removed_and_nothing_beyond(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ that must happen in one place. What differs is the verdict.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -107,7 +108,8 @@ WITH told AS MATERIALIZED (
         started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
             WHEN d.to_state <> 'queued' THEN j.started_at END,
         schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
-            THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1))) END,
+            THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
+            WHEN d.to_state = 'queued' AND d.killed AND CAST(:hold_until AS timestamptz) > now() THEN :hold_until END,
         considered = 0,
         reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
             WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
@@ -147,12 +149,20 @@ class RetryPace:
     cap: float = 60.0
 
 
-def end(connection: Connection, endings: Sequence[Ending], *, actor: str, pace: RetryPace | None = None) -> list[Ended]:
+def end(
+    connection: Connection,
+    endings: Sequence[Ending],
+    *,
+    actor: str,
+    pace: RetryPace | None = None,
+    hold_until: datetime | None = None,
+) -> list[Ended]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
     The caller holds the bots' rows locked. The bots' units come back, the result of a finished job is kept, and
     each job moves to where its verdict, its attempts and a pending cancellation send it. Who waits for a job that
-    is final now is woken.
+    is final now is woken. Until `hold_until` (database time) a lost bot may still run what it had been given: such
+    jobs are not granted again before that, while those it never heard of are.
     """
     if not endings:
         return []
@@ -169,6 +179,7 @@ def end(connection: Connection, endings: Sequence[Ending], *, actor: str, pace: 
             "actor": actor,
             "retry_base": pace.base,
             "retry_cap": pace.cap,
+            "hold_until": hold_until,
         },
     )
     ended = [

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import Connection, text
 
@@ -17,7 +18,7 @@ from schema.wakeups import wake
 RELEASE_LIMIT = 1000
 
 BORN = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
-LOCK = text("SELECT id, epoch, session FROM bots WHERE name = :name FOR NO KEY UPDATE")
+LOCK = text("SELECT id, epoch, session, expires_at FROM bots WHERE name = :name FOR NO KEY UPDATE")
 RENEW = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = :id AND NOT closing")
 HELD_BY = text("""
 SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM leases l
@@ -94,12 +95,16 @@ def open_session(
     properties: Properties,
     instance: int | None,
     ttl: float,
+    dead: bytes | None = None,
 ) -> Opened:
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
     A repeated opening, with the secret of the open session, changes nothing but its expiry. Otherwise every lease of
     an older session ends as lost, the requirement sets that the bot satisfies are recorded, and jobs
     that waited for such a bot are made ready.
+
+    The older session's agent may run its jobs until that session would have expired, so they are not granted before;
+    unless that session is the one with the digest `dead`, of which the bot knows that nothing runs any more.
     """
     platforms.hold_still(connection)
     connection.execute(BORN, {"name": name})
@@ -107,7 +112,14 @@ def open_session(
     if bot.session == session:
         connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
         return Opened(bot.id, int(bot.epoch), [])
-    ended = _end_all(connection, [bot.id], verdict=Verdict.LOST, actor=f"bot:{name}", reason="its bot started anew")
+    ended = _end_all(
+        connection,
+        [bot.id],
+        verdict=Verdict.LOST,
+        actor=f"bot:{name}",
+        reason="its bot started anew",
+        hold_until=None if dead is not None and dead == bot.session else bot.expires_at,
+    )
     epoch = connection.execute(
         OPEN,
         {
@@ -186,8 +198,14 @@ def _give_up(
 
 
 def _end_all(
-    connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
+    connection: Connection,
+    bot_ids: Sequence[int],
+    *,
+    verdict: Verdict,
+    actor: str,
+    reason: str,
+    hold_until: datetime | None = None,
 ) -> list[Ended]:
     held = connection.execute(HELD_BY, {"bot_ids": list(bot_ids)})
     endings = [Ending(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, {"reason": reason}) for row in held]
-    return end(connection, endings, actor=actor)
+    return end(connection, endings, actor=actor, hold_until=hold_until)
