@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from assigner import metrics, snapshot
-from assigner.strategies import Snapshot, StrategySettings, choose
+from assigner.registry import StrategySettings
+from assigner.strategies import Snapshot
 from schema import moves, platforms, ready
 from schema.clock import Monotonic
 from schema.engine import Database
@@ -155,9 +156,16 @@ class PriorityAgeAssigner:
 
     def _place(self, connection: Connection, jobs: list[ReadyJob], cycle: Cycle) -> None:
         """Sampling rounds, then any healthy bot once, and only then backoff."""
-        sampling = self._settings.strategy.sampling
+        strategy = self._settings.strategy
+        sampling = strategy.sampling
         for attempt in range(1, sampling.max_attempts + 1):
-            seen = snapshot.sampled(connection, jobs, sample_size=sampling.sample_size, chance=self._chance)
+            seen = snapshot.sampled(
+                connection,
+                jobs,
+                sample_size=sampling.sample_size,
+                chance=self._chance,
+                with_warm=strategy.strategy.wants_warm,
+            )
             jobs = self._commit(connection, seen, cycle, round_number=attempt)
             if not jobs:
                 return
@@ -172,7 +180,7 @@ class PriorityAgeAssigner:
         """Grant what the choice wants; returns the jobs that are still without a bot."""
         strategy = self._settings.strategy
         how = {"strategy": strategy.kind, "round": round_number}
-        placements = choose(seen, strategy.weights, how=how)
+        placements = strategy.strategy.choose(seen, strategy, how=how)
         granted = moves.grant(connection, placements, assigner=self.name, strategy=strategy.kind, ack=self._timing.ack)
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assigner import config
+from assigner import config, scoring
 from assigner.installation import COMMAND_PATIENCE, Installation, PoolSettings
 from schema import migrate, tokens, verify
 from schema.errors import BadInput, LeaseholdError
@@ -65,10 +65,12 @@ def check_config(installation: Installation, file: Path | None, as_json: bool) -
     """Check FILE, or the file that would be used, and the environment, without starting anything."""
     path = file or installation.config
     settings = config.load(path, installation.sections, installation.environ)
-    found = warnings(settings)
+    found, notes = warnings(settings), dominance(settings)
     if as_json:
-        print_json({"file": None if path is None else str(path), "ok": True, "warnings": found})
+        print_json({"file": None if path is None else str(path), "ok": True, "warnings": found, "notes": notes})
         return
+    for note in notes:
+        click.echo(note)
     for warning in found:
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{path or 'the defaults'}: ok")
@@ -92,13 +94,24 @@ def warnings(settings: PoolSettings) -> list[str]:
     bot: BaseModel | None = getattr(settings, "bot", None)
     capacity = getattr(bot, "capacity", None)
     for n, assigner in enumerate(settings.assigners):
-        weights = assigner.strategy.weights
-        if isinstance(capacity, int) and capacity * weights.capacity > abs(weights.priority):
+        weights, term = assigner.strategy.weights, assigner.strategy.capacity_term
+        units = scoring.outweighing_units(weights, term)
+        most = 1 if term == "normalised" else capacity
+        if units is not None and isinstance(most, int) and most >= units:
+            whole = "a wholly free bot" if term == "normalised" else f"bot.capacity {capacity}"
             found.append(
-                f"assigners[{n}].strategy.weights: free capacity can outweigh bot priority: bot.capacity {capacity} x "
-                f"capacity {weights.capacity:g} is more than priority {abs(weights.priority):g}"
+                f"assigners[{n}].strategy.weights: free capacity can outweigh bot priority: {whole} x "
+                f"capacity {abs(weights.capacity):g} is more than priority {abs(weights.priority):g}"
             )
     return found
+
+
+def dominance(settings: PoolSettings) -> list[str]:
+    """For each kind of assigner, which term of a bot's score can dominate the others."""
+    return [
+        f"assigners[{n}].strategy.weights: {scoring.dominance(each.strategy.weights, each.strategy.capacity_term)}"
+        for n, each in enumerate(settings.assigners)
+    ]
 
 
 @click.group("db")

@@ -1,13 +1,17 @@
 """How good a bot is for a job: one number, with the parts it is made of."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from schema.candidates import FreeBot
+from schema.limits import MAX_UNITS
 
 _LIMIT = 1e6
+
+CapacityTerm = Literal["raw", "normalised"]
 
 
 class Weights(BaseModel):
@@ -50,15 +54,41 @@ class Score:
         }
 
 
-def score(bot: FreeBot, *, room: int, hit: bool, weights: Weights) -> Score:
+def score(bot: FreeBot, *, room: int, hit: bool, weights: Weights, term: CapacityTerm = "raw") -> Score:
     """priority x w_priority + capacity x w_capacity + locality_hit x w_locality (BuildGrid's weighted score).
 
-    `room` is the bot's capacity term: its units still free, also counting what this batch has taken. With the default
-    weights a bot of priority 0 with 3 free units and no hit scores 3; a priority that is better by 1 outweighs
-    a locality hit, or ten free units.
+    `room` is the bot's units still free, also counting what this batch has taken; the capacity term is that number, or
+    normalised, its share of all the bot's units. With the default weights a bot of priority 0 with 3 free units and no
+    hit scores 3; a priority that is better by 1 outweighs a locality hit, or up to nine more free units.
     """
+    capacity = room if term == "raw" else room / bot.capacity
     return Score(
         priority=bot.priority * weights.priority,
-        capacity=room * weights.capacity,
+        capacity=capacity * weights.capacity,
         locality=weights.locality if hit else 0.0,
     )
+
+
+def outweighing_units(weights: Weights, term: CapacityTerm) -> int | None:
+    """More free units from which capacity outweighs one step of bot priority; None if it never does.
+
+    Of a normalised term the unit is the whole bot, so that the answer is 1 or None.
+    """
+    step, unit = abs(weights.priority), abs(weights.capacity)
+    if unit * (MAX_UNITS if term == "raw" else 1) <= step:
+        return None
+    return math.floor(step / unit) + 1
+
+
+def dominance(weights: Weights, term: CapacityTerm) -> str:
+    """One line for people: which term of the score can dominate the others."""
+    step, hit = abs(weights.priority), abs(weights.locality)
+    verb = "outweighs" if step > hit else "weighs as much as" if step == hit else "is outweighed by"
+    units = outweighing_units(weights, term)
+    if units is None:
+        free = "free capacity never outweighs it"
+    elif term == "normalised":
+        free = f"a bot that is wholly free ({abs(weights.capacity):g}) outweighs it"
+    else:
+        free = f"free capacity outweighs it from {units} more free unit{'s' if units > 1 else ''} on"
+    return f"one step of bot priority ({step:g}) {verb} a locality hit ({hit:g}); {free}"

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection
 
@@ -13,10 +14,19 @@ from schema.moves import Alike
 from schema.ready import ReadyJob
 
 
-def sampled(connection: Connection, jobs: Sequence[ReadyJob], *, sample_size: int, chance: random.Random) -> Snapshot:
-    """Candidates for every group of the jobs, read without locks."""
+def sampled(
+    connection: Connection,
+    jobs: Sequence[ReadyJob],
+    *,
+    sample_size: int,
+    chance: random.Random,
+    with_warm: bool = False,
+) -> Snapshot:
+    """Candidates for every group of the jobs, read without locks; `with_warm` adds bots that hold the jobs' hints."""
     groups = grouped(jobs)
     found = candidates.sample(connection, [group.wanted(sample_size) for group in groups], chance=chance)
+    if with_warm:
+        found = _with_warm(connection, groups, found)
     return _with_hits(connection, jobs, groups, found)
 
 
@@ -45,6 +55,26 @@ def too_large(connection: Connection, groups: Sequence[Group], *, chance: random
     return [
         Alike(group.instance, group.platform, group.units) for group, found in zip(groups, free, strict=True) if found
     ]
+
+
+def _with_warm(
+    connection: Connection, groups: Sequence[Group], found: Sequence[Sequence[FreeBot]]
+) -> list[list[FreeBot]]:
+    """The candidates of each group, then those bots that hold a hint of its jobs and are not among them."""
+    wanted = [
+        (nth, hint)
+        for nth, group in enumerate(groups)
+        for hint in dict.fromkeys(job.locality_hint for job in group.jobs)
+        if hint is not None
+    ]
+    warm = candidates.warm(
+        connection, [(replace(groups[nth].wanted(1), count=candidates.WARM_LIMIT), hint) for nth, hint in wanted]
+    )
+    merged = [{bot.id: bot for bot in bots} for bots in found]
+    for (nth, _), bots in zip(wanted, warm, strict=True):
+        for bot in bots:
+            merged[nth].setdefault(bot.id, bot)
+    return [list(bots.values()) for bots in merged]
 
 
 def _with_hits(

@@ -1,114 +1,93 @@
-"""Choosing bots for jobs: pure functions of what was read, with no database, clock or chance of their own."""
+"""What a strategy is: it chooses bots for jobs, as a pure function of what was read.
 
-import heapq
+Built in are `capacity` and `locality`. Another one is a class without constructor arguments, or an object, that has
+what `Strategy` asks for, in a package that names it:
+
+    [project.entry-points."leasehold.strategies"]
+    roomiest = "my_package:Roomiest"
+
+`[assigners.strategy] kind = "roomiest"` then uses it; the package must be installed wherever that file is read. It can
+be tested with plain values, without a database:
+
+    job = ReadyJob(1, "1", instance=1, platform=1, priority=0, units=1, locality_hint=None, considered=0)
+    bots = [FreeBot(7, "bot-7", priority=0, room=2, capacity=2)]
+    snapshot = Snapshot([job], grouped([job]), [bots], hits=frozenset())
+    (placement,) = Roomiest().choose(snapshot, Policy(), how={})
+"""
+
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from assigner.sampling import Group, SamplingSettings
-from assigner.scoring import Score, Weights, score
+from assigner.scoring import CapacityTerm, Score, Weights, score
 from schema.candidates import FreeBot
 from schema.moves import Placement
 from schema.ready import ReadyJob
 
 
-class StrategySettings(BaseModel):
-    """Which strategy chooses the bot, and what it weighs."""
+class Policy(BaseModel):
+    """What every strategy may go by, from the configuration.
+
+    capacity_term: what of a bot counts as its capacity. `raw` is its free units, as BuildGrid has it, so that large
+        bots outweigh any preference; `normalised` is the free share of its units, 0 to 1.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["capacity"] = "capacity"
+    capacity_term: CapacityTerm = "raw"
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     weights: Weights = Field(default_factory=Weights)
+
+    def score(self, bot: FreeBot, *, room: int, hit: bool) -> Score:
+        """The weighted score of a bot that still has `room` free units."""
+        return score(bot, room=room, hit=hit, weights=self.weights, term=self.capacity_term)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a choice is made from: the jobs in their order, for each group of them its candidates in random order,
-    and the (bot, hint) pairs that are locality hits."""
+    """What a choice is made from: the jobs in their order, for each group of them its candidates in random order
+    (bots added for their locality come last), and the (bot, hint) pairs that are locality hits."""
 
     jobs: Sequence[ReadyJob]
     groups: Sequence[Group]
     candidates: Sequence[Sequence[FreeBot]]
     hits: frozenset[tuple[int, str]]
 
-
-def choose(snapshot: Snapshot, weights: Weights, *, how: Mapping[str, object]) -> list[Placement]:
-    """Place job after job on the best of its candidates, on a working copy of the bots' room.
-
-    A later job sees what an earlier one took, also where groups share bots. Equal scores go to the candidate
-    that came first, and candidates come in random order. `how` is stored with every decision. Cost:
-    O((jobs + candidates) log candidates); a job with a locality hit compares all its candidates.
-    """
-    rooms = {bot.id: bot.room for candidates in snapshot.candidates for bot in candidates}
-    benches = {
-        job.id: bench
-        for group, bots in zip(snapshot.groups, snapshot.candidates, strict=True)
-        for bench in [_Bench(bots, rooms, units=group.units, weights=weights)]
-        for job in group.jobs
-    }
-    placements: list[Placement] = []
-    for job in snapshot.jobs:
-        bench = benches[job.id]
-        bot = bench.best(job, snapshot.hits)
-        if bot is None:
-            continue
-        hit = job.locality_hint is not None and (bot.id, job.locality_hint) in snapshot.hits
-        found = score(bot, room=rooms[bot.id], hit=hit, weights=weights)
-        rooms[bot.id] -= job.units
-        bench.changed(bot)
-        placements.append(Placement(job.id, bot.id, _decision(bot, found, bench.size, how)))
-    return placements
+    def warm(self) -> dict[tuple[int, str], list[FreeBot]]:
+        """(number of the group, hint) → its candidates that are locality hits, in their order; absent if there are
+        none."""
+        hints: dict[int, list[str]] = defaultdict(list)
+        for bot_id, hint in self.hits:
+            hints[bot_id].append(hint)
+        found: dict[tuple[int, str], list[FreeBot]] = defaultdict(list)
+        for nth, candidates in enumerate(self.candidates):
+            for bot in candidates:
+                for hint in hints.get(bot.id, ()):
+                    found[nth, hint].append(bot)
+        return dict(found)
 
 
-class _Bench:
-    """A group's candidates in a heap by score. Entries go stale when a job takes room; `best` mends them."""
-
-    def __init__(self, bots: Sequence[FreeBot], rooms: dict[int, int], *, units: int, weights: Weights) -> None:
-        self._bots, self._rooms, self._units, self._weights = bots, rooms, units, weights
-        self._nth = {bot.id: nth for nth, bot in enumerate(bots)}
-        self._heap = [self._entry(bot) for bot in bots]
-        heapq.heapify(self._heap)
+class Strategy(Protocol):
+    """One way to choose bots. It asks neither a database nor a clock nor a global source of chance: the order of the
+    candidates is its chance."""
 
     @property
-    def size(self) -> int:
-        """How many candidates there were."""
-        return len(self._bots)
+    def wants_warm(self) -> bool:
+        """Whether candidates are also to be looked for among the bots that hold the jobs' locality hints; otherwise
+        they are a random sample, in which such a bot may be missing."""
 
-    def best(self, job: ReadyJob, hits: frozenset[tuple[int, str]]) -> FreeBot | None:
-        """The candidate with the highest score that has room for the group's units."""
-        hint = job.locality_hint
-        if hint is not None:
-            warm = {bot.id for bot in self._bots if (bot.id, hint) in hits}
-            if warm:
-                return self._best_of_all(warm)
-        while self._heap:
-            _, nth, seen = self._heap[0]
-            bot = self._bots[nth]
-            if self._rooms[bot.id] < self._units:
-                heapq.heappop(self._heap)
-            elif self._rooms[bot.id] != seen:
-                heapq.heapreplace(self._heap, self._entry(bot))
-            else:
-                return bot
-        return None
+    def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+        """Place each job at most once, on a candidate of its group; a job without a placement waits.
 
-    def changed(self, bot: FreeBot) -> None:
-        """The bot's room has changed; a score that has risen by that would otherwise stay buried."""
-        heapq.heappush(self._heap, self._entry(bot))
-
-    def _entry(self, bot: FreeBot) -> tuple[float, int, int]:
-        return -self._total(bot), self._nth[bot.id], self._rooms[bot.id]
-
-    def _best_of_all(self, warm: set[int]) -> FreeBot | None:
-        fitting = [bot for bot in self._bots if self._rooms[bot.id] >= self._units]
-        return max(fitting, key=lambda bot: self._total(bot, hit=bot.id in warm), default=None)
-
-    def _total(self, bot: FreeBot, *, hit: bool = False) -> float:
-        return score(bot, room=self._rooms[bot.id], hit=hit, weights=self._weights).total
+        A bot takes placements in their order for as long as they fit into its room. A placement's `decision` is kept
+        as JSON with the job's history; it should hold all of `how`.
+        """
 
 
-def _decision(bot: FreeBot, found: Score, candidates: int, how: Mapping[str, object]) -> dict[str, object]:
+def decision(bot: FreeBot, found: Score, candidates: int, how: Mapping[str, object]) -> dict[str, object]:
+    """How a choice by score is kept: the bot's name, how many were compared, and what the score is made of."""
     return {"bot": bot.name, "candidates": candidates, "score": found.stored(), **how}

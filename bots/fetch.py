@@ -2,17 +2,17 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from schema import moves, ready
-from schema.moves import Granted, Placement
+from schema.moves import Granted, Placement, RetryPace
 
 STRATEGY = "proactive"
 
 
 class FetchSettings(BaseModel):
-    """What a bot is given at a sync without an assigner; names and defaults are BuildGrid's.
+    """What a bot's sync does beside settling its leases; names and defaults are BuildGrid's where it has them.
 
     enabled: give bots work at a sync at all; without it only assigners place jobs.
     to_capacity: false gives at most as many jobs as were just completed, and only new ones and those still
@@ -20,13 +20,31 @@ class FetchSettings(BaseModel):
         capacity at every sync, whatever the backoff.
     backoff: `considered` knows new jobs by a column; `literal` compares times alone, by which a job is never
         new, as its time is past when somebody looks.
+    bot_locality_hint_limit: the most recent locality hints that are kept for each bot; 0 keeps none. Doubling it
+        makes more locality hits, of which more are stale.
+    retry_base: seconds a job waits after its first attempt that failed or could not start, doubled with each further
+        one. Doubling it doubles every wait below `retry_cap`.
+    retry_cap: the longest such wait, seconds.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = True
     to_capacity: bool = False
     backoff: Literal["considered", "literal"] = "considered"
+    bot_locality_hint_limit: int = Field(default=10, ge=0, le=1000)
+    retry_base: float = Field(default=1.0, ge=0, le=86400)
+    retry_cap: float = Field(default=60.0, ge=0, le=86400)
+
+    def model_post_init(self, _context: object) -> None:
+        """Refuse what no single field can show to be wrong."""
+        if self.retry_cap < self.retry_base:
+            raise ValueError("retry_cap must not be less than retry_base")
+
+    @property
+    def pace(self) -> RetryPace:
+        """How long retries wait."""
+        return RetryPace(base=self.retry_base, cap=self.retry_cap)
 
     def limit(self, *, completed: int, room: int) -> int:
         """How many jobs may be fetched, given how many this sync completed and the free units."""

@@ -16,7 +16,7 @@ from schema import moves, outputs
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.errors import BadInput, Conflict
-from schema.moves import Ended, RetryPace, Synced
+from schema.moves import Ended, Synced
 from schema.states import BotStatus, JobState, LeaseState
 from schema.timing import Timing
 from schema.wakeups import wake
@@ -57,18 +57,8 @@ class Waiting:
 class Desk:
     """Where bots synchronise. Stateless between calls: any process may answer any of them."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        timing: Timing,
-        fetch: FetchSettings,
-        now: Monotonic,
-        locality_limit: int = 10,
-        pace: RetryPace | None = None,
-    ) -> None:
+    def __init__(self, database: Database, *, timing: Timing, fetch: FetchSettings, now: Monotonic) -> None:
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
-        self._locality_limit, self._pace = locality_limit, pace or RetryPace()
 
     def sync(self, sync: Sync) -> bytes | Waiting:
         """Settle one call and return the answer's JSON, or Waiting if there is no news and the bot would wait.
@@ -161,9 +151,9 @@ class Desk:
         moves.acknowledge(
             connection, account.started, bot_id=bot.id, epoch=bot.epoch, sync=self._timing.sync, actor=actor
         )
-        ended = moves.end(connection, account.endings, actor=actor, pace=self._pace)
+        ended = moves.end(connection, account.endings, actor=actor, pace=self._fetch.pace)
         hints = [job.locality_hint for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint]
-        moves.remember_localities(connection, bot.id, hints, limit=self._locality_limit)
+        moves.remember_localities(connection, bot.id, hints, limit=self._fetch.bot_locality_hint_limit)
         return ended
 
     def _refill(self, connection: Connection, bot: Row[Any], synced: Synced, ended: list[Ended]) -> None:

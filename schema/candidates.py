@@ -18,6 +18,9 @@ RING = 4
 #: few that are free; the next one begins at another place.
 LOOK = 256
 
+#: Bots that are added to a sample for one locality hint, and those that hold the hint looked at for them, latest first.
+WARM_LIMIT, WARM_LOOK = 16, 64
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -107,6 +110,27 @@ WHERE b.id = ANY (ARRAY(SELECT bot_id FROM near)) AND b.free AND b.capacity - b.
 ORDER BY b.sample_key LIMIT :count FOR NO KEY UPDATE SKIP LOCKED
 """)
 
+# Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
+WARM = text("""
+SELECT w.nth, s.id, s.name, s.priority, s.capacity, s.room
+FROM unnest(CAST(:instances AS integer[]), CAST(:platforms AS integer[]), CAST(:units AS integer[]),
+            CAST(:counts AS integer[]), CAST(:hints AS text[]))
+    WITH ORDINALITY AS w (instance, platform, units, count, hint, nth)
+CROSS JOIN LATERAL (
+    SELECT b.id, b.name, b.priority, b.capacity, b.room, near.seq
+    FROM (SELECT bot_id, seq FROM bot_localities WHERE hint = w.hint ORDER BY seq DESC LIMIT :look) near
+    CROSS JOIN LATERAL (
+        SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
+    CROSS JOIN LATERAL (
+        SELECT id, name, priority, capacity, capacity - in_use AS room FROM bots
+        WHERE id = near.bot_id AND free AND capacity - in_use >= w.units AND (instance IS NULL OR instance = w.instance)
+        OFFSET 0
+    ) b
+    ORDER BY near.seq DESC LIMIT w.count
+) s
+ORDER BY w.nth, s.seq DESC
+""")
+
 HINTED = text("""
 SELECT bot_id, hint FROM bot_localities
 WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND hint = ANY (CAST(:hints AS text[]))
@@ -145,6 +169,30 @@ def any_free(connection: Connection, want: Wanted) -> list[FreeBot]:
         },
     )
     return [FreeBot(row.id, row.name, row.priority, row.room, row.capacity) for row in rows]
+
+
+def warm(connection: Connection, wanted: Sequence[tuple[Wanted, str]]) -> list[list[FreeBot]]:
+    """Read, for each of `wanted` and its locality hint, the bots that worked on the hint lately, without locks.
+
+    At most its count, the latest first; of bots that hold the hint only the latest `WARM_LOOK` are looked at.
+    """
+    if not wanted:
+        return []
+    rows = connection.execute(
+        WARM,
+        {
+            "instances": [want.instance for want, _ in wanted],
+            "platforms": [want.platform for want, _ in wanted],
+            "units": [want.units for want, _ in wanted],
+            "counts": [want.count for want, _ in wanted],
+            "hints": [hint for _, hint in wanted],
+            "look": WARM_LOOK,
+        },
+    )
+    found: list[list[FreeBot]] = [[] for _ in wanted]
+    for row in rows:
+        found[row.nth - 1].append(FreeBot(row.id, row.name, row.priority, row.room, row.capacity))
+    return found
 
 
 def hinted(connection: Connection, bot_ids: Sequence[int], hints: Sequence[str]) -> frozenset[tuple[int, str]]:

@@ -116,15 +116,29 @@ def test_configuration_is_shown_without_passwords(console: Console) -> None:
 def test_check_warns_when_capacity_can_outweigh_priority(console: Console) -> None:
     (console.directory / "leasehold.toml").write_text("[bot]\ncapacity = 11\n")
     done = console.run("config", "check")
-    assert (done.returncode, done.stdout) == (0, "leasehold.toml: ok\n")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "leasehold.toml: ok")
     assert done.stderr.startswith("warning: assigners[0].strategy.weights: free capacity can outweigh bot priority")
     assert json.loads(console.run("config", "check", "--json").stdout)["warnings"] != []
     assert operate.warnings(sections().model_validate({"bot": {"capacity": 10}})) == []
+    strategy = {"capacity_term": "normalised"}
+    quiet = {"bot": {"capacity": 1000}, "assigners": [{"strategy": strategy}]}
+    assert operate.warnings(sections().model_validate(quiet)) == []
+    loud = {"assigners": [{"strategy": {**strategy, "weights": {"capacity": 11.0}}}]}
+    assert len(operate.warnings(sections().model_validate(loud))) == 1
+
+
+def test_a_09_bg_38_check_says_which_term_can_dominate_and_from_how_many_units(console: Console) -> None:
+    said = (
+        "assigners[0].strategy.weights: one step of bot priority (10) outweighs a locality hit (5); "
+        "free capacity outweighs it from 11 more free units on"
+    )
+    assert console.good("config", "check").splitlines() == [said, "the defaults: ok"]
+    assert json.loads(console.good("config", "check", "--json"))["notes"] == [said]
 
 
 def test_the_sample_is_the_defaults_and_names_every_setting(console: Console) -> None:
     assert config.load(SAMPLE, sections(), {}) == sections()()
-    assert console.good("config", "check", str(SAMPLE)) == f"{SAMPLE}: ok\n"
+    assert console.good("config", "check", str(SAMPLE)).splitlines()[-1] == f"{SAMPLE}: ok"
     # Keys that are unset stand in the sample as comments: set them, and all must be there.
     text = re.sub(r"^# (?=[a-z_]+ = )", "", SAMPLE.read_text(), flags=re.MULTILINE)
     named = {tuple(step for step in path if isinstance(step, str)) for path in keys.lines(text)}

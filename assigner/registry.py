@@ -1,0 +1,111 @@
+"""Strategies by name: those that are built in, and those that installed packages offer as entry points."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import entry_points
+
+from pydantic import field_validator
+
+from assigner import keys
+from assigner.capacity import Capacity
+from assigner.locality import Locality
+from assigner.strategies import Policy, Snapshot, Strategy
+from schema.errors import LeaseholdError
+from schema.limits import escaped
+from schema.moves import Placement
+
+GROUP = "leasehold.strategies"
+CAPACITY, LOCALITY = "capacity", "locality"
+
+
+class StrategySettings(Policy):
+    """Which strategy chooses the bot, and what it goes by.
+
+    kind: `capacity`, `locality`, or the name of an entry point of the group `leasehold.strategies`; built-in names
+        cannot be taken by packages.
+    fallback: the strategy that `locality` leaves a job to if it has no hint, or no candidate is a hit.
+    """
+
+    kind: str = CAPACITY
+    fallback: str = CAPACITY
+
+    @field_validator("kind")
+    @classmethod
+    def _kind_is_a_strategy(cls, kind: str) -> str:
+        if kind != LOCALITY:
+            load(kind)
+        return kind
+
+    @field_validator("fallback")
+    @classmethod
+    def _fallback_is_another_strategy(cls, fallback: str) -> str:
+        if fallback == LOCALITY:
+            raise ValueError(f"'{LOCALITY}' cannot be the fallback of itself")
+        load(fallback)
+        return fallback
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The strategy that `kind` names."""
+        return Locality(load(self.fallback), self.fallback) if self.kind == LOCALITY else load(self.kind)
+
+
+def load(kind: str) -> Strategy:
+    """The strategy of this name, but for `locality`, which needs another one.
+
+    Raises ValueError if there is none, several packages offer one, or it cannot be used.
+    """
+    if kind == CAPACITY:
+        return Capacity()
+    found = list(entry_points(group=GROUP, name=kind))
+    if not found:
+        known = sorted({CAPACITY, LOCALITY, *entry_points(group=GROUP).names})
+        listed = ", ".join(f"'{escaped(name, 80)}'" for name in known)
+        raise ValueError(f"'{escaped(kind, 80)}' is not a strategy: there are {listed}{keys.meant(kind, known)}")
+    if len(found) > 1:
+        raise ValueError(f"'{escaped(kind, 80)}' is offered by {len(found)} packages")
+    place = f"'{escaped(kind, 80)}' ({escaped(found[0].value, 80)})"
+    try:
+        made = found[0].load()
+        if isinstance(made, type):
+            made = made()
+    except Exception as error:
+        raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {escaped(str(error))}") from error
+    if not isinstance(getattr(made, "wants_warm", None), bool):
+        raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
+    try:
+        inspect.signature(made.choose).bind(None, None, how={})
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"{place} is not a strategy: it has no choose(snapshot, policy, *, how)") from None
+    return Offered(kind, made)
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A strategy of somebody else, whose answers are checked before anything is made of them."""
+
+    kind: str
+    strategy: Strategy
+
+    @property
+    def wants_warm(self) -> bool:
+        """What it says itself."""
+        return self.strategy.wants_warm
+
+    def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+        """Its placements. Raises LeaseholdError for a job that was not asked for or comes twice, and for a bot that is
+        not a candidate."""
+        placements = self.strategy.choose(snapshot, policy, how=how)
+        allowed: dict[int, set[int]] = {}
+        for group, candidates in zip(snapshot.groups, snapshot.candidates, strict=True):
+            bot_ids = {bot.id for bot in candidates}
+            allowed |= {job.id: bot_ids for job in group.jobs}
+        for placement in placements:
+            if placement.bot_id not in allowed.pop(placement.job_id, ()):
+                raise LeaseholdError(
+                    f"strategy '{self.kind}' put job {placement.job_id} on bot {placement.bot_id}, "
+                    "but it may place each of its jobs once, on one of the job's candidates"
+                )
+        return placements
