@@ -3,22 +3,21 @@
 import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import httpx
-import psycopg
 import pytest
-from sqlalchemy import make_url
 
 from bots.launcher import Launcher
 from bots.runner import Place
 from bots.workplace import Workplace, marked_processes
 from schema import embedded, migrate, verify
-from schema.engine import Database, DatabaseSettings, plain
+from schema.engine import Database
 from schema.timing import Timing
 from tests.commanding import accepting
+from tests.databases import Databases, opened, serving_in_memory
 from tests.pool import Pool
 from tests.scripted import Gateway, gateway
 from tests.serving import Served, serving
@@ -28,6 +27,9 @@ SEED_VARIABLE = "LEASEHOLD_TEST_SEED"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts us in the background has these ignored, and what our tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     config.addinivalue_line("markers", "breaks_invariants: the test damages its database on purpose; do not verify it")
 
 
@@ -38,52 +40,54 @@ def server_url() -> Iterator[str]:
     if given:
         yield given
         return
-    data = embedded.scratch("leasehold-tests-")
-    try:
-        with embedded.serve(data, durable=False) as server:
-            yield server.url
-    finally:
-        shutil.rmtree(data)
+    with serving_in_memory() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def template(server_url: str) -> Iterator[str]:
-    """The name of a database that is migrated once; every test gets a clone of it."""
-    name = _create(server_url)
-    database = _connect(_at(server_url, name))
+def databases(server_url: str) -> Iterator[Databases]:
+    """Makes and drops databases on the server of this session."""
+    with Databases(server_url) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def template(databases: Databases) -> Iterator[str]:
+    """The URL of a database that is migrated once; every test gets a clone of it."""
+    url = databases.make()
+    database = opened(url)
     try:
         migrate.upgrade(database)
     finally:
         database.close()
-    yield name
-    _drop(server_url, name)
+    yield url
+    databases.give_back(url)
 
 
 @pytest.fixture
-def empty_url(server_url: str) -> Iterator[str]:
+def empty_url(databases: Databases) -> Iterator[str]:
     """The URL of a database without any of our tables."""
-    name = _create(server_url)
-    yield _at(server_url, name)
-    _drop(server_url, name)
+    url = databases.make()
+    yield url
+    databases.give_back(url)
 
 
 @pytest.fixture
-def database_url(request: pytest.FixtureRequest, server_url: str, template: str) -> Iterator[str]:
+def database_url(request: pytest.FixtureRequest, databases: Databases, template: str) -> Iterator[str]:
     """The URL of a migrated database of the test's own, whose invariants must hold when the test is over."""
-    name = _create(server_url, template=template)
-    url = _at(server_url, name)
+    url = databases.make(template=template)
     yield url
     findings = [] if request.node.get_closest_marker("breaks_invariants") else _findings(url)
-    _drop(server_url, name)
+    databases.give_back(url)
     assert not findings, "the test broke invariants:\n" + "\n".join(map(str, findings))
 
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     """The test's own database, migrated and empty."""
-    opened = _connect(database_url)
-    yield opened
-    opened.close()
+    own = opened(database_url)
+    yield own
+    own.close()
 
 
 @pytest.fixture
@@ -108,29 +112,8 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def _connect(url: str) -> Database:
-    return Database(url, DatabaseSettings(), role="test", chance=random.Random(0))
-
-
-def _at(server_url: str, name: str) -> str:
-    return make_url(server_url).set(database=name).render_as_string(hide_password=False)
-
-
-def _create(server_url: str, *, template: str | None = None) -> str:
-    name = f"leasehold_test_{uuid4().hex}"
-    source = f'TEMPLATE "{template}"' if template else "TEMPLATE template0 ENCODING 'UTF8'"
-    with psycopg.connect(plain(server_url), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" {source}')
-    return name
-
-
-def _drop(server_url: str, name: str) -> None:
-    with psycopg.connect(plain(server_url), autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-
-
 def _findings(url: str) -> list[object]:
-    database = _connect(url)
+    database = opened(url)
     try:
         return [finding for finding in verify.verify(database) if finding.rows]
     finally:
@@ -184,7 +167,7 @@ def workplace(tmp_path: Path) -> Iterator[Workplace]:
 @pytest.fixture
 def place(workplace: Workplace) -> Iterator[Place]:
     """Where commands can run; none of them may leave a file or a process behind."""
-    launcher = Launcher()
+    launcher = Launcher(workplace.guard, open_files=1024)
     yield Place(workplace=workplace, launcher=launcher, grace=0.3, environment={"PATH": os.defpath})
     launcher.close()
     assert not list(workplace.root.iterdir())

@@ -11,9 +11,10 @@ T = TypeVar("T")
 LOOK = 0.015
 
 
-def eventually(condition: Callable[[], T], within: float = 10.0, *, what: str = "") -> T:
+def eventually(condition: Callable[[], T], within: float = 10.0, *, what: str = "", every: float = LOOK) -> T:
     """Poll `condition` until it is true and return what it gave; fail after `within` seconds.
 
+    every: seconds between two looks; more for a condition that is dear to look at.
     An AssertionError inside counts as "not yet".
     """
     deadline = clock.monotonic() + within
@@ -27,4 +28,4 @@ def eventually(condition: Callable[[], T], within: float = 10.0, *, what: str = 
             return found
         if clock.monotonic() >= deadline:
             raise AssertionError(f"not within {within} s: {what or failure or found!r}") from failure
-        clock.sleep(LOOK)
+        clock.sleep(every)

@@ -21,6 +21,8 @@ from tests.patience import eventually
 
 #: Seconds a process gets to start on a machine that runs other tests as well.
 READY_WITHIN = 60.0
+#: Seconds between two looks whether it has. Each is a connection, whose time the starting process could use.
+LOOK = 0.1
 LISTENERS = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'leasehold-listen'
@@ -76,6 +78,8 @@ class Processes:
             **kept,
             "LEASEHOLD_DATABASE_URL": database_url,
             "LEASEHOLD_GATEWAY_PORT": "0",
+            # The default is one place for the account, where no two tests may have a bot of one name.
+            "LEASEHOLD_BOT_WORK_DIR": str(directory / "work"),
             PARENT_VARIABLE: "stdin",
         }
 
@@ -166,7 +170,7 @@ class Processes:
                 raise RuntimeError(f"{process.name} ended with {process.popen.returncode}: {process.said()[-2000:]}")
             return bool(ready())
 
-        eventually(looked, READY_WITHIN, what=f"{process.name} is ready")
+        eventually(looked, READY_WITHIN, what=f"{process.name} is ready", every=LOOK)
 
     def _is_ready(self) -> bool:
         with suppress(httpx.TransportError):

@@ -1,6 +1,7 @@
 """Many jobs: the hopeless ones delay nobody, and the others are each done exactly once."""
 
 import multiprocessing
+import os
 import random
 import threading
 from collections import Counter
@@ -24,7 +25,8 @@ from tests.pool import Pool
 from tests.swarm import Swarm
 
 HOPELESS = 10_000
-JOBS = 20_000
+JOBS_VARIABLE = "LEASEHOLD_TEST_JOBS"
+JOBS = int(os.environ.get(JOBS_VARIABLE) or 5_000)
 PROCESSES, THREADS, BOTS = 3, 2, 50
 #: So many of the bots never fetch, so that the assigners have work from the first job to the last.
 WAITING = 10
@@ -172,7 +174,7 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        while not clock.wait(self._stopping, 3.0):
+        while not clock.wait(self._stopping, 0.5):
             try:
                 self.broken += [finding for finding in verify.verify(self._database) if finding.rows]
             except Exception as error:
@@ -181,7 +183,9 @@ class Sampler:
             self.looks += 1
 
 
-def test_twenty_thousand_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
+@pytest.mark.timeout(600)
+def test_thousands_of_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
+    """`LEASEHOLD_TEST_JOBS=20000` does it with so many, for a longer look."""
     # Sessions outlive the moments in which two busy cores let a simulated bot wait.
     timing = Timing(sync=1, ttl=10, reap=1, ack=5, poll=0.1)
     kinds = [{}, {"os": "linux"}, {"os": "mac"}]
@@ -199,12 +203,12 @@ def test_twenty_thousand_jobs_are_each_finished_exactly_once(pool: Pool, databas
         for prefix, count, enabled in (("fetching", BOTS - WAITING, True), ("waiting", WAITING, False))
     )
     log = waiting.log = fetching.log
-    for number in range(JOBS // 1000):
-        pool.submit(1000, properties=kinds[number % 3], instance=f"i-{number % 4}", priority=number % 7 - 3)
+    for number in range(JOBS // 250):
+        pool.submit(250, properties=kinds[number % 3], instance=f"i-{number % 4}", priority=number % 7 - 3)
     began = clock.monotonic()
     with Sampler(pool.database) as sampler, assigner_processes(database_url, timing, pool.chance), fetching, waiting:
         eventually(
-            lambda: len(log.entries()) >= JOBS and _finished(pool) == JOBS, within=200, what="all jobs are final"
+            lambda: len(log.entries()) >= JOBS and _finished(pool) == JOBS, within=500, what="all jobs are final"
         )
         seconds = clock.monotonic() - began
     print(f"{JOBS} jobs in {seconds:.1f} s: {JOBS / seconds:.0f} jobs/s; {sampler.looks} looks at the invariants")
