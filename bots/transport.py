@@ -63,6 +63,8 @@ class Transport:
             try:
                 response = self._http.request(method, path, params=query, json=body, timeout=self._timeout + held)
             except httpx.TransportError as error:
+                # Somebody took the connection, so this is an outage of a gateway that is there, and no wrong address.
+                self._reached |= not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 raise _Unknown(None) from error
             self._reached = True
             if response.status_code in _AGAIN:

