@@ -12,7 +12,10 @@ from schema import limits
 
 class SubmittedJob(BaseModel):
     id: str
-    created: bool = Field(description="false: the key had been used before, by an equal request")
+    created: bool = Field(
+        description="false: no job was made; the key had been used before by an equal request, or the submission "
+        "joined the job that has its `dedup_key`"
+    )
 
 
 class SubmitAnswer(BaseModel):
@@ -59,8 +62,15 @@ class JobRow(BaseModel):
 
 
 class Job(JobRow):
-    """Everything the pool tells of one job."""
+    """Everything the pool tells of one job, as the submission with this id sees it.
 
+    A submission that was cancelled is `cancelled`, also while its job goes on for others.
+    """
+
+    joined: UUID | None = Field(description="own id of the job that this submission joined; unset = `id` is its own")
+    submissions: int = Field(description="that share the job and were not cancelled")
+    dedup_key: str | None
+    queue_deadline: datetime | None = Field(description="if it still waits then, it is given up")
     properties: dict[str, list[str]]
     timeout_seconds: float | None
     locality_hint: str | None
@@ -74,7 +84,10 @@ class Job(JobRow):
 
 
 class JobList(BaseModel):
-    """One page, newest first; the next page is `before` the id of the last."""
+    """One page, newest first; the next page is `before` the id of the last.
+
+    A job that several submissions share is listed once, under its own id, with its own state.
+    """
 
     jobs: list[JobRow]
 
@@ -91,8 +104,45 @@ class CancelAnswer(BaseModel):
     jobs: list[CancelledJob]
 
 
+class HeldJob(BaseModel):
+    id: str
+    state: str | None = Field(description="afterwards; null = there is no such job")
+    changed: bool = Field(description="whether this call changed anything")
+
+
+class HeldAnswer(BaseModel):
+    """In the order of the request."""
+
+    jobs: list[HeldJob]
+
+
+class RequeuedJob(HeldJob):
+    job: str | None = Field(
+        description="what is to be run now: a new job in place of a final one, or the same; null = it succeeded"
+    )
+
+
+class RequeueAnswer(BaseModel):
+    """In the order of the request."""
+
+    jobs: list[RequeuedJob]
+
+
+class PrioritisedJob(HeldJob):
+    priority: int | None = Field(description="afterwards")
+
+
+class PriorityAnswer(BaseModel):
+    """`jobs` in the order of the request's ids; none for a filter."""
+
+    jobs: list[PrioritisedJob]
+    changed: int = Field(description="how many jobs have another priority now")
+    more: bool = Field(description="the filter's bound was reached: the same request changes others")
+
+
 class JobState(BaseModel):
     id: UUID
+    joined: UUID | None = Field(description="own id of the job that this submission joined; unset = `id` is its own")
     state: str
     reason: str | None
     attempts: int
@@ -138,6 +188,17 @@ class Rates(BaseModel):
     finished: float
 
 
+class Quota(BaseModel):
+    """One row for (cohort, instance), in units."""
+
+    cohort: str
+    instance: str
+    min_quota: int
+    max_quota: int | None = Field(description="unset = no maximum")
+    usage: int
+    effective_max: int | None = Field(description="what evictions within the cooldown have left of the maximum")
+
+
 class Status(BaseModel):
     """The pool at a glance; a caller of one instance sees that instance's jobs and bots only."""
 
@@ -150,6 +211,7 @@ class Status(BaseModel):
     in_use: int
     upkeep: list[Tick]
     rates: Rates
+    quotas: list[Quota]
 
 
 class Bot(BaseModel):
@@ -157,6 +219,9 @@ class Bot(BaseModel):
     status: str
     draining: bool = Field(description="an operator asked it to take no more work")
     instance: str | None = Field(description="the only one it serves; unset = every one")
+    pool: str | None = Field(description="whose instances it serves; unset = as `instance` says")
+    labels: list[str]
+    cohort: str
     priority: int
     capacity: int
     in_use: int
@@ -205,6 +270,7 @@ def status(found: Mapping[str, Any]) -> Status:
         capacity=sum(seen.capacity for seen in present),
         in_use=sum(seen.in_use for seen in present),
         upkeep=[Tick.model_validate(tick) for tick in found["ticks"]],
+        quotas=[Quota.model_validate(quota) for quota in found["quotas"]],
         rates=Rates(**{name: round(rates[name] / span, 3) for name in ("submitted", "granted", "finished")}),
     )
 
@@ -220,6 +286,8 @@ def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:
         return WaitingFor(unmatchable=True, sentence=sentence)
     if row["schedule_after"] is not None and row["backoff"] > 0:
         sentence = f"in backoff for another {row['backoff']:.1f} s after {row['considered']} looks without a place"
+    elif row.get("held_up"):
+        sentence = row["held_up"]
     elif chances["willing"] == 0:
         sentence = f"every one of {chances['fitting']} matching bots is unhealthy, draining or closing"
     elif chances["free"] == 0:

@@ -59,6 +59,10 @@ class Root(click.Group):
         "config": "assigner.operate:config_group",
         "db": "assigner.operate:db_group",
         "token": "assigner.operate:token_group",
+        "assigners": "assigner.drains:assigners_group",
+        "instance": "assigner.tenants:instance_group",
+        "cohort": "assigner.tenants:cohort_group",
+        "quota": "assigner.tenants:quota_group",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -131,7 +135,8 @@ def demo_command(
             stack.callback(shutil.rmtree, data, ignore_errors=True)
             installation = replace(installation, data=data)
         if not _given(context, "config"):
-            installation = replace(installation, config=None)
+            environ = {**installation.environ, "LEASEHOLD_QUOTAS_PREEMPTION_DELAY": f"{demo.PREEMPTION_DELAY}"}
+            installation = replace(installation, config=None, environ=environ)
         wanted = [
             LocalBot(name=bot.name, capacity=bot.capacity, priority=bot.priority, properties=bot.properties)
             for bot in demo.bots_wanted()
@@ -165,7 +170,7 @@ def gateway_command(installation: "Installation") -> int:
     """Run one gateway."""
     import structlog
 
-    from assigner import intake, logs
+    from assigner import backlog, intake, logs
     from assigner.launch import write_file
     from bots import gateway
     from bots.leases import Desk
@@ -191,9 +196,20 @@ def gateway_command(installation: "Installation") -> int:
         wakeups = Wakeups(database)
         wakeups.start()
         stack.callback(wakeups.stop)
-        desk = Desk(database, timing=settings.timing, fetch=settings.fetch, now=clock.monotonic)
+        desk = Desk(
+            database,
+            timing=settings.timing,
+            fetch=settings.fetch,
+            now=clock.monotonic,
+            cooldown=settings.quotas.eviction_cooldown,
+        )
         app = gateway.build(
-            database, desk, settings.gateway, timing=settings.timing, wakeups=wakeups, routers=[intake.router]
+            database,
+            desk,
+            settings.gateway,
+            timing=settings.timing,
+            wakeups=wakeups,
+            routers=[*intake.ROUTERS, backlog.router],
         )
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
     return 130 if signal.SIGINT in stopped_by else 0
@@ -205,6 +221,8 @@ def gateway_command(installation: "Installation") -> int:
 @click.option("--priority", type=int, help="Lower = preferred by assigners.")
 @click.option("--property", "properties", multiple=True, metavar="KEY=VALUE", help="What it offers; repeatable.")
 @click.option("--instance", metavar="NAME", help="Serve only this instance.")
+@click.option("--pool", metavar="NAME", help="Serve the instances of this pool.")
+@click.option("--label", "labels", multiple=True, metavar="TEXT", help="Decides its cohort; repeatable.")
 @click.option("--url", metavar="URL", help="The gateway [env LEASEHOLD_URL; default: <data>/gateway.url].")
 @click.option(
     "--token-file",
@@ -241,7 +259,10 @@ def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSe
         return type(settings).model_validate({**settings.model_dump(), **given})
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
-        raise BadInput(f"--{details['loc'][0]}", details["msg"].replace("Input should", "must")) from None
+        field = {"labels": "label"}.get(str(details["loc"][0]), str(details["loc"][0])) if details["loc"] else "pool"
+        raise BadInput(
+            f"--{field}", details["msg"].replace("Input should", "must").removeprefix("Value error, ")
+        ) from None
 
 
 for command in commands.COMMANDS:

@@ -1,21 +1,24 @@
 """One assigner: pick, snapshot, choose, commit, over and over."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from assigner import metrics, snapshot
+from assigner.quotas import QuotaSettings
+from assigner.reclaim import reclaim
 from assigner.registry import StrategySettings
 from assigner.strategies import Snapshot
-from schema import moves, platforms, ready
+from schema import moves, platforms, ready, reclaiming
 from schema.clock import Monotonic
 from schema.engine import Database
+from schema.ledger import Guard
 from schema.limits import NAME
 from schema.moves import Alike, Granted
-from schema.ready import Order, ReadyJob
+from schema.ready import Order, ReadyJob, Scope
 from schema.timing import Timing
 
 #: Jobs of one kind that are postponed together when one of them cannot be placed.
@@ -33,7 +36,9 @@ NO_ROOM = "no bot that offers what it requires has enough free units"
 class AssignerSettings(BaseModel):
     """One kind of assigner; names and defaults are BuildGrid's where it has them. Times are seconds.
 
-    threads: assigners of this kind in each process. Doubling it raises throughput until the database is busy.
+    kind: `priority-age` takes the most urgent job of all; `cohort` has one thread for each cohort, which first serves
+        instances below their minimum quota.
+    threads: priority-age assigners in each process. Doubling it raises throughput until the database is busy.
     interval: sleep between cycles, cut short by a wake-up. Doubling it halves the idle load and doubles
         the wait of a job whose wake-up was lost.
     jitter: up to so much is added to every sleep, so that assigners do not march in step.
@@ -43,12 +48,13 @@ class AssignerSettings(BaseModel):
     failure_backoff: how long a job that no bot can take is left alone; doubled with each further failure.
     failure_backoff_cap: the longest such wait.
     batch: jobs placed in one transaction. Doubling it raises throughput under backlog and holds locks longer.
-    instances: serve only these; unset means all.
+    instances: serve only these and the others of their pools; unset means all.
+    cohorts: of a cohort assigner, which cohorts it serves, with a thread for each; unset means all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    kind: Literal["priority-age"] = "priority-age"
+    kind: Literal["priority-age", "cohort"] = "priority-age"
     threads: int = Field(default=2, ge=1, le=64)
     interval: float = Field(default=1.0, gt=0, le=3600)
     jitter: float = Field(default=1.0, ge=0, le=3600)
@@ -58,13 +64,19 @@ class AssignerSettings(BaseModel):
     failure_backoff_cap: float = Field(default=60.0, ge=0, le=86400)
     batch: int = Field(default=100, ge=1, le=5000)
     instances: tuple[str, ...] | None = Field(default=None, min_length=1)
+    cohorts: tuple[str, ...] | None = Field(default=None, min_length=1)
     strategy: StrategySettings = Field(default_factory=StrategySettings)
 
     def model_post_init(self, _context: object) -> None:
         """Refuse what no single field can show to be wrong."""
-        for name in self.instances or ():
-            if not NAME.fullmatch(name):
-                raise ValueError(f"instances: '{name}' is not a name")
+        for key, names in {"instances": self.instances, "cohorts": self.cohorts}.items():
+            for name in names or ():
+                if not NAME.fullmatch(name):
+                    raise ValueError(f"{key}: '{name}' is not a name")
+        if self.kind == "cohort" and "threads" in self.model_fields_set:
+            raise ValueError("threads: a cohort assigner has one thread for each cohort")
+        if self.kind != "cohort" and self.cohorts is not None:
+            raise ValueError("cohorts: only an assigner of kind 'cohort' is restricted to cohorts")
         if self.failure_backoff_cap < self.failure_backoff:
             raise ValueError("failure_backoff_cap must not be less than failure_backoff")
 
@@ -77,10 +89,17 @@ class Cycle:
     granted: list[Granted] = field(default_factory=list)
     postponed: int = 0
     lost: int = 0
+    evicted: int = 0
+    attempted: bool = False
 
 
 class PriorityAgeAssigner:
-    """Places queued jobs by priority and age. Any number may run in any number of processes.
+    """Places queued jobs by priority and age, up to the quotas of their instances.
+
+    Instances below their minimum come first and, only if none of them was handled, those below their effective maximum,
+    each pass guarded by its limit (BuildGrid): what they get here need not be taken from others by evictions.
+
+    Any number may run in any number of processes.
 
     Each holds one connection at a time and no state but its pace, so that killing it at any moment loses nothing.
     """
@@ -94,15 +113,20 @@ class PriorityAgeAssigner:
         chance: random.Random,
         name: str,
         now: Monotonic,
+        quotas: QuotaSettings | None = None,
+        cohort: int | None = None,
     ) -> None:
         self.name = name
         self._database, self._settings, self._timing = database, settings, timing
+        self._quotas = quotas or QuotaSettings()
+        self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
         self._failures = 0
+        self._next_reclaim = now()
 
-    def reconfigure(self, settings: AssignerSettings) -> None:
+    def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings) -> None:
         """Use other settings from the next cycle on."""
-        self._settings = settings
+        self._settings, self._quotas = settings, quotas
 
     def run_once(self) -> float:
         """One cycle; returns the seconds to sleep before the next one."""
@@ -113,6 +137,7 @@ class PriorityAgeAssigner:
             granted=len(cycle.granted),
             postponed=cycle.postponed,
             lost=cycle.lost,
+            evicted=cycle.evicted,
             strategy=self._settings.strategy.kind,
         )
         return self._pause(cycle)
@@ -125,7 +150,7 @@ class PriorityAgeAssigner:
         """
         settings = self._settings
         pause = settings.interval + self._chance.random() * settings.jitter
-        if cycle.granted or cycle.lost:
+        if cycle.granted or cycle.lost or cycle.evicted:
             self._failures = 0
             return pause * settings.busy_sleep_factor
         if cycle.postponed:
@@ -138,23 +163,43 @@ class PriorityAgeAssigner:
         settings, cycle = self._settings, Cycle()
         moves.promote(connection, settings.batch)
         instances = ready.instance_ids(connection, settings.instances) if settings.instances else None
+        scope = Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
-        for _ in range(SWEEPS):
-            jobs = ready.pick(connection, order=order, batch=settings.batch, instances=instances, chance=self._chance)
-            cycle.picked += len(jobs)
-            if not jobs:
+        guards = (Guard.MIN, Guard.MAX) if reclaiming.anybody_below_minimum(connection) else (Guard.MAX,)
+        for guard in guards:
+            self._pass(connection, replace(scope, guard=guard), order, cycle)
+            if cycle.granted:
                 break
-            before = cycle.postponed
-            self._place(connection, jobs, cycle)
-            if cycle.granted or cycle.postponed == before:
-                return cycle
         if not cycle.picked and platforms.nobody_arrives(connection):
-            unserved = ready.unserved(connection, instances=instances, limit=settings.batch)
-            self._postpone(connection, [Alike(queue.instance, queue.platform, 1) for queue in unserved], NO_BOT, cycle)
+            unserved = ready.unserved(connection, scope, limit=settings.batch)
+            alike = [Alike(queue.cohort, queue.instance, queue.platform, 1) for queue in unserved]
+            self._postpone(connection, alike, NO_BOT, cycle)
+        if self._quotas.preemption and (not cycle.granted or self._now() >= self._next_reclaim):
+            self._next_reclaim = self._now() + settings.interval
+            cycle.evicted = reclaim(
+                connection,
+                scope,
+                self._quotas,
+                sync=self._timing.sync,
+                actor=self.name,
+                again=cycle.attempted,
+            )
         return cycle
 
-    def _place(self, connection: Connection, jobs: list[ReadyJob], cycle: Cycle) -> None:
+    def _pass(self, connection: Connection, scope: Scope, order: Order, cycle: Cycle) -> None:
+        """Pick and place until something was placed, or nothing is left that could be postponed."""
+        for _ in range(SWEEPS):
+            jobs = ready.pick(connection, scope, order=order, batch=self._settings.batch, chance=self._chance)
+            cycle.picked += len(jobs)
+            if not jobs:
+                return
+            before = cycle.postponed
+            self._place(connection, jobs, scope.guard, cycle)
+            if cycle.granted or cycle.postponed == before:
+                return
+
+    def _place(self, connection: Connection, jobs: list[ReadyJob], guard: Guard, cycle: Cycle) -> None:
         """Sampling rounds, then any healthy bot once, and only then backoff."""
         strategy = self._settings.strategy
         sampling = strategy.sampling
@@ -166,22 +211,34 @@ class PriorityAgeAssigner:
                 chance=self._chance,
                 with_warm=strategy.strategy.wants_warm,
             )
-            jobs = self._commit(connection, seen, cycle, round_number=attempt)
+            jobs = self._commit(connection, seen, guard, cycle, round_number=attempt)
             if not jobs:
                 return
         hopeless = snapshot.without_candidates(seen)
         if cycle.lost or hopeless:
-            jobs = self._commit(connection, snapshot.any_healthy(connection, jobs), cycle, round_number=0)
+            jobs = self._commit(connection, snapshot.any_healthy(connection, jobs), guard, cycle, round_number=0)
             stuck = {job.id for job in jobs}
             hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
             self._postpone(connection, snapshot.too_large(connection, hopeless, chance=self._chance), NO_ROOM, cycle)
 
-    def _commit(self, connection: Connection, seen: Snapshot, cycle: Cycle, *, round_number: int) -> list[ReadyJob]:
+    def _commit(
+        self, connection: Connection, seen: Snapshot, guard: Guard, cycle: Cycle, *, round_number: int
+    ) -> list[ReadyJob]:
         """Grant what the choice wants; returns the jobs that are still without a bot."""
         strategy = self._settings.strategy
         how = {"strategy": strategy.kind, "round": round_number}
         placements = strategy.strategy.choose(seen, strategy, how=how)
-        granted = moves.grant(connection, placements, assigner=self.name, strategy=strategy.kind, ack=self._timing.ack)
+        granted = moves.grant(
+            connection,
+            placements,
+            assigner=self.name,
+            strategy=strategy.kind,
+            ack=self._timing.ack,
+            guard=guard,
+            again=cycle.attempted,
+            cooldown=self._quotas.eviction_cooldown,
+        )
+        cycle.attempted = True
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from schema.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, Unauthorised
+from schema.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:
@@ -23,6 +23,8 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         return 130
     except click.ClickException as error:
         return _complain(_worded(error), code=2)
+    except QueueFull as error:
+        return _complain(str(error), code=1)
     except (BadInput, NotFound, Conflict, Unauthorised) as error:
         return _complain(str(error), code=2)
     except NotReady as error:

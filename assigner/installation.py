@@ -8,18 +8,22 @@ from functools import cached_property
 from pathlib import Path
 
 import psycopg
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from assigner import config
 from assigner.config import ConfigModel
 from assigner.cycle import AssignerSettings
+from assigner.quotas import QuotaSettings
 from assigner.upkeep import UpkeepSettings
 from schema import embedded, migrate
+from schema.cohorts import CohortSettings
 from schema.engine import Database, DatabaseSettings
 from schema.errors import LeaseholdError, NotReady
+from schema.instances import InstanceSettings
 from schema.limits import escaped
+from schema.queue_limits import QueueSettings
 from schema.timing import Timing
 
 #: Seconds a command, as opposed to a process of the pool, waits for a database that is away.
@@ -32,7 +36,22 @@ class PoolSettings(ConfigModel):
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     timing: Timing = Field(default_factory=Timing)
     assigners: tuple[AssignerSettings, ...] = Field(default=(AssignerSettings(),), min_length=1, max_length=100)
+    quotas: QuotaSettings = Field(default_factory=QuotaSettings)
     upkeep: UpkeepSettings = Field(default_factory=UpkeepSettings)
+    cohorts: tuple[CohortSettings, ...] = Field(default=(), max_length=1000)
+    queues: tuple[QueueSettings, ...] = Field(default=(), max_length=10_000)
+    instances: tuple[InstanceSettings, ...] = Field(default=(), max_length=10_000)
+
+    @field_validator("cohorts", "queues", "instances")
+    @classmethod
+    def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
+        names = [str(getattr(each, "name", None) or getattr(each, "label", None)) for each in settings]
+        repeated = (
+            next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        )
+        if repeated is not None:
+            raise ValueError(f"'{escaped(repeated, 64)}' stands there twice")
+        return settings
 
     @field_validator("database")
     @classmethod

@@ -8,38 +8,30 @@ reading on a thread), `polls` (long polls by topic) and `timing`.
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from assigner import answers, lookups, queries, submission
+from assigner import answers, attempts, drain_routes, explain, lookups, queries, submission, tenant_routes
+from assigner.routes import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.submission import Asked, SubmitRequest
 from schema import clock, limits, moves
+from schema.errors import Forbidden
 from schema.states import FINAL
 from schema.states import JobState as State
-from schema.tokens import Principal
 
-MAX_REASON_BYTES = 500
 #: Longest wait a caller may ask for, seconds.
 MAX_WAIT = 60.0
 #: Status of an answer whose caller hung up; nobody receives it.
 HUNG_UP = 499
 
-# What a route's `openapi_extra` tells the gateway's door.
-_CALLERS: dict[str, Any] = {"x-kinds": ["submitter", "operator"]}
-_OPERATORS: dict[str, Any] = {"x-kinds": ["operator"], "x-max-body": 64 * 1024}
-_IDS: dict[str, Any] = _CALLERS | {"x-max-body": 1024 * 1024}
-
-
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    schema = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    codes = sorted({401, 403, 422, 500, 503, *statuses})
-    return {status: {"description": "a problem document", "content": schema} for status in codes}
-
 
 class CancelRequest(Asked):
     ids: list[str] = Field(min_length=1, max_length=limits.MAX_BATCH)
+    all_submissions: bool = Field(
+        default=False, description="operators only: cancel the jobs themselves, whoever else shares them"
+    )
 
 
 class WaitRequest(Asked):
@@ -47,30 +39,16 @@ class WaitRequest(Asked):
     wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="seconds the answer may be held back")
 
 
-class DrainRequest(Asked):
-    draining: bool = True
-    reason: str = Field(default="", description="for the audit; at most 500 bytes")
-
-
-async def _principal(request: Request) -> Principal:
-    found: Principal = request.state.principal
-    return found
-
-
-async def _body(request: Request) -> Any:
-    return request.state.body
-
-
-Caller = Annotated[Principal, Depends(_principal)]
-_Read = Depends(_body)
-JobId = Annotated[str, Path(max_length=200)]
-
 router = APIRouter(prefix="/v1", tags=["callers"])
 
 
-@router.post("/jobs", responses=_problems(400, 408, 409, 413, 415), openapi_extra=_CALLERS)
-async def submit(request: Request, body: Annotated[SubmitRequest, _Read], caller: Caller) -> answers.SubmitAnswer:
-    """Submit a batch, all or nothing. The answer comes once the jobs are safe; a key makes a repeat harmless."""
+@router.post("/jobs", responses=problems(400, 408, 409, 413, 415), openapi_extra=CALLERS)
+async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller: Caller) -> answers.SubmitAnswer:
+    """Submit a batch, all or nothing. The answer comes once the jobs are safe; a key makes a repeat harmless.
+
+    409 `key_reused` if a key was used before for another request, and `queue_full` if a label may not have so many
+    queued jobs: the same request may be taken later.
+    """
     state = request.app.state
 
     def work() -> answers.SubmitAnswer:
@@ -82,7 +60,7 @@ async def submit(request: Request, body: Annotated[SubmitRequest, _Read], caller
     return found
 
 
-@router.get("/jobs/{id}", responses=_problems(404), openapi_extra=_CALLERS)
+@router.get("/jobs/{id}", responses=problems(404), openapi_extra=CALLERS)
 async def show(request: Request, id: JobId, caller: Caller) -> answers.Job:
     """Everything about one job; of a queued one also why it does not run."""
 
@@ -91,13 +69,15 @@ async def show(request: Request, id: JobId, caller: Caller) -> answers.Job:
         if row is None:
             raise lookups.absent(id)
         lookups.note_look(connection, caller, "job.read", subject=str(row["id"]))
-        return answers.job(row)
+        events = attempts.told(row["events"], instance=row["instance"], everything=caller.instances is None)
+        held_up = explain.held_up(connection, row["row_id"], cooldown=request.app.state.desk.cooldown)
+        return answers.job(row | {"events": events, "held_up": held_up})
 
     found: answers.Job = await request.app.state.run(work)
     return found
 
 
-@router.get("/jobs", responses=_problems(400, 404), openapi_extra=_CALLERS)
+@router.get("/jobs", responses=problems(400, 404), openapi_extra=CALLERS)
 async def list_jobs(
     request: Request,
     caller: Caller,
@@ -128,25 +108,35 @@ async def list_jobs(
     return found
 
 
-@router.post("/jobs/cancel", responses=_problems(400, 404, 408, 409, 413, 415), openapi_extra=_IDS)
-async def cancel(request: Request, body: Annotated[CancelRequest, _Read], caller: Caller) -> answers.CancelAnswer:
+@router.post("/jobs/cancel", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=IDS)
+async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller: Caller) -> answers.CancelAnswer:
     """Cancel jobs. 404 only if none of them exists; otherwise an absent one has the state null.
+
+    A job that other submissions share goes on until the last of them is cancelled.
 
     409 `already_final` if all of them exist and had ended before, none by a cancel: their results are kept.
     """
-    sync = request.app.state.timing.sync
+    sync, whole = request.app.state.timing.sync, body.all_submissions
+    if whole and not caller.is_operator:
+        raise Forbidden("all_submissions: is for operators")
 
     def work(connection: Connection) -> answers.CancelAnswer:
         known = {given: lookups.uuid_or_none(given) for given in body.ids}
         wanted = sorted({job for job in known.values() if job is not None})
-        done = moves.cancel(connection, wanted, instances=caller.instances, sync=sync, actor=caller.actor)
+        done = moves.cancel(connection, wanted, instances=caller.instances, sync=sync, actor=caller.actor, whole=whole)
         found = {job.public_id: job for job in done if job.state is not None}
         if not found:
             raise lookups.absent(body.ids[0])
         if all(job in found for job in known.values()):
             lookups.refuse_if_over(list(found.values()))
         changed = sum(job.changed for job in found.values())
-        lookups.note(connection, caller, "jobs.cancel", subject=next(iter(found)), details={"jobs": changed})
+        lookups.note(
+            connection,
+            caller,
+            "jobs.cancel",
+            subject=next(iter(found)),
+            details={"jobs": changed} | ({"all_submissions": True} if whole else {}),
+        )
         return answers.CancelAnswer(
             jobs=[lookups.cancelled(given, found.get(known[given] or "")) for given in body.ids]
         )
@@ -156,27 +146,31 @@ async def cancel(request: Request, body: Annotated[CancelRequest, _Read], caller
 
 
 @router.post(
-    "/jobs/wait", response_model=answers.WaitAnswer, responses=_problems(400, 404, 408, 413, 415), openapi_extra=_IDS
+    "/jobs/wait", response_model=answers.WaitAnswer, responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS
 )
-async def wait(request: Request, body: Annotated[WaitRequest, _Read], caller: Caller) -> answers.WaitAnswer | Response:
+async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Caller) -> answers.WaitAnswer | Response:
     """The state of jobs, as soon as all are final or `wait` seconds have passed. 404 names one that is absent."""
     state = request.app.state
     ids = await state.callers.read(lambda: list(dict.fromkeys(lookups.job_id(given) for given in body.ids)))
     deadline = clock.monotonic() + min(body.wait, state.max_wait)
     found: dict[str, dict[str, Any]] = {}
     asked: Sequence[str] = ids
+    pending: dict[str, set[str]] = {}  # by job, which is what has news
     async with state.polls.topic("done", lookups.progress, run=state.run).watch(request) as watch:
-        for job in ids:
-            watch.add(job, lookups.is_final)
         while True:
             found |= await state.run(lookups.seen(asked, caller, noted=not found))
-            for job in asked:
-                if found[job]["state"] in FINAL:
+            for each in asked:
+                mine = pending.setdefault(str(found[each]["job"]), set())
+                (mine.discard if found[each]["state"] in FINAL else mine.add)(each)
+            for job in {str(found[each]["job"]) for each in asked}:
+                if not pending[job]:
                     watch.drop(job)
+                elif job not in watch.keys:
+                    watch.add(job, lookups.ended(pending[job]))
             left = deadline - clock.monotonic()
             if not watch.keys or left <= 0 or state.polls.stopping:
                 break
-            asked = [job for job in await watch.wait(left) if job in watch.keys]
+            asked = [each for job in await watch.wait(left) if job in watch.keys for each in pending[job]]
             if watch.gone:
                 return Response(status_code=HUNG_UP)
             if not asked and clock.monotonic() >= deadline:
@@ -185,7 +179,7 @@ async def wait(request: Request, body: Annotated[WaitRequest, _Read], caller: Ca
     return answers.WaitAnswer(jobs=jobs, done=all(job.state in FINAL for job in jobs))
 
 
-@router.get("/jobs/{id}/output", response_model=answers.OutputAnswer, responses=_problems(404), openapi_extra=_CALLERS)
+@router.get("/jobs/{id}/output", response_model=answers.OutputAnswer, responses=problems(404), openapi_extra=CALLERS)
 async def output(
     request: Request,
     id: JobId,
@@ -197,14 +191,21 @@ async def output(
     state = request.app.state
     job = lookups.job_id(id)
     if wait == 0:
-        found: answers.OutputAnswer = await state.run(lookups.read(job, caller, start, noted=True))
+        found: answers.OutputAnswer
+        _, found = await state.run(lookups.read(job, caller, start, noted=True))
         return found
     deadline = clock.monotonic() + min(wait, state.max_wait)
     async with state.polls.topic("done", lookups.progress, run=state.run).watch(request) as watch:
         attempt: int | None = None
-        watch.add(job, lambda now: now.final or now.written > start or now.attempt != attempt)
+        over = lookups.ended({job})
+
+        def news(now: lookups.Progress) -> bool:
+            return over(now) or now.written > start or now.attempt != attempt
+
         while True:
-            found = await state.run(lookups.read(job, caller, start, noted=attempt is None))
+            shared, found = await state.run(lookups.read(job, caller, start, noted=attempt is None))
+            if shared not in watch.keys:
+                watch.add(shared, news)
             restarted = attempt is not None and found.attempt != attempt
             attempt = found.attempt
             left = deadline - clock.monotonic()
@@ -215,14 +216,17 @@ async def output(
                 return Response(status_code=HUNG_UP)
 
 
-@router.get("/status", responses=_problems(), openapi_extra=_CALLERS)
+@router.get("/status", responses=problems(), openapi_extra=CALLERS)
 async def status(request: Request, caller: Caller) -> answers.Status:
     """The pool at a glance."""
-    found = await request.app.state.run(lambda connection: queries.pool(connection, instances=caller.instances))
+    state = request.app.state
+    found = await state.run(
+        lambda connection: queries.pool(connection, instances=caller.instances, cooldown=state.desk.cooldown)
+    )
     return answers.status(found)
 
 
-@router.get("/bots", responses=_problems(400), openapi_extra=_OPERATORS)
+@router.get("/bots", responses=problems(400), openapi_extra=OPERATORS)
 async def bots(
     request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=limits.MAX_BATCH)] = 1000
 ) -> answers.BotList:
@@ -232,14 +236,5 @@ async def bots(
     return answers.BotList(bots=[answers.Bot.model_validate(row) for row in rows])
 
 
-@router.post("/bots/{name}/drain", responses=_problems(400, 404, 408, 413, 415), openapi_extra=_OPERATORS)
-async def drain(
-    request: Request, name: str, body: Annotated[DrainRequest, _Read], caller: Caller
-) -> answers.DrainAnswer:
-    """Ask a bot to take no more work, or to go on."""
-    limits.check_name("name", name)
-    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
-    await request.app.state.run(
-        lambda connection: moves.drain(connection, name, draining=body.draining, actor=caller.actor, reason=reason)
-    )
-    return answers.DrainAnswer(name=name, draining=body.draining)
+#: Everything that callers and operators may ask for here.
+ROUTERS = (router, drain_routes.router, explain.router, tenant_routes.router)

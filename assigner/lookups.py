@@ -3,6 +3,7 @@
 import base64
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,21 +21,25 @@ OUTPUT_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class Progress:
-    """What a look tells those who wait for one job."""
+    """What a look tells those who wait for one job; `withdrawn` are those of its submissions that were cancelled."""
 
     final: bool
+    withdrawn: frozenset[str]
     attempt: int
     written: int
 
 
 def progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, Progress]:
-    """What there is to tell those who wait for these jobs."""
+    """What there is to tell those who wait for these jobs, given by their own ids."""
     rows = connection.execute(queries.PROGRESS, {"ids": list(keys)})
-    return {str(row.id): Progress(row.final, row.attempt, row.written) for row in rows}
+    return {
+        str(row.id): Progress(row.final, frozenset(map(str, row.withdrawn)), row.attempt, row.written) for row in rows
+    }
 
 
-def is_final(now: Progress) -> bool:
-    return now.final
+def ended(submissions: AbstractSet[str]) -> Callable[[Progress], bool]:
+    """Whether one of these submissions of a job is final; they may become fewer."""
+    return lambda now: now.final or not submissions.isdisjoint(now.withdrawn)
 
 
 def seen(ids: Sequence[str], caller: Principal, *, noted: bool) -> Callable[[Connection], dict[str, dict[str, Any]]]:
@@ -50,9 +55,13 @@ def seen(ids: Sequence[str], caller: Principal, *, noted: bool) -> Callable[[Con
     return work
 
 
-def read(job: str, caller: Principal, start: int, *, noted: bool) -> Callable[[Connection], answers.OutputAnswer]:
-    def work(connection: Connection) -> answers.OutputAnswer:
-        where = {"id": job, "instances": caller.instances}
+def read(
+    job: str, caller: Principal, start: int, *, noted: bool
+) -> Callable[[Connection], tuple[str, answers.OutputAnswer]]:
+    """Gives the own id of the job that `job` stands for, and what is written of it."""
+
+    def work(connection: Connection) -> tuple[str, answers.OutputAnswer]:
+        where = {"ids": [job], "instances": caller.instances}
         row = connection.execute(queries.ATTEMPT, where).one_or_none()
         if row is None:
             raise absent(job)
@@ -61,7 +70,7 @@ def read(job: str, caller: Principal, start: int, *, noted: bool) -> Callable[[C
             data = outputs.read(connection, row.row_id, fence=row.fence, start=start, limit=OUTPUT_BYTES)
         if noted:
             note_look(connection, caller, "output.read", subject=job, details={"start": start})
-        return answers.OutputAnswer(
+        answer = answers.OutputAnswer(
             start=start,
             data=base64.b64encode(data).decode(),
             next=start + len(data),
@@ -69,6 +78,7 @@ def read(job: str, caller: Principal, start: int, *, noted: bool) -> Callable[[C
             attempt=row.attempt,
             final=row.final and len(data) < OUTPUT_BYTES,
         )
+        return str(row.job), answer
 
     return work
 

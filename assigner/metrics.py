@@ -32,6 +32,19 @@ RACES_LOST = Counter(
     ["kind"],
 )
 
+EVICTIONS = Counter(
+    "leasehold_evictions_total",
+    "Running jobs that were asked to stop so that an instance gets its minimum.",
+)
+QUOTA_DRIFT = Counter(
+    "leasehold_quota_drift_total",
+    "Quota counters that differed from the live leases they count, and were repaired: each is a defect.",
+)
+CAPACITY_DRIFT = Counter(
+    "leasehold_capacity_drift_total",
+    "Bots whose units in use differed from their live leases or reservations, and were repaired: each is a defect.",
+)
+
 REAPED = Counter(
     "leasehold_upkeep_reaped_total",
     "What upkeep put right: sessions expired, jobs requeued, leases stopped, sessions closed or jobs deleted, by kind.",
@@ -60,8 +73,8 @@ LOOP_AGE = Gauge(
 )
 
 
-def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, strategy: str) -> None:
-    """Count one cycle of an assigner that took `seconds`, granted, postponed and lost so many jobs."""
+def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, evicted: int, strategy: str) -> None:
+    """Count one cycle of an assigner that took `seconds`, granted, postponed, lost and evicted so many jobs."""
     CYCLE_SECONDS.observe(seconds)
     result = "assigned" if granted else "lost" if lost else "deferred" if postponed else "idle"
     CYCLES.labels(result=result).inc()
@@ -71,6 +84,8 @@ def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, st
         JOBS_DEFERRED.labels(reason="unplaced").inc(postponed)
     if lost:
         RACES_LOST.labels(kind="grant").inc(lost)
+    if evicted:
+        EVICTIONS.inc(evicted)
 
 
 def observe_reaped(kind: str, count: int) -> None:

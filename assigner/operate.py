@@ -25,7 +25,7 @@ pass_installation = click.make_pass_decorator(Installation)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def _duration(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
+def duration(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
     """Seconds, or a number with one of s, m, h, d."""
     if value is None:
         return None
@@ -178,7 +178,15 @@ def token_group() -> None:
 @click.option(
     "--property", "properties", multiple=True, metavar="KEY=VALUE", help="What the bot may declare; KEY=* any."
 )
-@click.option("--expires-in", callback=_duration, metavar="TIME", help="Seconds, or like 12h or 30d [never].")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="TEXT",
+    help="What label the bot may declare; * any [a limited bot: none].",
+)
+@click.option("--pool", metavar="NAME", help="The only pool the bot may serve [a limited bot: none].")
+@click.option("--expires-in", callback=duration, metavar="TIME", help="Seconds, or like 12h or 30d [never].")
 @as_json
 @pass_installation
 def create_token(
@@ -188,6 +196,8 @@ def create_token(
     bot: str | None,
     priority_ceiling: int | None,
     properties: tuple[str, ...],
+    labels: tuple[str, ...],
+    pool: str | None,
     expires_in: float | None,
     as_json: bool,
 ) -> None:
@@ -202,6 +212,8 @@ def create_token(
                 bot=bot,
                 priority_ceiling=priority_ceiling,
                 properties=allowed,
+                labels=labels or None,
+                pool=pool,
                 expires_in=expires_in,
             )
         )

@@ -1,9 +1,14 @@
 """What callers and operators may read: plain queries, each bounded, none of them locking."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, text
+
+from schema import quotas
+from schema.gates import COHORT, HEALTHY, REQUIREMENTS, UNITS, able, serves
+from schema.submissions import FINISHED_AT, JOINED, NAMED, REASON, STATE, WANTED, WITHDRAWN
 
 Rows = list[dict[str, Any]]
 
@@ -15,10 +20,15 @@ RATE_EVENTS = 100_000
 # Only jobs of these instances are seen, null = all; an absent job and a foreign one are the same.
 _VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
 
-_ROW = """
-    j.id AS row_id, j.public_id AS id, i.name AS instance, j.label, j.state, j.priority, j.units, j.attempts,
-    j.max_attempts, j.reason, j.created_at, j.queued_at, j.schedule_after, j.started_at, j.finished_at, last.bot
+_FACTS = """
+    j.id AS row_id, i.name AS instance, j.label, j.priority, j.units, j.attempts, j.max_attempts, j.created_at,
+    j.queued_at, j.schedule_after, j.started_at, last.bot
 """
+_ROW = f"j.public_id AS id, j.state, j.reason, j.finished_at, {_FACTS}"
+
+# A submission is shown as what became of it; the job of a withdrawn one may go on.
+_SUBMISSION = f"s.id, {STATE} AS state, {REASON} AS reason, {FINISHED_AT} AS finished_at, {JOINED} AS joined"
+_NAMED = f"({NAMED}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id = j.instance"
 
 _LAST_BOT = """
 LEFT JOIN LATERAL (
@@ -28,12 +38,13 @@ LEFT JOIN LATERAL (
 
 # One job with everything but its events.
 JOB = text(f"""
-SELECT {_ROW}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds, j.locality_hint,
+SELECT {_SUBMISSION}, {_FACTS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds, j.locality_hint,
     j.retry_failed, j.kills, j.considered, greatest(0, extract(epoch FROM j.schedule_after - now())) AS backoff,
-    w.payload, w.result
-FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
+    j.dedup_key, j.queue_deadline, {WANTED} AS submissions,
+    w.payload, CASE WHEN s.withdrawn_at IS NULL THEN w.result END AS result
+FROM {_NAMED} JOIN platforms p ON p.id = j.platform
 LEFT JOIN job_payloads w ON w.job_id = j.id {_LAST_BOT}
-WHERE j.public_id = CAST(:id AS uuid) AND {_VISIBLE}
+WHERE {_VISIBLE}
 """)
 
 # The history of one job, oldest first, the newest MAX_EVENTS of it.
@@ -45,13 +56,15 @@ ORDER BY id
 """)
 
 # How the present bots stand to one queued job: have its properties, are large enough, take work, have room now.
-CHANCES = text("""
+CHANCES = text(f"""
 SELECT count(*) AS matching, coalesce(max(b.capacity), 0) AS largest,
-    count(*) FILTER (WHERE b.capacity >= :units) AS fitting,
-    count(*) FILTER (WHERE b.capacity >= :units AND b.status = 'ok' AND NOT b.draining AND NOT b.closing) AS willing,
-    count(*) FILTER (WHERE b.free AND b.capacity - b.in_use >= :units) AS free
-FROM bot_platforms bp JOIN bots b ON b.id = bp.bot_id
-WHERE bp.platform = :platform AND b.status <> 'gone' AND (b.instance IS NULL OR b.instance = :instance)
+    count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")}) AS fitting,
+    count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")} AND {HEALTHY.of(bot="b")}) AS willing,
+    count(*) FILTER (WHERE {able("b", "w")}) AS free
+FROM (SELECT j.platform, j.cohort, j.instance, i.pool, j.units
+      FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.id = :job_id OFFSET 0) w
+JOIN bot_platforms bp ON bp.platform = w.platform JOIN bots b ON {REQUIREMENTS.of(bot="b", want="w")}
+WHERE b.status <> 'gone' AND {COHORT.of(bot="b", want="w")} AND {serves("b", "w")}
 """)
 
 # One page, newest first; `before` is the row of the last job of the page before.
@@ -67,28 +80,29 @@ ORDER BY j.id DESC LIMIT :limit
 """)
 
 ROW_OF = text(f"""
-SELECT j.id FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.public_id = CAST(:id AS uuid) AND {_VISIBLE}
+SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {REASON} END AS withdrawn FROM {_NAMED} WHERE {_VISIBLE}
 """)
 
-# States of many jobs by their primary key's twin, results only of those that have one.
+# States of many submissions, results only of those that have one; `job` is the id of their job itself.
 STATES = text(f"""
-SELECT j.public_id AS id, j.state, j.reason, j.attempts, j.finished_at, w.result
-FROM jobs j JOIN instances i ON i.id = j.instance
-LEFT JOIN job_payloads w ON w.job_id = j.id AND j.finished_at IS NOT NULL
-WHERE j.public_id = ANY (CAST(:ids AS uuid[])) AND {_VISIBLE}
+SELECT {_SUBMISSION}, j.public_id AS job, j.attempts, w.result
+FROM {_NAMED}
+LEFT JOIN job_payloads w ON w.job_id = j.id AND j.finished_at IS NOT NULL AND s.withdrawn_at IS NULL
+WHERE {_VISIBLE}
 """)
 
 # Where the output of a job's newest attempt is; attempts are counted by their leases, also those not charged.
 ATTEMPT = text(f"""
-SELECT j.id AS row_id, j.state, j.finished_at IS NOT NULL AS final, l.fence, l.attempt
-FROM jobs j JOIN instances i ON i.id = j.instance
+SELECT j.id AS row_id, j.public_id AS job, {STATE} AS state, {FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
+FROM {_NAMED}
 CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
-WHERE j.public_id = CAST(:id AS uuid) AND {_VISIBLE}
+WHERE {_VISIBLE}
 """)
 
-# What there could be to tell those who wait for these jobs.
-PROGRESS = text("""
-SELECT j.public_id AS id, j.finished_at IS NOT NULL AS final, l.attempt, coalesce(o.written, 0) AS written
+# What there could be to tell those who wait for these jobs, given by their own ids.
+PROGRESS = text(f"""
+SELECT j.public_id AS id, j.finished_at IS NOT NULL AS final, {WITHDRAWN} AS withdrawn, l.attempt,
+    coalesce(o.written, 0) AS written
 FROM jobs j
 CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
 LEFT JOIN LATERAL (
@@ -107,13 +121,13 @@ GROUP BY i.name, j.state ORDER BY i.name, j.state
 # Queued jobs that no present bot could run, even if it were idle.
 UNMATCHABLE = text(f"""
 SELECT coalesce(sum(q.jobs), 0) AS jobs FROM (
-    SELECT j.instance, j.platform, j.units, count(*) AS jobs
+    SELECT j.cohort, j.instance, i.pool, j.platform, j.units, count(*) AS jobs
     FROM jobs j JOIN instances i ON i.id = j.instance
-    WHERE j.state = 'queued' AND {_VISIBLE} GROUP BY 1, 2, 3) q
+    WHERE j.state = 'queued' AND {_VISIBLE} GROUP BY 1, 2, 3, 4, 5) q
 WHERE NOT EXISTS (
-    SELECT FROM bot_platforms bp JOIN bots b ON b.id = bp.bot_id
-    WHERE bp.platform = q.platform AND b.status <> 'gone' AND b.capacity >= q.units
-        AND (b.instance IS NULL OR b.instance = q.instance))
+    SELECT FROM bot_platforms bp JOIN bots b ON {REQUIREMENTS.of(bot="b", want="q")}
+    WHERE b.status <> 'gone' AND {COHORT.of(bot="b", want="q")} AND {UNITS.of(bot="b", want="q")}
+        AND {serves("b", "q")})
 """)
 
 BOT_COUNTS = text(f"""
@@ -146,31 +160,37 @@ SELECT count(*) FILTER (WHERE from_state IS NULL) AS submitted,
 FROM recent
 """)
 
-BOTS = text("""
-SELECT b.name, b.status, b.draining, i.name AS instance, b.priority, b.capacity, b.in_use, b.properties, b.epoch,
-    b.opened_at, extract(epoch FROM b.expires_at - now()) AS expires_in,
+_BOTS = """
+SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
+    b.in_use, b.properties, b.epoch, b.opened_at, extract(epoch FROM b.expires_at - now()) AS expires_in,
     (SELECT count(*) FROM leases l WHERE l.bot_id = b.id AND l.state IN ('pending', 'active', 'cancelling')) AS leases
-FROM bots b LEFT JOIN instances i ON i.id = b.instance
-WHERE b.name > :after ORDER BY b.name LIMIT :limit
-""")
+FROM bots b JOIN cohorts c ON c.id = b.cohort LEFT JOIN instances i ON i.id = b.instance
+"""
+BOTS = text(f"{_BOTS} WHERE b.name > :after ORDER BY b.name LIMIT :limit")
+BOT = text(f"{_BOTS} WHERE b.name = :name")
 
 
 def row_of(connection: Connection, job: str, *, instances: Sequence[str] | None) -> int | None:
-    """The row id of a job, None if there is no such job to see."""
-    found: int | None = connection.execute(ROW_OF, {"id": job, "instances": instances}).scalar_one_or_none()
+    """The row id of the job that a public id stands for, None if there is none to see."""
+    found: int | None = connection.execute(ROW_OF, {"ids": [job], "instances": instances}).scalar_one_or_none()
     return found
 
 
+def withdrawn(connection: Connection, job: str, *, instances: Sequence[str] | None) -> str | None:
+    """In words, that this submission was withdrawn; None if it was not, or if there is none to see."""
+    row = connection.execute(ROW_OF, {"ids": [job], "instances": instances}).one_or_none()
+    return None if row is None else row.withdrawn
+
+
 def job(connection: Connection, job: str, *, instances: Sequence[str] | None) -> dict[str, Any] | None:
-    """One job with `events`, and with `chances` (counts of bots) if it is queued; None if there is none to see."""
-    row = connection.execute(JOB, {"id": job, "instances": instances}).mappings().one_or_none()
+    """A submission's job with `events`, and `chances` (counts of bots) if it is queued; None if there is no such."""
+    row = connection.execute(JOB, {"ids": [job], "instances": instances}).mappings().one_or_none()
     if row is None:
         return None
     events = connection.execute(EVENTS, {"job_id": row["row_id"], "limit": MAX_EVENTS}).mappings()
     found = dict(row) | {"events": [dict(event) for event in events]}
     if row["state"] == "queued":
-        where = {"platform": row["platform"], "instance": row["instance_id"], "units": row["units"]}
-        found["chances"] = dict(connection.execute(CHANCES, where).mappings().one())
+        found["chances"] = dict(connection.execute(CHANCES, {"job_id": row["row_id"]}).mappings().one())
     return found
 
 
@@ -180,19 +200,21 @@ def page(connection: Connection, *, instances: Sequence[str] | None, filters: Ma
 
 
 def states(connection: Connection, ids: Sequence[str], *, instances: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-    """State and result of those of the jobs that can be seen, by id."""
+    """State and result of those of the submissions that can be seen, by id."""
     rows = connection.execute(STATES, {"ids": list(ids), "instances": instances}).mappings()
     return {str(row["id"]): dict(row) for row in rows}
 
 
-def pool(connection: Connection, *, instances: Sequence[str] | None) -> dict[str, Any]:
-    """The pool at a glance, as its rows."""
+def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
+    """The pool at a glance, as its rows; `cooldown` is that of evictions, in seconds."""
+    held = quotas.quotas(connection, cooldown=cooldown)
     where = {"instances": instances}
     return {
         "counts": [dict(row) for row in connection.execute(COUNTS, where).mappings()],
         "unmatchable": int(connection.execute(UNMATCHABLE, where).scalar_one()),
         "bots": [dict(row) for row in connection.execute(BOT_COUNTS, where).mappings()],
         "ticks": [dict(row) for row in connection.execute(TICKS).mappings()],
+        "quotas": [asdict(quota) for quota in held if instances is None or quota.instance in instances],
         "rates": dict(connection.execute(RATES, where | {"limit": RATE_EVENTS}).mappings().one()),
     }
 
@@ -200,3 +222,9 @@ def pool(connection: Connection, *, instances: Sequence[str] | None) -> dict[str
 def bots(connection: Connection, *, after: str, limit: int) -> Rows:
     """Bots by name, from the first after `after`."""
     return [dict(row) for row in connection.execute(BOTS, {"after": after, "limit": limit}).mappings()]
+
+
+def bot(connection: Connection, name: str) -> dict[str, Any] | None:
+    """One bot, None if there is none of this name."""
+    row = connection.execute(BOT, {"name": name}).mappings().one_or_none()
+    return None if row is None else dict(row)

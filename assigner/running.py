@@ -3,7 +3,6 @@
 import random
 import signal
 import socket
-from dataclasses import dataclass
 
 import click
 import structlog
@@ -11,11 +10,13 @@ from prometheus_client import start_http_server
 
 from assigner import logs
 from assigner.config import Reloader
-from assigner.cycle import PriorityAgeAssigner
+from assigner.declaring import declare
 from assigner.installation import Installation, PoolSettings
 from assigner.loops import Loop
 from assigner.operate import pass_installation
+from assigner.presence import Presence
 from assigner.signals import Signals
+from assigner.staff import Staff, seeded
 from assigner.upkeep import Upkeep
 from schema import clock
 from schema.engine import Database
@@ -28,14 +29,6 @@ STOP_WITHIN = 10.0
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class Placed:
-    """An assigner and the number of the `[[assigners]]` entry that it runs with."""
-
-    entry: int
-    assigner: PriorityAgeAssigner
-
-
 class AssignerProcess:
     """The loops of one process. `start` and `stop` may be called once each; `reload` after a SIGHUP."""
 
@@ -43,38 +36,29 @@ class AssignerProcess:
         self, database: Database, reloader: Reloader[PoolSettings], *, name: str, chance: random.Random
     ) -> None:
         settings = reloader.current
-        self._reloader = reloader
-        self._wakeups = Wakeups(database, chance=_seeded(chance))
+        self._database, self._reloader, self._in_force = database, reloader, settings
+        self._wakeups = Wakeups(database, chance=seeded(chance))
+        self._presence = Presence(database, name, interval=settings.timing.reap)
         self._upkeep = Upkeep(database, settings.upkeep, timing=settings.timing, name=name, now=clock.monotonic)
-        self._placed: list[Placed] = []
-        self._loops: list[Loop] = []
-        for entry, each in enumerate(settings.assigners):
-            for thread in range(each.threads):
-                assigner = PriorityAgeAssigner(
-                    database,
-                    each,
-                    timing=settings.timing,
-                    chance=_seeded(chance),
-                    name=f"{name}/{entry}.{thread}",
-                    now=clock.monotonic,
-                )
-                self._placed.append(Placed(entry, assigner))
-                self._loops.append(
-                    Loop(
-                        f"assigner-{entry}-{thread}",
-                        assigner.run_once,
-                        chance=_seeded(chance),
-                        signal=self._wakeups.signal("jobs"),
-                        idle=lambda: self._wakeups.idle("jobs"),
-                        on_error_delay=each.interval,
-                    )
-                )
-        self._loops.append(Loop("upkeep", self._upkeep.run_once, chance=_seeded(chance)))
-        self._config_loop = Loop("config", self._look_at_configuration, chance=_seeded(chance))
-        self._loops.append(self._config_loop)
+        self._staff = Staff(
+            database, settings, name=name, wakeups=self._wakeups, presence=self._presence, chance=seeded(chance)
+        )
+        self._config_loop = Loop("config", self._look_at_configuration, chance=seeded(chance))
+        self._loops = [
+            self._config_loop,
+            Loop("presence", self._presence.run_once, chance=seeded(chance)),
+            Loop("upkeep", self._upkeep.run_once, chance=seeded(chance)),
+        ]
+        self._cohort_loop: Loop | None = None
+        if self._staff.follows_cohorts:
+            self._cohort_loop = Loop("cohorts", self._staff.run_once, chance=seeded(chance))
+            self._loops.insert(0, self._cohort_loop)
 
     def start(self) -> None:
+        declare(self._database, self._reloader.current)
+        self._presence.begin()
         self._wakeups.start()
+        self._staff.start()
         for loop in self._loops:
             loop.start()
 
@@ -86,26 +70,32 @@ class AssignerProcess:
     def stop(self) -> None:
         """Let every loop end what it does, then return. What a killed loop would leave is a transaction undone."""
         deadline = clock.monotonic() + STOP_WITHIN
+        self._staff.stop(deadline)
         for loop in self._loops:
             loop.stop(max(0.0, deadline - clock.monotonic()))
         self._wakeups.stop()
+        self._presence.end()
 
     def _look_at_configuration(self) -> float:
-        before = self._reloader.current
         delay = self._reloader.run_once()
-        now = self._reloader.current
+        before, now = self._in_force, self._reloader.current
         if now is not before:
             self._reconfigure(before, now)
+            # The last thing, so that what the database could not take now is tried again.
+            self._in_force = now
         return delay
 
     def _reconfigure(self, before: PoolSettings, now: PoolSettings) -> None:
-        for each in self._placed:
-            if each.entry < len(now.assigners):
-                each.assigner.reconfigure(now.assigners[each.entry])
+        self._staff.reconfigure(now)
+        if self._cohort_loop is not None:
+            self._cohort_loop.wake()
         self._upkeep.reconfigure(now.upkeep)
-        threads = [[each.threads for each in settings.assigners] for settings in (before, now)]
-        if threads[0] != threads[1] or (before.database, before.timing) != (now.database, now.timing):
-            log.warning("some changes need a restart", sections="database, timing, number of assigners and threads")
+        posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
+        if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
+            log.warning(
+                "some changes need a restart", sections="database, timing, number and kinds of assigners, threads"
+            )
+        declare(self._database, now)
 
 
 @click.command()
@@ -142,8 +132,3 @@ def _serve_metrics(port: int) -> None:
         start_http_server(port, addr="127.0.0.1")
     except OSError as error:
         raise BadInput("--metrics-port", f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from None
-
-
-def _seeded(chance: random.Random) -> random.Random:
-    """A source for one thread alone, so that threads neither share state nor march in step."""
-    return random.Random(chance.getrandbits(64))

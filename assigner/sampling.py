@@ -28,6 +28,7 @@ class SamplingSettings(BaseModel):
 class Group:
     """Jobs that any bot suits alike, in the order in which they are to be placed."""
 
+    cohort: int
     instance: int
     platform: int
     units: int
@@ -35,12 +36,12 @@ class Group:
 
     def wanted(self, sample_size: int) -> Wanted:
         """What to sample: if every job before it fills a bot, the last one still sees `sample_size` candidates."""
-        return Wanted(self.instance, self.platform, self.units, sample_size + len(self.jobs) - 1)
+        return Wanted(self.cohort, self.instance, self.platform, self.units, sample_size + len(self.jobs) - 1)
 
 
 def grouped(jobs: Sequence[ReadyJob]) -> list[Group]:
-    """Jobs by instance, requirement set and units; groups and jobs keep the order of their first appearance."""
-    found: dict[tuple[int, int, int], list[ReadyJob]] = {}
+    """Jobs by cohort, instance, requirement set and units; groups and jobs keep the order of their first appearance."""
+    found: dict[tuple[int, int, int, int], list[ReadyJob]] = {}
     for job in jobs:
-        found.setdefault((job.instance, job.platform, job.units), []).append(job)
+        found.setdefault((job.cohort, job.instance, job.platform, job.units), []).append(job)
     return [Group(*key, tuple(members)) for key, members in found.items()]

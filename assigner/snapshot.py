@@ -50,10 +50,12 @@ def too_large(connection: Connection, groups: Sequence[Group], *, chance: random
     groups = [group for group in groups if group.units > 1]
     if not groups:
         return []
-    probes = [Wanted(group.instance, group.platform, units=1, count=1) for group in groups]
+    probes = [Wanted(group.cohort, group.instance, group.platform, units=1, count=1) for group in groups]
     free = candidates.sample(connection, probes, chance=chance)
     return [
-        Alike(group.instance, group.platform, group.units) for group, found in zip(groups, free, strict=True) if found
+        Alike(group.cohort, group.instance, group.platform, group.units)
+        for group, found in zip(groups, free, strict=True)
+        if found
     ]
 
 

@@ -1,12 +1,14 @@
-"""What has to happen although nobody asks: expiry, overdue leases, retention. Any process may do it at any time."""
+"""What has to happen although nobody asks: expiry, what is overdue, retention. Any process may do it at any time."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
+import structlog
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from assigner import metrics
-from schema import moves, ticks
+from schema import forgetting, ledger, moves, rooms, ticks
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.states import LeaseState
@@ -18,6 +20,10 @@ LIMIT = 500
 DELETIONS = 10
 HOUR = 3600.0
 DAY = 24 * HOUR
+#: Seconds between two checks of the quotas' and the bots' counters.
+RECONCILE_INTERVAL = 60.0
+
+log = structlog.get_logger()
 
 OVERDUE = text("""
 SELECT job_id, fence, state FROM leases
@@ -28,8 +34,10 @@ ORDER BY due_at LIMIT :limit
 
 
 class UpkeepSettings(BaseModel):
-    """How long finished jobs are kept, in seconds, and how often to look. Doubling an age doubles the disk space.
+    """How long things are kept, in seconds, and how often to look. Doubling an age doubles the disk space.
 
+    keep_dead: of dead jobs, and of the log of evictions, which is kept for a day at least.
+    keep_gone_bots: of bots without a session, counted from when their last one began, unless they are drained.
     retention_interval: seconds between two looks for jobs to delete.
     """
 
@@ -39,16 +47,22 @@ class UpkeepSettings(BaseModel):
     keep_failed: float = Field(default=7 * DAY, ge=0, le=3650 * DAY)
     keep_cancelled: float = Field(default=DAY, ge=0, le=3650 * DAY)
     keep_dead: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
+    keep_gone_bots: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
+    keep_audit: float = Field(default=365 * DAY, ge=0, le=3650 * DAY)
     retention_interval: float = Field(default=60.0, gt=0, le=DAY)
 
 
 @dataclass
 class Round:
-    """What one round of upkeep ended: sessions, leases asked to stop, bots that would not, and old jobs."""
+    """What one round of upkeep ended: sessions, leases asked to stop because they are overdue or because a drain's time
+    is over, bots that would not, jobs that waited too long, reservations, old jobs."""
 
     session: int = 0
+    reservation: int = 0
     overdue: int = 0
+    drained: int = 0
     stubborn: int = 0
+    waited: int = 0
     retention: int = 0
 
 
@@ -60,7 +74,7 @@ class Upkeep:
     ) -> None:
         self.name = name
         self._database, self._settings, self._timing, self._now = database, settings, timing, now
-        self._next_retention = now()
+        self._next_retention = self._next_reconcile = self._next_forget = now()
 
     def reconfigure(self, settings: UpkeepSettings) -> None:
         """Use other settings from the next round on."""
@@ -73,9 +87,18 @@ class Upkeep:
         if not in_grace:
             self._expire(done)
         done.overdue, done.stubborn = self._database.run(self._overdue, urgent=True)
+        done.drained = self._database.run(self._drained, urgent=True)
+        done.waited = self._database.run(lambda connection: moves.time_out(connection, LIMIT, actor=self.name))
+        done.reservation = self._database.run(lambda connection: moves.expire_reservations(connection, LIMIT))
+        if self._now() >= self._next_reconcile:
+            self._next_reconcile = self._now() + RECONCILE_INTERVAL
+            self._reconcile()
         if self._now() >= self._next_retention:
             self._next_retention = self._now() + self._settings.retention_interval
             self._delete(done)
+        if self._now() >= self._next_forget:
+            self._next_forget = self._now() + HOUR
+            self._forget()
         for kind, count in vars(done).items():
             metrics.observe_reaped(kind, count)
         metrics.observe_tick()
@@ -111,6 +134,37 @@ class Upkeep:
         if any(lease.state == LeaseState.CANCELLING for lease in overdue):
             return asked, len(moves.close_overdue(connection, LIMIT))
         return asked, 0
+
+    def _drained(self, connection: Connection) -> int:
+        return moves.stop_drained(connection, LIMIT, sync=self._timing.sync, actor=self.name)
+
+    def _reconcile(self) -> None:
+        """Compare the quotas' and the bots' counters with what they count. A difference is a defect: it is repaired and
+        reported."""
+        for drift in self._database.run(ledger.reconcile):
+            metrics.QUOTA_DRIFT.inc()
+            log.error("a quota's counter was wrong and is repaired", **asdict(drift))
+        for room in self._database.run(rooms.reconcile):
+            metrics.CAPACITY_DRIFT.inc()
+            log.error("a bot's units in use were wrong and are repaired", **asdict(room))
+
+    def _forget(self) -> None:
+        """Delete what belongs to no job, a batch of each kind at a time, until a batch is not full."""
+        settings, run = self._settings, self._database.run
+        # The cooldown of evictions counts those of the last day at most.
+        kept = max(settings.keep_dead, DAY)
+        duties: tuple[Callable[[Connection], int], ...] = (
+            lambda connection: forgetting.forget_evictions(connection, age=kept, limit=LIMIT),
+            lambda connection: forgetting.forget_audit(connection, age=settings.keep_audit, limit=LIMIT),
+            lambda connection: forgetting.forget_bots(connection, age=settings.keep_gone_bots, limit=LIMIT),
+            lambda connection: forgetting.forget_assigners(connection, age=DAY),
+        )
+        for duty in duties:
+            for _ in range(DELETIONS):
+                if run(duty) < LIMIT:
+                    break
+            else:
+                self._next_forget = self._now()
 
     def _delete(self, done: Round) -> None:
         settings = self._settings

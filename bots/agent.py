@@ -14,10 +14,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Self
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bots.calls import Caller
 from bots.descriptors import make_room
@@ -57,6 +57,8 @@ class AgentSettings(BaseModel):
     priority: -1000 to 1000, lower = preferred by assigners; default 0.
     properties: what it offers; jobs require subsets of it.
     instance: serve only this one; default every instance.
+    pool: serve the instances of this pool; not together with instance.
+    labels: decide its cohort, the first whose labels contain all of them; default none, which is the default cohort.
     work_dir: where its commands get their private directories; default `leasehold-<user id>` in the temporary
         directory.
     env_allow: variables of its own environment that commands see. HOME and TMPDIR are always the attempt's own.
@@ -77,12 +79,20 @@ class AgentSettings(BaseModel):
     priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)
     properties: dict[str, str | list[str]] = {}
     instance: Name | None = None
+    pool: Name | None = None
+    labels: tuple[limits.Label, ...] = Field(default=(), max_length=64)
     work_dir: Path | None = None
     env_allow: tuple[str, ...] = ("PATH", "LANG", "LC_ALL", "TZ")
     kill_grace: float = Field(default=2.0, ge=0, le=600)
     drain_seconds: float = Field(default=30.0, ge=0, le=86400)
     output_interval: float = Field(default=0.5, ge=0.05, le=60)
     margin: float | None = Field(default=None, gt=0, le=3600)
+
+    @model_validator(mode="after")
+    def _serves_an_instance_or_a_pool(self) -> Self:
+        if self.instance is not None and self.pool is not None:
+            raise ValueError("pool means nothing together with instance: a bot serves one of them")
+        return self
 
     @property
     def bot(self) -> str:
@@ -243,6 +253,8 @@ class Agent:
             priority=settings.priority,
             properties=settings.properties,
             instance=settings.instance,
+            pool=settings.pool,
+            labels=list(settings.labels),
             secret=secrets.token_urlsafe(32),
             dead_session=self._dead,
         )

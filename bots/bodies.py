@@ -40,13 +40,13 @@ def reader(endpoint: Callable[..., Any]) -> Reader | None:
     return None if model is None else Reader(model)
 
 
-def describe(document: dict[str, Any], readers: Mapping[str, Reader]) -> None:
-    """Add to an OpenAPI document what the `post` routes at these paths take."""
+def describe(document: dict[str, Any], readers: Mapping[tuple[str, str], Reader]) -> None:
+    """Add to an OpenAPI document what the routes at these paths, by these methods, take."""
     models: Sequence[tuple[type[BaseModel], Any]] = [(one.model, "validation") for one in readers.values()]
     references, defined = models_json_schema(models, ref_template="#/components/schemas/{model}")
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in defined["$defs"].items():
         schemas.setdefault(name, schema)
-    for path, one in readers.items():
+    for (path, method), one in readers.items():
         content = {"application/json": {"schema": references[one.model, "validation"]}}
-        document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        document["paths"][path][method.lower()]["requestBody"] = {"required": True, "content": content}

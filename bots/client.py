@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
+from bots.backlog import Backlog
 from bots.transport import Record, TooLarge, Transport
 from schema import clock, limits
 from schema.errors import BadInput, Conflict
@@ -76,6 +77,8 @@ class Client:
     ) -> None:
         self._transport = Transport(url, token, chance=chance, timeout=timeout, patience=patience)
         self._chance = chance
+        #: What may be done to jobs that wait.
+        self.backlog = Backlog(self._transport, each=self._each, key=self._key)
 
     def close(self) -> None:
         self._transport.close()
@@ -94,7 +97,7 @@ class Client:
         A job without a key gets a random one, so that no retry can double it. Over 10,000 jobs or 8 MB are sent in
         parts, and in smaller ones where something on the way takes less: if a later part is refused, the earlier ones
         stay submitted. Raises BadInput with the place of the job in `jobs`, and Conflict `key_reused` for a key that
-        was used by another request.
+        was used by another request, and QueueFull if a label has no room for so many more jobs at the moment.
         """
         keyed = [dict(job) if job.get("key") is not None else {**job, "key": self._key()} for job in jobs]
         answers: list[Submitted] = []
@@ -118,15 +121,23 @@ class Client:
         """Everything the pool tells of one job. Raises NotFound."""
         return self._transport.call("GET", _job_path(job))
 
-    def cancel(self, jobs: Sequence[str]) -> Records:
+    def explain(self, job: str) -> Record:
+        """Why a job runs where it runs, or why it does not run. Raises NotFound."""
+        return self._transport.call("GET", _job_path(job) + "/explain")
+
+    def cancel(self, jobs: Sequence[str], *, all_submissions: bool = False) -> Records:
         """Ask to cancel; for each job its id, its state (None if it is absent) and whether this call changed
-        anything. Raises NotFound if none of them exists, Conflict `already_final` if all had ended before."""
+        anything. Raises NotFound if none of them exists, Conflict `already_final` if all had ended before.
+
+        A job that other submissions share goes on, unless an operator cancels with `all_submissions`.
+        """
         answers: Records = []
         parts = list(_slices(jobs))
+        whole = {"all_submissions": True} if all_submissions else {}
         refused = 0
         for part in parts:
             try:
-                answers += self._transport.call("POST", "/v1/jobs/cancel", body={"ids": part})["jobs"]
+                answers += self._transport.call("POST", "/v1/jobs/cancel", body={"ids": part} | whole)["jobs"]
             except Conflict:
                 refused += 1
                 if refused == len(parts):
@@ -211,10 +222,31 @@ class Client:
             if len(page) < MAX_IDS:
                 return found
 
-    def drain(self, bot: str, *, draining: bool = True, reason: str | None = None) -> Record:
-        """Ask a bot to take no more work, or with `draining=False` to go on. Raises NotFound."""
-        body = {"draining": draining} | ({"reason": reason} if reason is not None else {})
+    def bot(self, name: str) -> Record:
+        """One bot. Raises NotFound."""
+        return self._transport.call("GET", f"/v1/bots/{quote(name, safe='')}")
+
+    def drain(
+        self, bot: str, *, draining: bool = True, reason: str | None = None, deadline: float | None = None
+    ) -> Record:
+        """Ask a bot to take no more work, or with `draining=False` to go on. What it still runs after `deadline`
+        seconds is stopped and queued again; None is never. Raises NotFound."""
+        given = {"reason": reason, "deadline": deadline}
+        body = {"draining": draining} | {name: value for name, value in given.items() if value is not None}
         return self._transport.call("POST", f"/v1/bots/{quote(bot, safe='')}/drain", body=body)
+
+    def quotas(self) -> Records:
+        """Every quota, by cohort and instance."""
+        found: Records = self._transport.call("GET", "/v1/quotas")["quotas"]
+        return found
+
+    def set_quota(self, cohort: str, instance: str, *, minimum: int = 0, maximum: int | None = None) -> Record:
+        """Give the instance this minimum and maximum, in units, in the cohort; None is no maximum. Raises NotFound."""
+        return self._transport.call("PUT", _quota_path(cohort, instance), body={"min": minimum, "max": maximum})
+
+    def remove_quota(self, cohort: str, instance: str) -> None:
+        """Let the instance have any number of units in the cohort. Raises NotFound if it has no quota there."""
+        self._transport.call("DELETE", _quota_path(cohort, instance))
 
     def list(self, **filters: str | int | None) -> Records:
         """Jobs, newest first. Filters: instance, state, label, limit (up to 1000), before (a job's id)."""
@@ -222,8 +254,19 @@ class Client:
         records: Records = self._transport.call("GET", "/v1/jobs", query=query)["jobs"]
         return records
 
+    def _each(self, path: str, jobs: Sequence[str], *, size: int = MAX_IDS, **body: str | int | None) -> Records:
+        given = {name: value for name, value in body.items() if value is not None}
+        answers: Records = []
+        for part in _slices(jobs, size):
+            answers += self._transport.call("POST", path, body={"ids": part, **given})["jobs"]
+        return answers
+
     def _key(self) -> str:
         return str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
+
+
+def _quota_path(cohort: str, instance: str) -> str:
+    return f"/v1/quotas/{quote(cohort, safe='')}/{quote(instance, safe='')}"
 
 
 def _job_path(job: str) -> str:
@@ -237,10 +280,10 @@ def _job_id(job: str) -> str:
         raise BadInput("id", f"'{limits.escaped(job, 80)}' is not the id of a job") from None
 
 
-def _slices(jobs: Sequence[str]) -> Iterator[list[str]]:
+def _slices(jobs: Sequence[str], size: int = MAX_IDS) -> Iterator[list[str]]:
     ids = [_job_id(job) for job in jobs]
-    for start in range(0, len(ids), MAX_IDS):
-        yield ids[start : start + MAX_IDS]
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
 
 
 def _parts(jobs: Sequence[Record]) -> Iterator[Records]:

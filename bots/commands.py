@@ -2,26 +2,27 @@
 
 import base64
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import IO, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bots import printing, requests, stories
 from bots.caller import Caller, caller_options
-from bots.client import LONG_POLL, Client
-from schema import limits
+from bots.finishing import finish
+from bots.ordering import COMMANDS as ORDERING
+from bots.reasons import explain
+from schema import clock, limits
 from schema.errors import BadInput, LeaseholdError, NotFound
 from schema.requests import MAX_TIMEOUT, MAX_TRIES
 from schema.states import JobState
 
+#: Seconds between two looks at a bot that is being drained.
+DRAIN_LOOK = 0.5
 #: Options of `submit` that describe one job; in a file they stand in the lines.
 _OF_ONE_JOB = (
-    "instance", "priority", "property", "units", "label", "key", "locality", "timeout", "max_attempts",
-    "retry_failed", "env", "stdin_file",
+    "instance", "priority", "property", "units", "label", "key", "dedup_key", "locality", "timeout", "queue_timeout",
+    "max_attempts", "retry_failed", "env", "stdin_file",
 )  # fmt: skip
 
 
@@ -33,8 +34,15 @@ _OF_ONE_JOB = (
 @click.option("--units", type=click.IntRange(1, limits.MAX_UNITS), help="Units of a bot's capacity it takes [1].")
 @click.option("--label", metavar="TEXT", help="For finding it again, at most 64 bytes.")
 @click.option("--key", metavar="TEXT", help="The same key never makes a second job.")
+@click.option("--dedup-key", metavar="TEXT", help="Join the unfinished job that has the same one, if there is one.")
 @click.option("--locality", metavar="HINT", help="Prefer a bot that lately worked on the same hint.")
 @click.option("--timeout", type=click.FloatRange(0, MAX_TIMEOUT, min_open=True), metavar="SECONDS", help="[none]")
+@click.option(
+    "--queue-timeout",
+    type=click.FloatRange(0, MAX_TIMEOUT, min_open=True),
+    metavar="SECONDS",
+    help="Give it up if it has not started by then [never].",
+)
 @click.option("--max-attempts", type=click.IntRange(1, MAX_TRIES), help=f"[{limits.MAX_ATTEMPTS}]")
 @click.option("--retry-failed", is_flag=True, default=None, help="Try again also when the command itself fails.")
 @click.option("--env", metavar="KEY=VALUE", multiple=True, help="Environment of the command; repeatable.")
@@ -67,7 +75,7 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
         if wait:
             if not caller.json:
                 click.echo("\n".join(job.id for job in taken))
-            _finish(client, [job.id for job in taken], caller=caller, timeout=None)
+            finish(client, [job.id for job in taken], caller=caller, timeout=None)
         elif caller.json:
             printing.print_json([{"id": job.id, "created": job.created} for job in taken])
         else:
@@ -83,7 +91,7 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
 def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None:
     """Wait until the jobs are final. Exit 0 only if all of them succeeded."""
     with caller.client() as client:
-        _finish(client, list(dict.fromkeys(ids)), caller=caller, timeout=timeout)
+        finish(client, list(dict.fromkeys(ids)), caller=caller, timeout=timeout)
 
 
 @click.command()
@@ -132,11 +140,15 @@ def logs(caller: Caller, /, id: str, follow: bool) -> None:
 
 @click.command()
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@click.option("--all-submissions", is_flag=True, help="Also what others share; for operators.")
 @caller_options
-def cancel(caller: Caller, /, ids: tuple[str, ...]) -> None:
-    """Cancel jobs: queued ones at once, running ones by stopping them on their bot."""
+def cancel(caller: Caller, /, ids: tuple[str, ...], all_submissions: bool) -> None:
+    """Cancel jobs: queued ones at once, running ones by stopping them on their bot.
+
+    A job that others joined with --dedup-key goes on for them.
+    """
     with caller.client() as client:
-        answers = client.cancel(list(dict.fromkeys(ids)))
+        answers = client.cancel(list(dict.fromkeys(ids)), all_submissions=all_submissions)
     absent = [job["id"] for job in answers if job["state"] is None]
     if caller.json:
         printing.print_json(answers)
@@ -174,20 +186,30 @@ def list_bots(caller: Caller, /) -> None:
 @bots.command()
 @click.argument("name")
 @click.option("--undo", is_flag=True, help="Let it take work again.")
+@click.option(
+    "--deadline", type=click.FloatRange(0, MAX_TIMEOUT), metavar="SECONDS", help="Then stop what still runs [never]."
+)
+@click.option("--wait", is_flag=True, help="Wait until it holds nothing; Ctrl-C ends the waiting only.")
 @click.option("--reason", metavar="TEXT", help="Kept in the audit log.")
 @caller_options
-def drain(caller: Caller, /, name: str, undo: bool, reason: str | None) -> None:
-    """Let a bot finish what it has and take no more work."""
+def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait: bool, reason: str | None) -> None:
+    """Let a bot finish what it has and take no more work. What is stopped at the deadline is queued again."""
     limits.check_name("NAME", name)
+    if undo and (wait or deadline is not None):
+        raise BadInput("--undo", "goes without --wait and --deadline")
     with caller.client() as client:
-        answer = client.drain(name, draining=not undo, reason=reason)
+        answer = client.drain(name, draining=not undo, reason=reason, deadline=deadline)
+        while wait and (bot := client.bot(name))["leases"]:
+            if not bot["draining"]:
+                raise LeaseholdError(f"bot '{name}' is drained no more: somebody has taken that back")
+            clock.sleep(DRAIN_LOOK)
     if caller.json:
         printing.print_json(answer)
     else:
-        click.echo(f"{name} {'takes work again' if undo else 'takes no more work'}")
+        click.echo(f"{name} {'takes work again' if undo else 'holds nothing' if wait else 'takes no more work'}")
 
 
-COMMANDS: tuple[click.Command, ...] = (submit, wait, show, list_jobs, logs, cancel, status, bots)
+COMMANDS: tuple[click.Command, ...] = (submit, wait, show, explain, list_jobs, logs, cancel, *ORDERING, status, bots)
 
 
 def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
@@ -206,11 +228,13 @@ def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> requests.Requ
         "instance": options["instance"],
         "properties": requests.pairs(options["property"], option="--property") or None,
         "key": options["key"],
+        "dedup_key": options["dedup_key"],
         "priority": options["priority"],
         "units": options["units"],
         "label": options["label"],
         "locality_hint": options["locality"],
         "timeout_seconds": options["timeout"],
+        "queue_timeout_seconds": options["queue_timeout"],
         "max_attempts": options["max_attempts"],
         "retry_failed": options["retry_failed"],
     }
@@ -222,35 +246,3 @@ def _plain(refused: BadInput) -> BadInput:
     """A refusal of the only job, without its place in the request."""
     field = refused.field.removeprefix("jobs.0").removeprefix(".").removeprefix("jobs.")
     return BadInput(field or "job", refused.reason)
-
-
-def _finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:
-    """Wait for the jobs and print how each ended; raises LeaseholdError unless all succeeded."""
-    ended: dict[str, printing.Record] = {}
-    poll = LONG_POLL if len(ids) == 1 else 1.0
-    for job in _watched(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
-        ended[job["id"]] = job
-        if not caller.json:
-            click.echo(stories.ending(job))
-    if caller.json:
-        printing.print_json(list(ended.values()))
-    open_still = [job for job in ids if job not in ended]
-    if open_still:
-        others = f" and {len(open_still) - 1} more" if len(open_still) > 1 else ""
-        raise LeaseholdError(f"not final after {timeout:g} s: {open_still[0]}{others}")
-    bad = [job for job in ended.values() if job["state"] != JobState.SUCCEEDED]
-    if bad:
-        raise LeaseholdError(f"{len(bad)} of {len(ids)} jobs did not succeed; the first: {stories.ending(bad[0])}")
-
-
-def _watched(jobs: Iterator[printing.Record], *, total: int) -> Iterator[printing.Record]:
-    """The same jobs, counted on the terminal while they come in, if there is one and more than one job."""
-    if not printing.terminal() or total < 2:
-        yield from jobs
-        return
-    columns = (TextColumn("waiting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("jobs", total=total)
-        for job in jobs:
-            progress.advance(task)
-            yield job

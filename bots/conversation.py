@@ -64,8 +64,10 @@ _Read = Depends(message)
     openapi_extra=_BOTS | {MAX_BODY: 256 * 1024},
 )
 async def open_session(request: Request, body: Annotated[OpenSession, _Read], caller: Caller) -> Session:
-    """A bot introduces itself. Its token must cover its name, its instance and its properties."""
-    caller.check_session(body.bot, instance=body.instance, properties=body.properties)
+    """A bot introduces itself. Its token must cover its name, and what it declares."""
+    caller.check_session(
+        body.bot, instance=body.instance, properties=body.properties, labels=body.labels, pool=body.pool
+    )
     state = request.app.state
     session: Session = await state.bots.call(lambda: sessions.open_session(state.database, body, timing=state.timing))
     return session

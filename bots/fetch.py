@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from schema import moves, ready
+from schema import fetching, moves
+from schema.fetching import Fetcher
 from schema.moves import Granted, Placement, RetryPace
 
 STRATEGY = "proactive"
@@ -57,25 +58,31 @@ def fetch(
     connection: Connection,
     settings: FetchSettings,
     *,
-    bot_id: int,
-    bot_name: str,
-    instance: int | None,
-    room: int,
+    bot: Fetcher,
     completed: int,
     ack: float,
+    cooldown: float,
 ) -> list[Granted]:
     """Grant the bot the most urgent jobs that it may have. The caller holds the bot's row, and it is free."""
-    limit = settings.limit(completed=completed, room=room)
+    limit = settings.limit(completed=completed, room=bot.room)
     if limit <= 0:
         return []
-    jobs = ready.pick_for_bot(
+    jobs = fetching.pick_for_bot(
         connection,
-        bot_id=bot_id,
-        instance=instance,
-        room=room,
+        bot,
         limit=limit,
         any_wait=settings.to_capacity,
         literal=settings.backoff == "literal",
+        cooldown=cooldown,
     )
-    placements = [Placement(job.id, bot_id, {"bot": bot_name, "strategy": STRATEGY}) for job in jobs]
-    return moves.grant(connection, placements, assigner=f"bot:{bot_name}", strategy=STRATEGY, ack=ack, tell=False)
+    placements = [Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY}) for job in jobs]
+    return moves.grant(
+        connection,
+        placements,
+        assigner=f"bot:{bot.name}",
+        strategy=STRATEGY,
+        ack=ack,
+        tell=False,
+        again=True,
+        cooldown=cooldown,
+    )

@@ -134,7 +134,9 @@ def build(
         app.include_router(router)
     problems.install(app)
     doors = entries(parts, max_body=settings.max_body)
-    app.state.readers = {entry.path: entry.reader for entry in doors if entry.reader is not None}
+    app.state.readers = {
+        (entry.path, method): entry.reader for entry in doors for method in entry.methods if entry.reader is not None
+    }
     app.add_middleware(
         Door,
         entries=doors,

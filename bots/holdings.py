@@ -34,6 +34,8 @@ class Held:
         self.told: str | None = None
         #: Where the output that this sync carries ends.
         self.carried = 0
+        #: Whether the server has asked for it to be stopped.
+        self.stopping = False
 
     @property
     def outcome(self) -> Outcome | None:
@@ -118,6 +120,9 @@ class Holdings:
             if held_already is None:
                 self._take(key, work, accept=accept)
             elif work.state == "cancelling" and held_already.run is not None:
+                if not held_already.stopping:
+                    held_already.stopping = True
+                    _log.info("lease is to be stopped", job=key.job, fence=key.fence, reason=work.stop_reason)
                 held_already.run.stop(Stop.CANCELLED)
 
     def stop(self, why: Stop, *, grace: float | None = None) -> None:

@@ -16,14 +16,16 @@ from schema import moves, outputs
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.errors import BadInput, Conflict
-from schema.moves import Ended, Synced
+from schema.fetching import Fetcher
+from schema.ledger import EVICTION_COOLDOWN
+from schema.moves import Ended, Placement, Synced
 from schema.states import BotStatus, JobState, LeaseState
 from schema.timing import Timing
 from schema.wakeups import wake
 
 LOCK_BOT = text("""
-SELECT id, name, epoch, session, sync_seq, status, draining, closing, instance, free,
-    capacity - in_use AS room
+SELECT id, name, epoch, session, sync_seq, status, draining, closing, cohort, instance, pool,
+    capacity, free, reserved, capacity - in_use - reserved AS room
 FROM bots WHERE name = :name FOR NO KEY UPDATE
 """)
 STORED = text("SELECT answer FROM bot_answers WHERE bot_id = :bot_id AND epoch = :epoch AND sync_seq = :seq")
@@ -34,7 +36,7 @@ ON CONFLICT (bot_id) DO UPDATE SET epoch = EXCLUDED.epoch, sync_seq = EXCLUDED.s
 # The payload travels until the bot has said that it has the lease.
 HELD = text("""
 SELECT l.job_id, j.public_id, l.fence, l.state, i.name AS instance, j.attempts, j.timeout_seconds, p.payload,
-    l.delivered_at IS NOT NULL AS delivered
+    l.delivered_at IS NOT NULL AS delivered, CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason
 FROM leases l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
 LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
 WHERE l.bot_id = :bot_id AND l.state IN ('pending', 'active', 'cancelling')
@@ -57,8 +59,17 @@ class Waiting:
 class Desk:
     """Where bots synchronise. Stateless between calls: any process may answer any of them."""
 
-    def __init__(self, database: Database, *, timing: Timing, fetch: FetchSettings, now: Monotonic) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        timing: Timing,
+        fetch: FetchSettings,
+        now: Monotonic,
+        cooldown: float = EVICTION_COOLDOWN,
+    ) -> None:
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
+        self.cooldown = cooldown
 
     def sync(self, sync: Sync) -> bytes | Waiting:
         """Settle one call and return the answer's JSON, or Waiting if there is no news and the bot would wait.
@@ -140,13 +151,16 @@ class Desk:
     def _apply(self, connection: Connection, bot: Row[Any], sync: Sync) -> list[Ended]:
         """What the bot reports, against what it holds: acknowledgements, endings, and leases it does not know of."""
         held = connection.execute(HELD, {"bot_id": bot.id}).all()
+        if bot.reserved:
+            moves.hold(connection, [lease.job_id for lease in held])
+            moves.hold_quotas(connection, bot.id)
         if not held:
             return []
         actor = f"bot:{sync.bot}"
         leaves = sync.status == BotStatus.GONE.value
         account = reports.compare(held, sync.leases, bot_id=bot.id, epoch=bot.epoch, leaves=leaves)
         outputs.append(connection, account.output, bot_id=bot.id, epoch=bot.epoch)
-        if bool(account.started) + bool(account.endings) + leaves > 1:
+        if not bot.reserved and bool(account.started) + bool(account.endings) + leaves > 1:
             moves.hold(connection, [lease.job_id for lease in held])
         moves.acknowledge(
             connection, account.started, bot_id=bot.id, epoch=bot.epoch, sync=self._timing.sync, actor=actor
@@ -158,26 +172,50 @@ class Desk:
 
     def _refill(self, connection: Connection, bot: Row[Any], synced: Synced, ended: list[Ended]) -> None:
         """Fetch for the bot; what room it still has and had not before is for the assigners, also for jobs at rest."""
+        if synced.reserved:
+            self._claim(connection, bot, synced)
         if not synced.free:
             return
         fetched = fetch(
             connection,
             self._fetch,
-            bot_id=bot.id,
-            bot_name=bot.name,
-            instance=bot.instance,
-            room=synced.room,
+            bot=Fetcher(
+                bot.id,
+                bot.name,
+                bot.cohort,
+                bot.instance,
+                bot.pool,
+                bot.capacity,
+                synced.room,
+                returned=sorted({job.instance for job in ended}),
+            ),
             completed=sum(job.verdict in reports.COMPLETED for job in ended),
             ack=self._timing.ack,
+            cooldown=self.cooldown,
         )
         room = synced.room - sum(lease.units for lease in fetched)
         if room <= 0:
             return
         if synced.room > bot.room or not bot.free:
-            moves.release(connection, bot_id=bot.id, instance=bot.instance, room=room, limit=moves.RELEASE_LIMIT)
+            moves.release(connection, bot_id=bot.id, room=room, limit=moves.RELEASE_LIMIT)
             wake(connection, "jobs")
         elif any(job.state == JobState.QUEUED for job in ended):
             wake(connection, "jobs")
+
+    def _claim(self, connection: Connection, bot: Row[Any], synced: Synced) -> None:
+        """Start the jobs for which an eviction has freed room here; this transaction holds their quotas."""
+        ids = moves.claims(connection, bot.id, room=synced.room + synced.reserved)
+        placements = [Placement(job_id, bot.id, {"bot": bot.name, "strategy": "preemption"}) for job_id in ids]
+        moves.grant(
+            connection,
+            placements,
+            assigner=f"bot:{bot.name}",
+            strategy="preemption",
+            ack=self._timing.ack,
+            tell=False,
+            again=True,
+            cooldown=self.cooldown,
+        )
 
     def _answer(
         self,
@@ -234,6 +272,7 @@ def _work(row: Row[Any]) -> Work:
         job=str(row.public_id),
         fence=row.fence,
         state=row.state,
+        stop_reason=row.stop_reason,
         instance=row.instance,
         attempt=row.attempts,
         timeout=row.timeout_seconds,

@@ -14,6 +14,7 @@ Record = Mapping[str, Any]
 
 _COLOURS = {
     "queued": "cyan",
+    "parked": "magenta",
     "leased": "blue",
     "running": "blue",
     "cancelling": "yellow",

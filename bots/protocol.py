@@ -5,7 +5,7 @@ idempotent statement of state: the bot lists every lease that it holds, the answ
 have. Unset fields mean "carry on as before".
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,12 @@ class OpenSession(Message):
     priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX, description="lower = preferred")
     properties: dict[str, str | list[str]] = Field(default={}, description="what it offers; jobs require subsets")
     instance: Name | None = Field(default=None, description="serve only this instance; unset = every instance")
+    pool: Name | None = Field(default=None, description="serve the instances of this pool; not together with instance")
+    labels: list[Annotated[str, Field(min_length=1, max_length=limits.MAX_LABEL)]] = Field(
+        default=[],
+        max_length=64,
+        description="decide its cohort: the first one whose labels contain all of them; none = the default cohort",
+    )
     secret: str | None = Field(
         default=None,
         min_length=32,
@@ -114,6 +120,9 @@ class Work(Message):
     job: str
     fence: int
     state: Literal["pending", "active", "cancelling"] = Field(description="`cancelling`: kill it and confirm")
+    stop_reason: Literal["cancel", "timeout", "preempt", "drain", "unacknowledged"] | None = Field(
+        default=None, description="why it is to be stopped; set if and only if the state is `cancelling`"
+    )
     instance: str
     attempt: int = Field(description="1 for the first")
     timeout: float | None = Field(default=None, description="seconds of run time after which the bot kills it")

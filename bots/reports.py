@@ -54,6 +54,8 @@ def compare(
             verdict, details = Verdict.STOPPED, {"reason": "its bot does not have it any more"}
         elif report is None and lease.state == LeaseState.ACTIVE and not leaves:
             verdict, details = Verdict.LOST, {"reason": "its bot does not know it any more"}
+        if verdict is None and leaves:
+            verdict, details = Verdict.RELEASED, {"reason": "its bot left"}
         if verdict is not None:
             account.endings.append(Ending(lease.job_id, lease.fence, bot_id, epoch, verdict, details))
     return account

@@ -42,6 +42,8 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
             priority=request.priority,
             properties=properties,
             instance=instance,
+            pool=request.pool,
+            labels=sorted(set(request.labels)),
             ttl=timing.ttl,
             dead=None if request.dead_session is None else bytes.fromhex(request.dead_session),
         )

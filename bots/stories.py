@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import click
 
-from bots import printing
+from bots import histories, printing
+from bots.histories import between
 from bots.printing import Record, table
 from schema.states import JobState
 
@@ -31,6 +31,8 @@ def tell(job: Record) -> None:
     result = job.get("result") or {}
     facts: list[tuple[str, Any]] = [
         ("job", job["id"]),
+        ("joined", job.get("joined")),
+        ("submissions", _sharing(job)),
         ("state", printing.state(job["state"])),
         ("instance", job["instance"]),
         ("label", job["label"]),
@@ -40,6 +42,7 @@ def tell(job: Record) -> None:
         ("units", job["units"]),
         ("locality", job["locality_hint"]),
         ("timeout", None if job["timeout_seconds"] is None else printing.seconds(job["timeout_seconds"])),
+        ("queue timeout", _queue_timeout(job)),
         ("attempts", f"{job['attempts']} of {job['max_attempts']}"),
         ("bot", job["bot"]),
         ("why it waits", _waits(job)),
@@ -53,7 +56,7 @@ def tell(job: Record) -> None:
         if value not in (None, "", "-"):
             printing.line(f"{name:<{width}}  ", value)
     click.echo()
-    _events(job["events"])
+    histories.tell(job["events"])
 
 
 def list_jobs(jobs: Sequence[Record]) -> None:
@@ -69,8 +72,8 @@ def list_jobs(jobs: Sequence[Record]) -> None:
                 job["priority"],
                 job["attempts"],
                 job["bot"],
-                printing.seconds(_between(job["created_at"], job["started_at"])),
-                printing.seconds(_between(job["started_at"], job["finished_at"])),
+                printing.seconds(between(job["created_at"], job["started_at"])),
+                printing.seconds(between(job["started_at"], job["finished_at"])),
                 job["reason"],
             )
             for job in jobs
@@ -81,7 +84,20 @@ def list_jobs(jobs: Sequence[Record]) -> None:
 def list_bots(bots: Sequence[Record]) -> None:
     """One line for each bot."""
     table(
-        ("bot", "status", "in use", "capacity", "leases", "priority", "instance", "properties", "expires in"),
+        (
+            "bot",
+            "status",
+            "in use",
+            "capacity",
+            "leases",
+            "priority",
+            "cohort",
+            "instance",
+            "pool",
+            "labels",
+            "properties",
+            "expires in",
+        ),
         (
             (
                 bot["name"],
@@ -90,11 +106,32 @@ def list_bots(bots: Sequence[Record]) -> None:
                 bot["capacity"],
                 bot["leases"],
                 bot["priority"],
-                bot["instance"] or "every",
+                bot["cohort"],
+                bot["instance"] or ("-" if bot["pool"] else "every"),
+                bot["pool"],
+                " ".join(bot["labels"]),
                 printing.properties(bot["properties"]),
                 printing.seconds(bot["expires_in"]),
             )
             for bot in bots
+        ),
+    )
+
+
+def list_quotas(quotas: Sequence[Record]) -> None:
+    """One line for each quota; all numbers are units."""
+    table(
+        ("cohort", "instance", "usage", "min", "max", "effective max"),
+        (
+            (
+                each["cohort"],
+                each["instance"],
+                each["usage"],
+                each["min_quota"],
+                each["max_quota"],
+                each["effective_max"],
+            )
+            for each in quotas
         ),
     )
 
@@ -111,6 +148,10 @@ def show_status(found: Record) -> None:
     click.echo()
     bots = ", ".join(f"{seen['bots']} {status}" for status, seen in found["bots"].items()) or "none"
     click.echo(f"bots      {bots}; {found['in_use']} of {found['capacity']} units in use")
+    if found["quotas"]:
+        click.echo()
+        list_quotas(found["quotas"])
+        click.echo()
     rates = found["rates"]
     click.echo(
         f"per second, last minute: {rates['submitted']:g} submitted, {rates['granted']:g} granted, "
@@ -130,6 +171,19 @@ def _cut(text: str, limit: int = 200) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def _sharing(job: Record) -> str | None:
+    if job.get("dedup_key") is None:
+        return None
+    return f"{job['submissions']} want it, with the deduplication key '{printing.plain(job['dedup_key'])}'"
+
+
+def _queue_timeout(job: Record) -> str | None:
+    deadline = job.get("queue_deadline")
+    if deadline is None:
+        return None
+    return f"{printing.seconds(between(job['created_at'], deadline))}, until {deadline}"
+
+
 def _waits(job: Record) -> str | None:
     waiting = job.get("waiting")
     if waiting is None:
@@ -145,35 +199,3 @@ def _output(result: Record) -> str | None:
     if not result.get("output_bytes"):
         return None
     return f"{result['output_bytes']} bytes" + (", cut" if result.get("output_truncated") else "")
-
-
-def _events(events: Sequence[Record]) -> None:
-    rows = []
-    previous: str | None = None
-    for event in events:
-        step = f"{event['from']} -> {event['to']}" if event["from"] else f"-> {event['to']}"
-        after = printing.seconds(_between(previous, event["at"]))
-        rows.append((event["at"], after, event["move"], step, event["actor"], _details(event.get("details") or {})))
-        previous = event["at"]
-    table(("at", "after", "move", "state", "by", "details"), rows)
-
-
-def _details(details: Record) -> str:
-    """A decision or a verdict on one line; nested parts as `name.part`."""
-    parts = []
-    for name, value in details.items():
-        if isinstance(value, dict):
-            parts += [f"{name}.{part}={_short(each)}" for part, each in value.items()]
-        else:
-            parts.append(f"{name}={_short(value)}")
-    return " ".join(parts)
-
-
-def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _between(start: str | None, end: str | None) -> float | None:
-    if start is None or end is None:
-        return None
-    return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())

@@ -9,7 +9,7 @@ import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from schema import clock, limits
-from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 
 Record = dict[str, Any]
 
@@ -177,6 +177,8 @@ def _refusal(response: httpx.Response) -> LeaseholdError:
             return Forbidden(detail)
         case 404:
             return NotFound(detail)
+        case 409 if problem.get("code") == QueueFull.CODE:
+            return QueueFull(detail)
         case 409:
             return Conflict(str(problem.get("code") or "conflict"), detail)
         case 503:

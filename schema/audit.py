@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, text
 
-from schema.tables import audit
+from schema.administration import audit
 
 _WRITE = insert(audit)
 # Two looks at the same moment may both be noted.

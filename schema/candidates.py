@@ -1,7 +1,7 @@
 """Candidates: bots that could take a job now, sampled at a cost that does not depend on the size of the fleet.
 
 Eligibility of a bot is one expression: it satisfies the requirement set (`bot_platforms`), it is free (healthy, with
-a session, not draining, with room), it serves the instance, and its room is enough.
+a session, not draining, with room), it is of the job's cohort, it serves the instance, and its room is enough.
 """
 
 import random
@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from schema import rings
+from schema.gates import able
+
 #: Entries of the ring of bots read for each candidate that is wanted; the busy ones among them fall out.
 RING = 4
 
-#: Bots, and as many free bots, looked at before a requirement set counts as without a free bot for now. Where more
-#: than so many bots satisfy it, nearly all of them are full, and more than so many others are free, a look may miss the
-#: few that are free; the next one begins at another place.
+#: Bots, and as many free bots in each way of serving an instance, looked at before a requirement set counts as without
+#: a free bot for now. Where more than so many bots satisfy it, nearly all of them are full, and more than so many
+#: others that serve the instance are free, a look may miss the few that are free; the next one begins at another place.
 LOOK = 256
 
 #: Bots that are added to a sample for one locality hint, and those that hold the hint looked at for them, latest first.
@@ -26,6 +29,7 @@ WARM_LIMIT, WARM_LOOK = 16, 64
 class Wanted:
     """Jobs that are alike for the choice of a bot, and how many candidates are wanted for them."""
 
+    cohort: int
     instance: int
     platform: int
     units: int
@@ -43,87 +47,75 @@ class FreeBot:
     capacity: int
 
 
-# Two short walks along the ring of sample keys from a random place: over the bots of the requirement set, good when
-# many are free, and over the free bots, good when few are. Neither depends on the size of the fleet. Lateral
-# subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
-SAMPLE = text("""
+# Lateral subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
+SAMPLE = text(f"""
 SELECT w.nth, s.id, s.name, s.priority, s.capacity, s.room
-FROM unnest(CAST(:instances AS integer[]), CAST(:platforms AS integer[]), CAST(:units AS integer[]),
-            CAST(:counts AS integer[]), CAST(:starts AS double precision[]))
-    WITH ORDINALITY AS w (instance, platform, units, count, start, nth)
+FROM (
+    SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
+    FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
+                CAST(:units AS integer[]), CAST(:counts AS integer[]), CAST(:starts AS double precision[]))
+        WITH ORDINALITY AS g (cohort, instance, platform, units, count, start, nth)
+    OFFSET 0
+) w
 CROSS JOIN LATERAL (
     SELECT b.id, b.name, b.priority, b.capacity, b.room
     FROM (
-        (SELECT bot_id FROM (
-            (SELECT bot_id FROM bot_platforms
-             WHERE platform = w.platform AND sample_key >= w.start ORDER BY sample_key LIMIT w.count * :ring)
-            UNION ALL
-            (SELECT bot_id FROM bot_platforms
-             WHERE platform = w.platform AND sample_key < w.start ORDER BY sample_key LIMIT w.count * :ring)
-        ) members LIMIT w.count * :ring)
+        {rings.offering("w", start="w.start", limit="w.count * :ring")}
         UNION
-        SELECT f.id FROM (
-            SELECT id FROM (
-                (SELECT id FROM bots WHERE free AND sample_key >= w.start ORDER BY sample_key LIMIT w.count * :ring)
-                UNION ALL
-                (SELECT id FROM bots WHERE free AND sample_key < w.start ORDER BY sample_key LIMIT w.count * :ring)
-            ) around LIMIT w.count * :ring
-        ) f
+        SELECT f.bot_id FROM ({rings.free("w", start="w.start", limit="w.count * :ring")}) f
         CROSS JOIN LATERAL (
-            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = f.id OFFSET 0) bp
+            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = f.bot_id OFFSET 0) bp
     ) near
     CROSS JOIN LATERAL (
-        SELECT id, name, priority, capacity, capacity - in_use AS room, sample_key FROM bots
-        WHERE id = near.bot_id AND free AND capacity - in_use >= w.units AND (instance IS NULL OR instance = w.instance)
+        SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room, c.sample_key
+        FROM bots c
+        WHERE c.id = near.bot_id AND {able("c", "w")}
         OFFSET 0
     ) b
     ORDER BY b.sample_key < w.start, b.sample_key LIMIT w.count
 ) s
 """)
 
-# The last resort: any free bot that nobody else has locked, and it stays locked until we are done. The same two walks,
+# The last resort: any free bot that nobody else has locked, and it stays locked until we are done. The same walks,
 # longer ones, so that a requirement set that few bots satisfy is decided for certain.
-ANY_FREE = text("""
-WITH w AS MATERIALIZED (SELECT random() AS start), near AS MATERIALIZED (
-    (SELECT bot_id FROM (
-        (SELECT bot_id FROM bot_platforms
-         WHERE platform = :platform AND sample_key >= (SELECT start FROM w) ORDER BY sample_key LIMIT :look)
+ANY_FREE = text(f"""
+WITH w AS MATERIALIZED (
+    SELECT random() AS start, CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
+        CAST(:platform AS integer) AS platform, (SELECT pool FROM instances WHERE id = :instance) AS pool,
+        CAST(:units AS integer) AS units
+), near AS MATERIALIZED (
+    SELECT n.bot_id FROM w CROSS JOIN LATERAL (
+        {rings.offering("w", start="w.start", limit=":look")}
         UNION ALL
-        (SELECT bot_id FROM bot_platforms
-         WHERE platform = :platform AND sample_key < (SELECT start FROM w) ORDER BY sample_key LIMIT :look)
-    ) members LIMIT :look)
-    UNION ALL
-    SELECT f.id FROM (
-        SELECT id FROM (
-            (SELECT id FROM bots WHERE free AND sample_key >= (SELECT start FROM w) ORDER BY sample_key LIMIT :look)
-            UNION ALL
-            (SELECT id FROM bots WHERE free AND sample_key < (SELECT start FROM w) ORDER BY sample_key LIMIT :look)
-        ) around LIMIT :look
-    ) f
-    CROSS JOIN LATERAL (
-        SELECT FROM bot_platforms bp WHERE bp.platform = :platform AND bp.bot_id = f.id OFFSET 0) bp
+        SELECT f.bot_id FROM ({rings.free("w", start="w.start", limit=":look")}) f
+        CROSS JOIN LATERAL (
+            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = f.bot_id OFFSET 0) bp
+    ) n
 )
-SELECT b.id, b.name, b.priority, b.capacity, b.capacity - b.in_use AS room
-FROM bots b
-WHERE b.id = ANY (ARRAY(SELECT bot_id FROM near)) AND b.free AND b.capacity - b.in_use >= :units
-    AND (b.instance IS NULL OR b.instance = :instance)
-ORDER BY b.sample_key LIMIT :count FOR NO KEY UPDATE SKIP LOCKED
+SELECT b.id, b.name, b.priority, b.capacity, b.capacity - b.in_use - b.reserved AS room
+FROM bots b CROSS JOIN w
+WHERE b.id = ANY (ARRAY(SELECT bot_id FROM near)) AND {able("b", "w")}
+ORDER BY b.sample_key LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
 
 # Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
-WARM = text("""
+WARM = text(f"""
 SELECT w.nth, s.id, s.name, s.priority, s.capacity, s.room
-FROM unnest(CAST(:instances AS integer[]), CAST(:platforms AS integer[]), CAST(:units AS integer[]),
-            CAST(:counts AS integer[]), CAST(:hints AS text[]))
-    WITH ORDINALITY AS w (instance, platform, units, count, hint, nth)
+FROM (
+    SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
+    FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
+                CAST(:units AS integer[]), CAST(:counts AS integer[]), CAST(:hints AS text[]))
+        WITH ORDINALITY AS g (cohort, instance, platform, units, count, hint, nth)
+    OFFSET 0
+) w
 CROSS JOIN LATERAL (
     SELECT b.id, b.name, b.priority, b.capacity, b.room, near.seq
     FROM (SELECT bot_id, seq FROM bot_localities WHERE hint = w.hint ORDER BY seq DESC LIMIT :look) near
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
     CROSS JOIN LATERAL (
-        SELECT id, name, priority, capacity, capacity - in_use AS room FROM bots
-        WHERE id = near.bot_id AND free AND capacity - in_use >= w.units AND (instance IS NULL OR instance = w.instance)
+        SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room FROM bots c
+        WHERE c.id = near.bot_id AND {able("c", "w")}
         OFFSET 0
     ) b
     ORDER BY near.seq DESC LIMIT w.count
@@ -142,6 +134,7 @@ def sample(connection: Connection, wanted: Sequence[Wanted], *, chance: random.R
     rows = connection.execute(
         SAMPLE,
         {
+            "cohorts": [want.cohort for want in wanted],
             "instances": [want.instance for want in wanted],
             "platforms": [want.platform for want in wanted],
             "units": [want.units for want in wanted],
@@ -162,6 +155,7 @@ def any_free(connection: Connection, want: Wanted) -> list[FreeBot]:
         ANY_FREE,
         {
             "units": want.units,
+            "cohort": want.cohort,
             "instance": want.instance,
             "platform": want.platform,
             "count": want.count,
@@ -181,6 +175,7 @@ def warm(connection: Connection, wanted: Sequence[tuple[Wanted, str]]) -> list[l
     rows = connection.execute(
         WARM,
         {
+            "cohorts": [want.cohort for want, _ in wanted],
             "instances": [want.instance for want, _ in wanted],
             "platforms": [want.platform for want, _ in wanted],
             "units": [want.units for want, _ in wanted],

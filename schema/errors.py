@@ -29,6 +29,15 @@ class Conflict(LeaseholdError):
         self.code = code
 
 
+class QueueFull(Conflict):
+    """There is no room for more jobs at the moment: the same request may be taken later."""
+
+    CODE = "queue_full"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(self.CODE, reason)
+
+
 class Forbidden(LeaseholdError):
     """The caller is known but may not do this."""
 

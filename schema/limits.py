@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Never
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from schema.errors import BadInput
 
@@ -17,6 +17,8 @@ MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_PROPERTIES = 64
 MAX_PROPERTY_BYTES = 1024
 MAX_LABEL = 64
+#: Bytes of what an operator gives as the reason of an act.
+MAX_REASON = 500
 MAX_JSON_DEPTH = 64
 #: Values and keys of one JSON document: a hundred for each job of the largest batch. Doubling it doubles the memory and
 #: the time that one document may cost.
@@ -42,6 +44,17 @@ def escaped(value: object, limit: int = 200) -> str:
     """A value as it may appear in a message: control characters escaped, cut at `limit` characters."""
     shown = value.encode("unicode_escape").decode("ascii") if isinstance(value, str) else repr(value)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _stored_label(value: str) -> str:
+    try:
+        return check_text("label", value, MAX_LABEL)
+    except BadInput as error:
+        raise ValueError(error.reason) from None
+
+
+#: A label as a field of a model.
+Label = Annotated[str, Field(min_length=1), AfterValidator(_stored_label)]
 
 
 def check_name(field: str, value: str) -> str:

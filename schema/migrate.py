@@ -12,9 +12,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
+from schema.columns import SCHEMA
 from schema.engine import Database
 from schema.errors import NotReady
-from schema.tables import SCHEMA
 
 # A long step must not be killed by the timeouts that protect everyday work.
 _NO_TIMEOUTS = text("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")

@@ -13,8 +13,8 @@ HOLD_STILL = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platf
 NOBODY_ARRIVES = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
 UNLINK = text("DELETE FROM bot_platforms WHERE bot_id = ANY (CAST(:bot_ids AS bigint[]))")
 LINK = text("""
-INSERT INTO bot_platforms (platform, bot_id, sample_key)
-SELECT p.id, b.id, b.sample_key FROM bots b JOIN platforms p ON b.properties @> p.properties
+INSERT INTO bot_platforms (platform, bot_id, cohort, sample_key)
+SELECT p.id, b.id, b.cohort, b.sample_key FROM bots b JOIN platforms p ON b.properties @> p.properties
 WHERE b.id = :bot_id
 """)
 

@@ -1,8 +1,8 @@
-"""Picks: which jobs may be placed now, for an assigner and for one bot.
+"""Picks: which jobs may be placed now.
 
-Jobs wait in one queue per instance and requirement set, which is how the indexes are ordered. A pick looks only into
-queues for which a free bot is there, so that any number of jobs that nobody can run costs nothing; a job in backoff
-is in no index of ready jobs.
+Jobs wait in one queue per cohort, instance and requirement set, which is how the indexes are ordered. A pick looks only
+into queues that are open, because their instance is not drained and has not used up its quota, and for which a free bot
+is there, so that any number of jobs that nobody can run costs nothing; a job in backoff is in no index of ready jobs.
 """
 
 import random
@@ -13,13 +13,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
+from schema import rings
 from schema.candidates import LOOK
+from schema.gates import HEALTHY, QUOTA, READY, STILL_READY, serves
+from schema.ledger import EVICTION_COOLDOWN, HEADROOM, Guard
+from schema.queues import Queue, fitting, open_queues, ready_queues
 
 #: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock.
 REACH = 8
 
 #: Jobs of each queue that a bot looks through for some that it may have and that fit.
 JOBS_LOOK = 500
+
+#: Sizes of jobs, in units, of which the first jobs that fit are looked up in each queue, the smallest ones first.
+SIZES = 64
 
 
 class Order(Enum):
@@ -35,6 +42,7 @@ class ReadyJob:
 
     id: int
     public_id: str
+    cohort: int
     instance: int
     platform: int
     priority: int
@@ -43,202 +51,161 @@ class ReadyJob:
     considered: int
 
 
-@dataclass(frozen=True)
-class Queue:
-    """Jobs that wait for the same kind of bot."""
-
-    instance: int
-    platform: int
-
-
-_COLUMNS = "id, public_id, instance, platform, priority, units, locality_hint, considered"
-
-_WAITING = """{name} AS (
-    (SELECT instance, platform FROM jobs WHERE state = 'queued' AND schedule_after {null}
-     ORDER BY instance, platform LIMIT 1)
-    UNION ALL
-    SELECT following.instance, following.platform FROM {name} q CROSS JOIN LATERAL (
-        SELECT instance, platform FROM jobs
-        WHERE state = 'queued' AND schedule_after {null} AND (instance, platform) > (q.instance, q.platform)
-        ORDER BY instance, platform LIMIT 1) following
-)"""
-
-
-def waiting_queues(name: str, null: str) -> str:
-    """A recursive CTE `name` of the queues that hold ready (`IS NULL`) or resting (`IS NOT NULL`) jobs.
-
-    It takes one step along the index for each queue, however many jobs the queue holds.
-    """
-    return _WAITING.format(name=name, null=null)
-
+#: Of a job that is picked.
+COLUMNS = "id, public_id, cohort, instance, platform, priority, units, locality_hint, considered"
 
 _QUEUES = f"""
-WITH RECURSIVE {waiting_queues("queues", "IS NULL")}, wanted AS MATERIALIZED (
-    SELECT q.instance, q.platform FROM queues q
-    WHERE CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[]))
+WITH RECURSIVE {ready_queues("queues")}, wanted AS MATERIALIZED (
+    {{open}}
+        AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
+        AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 )"""
 
-# Two short looks, each of which ends with the first hit: at some bots of the requirement set around a random place,
-# which nearly always decides it, and at some free bots around that place. Lateral subqueries with
+# Each of the two looks ends with the first hit, and the first one nearly always decides it. Lateral subqueries with
 # OFFSET 0 keep the planner from joining, and so reading, whole tables when its statistics are old or missing.
-_SERVED = """
+_SERVED = f"""
     EXISTS (
-        SELECT FROM (
-            SELECT bot_id FROM (
-                (SELECT bot_id FROM bot_platforms
-                 WHERE platform = w.platform AND sample_key >= :start ORDER BY sample_key LIMIT :look)
-                UNION ALL
-                (SELECT bot_id FROM bot_platforms
-                 WHERE platform = w.platform AND sample_key < :start ORDER BY sample_key LIMIT :look)
-            ) ring LIMIT :look) near
+        SELECT FROM ({rings.offering("w", start=":start", limit=":look")}) near
         CROSS JOIN LATERAL (
             SELECT FROM bots b
-            WHERE b.id = near.bot_id AND b.free AND (b.instance IS NULL OR b.instance = w.instance) OFFSET 0) b
+            WHERE b.id = near.bot_id AND b.free AND {serves("b", "w")} OFFSET 0) b
         OFFSET 0)
     OR EXISTS (
-        SELECT FROM (
-            SELECT id, instance FROM (
-                (SELECT id, instance FROM bots WHERE free AND sample_key >= :start ORDER BY sample_key LIMIT :look)
-                UNION ALL
-                (SELECT id, instance FROM bots WHERE free AND sample_key < :start ORDER BY sample_key LIMIT :look)
-            ) ring LIMIT :look) b
+        SELECT FROM ({rings.free("w", start=":start", limit=":look")}) near
         CROSS JOIN LATERAL (
-            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = b.id OFFSET 0) bp
-        WHERE b.instance IS NULL OR b.instance = w.instance
+            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0)"""
 
-# No more jobs are picked, and locked, than there are free units for. The heads are looked up as one array and looked at
-# again in words that fit no index of ready jobs, which leaves the planner nothing but their primary keys.
+# No more jobs are picked, and locked, than there are free units for. Where a quota leaves only some units, the first
+# jobs are looked through, and the first ones of each size that fits are looked up. The heads are looked up as one array
+# and looked at again in words that fit no index of ready jobs, which leaves the planner nothing but their primary keys.
 _PICK = """
 {queues}, room AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(f.units), 0)) AS jobs
-    FROM (SELECT capacity - in_use AS units FROM bots WHERE free LIMIT :batch) f
+    FROM (SELECT capacity - in_use - reserved AS units FROM bots
+          WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[])))
+          LIMIT :batch) f
 ), served AS MATERIALIZED (
-    SELECT w.instance, w.platform FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({served})
+    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({served})
+), first_heads AS MATERIALIZED (
+    SELECT h.* FROM served s CROSS JOIN LATERAL (
+        SELECT id, priority, queued_at FROM (
+            SELECT id, priority, queued_at, units FROM jobs
+            WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform
+                AND {ready}
+            ORDER BY {order}
+            LIMIT CASE WHEN s.headroom IS NULL THEN (SELECT jobs FROM room) * :reach ELSE :jobs_look END) first
+        WHERE {within}
+        ORDER BY {order} LIMIT least((SELECT jobs FROM room), s.headroom) * :reach) h
+), fitting_heads AS MATERIALIZED (
+    SELECT h.id, h.priority, h.queued_at FROM served s CROSS JOIN LATERAL ({fitting}) h
+    WHERE s.headroom IS NOT NULL
 ), heads AS MATERIALIZED (
-    SELECT h.id FROM served s CROSS JOIN LATERAL (
-        SELECT id, priority, queued_at FROM jobs
-        WHERE instance = s.instance AND platform = s.platform AND state = 'queued' AND schedule_after IS NULL
-        ORDER BY {order} LIMIT (SELECT jobs FROM room) * :reach) h
+    SELECT id FROM (SELECT * FROM first_heads UNION SELECT * FROM fitting_heads) both_kinds
     ORDER BY {order} LIMIT (SELECT jobs FROM room) * :reach
 )
 SELECT {columns} FROM jobs
 WHERE id = ANY (ARRAY(SELECT id FROM heads))
-    AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    AND {still_ready}
 ORDER BY {order} LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 """
 
-PICK: dict[Order, TextClause] = {
-    order: text(_PICK.format(queues=_QUEUES, served=_SERVED, order=order.value, columns=_COLUMNS)) for order in Order
+
+def _queues(guard: Guard) -> str:
+    return _QUEUES.format(open=open_queues("queues", HEADROOM[guard]))
+
+
+PICK: dict[tuple[Order, Guard], TextClause] = {
+    (order, guard): text(
+        _PICK.format(
+            queues=_queues(guard),
+            served=_SERVED,
+            ready=READY,
+            within=QUOTA.of(job="", headroom="s.headroom"),
+            fitting=fitting("s", units="s.headroom", limit="least((SELECT jobs FROM room), s.headroom) * :reach"),
+            still_ready=STILL_READY,
+            order=order.value,
+            columns=COLUMNS,
+        )
+    )
+    for order in Order
+    for guard in Guard
 }
 
 # Queues that no healthy bot could serve, were it ever so idle: their jobs are considered, and fail.
 UNSERVED = text(f"""
-{_QUEUES}
-SELECT w.instance, w.platform FROM wanted w
+{_queues(Guard.MAX)}
+SELECT w.cohort, w.instance, w.platform FROM wanted w
 WHERE NOT EXISTS (
-    SELECT FROM (SELECT bot_id FROM bot_platforms WHERE platform = w.platform OFFSET 0) bp
+    SELECT FROM (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort OFFSET 0) bp
     CROSS JOIN LATERAL (
         SELECT FROM bots b
-        WHERE b.id = bp.bot_id AND (b.instance IS NULL OR b.instance = w.instance)
-            AND b.status = 'ok' AND NOT b.draining AND NOT b.closing AND b.capacity > 0 OFFSET 0) b
+        WHERE b.id = bp.bot_id AND {serves("b", "w")}
+            AND {HEALTHY.of(bot="b")} AND b.capacity > 0 OFFSET 0) b
     OFFSET 0)
 LIMIT :limit
 """)
 
-# What one bot may take when it has just finished something. Without `:any`, ready jobs that an assigner has tried
-# before are left to the assigners, while those still waiting out their backoff are not.
-_FOR_BOT_HEADS = """
-    SELECT h.id, h.priority, h.queued_at FROM {queues} q
-    CROSS JOIN LATERAL (
-        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
-    CROSS JOIN LATERAL (
-        SELECT id, priority, queued_at FROM (
-            SELECT id, priority, queued_at, units, considered, schedule_after FROM jobs
-            WHERE instance = q.instance AND platform = q.platform AND state = 'queued' AND schedule_after {null}
-            ORDER BY priority, queued_at, id LIMIT :look) first
-        WHERE units <= :room AND {condition}
-        ORDER BY priority, queued_at, id LIMIT :reach) h
-    WHERE {gate} AND (CAST(:instance AS integer) IS NULL OR q.instance = :instance)"""
-
-_NEW, _NEW_GATE = "(:any OR considered = 0)", "(:any OR NOT :literal)"
-# A job that rests because an attempt failed, and not because no bot was found, has been considered by nobody.
-_RESTING = "considered > 0 AND (:any OR schedule_after >= now())"
-
-FOR_BOT = text(f"""
-WITH RECURSIVE {waiting_queues("queues", "IS NULL")},
-{waiting_queues("resting", "IS NOT NULL")},
-heads AS MATERIALIZED (
-    SELECT id FROM (
-        {_FOR_BOT_HEADS.format(queues="queues", null="IS NULL", condition=_NEW, gate=_NEW_GATE)}
-        UNION ALL
-        {_FOR_BOT_HEADS.format(queues="resting", null="IS NOT NULL", condition=_RESTING, gate="true")}
-    ) both_kinds ORDER BY priority, queued_at, id LIMIT :reach
-)
-SELECT {_COLUMNS} FROM jobs
-WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
-    AND (coalesce(schedule_after, '-infinity') = '-infinity' OR considered > 0)
-ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+INSTANCES = text("""
+SELECT id FROM instances WHERE name = ANY (CAST(:names AS text[]))
+    OR pool IN (SELECT pool FROM instances WHERE name = ANY (CAST(:names AS text[])))
 """)
 
-INSTANCES = text("SELECT id FROM instances WHERE name = ANY (CAST(:names AS text[]))")
+
+@dataclass(frozen=True)
+class Scope:
+    """Which queues an assigner looks into: of these instances and cohorts, None for all, up to a quota's limit.
+
+    `cooldown`: seconds for which an eviction lowers an instance's maximum.
+    """
+
+    instances: Sequence[int] | None = None
+    cohorts: Sequence[int] | None = None
+    guard: Guard = Guard.MAX
+    cooldown: float = EVICTION_COOLDOWN
+
+    def values(self) -> dict[str, Any]:
+        """What the queries ask for."""
+        return {
+            "instances": None if self.instances is None else list(self.instances),
+            "cohorts": None if self.cohorts is None else list(self.cohorts),
+            "cooldown": self.cooldown,
+        }
 
 
-def pick(
-    connection: Connection, *, order: Order, batch: int, instances: Sequence[int] | None, chance: random.Random
-) -> list[ReadyJob]:
+def pick(connection: Connection, scope: Scope, *, order: Order, batch: int, chance: random.Random) -> list[ReadyJob]:
     """Lock jobs for which a free bot is there, in `order`: up to `batch`, and no more than there are free units.
 
+    Of an instance with a quota come jobs that fit into what it may still have, though together they may be too many.
     Rows that others hold are skipped.
     """
     rows = connection.execute(
-        PICK[order],
+        PICK[order, scope.guard],
         {
-            "instances": None if instances is None else list(instances),
+            **scope.values(),
+            "jobs_look": JOBS_LOOK,
+            "sizes": SIZES,
             "start": chance.random(),
             "look": LOOK,
             "reach": REACH,
             "batch": batch,
         },
     )
-    return [_job(row) for row in rows]
+    return [ready_job(row) for row in rows]
 
 
-def unserved(connection: Connection, *, instances: Sequence[int] | None, limit: int) -> list[Queue]:
+def unserved(connection: Connection, scope: Scope, *, limit: int) -> list[Queue]:
     """Queues that hold ready jobs which no healthy bot satisfies, whether free or full."""
-    where = {"instances": None if instances is None else list(instances), "limit": limit}
-    return [Queue(row.instance, row.platform) for row in connection.execute(UNSERVED, where)]
+    rows = connection.execute(UNSERVED, {**scope.values(), "limit": limit})
+    return [Queue(row.cohort, row.instance, row.platform) for row in rows]
 
 
-def pick_for_bot(
-    connection: Connection, *, bot_id: int, instance: int | None, room: int, limit: int, any_wait: bool, literal: bool
-) -> list[ReadyJob]:
-    """Lock up to `limit` jobs that this bot satisfies and that fit into `room` units, most urgent first.
-
-    Without `any_wait`: new jobs and jobs still in backoff, but none whose backoff has run out, which are the
-    assigners' (BuildGrid, proactive fetching). `literal` leaves out the new ones too, as a bare comparison of times
-    would. With `any_wait`: every queued job.
-    """
-    rows = connection.execute(
-        FOR_BOT,
-        {
-            "bot_id": bot_id,
-            "instance": instance,
-            "room": room,
-            "limit": limit,
-            "look": max(JOBS_LOOK, limit * REACH),
-            "reach": limit * REACH,
-            "any": any_wait,
-            "literal": literal,
-        },
-    )
-    return [_job(row) for row in rows]
-
-
-def _job(row: Row[Any]) -> ReadyJob:
+def ready_job(row: Row[Any]) -> ReadyJob:
+    """The job of a row with `COLUMNS`."""
     return ReadyJob(
         row.id,
         str(row.public_id),
+        row.cohort,
         row.instance,
         row.platform,
         row.priority,
@@ -249,5 +216,5 @@ def _job(row: Row[Any]) -> ReadyJob:
 
 
 def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:
-    """The ids of those instances that exist."""
+    """The ids of those instances that exist, and of the others in their pools, which are scheduled together."""
     return [row.id for row in connection.execute(INSTANCES, {"names": list(names)})]

@@ -15,6 +15,7 @@ MAX_TIMEOUT = 31_536_000.0
 MAX_TRIES = 100
 MAX_KEY_BYTES = 200
 MAX_HINT_BYTES = 200
+MAX_DEDUP_KEY_BYTES = 200
 DEFAULT_INSTANCE = "default"
 #: Of one property; only the first bad one is told.
 Values = Annotated[list[str], Field(fail_fast=True)]
@@ -47,11 +48,25 @@ class JobRequest(Payload):
     label: str = Field(default="", description="for listing; at most 64 bytes")
     locality_hint: str | None = Field(default=None, min_length=1, description="jobs with one hint like one bot")
     timeout_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="of run time; unset = none")
+    queue_timeout_seconds: float | None = Field(
+        default=None, gt=0, le=MAX_TIMEOUT, description="from the submit on; a job that still waits then is given up"
+    )
+    dedup_key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="joins the unfinished job of the instance that has the same one, whatever else is asked for here, "
+        "instead of making another; at most 200 bytes",
+    )
     max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
     retry_failed: bool = Field(default=False, description="whether a command that fails is tried again")
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
         """The request as `moves.submit` takes it; `instance` is for one that names none. Raises BadInput."""
+        # Keys remember the digest of their request, so what came later is in it only if it is given.
+        later = {
+            "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
+            "queue_timeout_seconds": self.queue_timeout_seconds,
+        }
         return {
             "instance": self.instance or instance,
             "properties": limits.normal_properties("properties", self.properties),
@@ -64,7 +79,7 @@ class JobRequest(Payload):
             "max_attempts": self.max_attempts,
             "retry_failed": self.retry_failed,
             "payload": self._payload(),
-        }
+        } | {name: value for name, value in later.items() if value is not None}
 
     def _payload(self) -> dict[str, Any]:
         if not self.command[0]:

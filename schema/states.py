@@ -10,6 +10,7 @@ class JobState(StrEnum):
     """Where a job is. The last four are final: the database refuses to leave them."""
 
     QUEUED = "queued"
+    PARKED = "parked"  # held aside until an operator releases it
     LEASED = "leased"  # granted to a bot that has not acknowledged it yet
     RUNNING = "running"
     CANCELLING = "cancelling"  # somebody asked to cancel it; its bot has not confirmed
@@ -46,7 +47,8 @@ _J = JobState
 
 #: from → every state that one move may lead to. A job is born `queued`.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    _J.QUEUED: frozenset({_J.LEASED, _J.CANCELLED}),
+    _J.QUEUED: frozenset({_J.LEASED, _J.PARKED, _J.CANCELLED, _J.DEAD}),
+    _J.PARKED: frozenset({_J.QUEUED, _J.CANCELLED}),
     _J.LEASED: frozenset({_J.RUNNING, _J.CANCELLING, _J.QUEUED} | FINAL),
     _J.RUNNING: frozenset({_J.CANCELLING, _J.QUEUED} | FINAL),
     _J.CANCELLING: frozenset(FINAL),

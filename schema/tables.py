@@ -1,7 +1,7 @@
 """The tables as they are now. The migrations, replayed, must give the same (a test compares the catalogs).
 
-Instances and platforms are small dictionaries whose rows are never deleted, so `jobs` and `leases` carry their ids
-without foreign keys: on the hottest tables each would cost a lookup and a row lock per insert.
+Instances, cohorts and platforms are small dictionaries whose rows are hardly ever deleted, so `jobs` and `leases` carry
+their ids without foreign keys: on the hottest tables each would cost a lookup and a row lock per insert.
 """
 
 from sqlalchemy import (
@@ -15,7 +15,6 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -23,52 +22,46 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP, UUID
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
-SCHEMA = "leasehold"
+from schema import administration
+from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
-metadata = MetaData(
-    schema=SCHEMA,
-    naming_convention={"pk": "%(table_name)s_pkey"},
-)
+__all__ = ["SCHEMA", "administration", "metadata"]
 
-NAME_FORM = "name ~ '^[a-z0-9][a-z0-9._-]{0,62}$'"
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 READY = "state = 'queued' AND schedule_after IS NULL"
+QUEUE = "cohort instance platform"
+SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = "state = 'queued' AND schedule_after IS NOT NULL"
 
-_time = TIMESTAMP(timezone=True)
-_now = text("now()")
-
-
-def _id(kind: type[BigInteger] | type[Integer] = BigInteger) -> Column[int]:
-    return Column("id", kind, Identity(), primary_key=True)
-
-
-instances = Table(
-    "instances",
+reservations = Table(
+    "reservations",
     metadata,
-    _id(Integer),
-    Column("name", Text, nullable=False),
-    Column("created_at", _time, nullable=False, server_default=_now),
-    UniqueConstraint("name", name="instances_name_key"),
-    CheckConstraint(NAME_FORM, name="instances_name_form"),
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("bot_id", BigInteger, nullable=False),
+    Column("units", Integer, nullable=False),
+    Column("until", TIME, nullable=False),
+    PrimaryKeyConstraint("job_id"),
+    CheckConstraint("units >= 1", name="reservations_units_positive"),
+    Index("reservations_of_bot", "bot_id"),
+    Index("reservations_until", "until"),
 )
 
 platforms = Table(
     "platforms",
     metadata,
-    _id(Integer),
+    identity(Integer),
     Column("digest", LargeBinary, nullable=False),
     Column("properties", JSONB, nullable=False),
-    Column("created_at", _time, nullable=False, server_default=_now),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
     UniqueConstraint("digest", name="platforms_digest_key"),
 )
 
 jobs = Table(
     "jobs",
     metadata,
-    _id(),
+    identity(),
     Column("public_id", UUID(as_uuid=True), nullable=False, server_default=func.gen_random_uuid()),
     Column("instance", Integer, nullable=False),
     Column("platform", Integer, nullable=False),
@@ -86,21 +79,26 @@ jobs = Table(
     Column("timeout_seconds", Double),
     Column("locality_hint", Text),
     Column("reason", Text),
-    Column("created_at", _time, nullable=False, server_default=_now),
-    Column("queued_at", _time, nullable=False, server_default=_now),
-    Column("schedule_after", _time),
-    Column("started_at", _time),
-    Column("finished_at", _time),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    Column("queued_at", TIME, nullable=False, server_default=NOW),
+    Column("schedule_after", TIME),
+    Column("started_at", TIME),
+    Column("finished_at", TIME),
+    Column("cohort", Integer, nullable=False, server_default=text("0")),
+    Column("evictions", Integer, nullable=False, server_default=text("0")),
+    Column("queue_deadline", TIME),
+    Column("dedup_key", Text),
+    Column("abandoned_at", TIME),
     UniqueConstraint("public_id", name="jobs_public_id_key"),
     CheckConstraint(
-        "state IN ('queued', 'leased', 'running', 'cancelling', 'succeeded', 'failed', 'cancelled', 'dead')",
+        "state IN ('queued', 'parked', 'leased', 'running', 'cancelling', 'succeeded', 'failed', 'cancelled', 'dead')",
         name="jobs_state_known",
     ),
     CheckConstraint(
         "(finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled', 'dead'))",
         name="jobs_finished_at_iff_final",
     ),
-    CheckConstraint("schedule_after IS NULL OR state = 'queued'", name="jobs_backoff_only_queued"),
+    CheckConstraint("schedule_after IS NULL OR state IN ('queued', 'parked')", name="jobs_backoff_only_waiting"),
     CheckConstraint("priority BETWEEN -1000 AND 1000", name="jobs_priority_range"),
     CheckConstraint("octet_length(label) <= 64", name="jobs_label_bounded"),
     CheckConstraint("octet_length(locality_hint) <= 200", name="jobs_locality_hint_bounded"),
@@ -108,22 +106,29 @@ jobs = Table(
     CheckConstraint("max_attempts >= 1", name="jobs_max_attempts_positive"),
     CheckConstraint("attempts BETWEEN 0 AND max_attempts", name="jobs_attempts_bounded"),
     CheckConstraint("kills BETWEEN 0 AND 3", name="jobs_kills_bounded"),
+    CheckConstraint("evictions >= 0", name="jobs_evictions_positive"),
+    CheckConstraint("octet_length(dedup_key) BETWEEN 1 AND 200", name="jobs_dedup_key_bounded"),
     CheckConstraint("fence >= 0", name="jobs_fence_positive"),
     CheckConstraint("result_fence IS NULL OR result_fence = fence", name="jobs_result_is_current"),
     CheckConstraint("timeout_seconds > 0 AND timeout_seconds <= 31536000", name="jobs_timeout_finite"),
-    Index(
-        "jobs_ready_priority",
-        "instance", "platform", "priority", "queued_at", "id",
-        postgresql_where=text(READY),
-    ),
-    Index("jobs_ready_age", "instance", "platform", "queued_at", "id", postgresql_where=text(READY)),
-    Index(
-        "jobs_backoff_priority",
-        "instance", "platform", "priority", "queued_at", "id",
-        postgresql_where=text(BACKOFF),
-    ),
+    Index("jobs_ready_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(READY)),
+    Index("jobs_ready_age", *f"{QUEUE} queued_at id".split(), postgresql_where=text(READY)),
+    Index("jobs_ready_units", *f"{QUEUE} units priority queued_at id".split(), postgresql_where=text(READY)),
+    Index("jobs_backoff_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(BACKOFF)),
     Index("jobs_backoff_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered > 0")),
     Index("jobs_retry_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered = 0")),
+    Index(
+        "jobs_queue_deadline",
+        "queue_deadline",
+        postgresql_where=text("state = 'queued' AND queue_deadline IS NOT NULL"),
+    ),
+    Index(
+        "jobs_waiting_label",
+        "label", "state", "instance", "priority",
+        postgresql_where=text("state IN ('queued', 'parked') AND label <> ''"),
+    ),
+    Index("jobs_parked", "instance", "priority", postgresql_where=text("state = 'parked'")),
+    Index("jobs_dedup", "instance", "dedup_key", unique=True, postgresql_where=text(SHARED)),
     Index("jobs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
 )  # fmt: skip
 
@@ -154,6 +159,7 @@ submit_keys = Table(
     Column("key", Text, nullable=False),
     Column("request_hash", LargeBinary, nullable=False),
     Column("job_id", BigInteger, nullable=False),
+    Column("follower", UUID(as_uuid=True)),
     PrimaryKeyConstraint("instance", "key"),
     CheckConstraint("octet_length(key) BETWEEN 1 AND 200", name="submit_keys_key_bounded"),
     Index("submit_keys_of_job", "job_id"),
@@ -162,7 +168,7 @@ submit_keys = Table(
 bots = Table(
     "bots",
     metadata,
-    _id(),
+    identity(),
     Column("name", Text, nullable=False),
     Column("epoch", BigInteger, nullable=False, server_default=text("0")),
     Column("session", LargeBinary),
@@ -176,15 +182,20 @@ bots = Table(
     Column("in_use", Integer, nullable=False, server_default=text("0")),
     Column("properties", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
     Column("sample_key", Double, nullable=False, server_default=func.random()),
-    Column("opened_at", _time),
-    Column("expires_at", _time),
+    Column("opened_at", TIME),
+    Column("expires_at", TIME),
+    Column("labels", ARRAY(Text), nullable=False, server_default=NO_LABELS),
+    Column("cohort", Integer, nullable=False, server_default=text("0")),
+    Column("pool", Text),
+    Column("reserved", Integer, nullable=False, server_default=text("0")),
+    Column("drain_deadline", TIME),
     Column(
         "free",
         Boolean,
-        Computed("status = 'ok' AND NOT draining AND NOT closing AND in_use < capacity", persisted=True),
+        Computed("status = 'ok' AND NOT draining AND NOT closing AND in_use + reserved < capacity", persisted=True),
     ),
     UniqueConstraint("name", name="bots_name_key"),
-    CheckConstraint(NAME_FORM, name="bots_name_form"),
+    CheckConstraint(name_form(), name="bots_name_form"),
     CheckConstraint("status IN ('ok', 'unhealthy', 'draining', 'gone')", name="bots_status_known"),
     CheckConstraint("0 <= in_use AND in_use <= capacity", name="bots_capacity_kept"),
     CheckConstraint("(session IS NULL) = (status = 'gone')", name="bots_session_iff_present"),
@@ -192,7 +203,12 @@ bots = Table(
     CheckConstraint("priority BETWEEN -1000 AND 1000", name="bots_priority_range"),
     CheckConstraint("sample_key >= 0 AND sample_key < 1", name="bots_sample_key_range"),
     Index("bots_present", "id", postgresql_where=text("status <> 'gone'")),
-    Index("bots_free", "sample_key", postgresql_where=text("free")),
+    CheckConstraint(name_form("pool"), name="bots_pool_form"),
+    CheckConstraint("instance IS NULL OR pool IS NULL", name="bots_serve_instance_or_pool"),
+    CheckConstraint("reserved >= 0", name="bots_reserved_positive"),
+    Index("bots_free", "cohort", "instance", "pool", "sample_key", postgresql_where=text("free")),
+    Index("bots_of_cohort", "cohort", "instance", "pool", "sample_key", postgresql_where=text("status <> 'gone'")),
+    Index("bots_drain_deadline", "drain_deadline", postgresql_where=text("draining AND drain_deadline IS NOT NULL")),
 )
 
 bot_answers = Table(
@@ -211,8 +227,9 @@ bot_platforms = Table(
     Column("platform", Integer, nullable=False),
     Column("bot_id", BigInteger, nullable=False),
     Column("sample_key", Double, nullable=False),
+    Column("cohort", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("platform", "bot_id"),
-    Index("bot_platforms_sample", "platform", "sample_key", postgresql_include=["bot_id"]),
+    Index("bot_platforms_sample", "platform", "cohort", "sample_key", postgresql_include=["bot_id"]),
     Index("bot_platforms_of_bot", "bot_id"),
 )
 
@@ -223,6 +240,7 @@ bot_localities = Table(
     Column("hint", Text, nullable=False),
     Column("seq", BigInteger, Identity(), nullable=False),
     PrimaryKeyConstraint("bot_id", "hint"),
+    Index("bot_localities_of_hint", "hint", "seq"),
 )
 
 leases = Table(
@@ -238,29 +256,40 @@ leases = Table(
     Column("assigner", Text, nullable=False),
     Column("strategy", Text, nullable=False),
     Column("stop_reason", Text),
-    Column("granted_at", _time, nullable=False, server_default=_now),
-    Column("delivered_at", _time),
-    Column("acknowledged_at", _time),
-    Column("due_at", _time),
-    Column("ended_at", _time),
+    Column("granted_at", TIME, nullable=False, server_default=NOW),
+    Column("delivered_at", TIME),
+    Column("acknowledged_at", TIME),
+    Column("due_at", TIME),
+    Column("ended_at", TIME),
+    Column("cohort", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("job_id", "fence"),
     CheckConstraint(
         "state IN ('pending', 'active', 'cancelling', 'completed', 'cancelled')", name="leases_state_known"
     ),
     CheckConstraint("(ended_at IS NOT NULL) = (state IN ('completed', 'cancelled'))", name="leases_ended_iff_over"),
-    CheckConstraint("stop_reason IN ('cancel', 'unacknowledged', 'timeout')", name="leases_stop_reason_known"),
+    CheckConstraint(
+        "stop_reason IN ('cancel', 'unacknowledged', 'timeout', 'preempt', 'drain')", name="leases_stop_reason_known"
+    ),
     CheckConstraint("units >= 1", name="leases_units_positive"),
     Index("leases_one_live_per_job", "job_id", unique=True, postgresql_where=text(LIVE)),
     Index("leases_live_of_bot", "bot_id", postgresql_where=text(LIVE)),
+    Index("leases_live_of_instance", "instance", postgresql_where=text(LIVE)),
     Index("leases_live_due", "due_at", postgresql_where=text(f"{LIVE} AND due_at IS NOT NULL")),
+    Index(
+        "leases_stopping",
+        "cohort",
+        "instance",
+        postgresql_include=["units"],
+        postgresql_where=text("state = 'cancelling'"),
+    ),
 )
 
 job_events = Table(
     "job_events",
     metadata,
-    _id(),
+    identity(),
     Column("job_id", BigInteger, nullable=False),
-    Column("at", _time, nullable=False, server_default=func.clock_timestamp()),
+    Column("at", TIME, nullable=False, server_default=func.clock_timestamp()),
     Column("move", Text, nullable=False),
     Column("from_state", Text),
     Column("to_state", Text, nullable=False),
@@ -270,40 +299,15 @@ job_events = Table(
     Index("job_events_of_job", "job_id", "id"),
 )
 
-tokens = Table(
-    "tokens",
+job_followers = Table(
+    "job_followers",
     metadata,
-    Column("id", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("digest", LargeBinary, nullable=False),
-    Column("instance", Text),
-    Column("bot", Text),
-    Column("priority_ceiling", Integer),
-    Column("properties", JSONB),
-    Column("created_at", _time, nullable=False, server_default=_now),
-    Column("expires_at", _time),
-    Column("revoked_at", _time),
-    PrimaryKeyConstraint("id"),
-    CheckConstraint("kind IN ('submitter', 'bot', 'operator')", name="tokens_kind_known"),
-)
-
-ticks = Table(
-    "ticks",
-    metadata,
-    Column("name", Text, nullable=False),
-    Column("at", _time, nullable=False),
-    Column("grace_until", _time, nullable=False),
-    PrimaryKeyConstraint("name"),
-)
-
-audit = Table(
-    "audit",
-    metadata,
-    _id(),
-    Column("at", _time, nullable=False, server_default=func.clock_timestamp()),
+    Column("public_id", UUID(as_uuid=True), nullable=False, server_default=func.gen_random_uuid()),
+    Column("job_id", BigInteger, nullable=False),
     Column("actor", Text, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("subject", Text, nullable=False),
-    Column("details", JSONB),
-    Index("audit_of_actor", "actor", "action", "subject", "at"),
+    Column("priority", Integer, nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    Column("cancelled_at", TIME),
+    PrimaryKeyConstraint("public_id"),
+    Index("job_followers_of_job", "job_id"),
 )

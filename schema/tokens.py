@@ -13,106 +13,24 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import assert_never
 
 from sqlalchemy import Connection, bindparam, false, func, insert, null, select, update
 
 from schema import audit, limits
-from schema.errors import BadInput, Forbidden, NotFound, Unauthorised
-from schema.tables import tokens
+from schema.administration import tokens
+from schema.errors import BadInput, NotFound, Unauthorised
+from schema.principals import ANY_VALUE, Kind, Principal
+
+__all__ = ["Described", "Kind", "Principal", "create", "digest", "list_tokens", "parse", "revoke", "verify"]
 
 #: Longest life a token may be given, seconds (a year).
 MAX_LIFE = 31_536_000.0
-#: An allowed value that stands for every value of its key.
-ANY_VALUE = "*"
 
 _FORM = re.compile(r"lh_(submitter|bot|operator)_([0-9a-f]{12})_([0-9a-f]{64})([0-9a-f]{8})")
 _ID = re.compile(r"[0-9a-f]{12}")
 #: Compared against when there is no such token, so that an absent one takes as long as a wrong one.
 _NOBODY = hashlib.sha256(b"nobody").digest()
-
-
-class Kind(StrEnum):
-    """What the holder of a token is."""
-
-    SUBMITTER = "submitter"
-    BOT = "bot"
-    OPERATOR = "operator"
-
-
-@dataclass(frozen=True)
-class Principal:
-    """The holder of a verified token, and what it may do.
-
-    instance: the only instance it may touch; None = every one. For a bot: the only one it may serve.
-    bot: the bot name it may use, exact or a prefix that ends in `*`; only bots have one.
-    priority_ceiling: the most urgent (lowest) priority it may ask for; None = any.
-    properties: the keys and values a bot may declare (`*` = any value); None = any.
-    """
-
-    kind: Kind
-    id: str
-    instance: str | None = None
-    bot: str | None = None
-    priority_ceiling: int | None = None
-    properties: Mapping[str, Sequence[str]] | None = None
-
-    @property
-    def actor(self) -> str:
-        """How events and the audit name this holder."""
-        return f"{self.kind}:{self.id}"
-
-    @property
-    def is_operator(self) -> bool:
-        return self.kind is Kind.OPERATOR
-
-    @property
-    def instances(self) -> list[str] | None:
-        """The instances whose jobs it may see; None = all."""
-        return None if self.instance is None else [self.instance]
-
-    def may_use_instance(self, name: str) -> bool:
-        """Whether it may submit to, and see, the instance `name`."""
-        match self.kind:
-            case Kind.OPERATOR:
-                return True
-            case Kind.SUBMITTER:
-                return self.instance is None or self.instance == name
-            case Kind.BOT:
-                return False
-            case _ as never:
-                assert_never(never)
-
-    def may_use_priority(self, priority: int) -> bool:
-        """Whether `priority` (lower = more urgent) is not above its ceiling."""
-        return self.priority_ceiling is None or priority >= self.priority_ceiling
-
-    def may_be_bot(self, name: str) -> bool:
-        """Whether it may speak for the bot `name`."""
-        if self.kind is not Kind.BOT or self.bot is None:
-            return False
-        if self.bot.endswith("*"):
-            return name.startswith(self.bot[:-1])
-        return name == self.bot
-
-    def check_bot(self, name: str) -> None:
-        """Raise Forbidden unless it may speak for the bot `name`."""
-        if not self.may_be_bot(name):
-            raise Forbidden(f"bot: this token is not for a bot named '{limits.escaped(name, 80)}'")
-
-    def check_session(self, name: str, *, instance: str | None, properties: Mapping[str, Sequence[str] | str]) -> None:
-        """Raise Forbidden unless it may open a session as bot `name` with these properties for this instance."""
-        self.check_bot(name)
-        if self.instance is not None and instance != self.instance:
-            raise Forbidden(f"instance: this token is for bots that serve only '{self.instance}'")
-        if self.properties is None:
-            return
-        for key, given in properties.items():
-            allowed = self.properties.get(key, ())
-            values = [given] if isinstance(given, str) else given
-            if ANY_VALUE not in allowed and not set(values) <= set(allowed):
-                raise Forbidden(f"properties.{limits.escaped(key, 60)}: this token may not declare that value")
 
 
 @dataclass(frozen=True)
@@ -128,6 +46,8 @@ class Described:
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    labels: Sequence[str] | None
+    pool: str | None
 
 
 # One token by its id, with the database's word on its age.
@@ -157,17 +77,20 @@ def create(
     bot: str | None = None,
     priority_ceiling: int | None = None,
     properties: Mapping[str, str | Sequence[str]] | None = None,
+    labels: Sequence[str] | None = None,
+    pool: str | None = None,
     expires_in: float | None = None,
     actor: str = "local",
 ) -> str:
     """Store a new token and return its text, which cannot be had again.
 
     A submitter may have an instance and a priority ceiling (-1000…1000), a bot must have a name pattern and may have
-    an instance and an allow-list, an operator has none of them. `expires_in` is in seconds, at most a year. Raises
-    BadInput naming the argument.
+    an instance or a pool, and allow-lists of properties and labels, an operator has none of them. `expires_in` is in
+    seconds, at most a year. Raises BadInput naming the argument.
     """
     chosen = _kind(kind)
-    _check_scope(chosen, instance=instance, bot=bot, ceiling=priority_ceiling, listed=properties is not None)
+    _check_scope(chosen, instance=instance, bot=bot, ceiling=priority_ceiling)
+    _check_declared(chosen, properties=properties, labels=labels, pool=pool, instance=instance)
     if expires_in is not None and not 0 < expires_in <= MAX_LIFE:
         raise BadInput("expires_in", f"must be more than 0 and at most {MAX_LIFE:.0f} seconds")
     allowed = None if properties is None else limits.normal_properties("properties", properties)
@@ -182,10 +105,19 @@ def create(
         "bot": bot,
         "priority_ceiling": priority_ceiling,
         "properties": null() if allowed is None else allowed,
+        "labels": None if labels is None else sorted(set(labels)),
+        "pool": pool,
     }
     expires = None if expires_in is None else func.now() + timedelta(seconds=expires_in)
     connection.execute(insert(tokens).values(**row, expires_at=expires))
-    scope = {"kind": str(chosen), "instance": instance, "bot": bot, "expires_in": expires_in}
+    scope = {
+        "kind": str(chosen),
+        "instance": instance,
+        "bot": bot,
+        "pool": pool,
+        "labels": row["labels"],
+        "expires_in": expires_in,
+    }
     audit.write(connection, "token.create", actor=actor, subject=identity, details=scope)
     return token
 
@@ -209,6 +141,8 @@ def verify(connection: Connection, token: str) -> Principal:
         bot=row["bot"],
         priority_ceiling=row["priority_ceiling"],
         properties=row["properties"],
+        labels=row["labels"],
+        pool=row["pool"],
     )
 
 
@@ -253,12 +187,12 @@ def _kind(kind: Kind | str) -> Kind:
         raise BadInput("kind", f"'{limits.escaped(kind, 40)}' is not one of submitter, bot, operator") from None
 
 
-def _check_scope(kind: Kind, *, instance: str | None, bot: str | None, ceiling: int | None, listed: bool) -> None:
+def _check_scope(kind: Kind, *, instance: str | None, bot: str | None, ceiling: int | None) -> None:
     if instance is not None:
         limits.check_name("instance", instance)
     match kind:
         case Kind.SUBMITTER:
-            foreign = {"bot": bot is not None, "properties": listed}
+            foreign = {"bot": bot is not None}
         case Kind.BOT:
             foreign = {"priority_ceiling": ceiling is not None}
             if bot is None:
@@ -267,11 +201,37 @@ def _check_scope(kind: Kind, *, instance: str | None, bot: str | None, ceiling: 
                 limits.check_name("bot", bot.removesuffix("*"))
         case Kind.OPERATOR:
             names = {"instance": instance, "bot": bot, "priority_ceiling": ceiling}
-            foreign = {name: value is not None for name, value in names.items()} | {"properties": listed}
+            foreign = {name: value is not None for name, value in names.items()}
         case _ as never:
             assert_never(never)
     for name, given in foreign.items():
         if given:
-            raise BadInput(name, f"means nothing for a token of kind {kind}")
+            raise _meaningless(name, kind)
     if ceiling is not None and not limits.PRIORITY_MIN <= ceiling <= limits.PRIORITY_MAX:
         raise BadInput("priority_ceiling", f"must be between {limits.PRIORITY_MIN} and {limits.PRIORITY_MAX}")
+
+
+def _check_declared(
+    kind: Kind,
+    *,
+    properties: Mapping[str, str | Sequence[str]] | None,
+    labels: Sequence[str] | None,
+    pool: str | None,
+    instance: str | None,
+) -> None:
+    """Raise BadInput unless a token of this kind may limit its holder to what bots declare."""
+    if kind is not Kind.BOT:
+        for name, value in {"properties": properties, "labels": labels, "pool": pool}.items():
+            if value is not None:
+                raise _meaningless(name, kind)
+    for label in labels or ():
+        if not limits.check_text("labels", label, limits.MAX_LABEL):
+            raise BadInput("labels", "a label must not be empty")
+    if pool is not None:
+        limits.check_name("pool", pool)
+        if instance is not None:
+            raise BadInput("pool", "means nothing together with instance: a bot serves one of them")
+
+
+def _meaningless(field: str, kind: Kind) -> BadInput:
+    return BadInput(field, f"means nothing for a token of kind {kind}")

@@ -54,10 +54,23 @@ JOB_AND_LEASE_AGREE = Invariant(
 
 CAPACITY_IS_KEPT = Invariant(
     "S3",
-    "bots whose units in use are not those of their live leases, or exceed their capacity",
+    "bots whose units in use or reserved are not those of their live leases or reservations, or exceed their capacity",
     """SELECT b.id
-       FROM bots b LEFT JOIN (SELECT bot_id, sum(units) AS units FROM live GROUP BY bot_id) l ON l.bot_id = b.id
-       WHERE b.in_use <> coalesce(l.units, 0) OR b.in_use NOT BETWEEN 0 AND b.capacity""",
+       FROM bots b
+       LEFT JOIN (SELECT bot_id, sum(units) AS units FROM live GROUP BY bot_id) l ON l.bot_id = b.id
+       LEFT JOIN (SELECT bot_id, sum(units) AS units FROM reservations GROUP BY bot_id) r ON r.bot_id = b.id
+       WHERE b.in_use <> coalesce(l.units, 0) OR b.in_use NOT BETWEEN 0 AND b.capacity
+          OR b.reserved <> coalesce(r.units, 0)""",
+)
+
+USAGE_IS_COUNTED = Invariant(
+    "S4",
+    "quotas (cohort/instance) whose usage is not that of the live leases",
+    """SELECT q.cohort || '/' || q.instance AS id
+       FROM quotas q
+       LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM live GROUP BY cohort, instance) l
+           ON l.cohort = q.cohort AND l.instance = q.instance
+       WHERE q.usage <> coalesce(l.units, 0)""",
 )
 
 RESULT_IS_CURRENT = Invariant(
@@ -99,7 +112,7 @@ LEASES_OF_LIVE_SESSIONS = Invariant(
 
 NO_JOB_IS_DROPPED = Invariant(
     "S10",
-    "jobs whose state is not that of their last event, and ids in events, payloads or leases that are no job's",
+    "jobs whose state is not that of their last event, and job ids elsewhere that are no job's",
     """SELECT j.id
        FROM jobs j
        LEFT JOIN (SELECT DISTINCT ON (job_id) job_id, to_state FROM job_events ORDER BY job_id, id DESC) e
@@ -107,7 +120,9 @@ NO_JOB_IS_DROPPED = Invariant(
        WHERE j.state IS DISTINCT FROM e.to_state
        UNION ALL
        SELECT o.job_id
-       FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases) o
+       FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
+             UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys
+             UNION SELECT job_id FROM reservations) o
        LEFT JOIN jobs j ON j.id = o.job_id
        WHERE j.id IS NULL""",
 )
@@ -124,14 +139,17 @@ HISTORY_IS_A_CHAIN = Invariant(
 # A session that is over may have had other properties: only the current one can be judged.
 PLACEMENT_IS_LEGAL = Invariant(
     "S13",
-    "jobs leased to a bot that lacks a required property or does not serve their instance",
+    "jobs leased to a bot that lacks a required property, or does not serve their instance, or in another cohort",
     """SELECT l.job_id AS id
        FROM live l
        JOIN jobs j ON j.id = l.job_id
        JOIN bots b ON b.id = l.bot_id AND b.epoch = l.bot_epoch
        LEFT JOIN platforms p ON p.id = j.platform
+       LEFT JOIN instances i ON i.id = j.instance
        WHERE (b.properties @> p.properties) IS NOT TRUE
           OR b.instance <> j.instance
+          OR b.pool IS NOT NULL AND b.pool IS DISTINCT FROM i.pool
+          OR l.cohort <> j.cohort
           OR l.instance <> j.instance""",
 )
 
@@ -146,6 +164,7 @@ INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
     CAPACITY_IS_KEPT,
+    USAGE_IS_COUNTED,
     RESULT_IS_CURRENT,
     FINAL_STAYS_FINAL,
     FENCE_NEVER_GOES_BACK,

@@ -48,9 +48,9 @@ class Pool:
                 setattr(self, name, value)
             self.changed.notify_all()
 
-    def cancel(self, key: tuple[str, int]) -> None:
+    def cancel(self, key: tuple[str, int], *, reason: str = "cancel") -> None:
         with self.changed:
-            self.leases[key]["state"] = "cancelling"
+            self.leases[key] |= {"state": "cancelling", "stop_reason": reason}
             self.changed.notify_all()
 
     def revoke(self, key: tuple[str, int]) -> None:

@@ -14,10 +14,10 @@ JOIN job_payloads p ON p.job_id = j.id ORDER BY j.id"""
 LEASES = """
 SELECT j.public_id, l.fence, l.state, b.name, b.status = 'ok' AND NOT b.draining AND NOT b.closing AS fit
 FROM live l JOIN jobs j ON j.id = l.job_id JOIN bots b ON b.id = l.bot_id ORDER BY l.job_id"""
-# Every grant is an attempt, unless it was given back, or its bot was lost before it had been told of it.
+# Every grant is an attempt, unless it was given back or evicted, or its bot was lost before it had been told of it.
 CHARGED = """
 SELECT j.public_id, j.attempts, count(*) FILTER (WHERE e.move = 'grant')
-    - count(*) FILTER (WHERE e.move = 'requeue')
+    - count(*) FILTER (WHERE e.move IN ('requeue', 'evict'))
     - count(*) FILTER (WHERE e.move = 'expire' AND l.delivered_at IS NULL) AS charged
 FROM jobs j JOIN job_events e ON e.job_id = j.id
 LEFT JOIN leases l ON l.job_id = j.id AND l.fence = e.fence - 1 GROUP BY j.id"""

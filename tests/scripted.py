@@ -103,7 +103,7 @@ def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST = handle_one
+        do_GET = do_POST = do_PUT = do_DELETE = handle_one
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from sqlalchemy import text
 
-from assigner import intake
+from assigner import backlog, intake
 from bots import gateway
 from bots.fetch import FetchSettings
 from bots.leases import Desk
@@ -74,7 +74,8 @@ def serving(
     source.start()
     chosen = settings or gateway.GatewaySettings(port=0)
     desk = Desk(database, timing=timing, fetch=FetchSettings(), now=clock.monotonic)
-    app = gateway.build(database, desk, chosen, timing=timing, wakeups=source, routers=[intake.router])
+    routers = [*intake.ROUTERS, backlog.router]
+    app = gateway.build(database, desk, chosen, timing=timing, wakeups=source, routers=routers)
     ready = threading.Event()
     found: list[str] = []
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from bots.output import CHUNK_BYTES
 from schema import clock, limits
 from tests.agents import Pool, processes, serving
@@ -83,6 +85,17 @@ def test_a_cancelled_lease_is_killed_and_confirmed(tmp_path: Path) -> None:
         outcome = pool.until(lambda: pool.outcomes.get(key))
         assert outcome["verdict"] == "stopped"
         assert not processes(tmp_path)
+
+
+def test_the_agent_logs_once_why_a_lease_is_to_be_stopped(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.05)
+    with capture_logs() as logs, serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", "trap 'sleep 0.3; exit' TERM; sleep 60 & wait")
+        pool.until(lambda: len(processes(tmp_path)) >= 2)
+        pool.cancel(key, reason="preempt")
+        pool.until(lambda: pool.outcomes.get(key))
+    told = [(each["job"], each["reason"]) for each in logs if each["event"] == "lease is to be stopped"]
+    assert told == [("job-1", "preempt")]
 
 
 def test_a_lease_that_is_cancelled_before_the_bot_knew_it_is_confirmed_without_running(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def connected(tmp_path: Path, database_url: str) -> Console:
         (["token", "create", "bot", "--expires-in", "soon"], "--expires-in: 'soon' is not a duration"),
         (["token", "create", "bot", "--property", "os"], "--property: 'os' is not KEY=VALUE"),
         (["bot", "--capacity", "0"], "--capacity: must be greater than or equal to 1"),
+        (["bot", "--pool", "a", "--instance", "b"], "--pool: pool means nothing together with instance"),
         (["bot", "--name", "Not A Name"], "--name: String should match pattern"),
         (["show"], "ID: is missing"),
         (["--config", "none.toml", "config", "check"], "none.toml: cannot be read: No such file or directory"),
@@ -140,7 +141,7 @@ def test_the_sample_is_the_defaults_and_names_every_setting(console: Console) ->
     assert config.load(SAMPLE, sections(), {}) == sections()()
     assert console.good("config", "check", str(SAMPLE)).splitlines()[-1] == f"{SAMPLE}: ok"
     # Keys that are unset stand in the sample as comments: set them, and all must be there.
-    text = re.sub(r"^# (?=[a-z_]+ = )", "", SAMPLE.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^# (?=[a-z_]+ = |\[\[[a-z]+\]\]$)", "", SAMPLE.read_text(), flags=re.MULTILINE)
     named = {tuple(step for step in path if isinstance(step, str)) for path in keys.lines(text)}
     assert set(settings_of(sections())) - named == set()
 
@@ -210,6 +211,13 @@ def test_a_token_is_shown_once_listed_without_its_secret_and_revoked(connected: 
 
     assert connected.good("token", "revoke", made["id"]) == f"{made['id']} is revoked\n"
     assert json.loads(connected.good("token", "list", "--json"))[0]["revoked_at"] is not None
+
+
+def test_a_bot_token_may_be_limited_to_labels_and_a_pool(connected: Console) -> None:
+    connected.good("token", "create", "bot", "--bot", "b1", "--label", "gpu", "--label", "a", "--pool", "blue")
+    (listed,) = json.loads(connected.good("token", "list", "--json"))
+    assert (listed["labels"], listed["pool"]) == (["a", "gpu"], "blue")
+    assert connected.refused("token", "create", "submitter", "--pool", "blue").startswith("pool: means nothing")
 
 
 def test_an_unknown_token_cannot_be_revoked(connected: Console) -> None:

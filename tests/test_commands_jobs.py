@@ -62,6 +62,25 @@ def test_show_tells_the_story_and_why_the_job_waits(stands: Gateway, capsys: pyt
     assert "\x1b" not in told
 
 
+def test_show_tells_who_shares_the_job_and_how_long_it_may_wait(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = {"joined": OTHER, "submissions": 3, "dedup_key": "all\x1b", "queue_deadline": f"{AT}9Z"}
+    stands.script = in_turn(Answer(STORY | shared))
+    call("show", JOB)
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert f"joined {OTHER}" in told
+    assert "submissions 3 want it, with the deduplication key 'all\\x1b'" in told
+    assert f"queue timeout 9.0 s, until {AT}9Z" in told
+
+
+def test_cancel_asks_for_all_submissions_only_if_it_was_told_to(stands: Gateway) -> None:
+    stands.script = in_turn(Answer({"jobs": [{"id": JOB, "state": "cancelled", "changed": True}]}))
+    call("cancel", JOB)
+    call("cancel", "--all-submissions", JOB)
+    assert [asked.body for asked in stands.asked] == [{"ids": [JOB]}, {"ids": [JOB], "all_submissions": True}]
+
+
 def test_show_prints_the_gateways_answer_as_json(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     stands.script = in_turn(Answer(STORY))
     call("show", "--json", JOB)
@@ -152,6 +171,16 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
                 "in_use": 1,
                 "upkeep": [{"name": "reap", "age_seconds": 0.5, "grace": False}],
                 "rates": {"submitted": 1.5, "granted": 1.0, "finished": 0.0},
+                "quotas": [
+                    {
+                        "cohort": "default",
+                        "instance": "ci",
+                        "usage": 1,
+                        "min_quota": 1,
+                        "max_quota": 7,
+                        "effective_max": 6,
+                    }
+                ],
             }
         ),
         Answer(
@@ -162,6 +191,9 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
                         "status": "ok",
                         "draining": True,
                         "instance": None,
+                        "pool": "builds",
+                        "labels": ["gpu"],
+                        "cohort": "gpus",
                         "priority": 0,
                         "capacity": 4,
                         "in_use": 1,
@@ -180,7 +212,9 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
     told = capsys.readouterr().out
     assert "1 ok; 1 of 4 units in use" in told
     assert "2 queued jobs are unmatchable" in told
+    assert "effective max" in told
     call("bots", "list")
-    assert "draining" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("draining", "gpus", "builds"))
     call("bots", "drain", "b1", "--reason", "disk")
     assert capsys.readouterr().out == "b1 takes no more work\n"

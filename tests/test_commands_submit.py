@@ -133,3 +133,32 @@ def test_a_job_that_is_too_large_for_what_is_on_the_way_is_told_as_such(stands: 
         call("submit", "--file", str(path))
     assert str(alone.value) == "job: is larger than what is taken on the way to the gateway"
     assert str(in_a_file.value) == f"{path}:2: is larger than what is taken on the way to the gateway"
+
+
+def test_submit_takes_a_deduplication_key_and_a_queue_timeout(stands: Gateway) -> None:
+    call("submit", "--dedup-key", "nightly", "--queue-timeout", "90", "--", "make")
+    job = stands.asked[0].body["jobs"][0]
+    assert (job["dedup_key"], job["queue_timeout_seconds"]) == ("nightly", 90)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"command": ["a"], "dedup_key": "%s"}' % ("é" * 101), "dedup_key: is 202 bytes long"),
+        ('{"command": ["a"], "queue_timeout_seconds": 0}', "queue_timeout_seconds: "),
+    ],
+)
+def test_lines_take_both_as_well_and_say_what_is_wrong_with_them(
+    stands: Gateway, tmp_path: Path, line: str, reason: str
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    good = '{"command": ["a"], "dedup_key": "nightly", "queue_timeout_seconds": 90}\n'
+    path.write_text(good)
+    call("submit", "--file", str(path))
+    assert stands.asked[0].body["jobs"][0].items() >= json.loads(good).items()
+    path.write_text(good + line)
+    with pytest.raises(BadInput) as refused:
+        call("submit", "--file", str(path))
+    assert str(refused.value).startswith(f"{path}:2: {reason}")
+    with pytest.raises(BadInput, match="--dedup-key"):
+        call("submit", "--file", str(path), "--dedup-key", "nightly")

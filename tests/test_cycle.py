@@ -182,7 +182,7 @@ def test_assigners_side_by_side_do_not_pick_the_same_jobs(pool: Pool) -> None:
     pool.bot(capacity=100)
     with pool.database.engine.begin() as one, pool.database.engine.begin() as two:
         picks = [
-            ready.pick(connection, order=ready.Order.PRIORITY, batch=10, instances=None, chance=pool.chance)
+            ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=10, chance=pool.chance)
             for connection in (one, two)
         ]
     found = [job.id for jobs in picks for job in jobs]

@@ -5,19 +5,21 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from sqlalchemy import ExceptionContext, event
 
 from bots.protocol import LeaseReport
-from schema import clock, verify
+from schema import clock, ledger, quotas, verify
 from schema.engine import Database, DatabaseSettings
-from schema.errors import Conflict
+from schema.errors import Conflict, NotFound
 from schema.timing import Timing
 from tests.patience import eventually
 from tests.pool import Bot, Pool, active, completed
 from tests.racing import ask_stop, cancel, drain, expire, retention
+from tests.tenancy import EAGER, Tenancy
 
 SECONDS = 5.0
 SAMPLE = 0.25
@@ -113,7 +115,26 @@ def submitting(pool: Pool, chance: random.Random) -> Callable[[], None]:
     return once
 
 
-KINDS: tuple[Kind, ...] = (syncing, syncing, cancelling, upkeep, assigning, submitting)
+def governing(pool: Pool, chance: random.Random) -> Callable[[], None]:
+    """Quotas come, change and go, minimums are reclaimed at once, and counters are compared."""
+    tenancy = Tenancy(pool)
+    assigner = tenancy.assigner(EAGER)
+
+    def once() -> None:
+        instance, minimum = chance.choice(("default", "tenant-1", "tenant-2", "tenant-3")), chance.randint(0, 3)
+        if chance.random() < 0.2:
+            with suppress(NotFound):
+                pool.database.run(lambda c: quotas.remove_quota(c, "default", instance, actor="test"))
+        else:
+            tenancy.quota(instance, minimum=minimum, maximum=chance.choice((None, minimum, minimum + 3)))
+        pool.submit(instance=instance, priority=chance.randint(-5, 0))
+        assigner.run_once()
+        assert pool.database.run(ledger.reconcile) == []
+
+    return once
+
+
+KINDS: tuple[Kind, ...] = (syncing, syncing, cancelling, upkeep, assigning, submitting, governing, governing)
 
 
 @pytest.fixture
@@ -122,7 +143,7 @@ def crowd(database_url: str, timing: Timing, chance: random.Random) -> Iterator[
 
     Otherwise a deadlock would be found no sooner than the lock timeout, which would hide it.
     """
-    settings = DatabaseSettings(pool=8, reserve=8)
+    settings = DatabaseSettings(pool=10, reserve=8)
     database = Database(database_url, settings, role="crowd", chance=chance)
     pool = Pool(database, timing, chance)
     pool.change(DEADLOCK_TIMEOUT)

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from bots.door import entries
 from bots.gateway import GatewaySettings
-from schema import tokens
+from schema import migrate, tokens
 from schema.engine import Database
 from schema.timing import Timing
 from tests.patience import eventually
@@ -33,12 +33,13 @@ def test_the_open_routes_need_no_token(served: Served) -> None:
 
 
 def test_a_database_of_another_version_is_not_ready(served: Served, database: Database) -> None:
+    needed = migrate.status(database).needed
     database.run(lambda c: c.execute(text("UPDATE alembic_version SET version_num = 'older'")))
     with served.client() as http:
         answer = http.get("/readyz")
-    database.run(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '0001'")))
+    database.run(lambda c: c.execute(text("UPDATE alembic_version SET version_num = :needed"), {"needed": needed}))
     assert answer.status_code == 503
-    assert answer.json()["detail"] == "schema older, need 0001; run: leasehold db upgrade"
+    assert answer.json()["detail"] == f"schema older, need {needed}; run: leasehold db upgrade"
     assert answer.headers["retry-after"] == "1"
 
 
@@ -93,8 +94,11 @@ def test_a_bot_may_only_be_what_its_token_says(served: Served) -> None:
         opened = http.post("/v1/sessions", json={"bot": "ci-1", "properties": {"os": "linux"}})
         foreign = http.post("/v1/sessions", json={"bot": "b1"})
         boaster = http.post("/v1/sessions", json={"bot": "ci-1", "properties": {"os": "mac"}})
+        intruders = [http.post("/v1/sessions", json={"bot": "ci-1"} | more).status_code for more in
+                     ({"labels": ["secure"]}, {"pool": "blue"})]  # fmt: skip
         identity = {"epoch": 1, "secret": opened.json()["secret"], "seq": 1}
         other = http.post("/v1/sync", json={"bot": "b1", **identity})
+    assert intruders == [403, 403]
     assert [opened.status_code, foreign.status_code, boaster.status_code, other.status_code] == [200, 403, 403, 403]
 
 

@@ -1,5 +1,6 @@
 """Submitting over the wire: what is kept, what is refused, and what is safe to repeat."""
 
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -25,6 +26,8 @@ def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Da
         "label": "nightly",
         "locality_hint": "core",
         "timeout_seconds": 60,
+        "queue_timeout_seconds": 3600,
+        "dedup_key": "nightly",
         "max_attempts": 7,
         "retry_failed": True,
     }
@@ -39,11 +42,14 @@ def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Da
         "label",
         "locality_hint",
         "timeout_seconds",
+        "dedup_key",
         "max_attempts",
         "retry_failed",
     )
     assert {name: shown[name] for name in same} == {name: job[name] for name in same}
     assert (shown["state"], shown["attempts"], shown["result"], shown["bot"]) == ("queued", 0, None, None)
+    created, deadline = (datetime.fromisoformat(shown[name]) for name in ("created_at", "queue_deadline"))
+    assert (deadline - created).total_seconds() == 3600
     (event,) = shown["events"]
     assert (event["move"], event["from"], event["to"]) == ("submit", None, "queued")
     assert event["actor"].startswith("operator:")
@@ -88,6 +94,12 @@ BAD_JOBS: list[tuple[str, dict[str, Any]]] = [
     ("timeout_seconds", {"timeout_seconds": 0}),
     ("timeout_seconds", {"timeout_seconds": 31536001}),
     ("timeout_seconds", {"timeout_seconds": 10**400}),
+    ("queue_timeout_seconds", {"queue_timeout_seconds": 0}),
+    ("queue_timeout_seconds", {"queue_timeout_seconds": 31536001}),
+    ("queue_timeout_seconds", {"queue_timeout_seconds": "60"}),
+    ("dedup_key", {"dedup_key": ""}),
+    ("dedup_key", {"dedup_key": "é" * 101}),
+    ("dedup_key", {"dedup_key": 1}),
     ("max_attempts", {"max_attempts": 0}),
     ("max_attempts", {"max_attempts": 101}),
     ("retry_failed", {"retry_failed": "yes"}),

@@ -180,7 +180,7 @@ def test_a_key_that_retention_is_removing_is_waited_for_and_then_free(pool: Pool
 def test_a_job_that_is_being_granted_is_not_postponed(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     pool.bot()
-    alike = [Alike(pool.job(job).instance, pool.job(job).platform, 1)]
+    alike = [Alike(0, pool.job(job).instance, pool.job(job).platform, 1)]
 
     def postpone(on: Pool) -> int:
         return on.database.run(lambda c: moves.postpone(c, alike, reason="no bot", base=60, cap=60, limit=9))

@@ -9,13 +9,14 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, text
 
-from assigner import upkeep
+from assigner import queries, upkeep
 from bots import leases
-from schema import candidates, moves, ready, verify
+from schema import candidates, fetching, forgetting, moves, ready, verify
 from schema.candidates import LOOK, RING, Wanted
 from schema.engine import Database, DatabaseSettings
+from schema.fetching import Fetcher
 from schema.moves import Alike, Ending, Placement, Verdict, sessions
-from schema.ready import JOBS_LOOK, REACH, Order
+from schema.ready import JOBS_LOOK, REACH, Order, Scope
 from tests import filling
 from tests.databases import Databases
 from tests.plans import Watch, watching
@@ -63,18 +64,17 @@ class Known:
     free: list[int]
 
     def sample(self, connection: Connection, kind: str) -> None:
-        wanted = [Wanted(1, self.platforms[kind], 1, SAMPLE_SIZE)]
+        wanted = [Wanted(0, 1, self.platforms[kind], 1, SAMPLE_SIZE)]
         candidates.sample(connection, wanted, chance=random.Random(7))
 
     def fetch(self, connection: Connection, *, any_wait: bool = False, literal: bool = False) -> None:
-        ready.pick_for_bot(
+        fetching.pick_for_bot(
             connection,
-            bot_id=self.bots[FREE],
-            instance=None,
-            room=BATCH,
+            Fetcher(self.bots[FREE], FREE, 0, None, None, BATCH, BATCH, returned=[1]),
             limit=BATCH,
             any_wait=any_wait,
             literal=literal,
+            cooldown=600,
         )
 
     def end(self, connection: Connection, verdict: Verdict) -> None:
@@ -92,9 +92,7 @@ Act = Callable[[Known, Connection], object]
 
 
 def _pick(order: Order) -> Act:
-    return lambda _, connection: ready.pick(
-        connection, order=order, batch=BATCH, instances=None, chance=random.Random(7)
-    )
+    return lambda _, connection: ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(7))
 
 
 def _sample(kind: str) -> Act:
@@ -102,16 +100,18 @@ def _sample(kind: str) -> Act:
 
 
 def _any_free(kind: str) -> Act:
-    return lambda known, connection: candidates.any_free(connection, Wanted(1, known.platforms[kind], 1, SAMPLE_SIZE))
+    return lambda known, connection: candidates.any_free(
+        connection, Wanted(0, 1, known.platforms[kind], 1, SAMPLE_SIZE)
+    )
 
 
 ACTS: dict[str, Act] = {
     "pick by priority": _pick(Order.PRIORITY),
     "pick by age": _pick(Order.AGE),
     "pick in an instance": lambda _, connection: ready.pick(
-        connection, order=Order.PRIORITY, batch=BATCH, instances=[1], chance=random.Random(7)
+        connection, Scope(instances=[1]), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7)
     ),
-    "unserved queues": lambda _, connection: ready.unserved(connection, instances=None, limit=BATCH),
+    "unserved queues": lambda _, connection: ready.unserved(connection, Scope(), limit=BATCH),
     "fetch": lambda known, connection: known.fetch(connection),
     "fetch to capacity": lambda known, connection: known.fetch(connection, any_wait=True),
     "fetch literally": lambda known, connection: known.fetch(connection, literal=True),
@@ -124,6 +124,8 @@ ACTS: dict[str, Act] = {
     "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
     "lose": lambda known, connection: known.end(connection, Verdict.LOST),
     "cancel": lambda known, connection: moves.cancel(connection, known.public, instances=None, sync=1, actor="test"),
+    "states": lambda known, connection: queries.states(connection, known.public, instances=None),
+    "progress": lambda known, connection: connection.execute(queries.PROGRESS, {"ids": known.public}).all(),
     "ask to stop": lambda known, connection: moves.ask_stop(
         connection, known.fences(), from_state="active", reason="timeout", sync=1
     ),
@@ -132,14 +134,15 @@ ACTS: dict[str, Act] = {
         sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
     ).all(),
     "overdue leases": lambda _, connection: connection.execute(upkeep.OVERDUE, {"limit": BATCH}).all(),
+    "time out": lambda _, connection: moves.time_out(connection, BATCH, actor="plan"),
+    "stop drained": lambda _, connection: moves.stop_drained(connection, BATCH, sync=1.0, actor="plan"),
+    "forget evictions": lambda _, connection: forgetting.forget_evictions(connection, age=0, limit=BATCH),
     "close the overdue": lambda _, connection: moves.close_overdue(connection, BATCH),
     "promote": lambda _, connection: moves.promote(connection, BATCH),
     "postpone": lambda known, connection: moves.postpone(
-        connection, [Alike(1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
+        connection, [Alike(0, 1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
     ),
-    "release": lambda known, connection: moves.release(
-        connection, bot_id=known.bots[FREE], instance=None, room=10, limit=BATCH
-    ),
+    "release": lambda known, connection: moves.release(connection, bot_id=known.bots[FREE], room=10, limit=BATCH),
     "retention": lambda _, connection: moves.delete_finished(
         connection, succeeded=0, failed=0, cancelled=0, dead=0, limit=BATCH
     ),

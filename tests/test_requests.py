@@ -1,3 +1,4 @@
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ FULL: dict[str, Any] = {
     "label": "nightly",
     "locality_hint": "core",
     "timeout_seconds": 60,
+    "queue_timeout_seconds": 3600,
+    "dedup_key": "nightly",
     "max_attempts": 7,
     "retry_failed": True,
 }
@@ -43,6 +46,8 @@ REFUSED: Sequence[tuple[str, dict[str, Any]]] = [
     ("key", {"key": "é" * 101}),
     ("label", {"label": "é" * 33}),
     ("locality_hint", {"locality_hint": "h" * 201}),
+    ("dedup_key", {"dedup_key": "é" * 101}),
+    ("dedup_key", {"dedup_key": "\x00"}),
 ]
 
 
@@ -59,6 +64,20 @@ def test_unset_fields_have_their_defaults_and_the_instance_is_the_one_given() ->
     assert (normal["instance"], normal["payload"]) == ("qa", {"command": ["true"]})
     assert JobRequest(command=["true"]).normal()["instance"] == "default"
     assert JobRequest(command=["true"], instance="ci").normal(instance="qa")["instance"] == "ci"
+
+
+def test_a_request_without_the_later_fields_has_the_digest_it_had_before_there_were_any(database: Database) -> None:
+    normal = JobRequest(command=["true"], key="k").normal()
+    document = (
+        '{"instance": "default", "properties": {}, "key": "k", "priority": 0, "units": 1, "label": "",'
+        ' "locality_hint": null, "timeout_seconds": null, "max_attempts": 5, "retry_failed": false,'
+        ' "payload": {"command": ["true"]}}'
+    )
+    assert normal == json.loads(document)
+    (first, again) = database.run(
+        lambda c: [moves.submit(c, [each], actor="t")[0] for each in (json.loads(document), normal)]
+    )
+    assert (first.public_id, first.created, again.created) == (again.public_id, True, False)
 
 
 def test_what_is_normal_can_be_submitted(database: Database) -> None:
@@ -90,6 +109,9 @@ def test_both_sides_refuse_the_same_with_the_same_words(field: str, change: dict
         {"units": 0},
         {"timeout_seconds": float("nan")},
         {"timeout_seconds": 31_536_001},
+        {"queue_timeout_seconds": 0},
+        {"queue_timeout_seconds": 31_536_001},
+        {"dedup_key": ""},
         {"max_attempts": 101},
         {"instance": "ci\n"},
         {"comand": ["true"]},

@@ -20,7 +20,7 @@ def bot(number: int, *, priority: int = 0, room: int = 1) -> FreeBot:
 
 
 def job(number: int, *, hint: str | None = None, units: int = 1) -> ReadyJob:
-    return ReadyJob(number, str(number), 1, 1, 0, units, hint, 0)
+    return ReadyJob(number, str(number), 0, 1, 1, 0, units, hint, 0)
 
 
 def place(
@@ -132,7 +132,7 @@ def test_the_latest_of_many_warm_bots_are_added_and_no_more_than_a_few(pool: Poo
     fleet(pool, len(names), *names)
     pool.submit()
     job = pool.row("SELECT instance, platform FROM jobs")
-    wanted = Wanted(job.instance, job.platform, 1, WARM_LIMIT)
+    wanted = Wanted(0, job.instance, job.platform, 1, WARM_LIMIT)
     found, none = pool.database.run(lambda c: candidates.warm(c, [(wanted, "repo"), (wanted, "other")]))
     assert [each.name for each in found] == names[: -WARM_LIMIT - 1 : -1]
     assert none == []

@@ -36,7 +36,7 @@ def test_bg_30_a_sample_is_bounded_random_and_read_without_locks(pool: Pool) -> 
     with pool.database.engine.connect() as other:
         other.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
         with pool.database.engine.begin() as connection:
-            jobs = ready.pick(connection, order=ready.Order.PRIORITY, batch=1, instances=None, chance=pool.chance)
+            jobs = ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=1, chance=pool.chance)
             for _ in range(40):
                 found = snapshot.sampled(connection, jobs, sample_size=3, chance=pool.chance)
                 (bots,) = found.candidates

@@ -1,3 +1,6 @@
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 from sqlalchemy import text
 
@@ -82,6 +85,11 @@ def test_revoking_what_does_not_exist_is_an_error(database: Database) -> None:
         ("instance", {"kind": "submitter", "instance": "No"}),
         ("expires_in", {"kind": "operator", "expires_in": 0}),
         ("expires_in", {"kind": "operator", "expires_in": float("nan")}),
+        ("labels", {"kind": "submitter", "labels": ["gpu"]}),
+        ("labels", {"kind": "bot", "bot": "b1", "labels": [""]}),
+        ("pool", {"kind": "operator", "pool": "blue"}),
+        ("pool", {"kind": "bot", "bot": "b1", "pool": "No"}),
+        ("pool", {"kind": "bot", "bot": "b1", "pool": "blue", "instance": "ci"}),
         ("properties.os", {"kind": "bot", "bot": "b1", "properties": {"os": []}}),
     ],
 )
@@ -111,3 +119,30 @@ def test_a_bot_token_covers_its_names_its_instance_and_its_properties(database: 
     exact = tokens.Principal(tokens.Kind.BOT, "x", bot="b1")
     assert (exact.may_be_bot("b1"), exact.may_be_bot("b12")) == (True, False)
     assert not exact.may_use_instance("ci")
+
+
+@pytest.mark.parametrize(
+    ("scope", "labels", "pool", "allowed"),
+    [
+        ({}, ["secure"], "blue", True),
+        ({"properties": {"os": ["linux"]}}, [], None, True),
+        ({"properties": {"os": ["linux"]}}, ["secure"], None, False),
+        ({"properties": {"os": ["linux"]}}, [], "blue", False),
+        ({"instance": "ci"}, ["secure"], None, False),
+        ({"labels": ["gpu", "fast"]}, ["gpu"], None, True),
+        ({"labels": ["gpu"]}, ["gpu", "secure"], None, False),
+        ({"labels": ["gpu"]}, ["gpu"], "blue", False),
+        ({"labels": ["*"]}, ["secure"], None, True),
+        ({"pool": "blue"}, [], "blue", True),
+        ({"pool": "blue"}, ["secure"], "blue", False),
+        ({"pool": "blue"}, [], "red", False),
+        ({"pool": "blue"}, [], None, False),
+    ],
+)
+def test_a_limited_bot_token_covers_only_the_labels_and_the_pool_it_names(
+    database: Database, scope: dict[str, Any], labels: list[str], pool: str | None, allowed: bool
+) -> None:
+    token = database.run(lambda c: tokens.create(c, "bot", bot="*", **scope))
+    bot = database.run(lambda c: tokens.verify(c, token))
+    with nullcontext() if allowed else pytest.raises(Forbidden, match=r"labels:|pool:"):
+        bot.check_session("b1", instance=scope.get("instance"), properties={}, labels=labels, pool=pool)

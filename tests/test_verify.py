@@ -6,7 +6,7 @@ from sqlalchemy import Connection, text
 from schema import clock, verify
 from schema.engine import Database
 
-# One bot with three units in use, one free bot, and a job in each state a history can end in:
+# One bot with three units in use, one with a unit kept for a job, quotas, and a job in each state a history can end in:
 # 1 queued again, 2 leased, 3 running, 4 cancelling, 5 succeeded, 6 cancelled while queued,
 # 7 dead after three kills.
 SOUND = """
@@ -32,6 +32,9 @@ INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, as
     (3, 1, 1, 2, 1, 'active', 1, 'a', 's', NULL),
     (4, 1, 1, 2, 1, 'cancelling', 1, 'a', 's', NULL),
     (5, 1, 1, 2, 1, 'completed', 1, 'a', 's', now());
+INSERT INTO quotas (cohort, instance, max_quota, usage) VALUES (0, 1, 10, 3), (0, 2, 10, 0);
+UPDATE bots SET reserved = 1 WHERE id = 2;
+INSERT INTO reservations (job_id, bot_id, units, until) VALUES (1, 2, 1, now());
 INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor) VALUES
     (1, 'submit', NULL, 'queued', 0, 'x'), (1, 'grant', 'queued', 'leased', 1, 'x'),
     (1, 'expire', 'leased', 'queued', 2, 'x'),
@@ -62,6 +65,12 @@ BROKEN = [
     ("S3", "UPDATE bots SET in_use = 2 WHERE id = 1", ["1"]),
     ("S3", "UPDATE bots SET in_use = 1 WHERE id = 2", ["2"]),
     ("S3", "ALTER TABLE bots DROP CONSTRAINT bots_capacity_kept; UPDATE bots SET capacity = 2 WHERE id = 1", ["1"]),
+    ("S3", "UPDATE bots SET reserved = 0 WHERE id = 2", ["2"]),
+    ("S3", "UPDATE bots SET reserved = 1 WHERE id = 1", ["1"]),
+    ("S3", "DELETE FROM reservations", ["2"]),
+    ("S4", "UPDATE quotas SET usage = 2 WHERE instance = 1", ["0/1"]),
+    ("S4", "UPDATE quotas SET usage = 1 WHERE instance = 2", ["0/2"]),
+    ("S4", "UPDATE leases SET units = 2 WHERE job_id = 3", ["0/1"]),
     ("S6", "ALTER TABLE jobs DROP CONSTRAINT jobs_result_is_current; SET session_replication_role = replica;"
            "UPDATE jobs SET result_fence = 0 WHERE id = 5", ["5"]),
     ("S6", "UPDATE jobs SET result_fence = fence WHERE id = 3", ["3"]),
@@ -81,6 +90,9 @@ BROKEN = [
     ("S10", "DELETE FROM job_events WHERE job_id = 6", ["6"]),
     ("S10", "DELETE FROM jobs WHERE id = 6; DELETE FROM job_payloads WHERE job_id = 6", ["6"]),
     ("S10", "INSERT INTO job_payloads (job_id, payload) VALUES (99, '{}')", ["99"]),
+    ("S10", "INSERT INTO job_followers (job_id, actor, priority) VALUES (99, 'x', 0)", ["99"]),
+    ("S10", "INSERT INTO submit_keys (instance, key, request_hash, job_id) VALUES (1, 'k', '', 99)", ["99"]),
+    ("S10", "INSERT INTO reservations (job_id, bot_id, units, until) VALUES (99, 2, 1, now())", ["99"]),
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'grant'", ["3"]),
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'submit'", ["3"]),
     ("S13", "UPDATE jobs SET platform = 3 WHERE id = 2", ["2"]),
@@ -105,7 +117,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     database.run(lambda connection: execute(connection, SOUND))
     findings = verify.verify(database)
     assert [finding.id for finding in findings] == [
-        "S1", "S2", "S3", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S16",
+        "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S16",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)
@@ -150,6 +162,7 @@ def test_all_invariants_see_one_snapshot(database: Database) -> None:
                 connection,
                 """UPDATE leases SET state = 'completed', ended_at = now() WHERE job_id = 3;
                    UPDATE bots SET in_use = 2 WHERE id = 1;
+                   UPDATE quotas SET usage = 2 WHERE instance = 1;
                    UPDATE jobs SET state = 'failed', result_fence = 1, finished_at = now() WHERE id = 3;
                    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
                        VALUES (3, 'finish', 'running', 'failed', 1, 'x')""",

@@ -2,19 +2,29 @@
 
 A move takes a connection inside a transaction and lists of rows; its statement carries the fence in its WHERE and
 writes the event of each row it changed. A row that does not come back lost a race, which is a normal outcome.
-Locks are taken in one order, bot → job → lease, each sorted by id; what is taken out of order skips locked rows.
+Locks are taken in one order, bot → job → lease → quota, each sorted by id; what is taken out of order skips
+locked rows.
 
     queued -> leased: grant            leased -> running: acknowledge
-    leased, running -> cancelling: cancel    queued -> cancelled: cancel
-    leased, running, cancelling -> final, queued: the endings (finish, retry, requeue, expire)
+    leased, running -> cancelling: cancel    queued, parked -> cancelled: cancel
+    queued -> parked: park                   parked -> queued: unpark, requeue
+    queued -> dead: time_out
+    leased, running, cancelling -> final, queued: the endings (finish, retry, requeue, evict, expire)
 """
 
 from schema.moves.cancelling import Cancelled, ask_stop, cancel
 from schema.moves.considering import Alike, postpone, promote, release
+from schema.moves.draining import stop_drained
 from schema.moves.ending import Ended, Ending, RetryPace, Verdict, end
 from schema.moves.granting import Granted, Placement, grant
+from schema.moves.holding import Held, park, unpark
 from schema.moves.localities import remember_localities
+from schema.moves.overdue import time_out
+from schema.moves.preempting import claims, drop_reservations, expire_reservations, hold_quotas, preempt
+from schema.moves.prioritising import ManyPrioritised, Prioritised, set_priority, set_priority_where
+from schema.moves.rejoining import rejoin
 from schema.moves.reporting import acknowledge, deliver, hold
+from schema.moves.requeueing import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, Requeued, requeue
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import (
     RELEASE_LIMIT,
@@ -30,14 +40,20 @@ from schema.moves.sessions import (
 from schema.moves.submitting import Submitted, submit
 
 __all__ = [
+    "MAX_REQUEUED",
+    "MAX_REQUEUE_KEY_BYTES",
     "RELEASE_LIMIT",
     "Alike",
     "Cancelled",
     "Ended",
     "Ending",
     "Granted",
+    "Held",
+    "ManyPrioritised",
     "Opened",
     "Placement",
+    "Prioritised",
+    "Requeued",
     "RetryPace",
     "Submitted",
     "Synced",
@@ -45,20 +61,33 @@ __all__ = [
     "acknowledge",
     "ask_stop",
     "cancel",
+    "claims",
     "close",
     "close_overdue",
     "delete_finished",
     "deliver",
     "drain",
+    "drop_reservations",
     "end",
     "expire",
+    "expire_reservations",
     "grant",
     "hold",
+    "hold_quotas",
     "open_session",
+    "park",
     "postpone",
+    "preempt",
     "promote",
+    "rejoin",
     "release",
     "remember_localities",
+    "requeue",
+    "set_priority",
+    "set_priority_where",
+    "stop_drained",
     "submit",
     "synced",
+    "time_out",
+    "unpark",
 ]

@@ -1,58 +1,88 @@
-"""queued -> cancelled, and leased, running -> cancelling: cancel. Asking a bot to stop is a change of the lease."""
+"""queued, parked -> cancelled, and leased, running -> cancelling: cancel. A shared job goes on while others want it:
+who cancels a submission of it withdraws that one only. Asking a bot to stop is a change of the lease."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from schema.submissions import NAMED
 from schema.timing import KILL_GRACE
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What cancel found. `state` is the job's state afterwards, None if there is no such job to see."""
+    """What cancel found. `state` is the submission's state afterwards, None if there is no such one to see."""
 
     public_id: str
     state: str | None
     changed: bool
 
 
-# Locks first, so that the next statement's snapshot shows what the rows became while we waited.
-LOCK = text("""
+# Locks first, so that the next statement's snapshot shows what the rows became while we waited. Whoever joins a job,
+# or withdraws from it, holds its row.
+LOCK = text(f"""
 SELECT id FROM jobs
-WHERE public_id = ANY (CAST(:public_ids AS uuid[]))
+WHERE id = ANY (ARRAY(SELECT s.job_id FROM ({NAMED}) s))
     AND (CAST(:instances AS text[]) IS NULL
         OR instance IN (SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[]))))
 ORDER BY id FOR NO KEY UPDATE
 """)
 
 CANCEL = text(f"""
-WITH found AS MATERIALIZED (
-    SELECT id, public_id, state FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))
+WITH named AS MATERIALIZED (
+    SELECT s.id, s.job_id, s.withdrawn_at FROM ({NAMED}) s WHERE s.job_id = ANY (CAST(:job_ids AS bigint[]))
+), found AS MATERIALIZED (
+    SELECT id, public_id, state, fence, abandoned_at FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[]))
+), wanted AS MATERIALIZED (
+    SELECT DISTINCT o.job_id
+    FROM (SELECT job_id, public_id FROM job_followers
+          WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND cancelled_at IS NULL
+          UNION ALL SELECT id, public_id FROM found WHERE abandoned_at IS NULL) o
+    LEFT JOIN named n ON n.id = o.public_id
+    WHERE n.id IS NULL AND NOT CAST(:whole AS boolean)
+), judged AS MATERIALIZED (
+    SELECT f.*, w.job_id IS NOT NULL AS shared FROM found f LEFT JOIN wanted w ON w.job_id = f.id
+    WHERE f.state IN ('queued', 'parked', 'leased', 'running')
 ), moved AS (
     UPDATE jobs j SET
-        state = CASE f.state WHEN 'queued' THEN 'cancelled' ELSE 'cancelling' END,
-        finished_at = CASE f.state WHEN 'queued' THEN clock_timestamp() END,
+        state = CASE WHEN f.state IN ('queued', 'parked') THEN 'cancelled' ELSE 'cancelling' END,
+        finished_at = CASE WHEN f.state IN ('queued', 'parked') THEN clock_timestamp() END,
         schedule_after = NULL,
-        reason = CASE f.state WHEN 'queued' THEN 'cancelled before it started' ELSE j.reason END
-    FROM found f WHERE j.id = f.id AND f.state IN ('queued', 'leased', 'running')
+        reason = CASE WHEN f.state IN ('queued', 'parked') THEN 'cancelled before it started' ELSE j.reason END
+    FROM judged f WHERE j.id = f.id AND NOT f.shared
     RETURNING j.id, j.public_id, j.state, j.fence, f.state AS from_state
+), leaving AS MATERIALIZED (
+    SELECT n.id, f.id AS job_id, f.public_id, f.state, f.fence
+    FROM named n JOIN judged f ON f.id = n.job_id WHERE f.shared AND n.withdrawn_at IS NULL
+), own AS (
+    UPDATE jobs j SET abandoned_at = clock_timestamp() FROM leaving l WHERE j.id = l.job_id AND l.id = l.public_id
+), joined AS (
+    UPDATE job_followers SET cancelled_at = clock_timestamp() WHERE public_id = ANY (ARRAY(SELECT id FROM leaving))
 ), asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = 'cancel',
         due_at = now() + make_interval(secs => :sync + {KILL_GRACE})
     WHERE l.job_id = ANY (ARRAY(SELECT id FROM moved)) AND l.state IN ('pending', 'active', 'cancelling')
     RETURNING l.bot_id
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
-    SELECT id, 'cancel', from_state, state, fence, :actor FROM moved
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'cancel', from_state, state, fence, :actor,
+        CASE WHEN CAST(:whole AS boolean) THEN jsonb_build_object('all_submissions', true) END FROM moved
+    UNION ALL
+    SELECT job_id, 'withdraw', state, state, fence, :actor, jsonb_build_object('submission', id) FROM leaving
 ), told AS (
     SELECT wake('bots', string_agg(bot_id::text, ',')) FROM asked HAVING count(*) > 0
 ), done AS (
-    SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state = 'cancelled' HAVING count(*) > 0
+    SELECT wake('done', string_agg(public_id::text, ',')) FROM (
+        SELECT public_id FROM moved WHERE state = 'cancelled' UNION SELECT public_id FROM leaving) news
+    HAVING count(*) > 0
 )
-SELECT f.public_id, coalesce(m.state, f.state) AS state, m.id IS NOT NULL AS changed,
+SELECT n.id, coalesce(l.job_id, m.id) IS NOT NULL AS changed,
+    CASE WHEN coalesce(l.id, w.id) IS NULL THEN coalesce(m.state, f.state) ELSE 'cancelled' END AS state,
     (SELECT count(*) FROM told) + (SELECT count(*) FROM done) AS woken
-FROM found f LEFT JOIN moved m ON m.id = f.id
+FROM named n JOIN found f ON f.id = n.job_id
+LEFT JOIN moved m ON m.id = f.id LEFT JOIN leaving l ON l.id = n.id
+LEFT JOIN (SELECT id FROM named WHERE withdrawn_at IS NOT NULL) w ON w.id = n.id
 """)
 
 # A stop that the server asks for leaves the job's state; the bot's confirmation decides where it goes. Leases are
@@ -83,18 +113,18 @@ def cancel(
     instances: Sequence[str] | None,
     sync: float,
     actor: str,
+    whole: bool = False,
 ) -> list[Cancelled]:
-    """Cancel jobs: a queued one at once, a held one by asking its bot; a finished one keeps its result.
+    """Cancel submissions, and each job that nobody wants any more: a waiting one at once, a held one by asking its bot.
 
-    Only jobs of `instances` are seen, None means all. `sync` is the bots' sync period in seconds. Answers are in the
-    order of `public_ids`, which must be UUIDs.
+    A finished job keeps its result. `whole` cancels the jobs whoever else may want them. Only jobs of `instances` are
+    seen, None means all. `sync` is the bots' sync period in seconds. Answers are in the order of `public_ids`, which
+    must be UUIDs.
     """
-    where = {"public_ids": list(public_ids), "instances": None if instances is None else list(instances)}
-    ids = [row.id for row in connection.execute(LOCK, where)]
-    found = {
-        str(row.public_id): Cancelled(str(row.public_id), row.state, row.changed)
-        for row in connection.execute(CANCEL, {"ids": ids, "sync": sync, "actor": actor})
-    }
+    where = {"ids": list(public_ids), "instances": None if instances is None else list(instances)}
+    job_ids = [row.id for row in connection.execute(LOCK, where)]
+    values = {"ids": list(public_ids), "job_ids": job_ids, "sync": sync, "actor": actor, "whole": whole}
+    found = {str(row.id): Cancelled(str(row.id), row.state, row.changed) for row in connection.execute(CANCEL, values)}
     return [found.get(public_id, Cancelled(public_id, None, changed=False)) for public_id in public_ids]
 
 

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.ready import waiting_queues
+from schema.gates import DUE, READY, RESTING, serves
+from schema.queues import resting_queues
 
 # Ids go into an update as one array, which leaves the planner nothing but the primary key, whatever it knows.
 # The wait grows with each failed consideration and has some jitter, so that a crowd does not come back at once.
-POSTPONE = text("""
+POSTPONE = text(f"""
 WITH alike AS MATERIALIZED (
-    SELECT j.id FROM unnest(CAST(:instances AS integer[]), CAST(:platforms AS integer[]), CAST(:units AS integer[]))
-        AS g (instance, platform, units)
+    SELECT j.id FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
+                            CAST(:units AS integer[])) AS g (cohort, instance, platform, units)
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
-        WHERE instance = g.instance AND platform = g.platform AND units >= g.units
-            AND state = 'queued' AND schedule_after IS NULL
+        WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform AND units >= g.units
+            AND {READY}
         ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
 )
@@ -28,14 +29,14 @@ RETURNING j.id
 """)
 
 # Retries have a leg of their own: a crowd that nobody could place must not keep them waiting.
-PROMOTE = text("""
+PROMOTE = text(f"""
 WITH retries AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE state = 'queued' AND schedule_after IS NOT NULL AND considered = 0 AND schedule_after <= now()
+    WHERE {RESTING} AND considered = 0 AND {DUE}
     ORDER BY schedule_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), rested AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE state = 'queued' AND schedule_after IS NOT NULL AND considered > 0 AND schedule_after <= now()
+    WHERE {RESTING} AND considered > 0 AND {DUE}
     ORDER BY schedule_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), due AS MATERIALIZED (
     SELECT id FROM retries UNION ALL SELECT id FROM rested
@@ -45,17 +46,19 @@ RETURNING j.id
 """)
 
 RELEASE = text(f"""
-WITH RECURSIVE {waiting_queues("resting", "IS NOT NULL")}, waiting AS MATERIALIZED (
+WITH RECURSIVE {resting_queues("resting")}, waiting AS MATERIALIZED (
     SELECT j.id FROM resting q
+    JOIN (SELECT id AS instance, pool FROM instances) i ON i.instance = q.instance
+    JOIN (SELECT cohort, instance, pool FROM bots WHERE id = :bot_id OFFSET 0) b ON b.cohort = q.cohort
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
-        WHERE instance = q.instance AND platform = q.platform
-            AND state = 'queued' AND schedule_after IS NOT NULL AND considered <> 0 AND units <= :room
+        WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform
+            AND {RESTING} AND considered <> 0 AND units <= :room
         ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
     ) j
-    WHERE CAST(:instance AS integer) IS NULL OR q.instance = :instance
+    WHERE {serves("b", "i")}
     LIMIT :limit
 )
 UPDATE jobs j SET schedule_after = NULL, considered = 0, reason = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM waiting))
@@ -65,8 +68,9 @@ RETURNING j.id
 
 @dataclass(frozen=True)
 class Alike:
-    """Ready jobs of one instance and requirement set that need at least so many units."""
+    """Ready jobs of one cohort, instance and requirement set that need at least so many units."""
 
+    cohort: int
     instance: int
     platform: int
     units: int
@@ -86,6 +90,7 @@ def postpone(
     rows = connection.execute(
         POSTPONE,
         {
+            "cohorts": [group.cohort for group in groups],
             "instances": [group.instance for group in groups],
             "platforms": [group.platform for group in groups],
             "units": [group.units for group in groups],
@@ -103,8 +108,8 @@ def promote(connection: Connection, limit: int) -> int:
     return len(connection.execute(PROMOTE, {"limit": limit}).all())
 
 
-def release(connection: Connection, *, bot_id: int, instance: int | None, room: int, limit: int) -> int:
+def release(connection: Connection, *, bot_id: int, room: int, limit: int) -> int:
     """A bot has come, or has got more room: up to `limit` jobs of at most `room` units that waited for the likes of it
     need not wait any longer. Costs one look at an index where none does."""
-    where = {"bot_id": bot_id, "instance": instance, "room": room, "limit": limit}
+    where = {"bot_id": bot_id, "room": room, "limit": limit}
     return len(connection.execute(RELEASE, where).all())

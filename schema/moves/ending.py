@@ -61,14 +61,16 @@ class Ended:
     locality_hint: str | None
 
 
-# A job whose lease is cancelled by the server has been revoked, so its fence grows; a bot's own finish keeps it.
+# A job whose lease is cancelled by the server has been revoked, so its fence grows; a bot's own finish keeps it. What
+# was asked to stop for another's minimum is evicted only here, where it has not ended by itself meanwhile; the receipt
+# was written when it was asked.
 END = text(f"""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
                          CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:details AS jsonb[]))
         AS t (job_id, fence, bot_id, bot_epoch, verdict, details)
 ), held AS MATERIALIZED (
-    SELECT j.id, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed
+    SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed
     FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
@@ -78,12 +80,13 @@ WITH told AS MATERIALIZED (
     FROM told t JOIN held h ON h.id = t.job_id
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
         AND l.state IN ('pending', 'active', 'cancelling')
-    RETURNING l.job_id, l.bot_id, l.units, l.stop_reason, l.granted_at,
+    RETURNING l.job_id, l.bot_id, l.cohort, l.instance, l.units, l.stop_reason, l.granted_at,
         coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS started
 ), judged AS MATERIALIZED (
     SELECT h.*, t.verdict, t.details, o.bot_id, o.stop_reason, o.granted_at,
         t.verdict IN ('stopped', 'released') OR t.verdict = 'lost' AND NOT o.started AS uncharged,
-        t.verdict = 'lost' AND o.started AS killed
+        t.verdict = 'lost' AND o.started AS killed,
+        t.verdict IN ('stopped', 'released') AND o.stop_reason = 'preempt' AS evicted
     FROM held h JOIN told t ON t.job_id = h.id JOIN over o ON o.job_id = h.id
 ), decided AS MATERIALIZED (
     SELECT *, CASE
@@ -103,6 +106,8 @@ WITH told AS MATERIALIZED (
         fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
         result_fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence END,
         attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
+        evictions = j.evictions + CASE WHEN d.evicted AND d.to_state = 'queued' THEN 1 ELSE 0 END,
+        cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
         kills = CASE WHEN d.killed THEN least(j.kills + 1, {MAX_KILLS}) ELSE j.kills END,
         finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
         started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
@@ -111,6 +116,7 @@ WITH told AS MATERIALIZED (
             THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
             WHEN d.to_state = 'queued' AND d.killed AND CAST(:hold_until AS timestamptz) > now() THEN :hold_until END,
         considered = 0,
+        queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
         reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
             WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
             WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= {MAX_KILLS} THEN 'its bot was lost three times'
@@ -118,10 +124,27 @@ WITH told AS MATERIALIZED (
             ELSE d.details->>'reason' END
     FROM decided d WHERE j.id = d.id
     RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.state AS from_state, d.verdict,
-        d.details, d.bot_id
+        d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence
+), logged AS (
+    INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
+    SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
+    FROM moved m JOIN over o ON o.job_id = m.id
+    CROSS JOIN LATERAL (
+        SELECT details FROM job_events
+        WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
+    JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
+    WHERE m.evicted
 ), freed AS (
     UPDATE bots b SET in_use = b.in_use - s.units
     FROM (SELECT bot_id, sum(units) AS units FROM over GROUP BY bot_id) s WHERE b.id = s.bot_id
+), counted AS MATERIALIZED (
+    SELECT q.cohort, q.instance, s.units
+    FROM quotas q JOIN (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance) s
+        ON s.cohort = q.cohort AND s.instance = q.instance
+    ORDER BY q.cohort, q.instance FOR NO KEY UPDATE OF q
+), returned AS (
+    UPDATE quotas q SET usage = q.usage - c.units FROM counted c
+    WHERE q.cohort = c.cohort AND q.instance = c.instance
 ), kept AS (
     UPDATE job_payloads p SET result = m.details FROM moved m
     WHERE p.job_id = m.id AND m.state <> 'queued'
@@ -133,6 +156,7 @@ WITH told AS MATERIALIZED (
             WHEN state = 'dead' THEN 'give_up'
             WHEN verdict IN ('failed', 'error') THEN 'retry'
             WHEN verdict = 'lost' THEN 'expire'
+            WHEN evicted THEN 'evict'
             ELSE 'requeue' END,
         from_state, state, fence, :actor, details || jsonb_build_object('verdict', verdict)
     FROM moved
@@ -159,9 +183,9 @@ def end(
 ) -> list[Ended]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
-    The caller holds the bots' rows locked. The bots' units come back, the result of a finished job is kept, and
-    each job moves to where its verdict, its attempts and a pending cancellation send it. Who waits for a job that
-    is final now is woken. Until `hold_until` (database time) a lost bot may still run what it had been given: such
+    The caller holds the bots' rows locked. The bots' units and the quotas' come back, the result of a finished job is
+    kept, and each job moves to where its verdict, its attempts and a pending cancellation send it. Who waits for a job
+    that is final now is woken. Until `hold_until` (database time) a lost bot may still run what it had been given: such
     jobs are not granted again before that, while those it never heard of are.
     """
     if not endings:

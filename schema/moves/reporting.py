@@ -21,7 +21,7 @@ WITH told AS MATERIALIZED (
         AND l.state = 'pending'
     RETURNING l.job_id
 ), moved AS (
-    UPDATE jobs j SET state = 'running', started_at = clock_timestamp()
+    UPDATE jobs j SET state = 'running', started_at = clock_timestamp(), queue_deadline = NULL
     FROM active a WHERE j.id = a.job_id AND j.state = 'leased'
     RETURNING j.id, j.fence
 ), noted AS (

@@ -4,14 +4,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
-from schema import platforms
+from schema import audit, platforms
 from schema.errors import NotFound
 from schema.limits import Properties, escaped
 from schema.moves.considering import release
 from schema.moves.ending import Ended, Ending, Verdict, end
+from schema.moves.preempting import drop_reservations
 from schema.wakeups import wake
 
 #: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
@@ -26,7 +28,8 @@ WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.state IN ('pending', 'ac
 """)
 OPEN = text("""
 UPDATE bots SET epoch = epoch + 1, session = :session, sync_seq = 0, status = 'ok', closing = false,
-    instance = :instance, priority = :priority, capacity = :capacity, properties = CAST(:properties AS jsonb),
+    instance = :instance, pool = :pool, labels = CAST(:labels AS text[]), cohort = cohort_of(CAST(:labels AS text[])),
+    priority = :priority, capacity = :capacity, properties = CAST(:properties AS jsonb),
     sample_key = random(), opened_at = now(), expires_at = now() + make_interval(secs => :ttl)
 WHERE id = :id RETURNING epoch
 """)
@@ -55,22 +58,23 @@ UPDATE bots SET sync_seq = :seq, status = :status, capacity = greatest(coalesce(
     expires_at = CASE WHEN expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
         THEN now() + make_interval(secs => :ttl) ELSE expires_at END
 WHERE id = :id
-RETURNING capacity - in_use AS room, free, draining, extract(epoch FROM expires_at - clock_timestamp()) AS remaining
+RETURNING capacity - in_use - reserved AS room, reserved, free, draining,
+    extract(epoch FROM expires_at - clock_timestamp()) AS remaining
 """)
-DRAIN = text(
-    "UPDATE bots SET draining = :draining WHERE name = :name RETURNING id, instance, capacity - in_use AS room"
-)
-AUDIT = text("""
-INSERT INTO audit (actor, action, subject, details)
-VALUES (:actor, :action, :subject, jsonb_build_object('reason', CAST(:reason AS text)))
+DRAIN = text("""
+UPDATE bots SET draining = :draining,
+    drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
+WHERE name = :name RETURNING id, capacity - in_use - reserved AS room
 """)
 
 
 @dataclass(frozen=True)
 class Synced:
-    """The bot after a sync: free units, whether it may be given work, the operator's wish, seconds of session left."""
+    """The bot after a sync: free units, units kept for evictors, whether it may be given work, the operator's wish,
+    seconds of session left."""
 
     room: int
+    reserved: int
     free: bool
     draining: bool
     remaining: float
@@ -94,6 +98,8 @@ def open_session(
     priority: int,
     properties: Properties,
     instance: int | None,
+    pool: str | None,
+    labels: Sequence[str],
     ttl: float,
     dead: bytes | None = None,
 ) -> Opened:
@@ -107,8 +113,7 @@ def open_session(
     unless that session is the one with the digest `dead`, of which the bot knows that nothing runs any more.
     """
     platforms.hold_still(connection)
-    connection.execute(BORN, {"name": name})
-    bot = connection.execute(LOCK, {"name": name}).one()
+    bot = _born(connection, name)
     if bot.session == session:
         connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
         return Opened(bot.id, int(bot.epoch), [])
@@ -120,12 +125,15 @@ def open_session(
         reason="its bot started anew",
         hold_until=None if dead is not None and dead == bot.session else bot.expires_at,
     )
+    drop_reservations(connection, [bot.id], actor=f"bot:{name}")
     epoch = connection.execute(
         OPEN,
         {
             "id": bot.id,
             "session": session,
             "instance": instance,
+            "pool": pool,
+            "labels": list(labels),
             "priority": priority,
             "capacity": capacity,
             "properties": json.dumps(properties),
@@ -133,7 +141,7 @@ def open_session(
         },
     ).scalar_one()
     platforms.link(connection, bot.id)
-    release(connection, bot_id=bot.id, instance=instance, room=capacity, limit=RELEASE_LIMIT)
+    release(connection, bot_id=bot.id, room=capacity, limit=RELEASE_LIMIT)
     wake(connection, "jobs")
     wake(connection, "bots", [str(bot.id)])
     return Opened(bot.id, int(epoch), ended)
@@ -147,7 +155,7 @@ def synced(connection: Connection, bot_id: int, *, seq: int, status: str, capaci
     row = connection.execute(
         SYNCED, {"id": bot_id, "seq": seq, "status": status, "capacity": capacity, "ttl": ttl}
     ).one()
-    return Synced(row.room, row.free, row.draining, float(row.remaining))
+    return Synced(row.room, row.reserved, row.free, row.draining, float(row.remaining))
 
 
 def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[Ended]]:
@@ -174,23 +182,37 @@ def close_overdue(connection: Connection, limit: int) -> list[str]:
     return [row.name for row in connection.execute(CLOSE_OVERDUE, {"limit": limit})]
 
 
-def drain(connection: Connection, name: str, *, draining: bool, actor: str, reason: str) -> None:
-    """Take the bot out of the choice, or back into it; what it runs goes on. Raises NotFound."""
-    bot = connection.execute(DRAIN, {"name": name, "draining": draining}).one_or_none()
+def drain(
+    connection: Connection, name: str, *, draining: bool, actor: str, reason: str, deadline: float | None = None
+) -> None:
+    """Take the bot out of the choice, or back into it. What it runs goes on, for `deadline` seconds from now, after
+    which it is asked to stop; None is for as long as it takes. Raises NotFound."""
+    bot = connection.execute(DRAIN, {"name": name, "draining": draining, "deadline": deadline}).one_or_none()
     if bot is None:
         raise NotFound(f"bot: no bot '{escaped(name, 63)}'")
     action = "drain" if draining else "undrain"
-    connection.execute(AUDIT, {"actor": actor, "action": action, "subject": f"bot:{name}", "reason": reason})
-    if not draining:
-        release(connection, bot_id=bot.id, instance=bot.instance, room=bot.room, limit=RELEASE_LIMIT)
+    details = {"reason": reason} | ({"deadline": deadline} if deadline is not None else {})
+    audit.write(connection, action, actor=actor, subject=f"bot:{name}", details=details)
+    if draining:
+        drop_reservations(connection, [bot.id], actor=actor)
+    else:
+        release(connection, bot_id=bot.id, room=bot.room, limit=RELEASE_LIMIT)
     wake(connection, "bots", [str(bot.id)])
     wake(connection, "jobs")
+
+
+def _born(connection: Connection, name: str) -> Row[Any]:
+    """The bot's row, locked. A row that retention deletes while we wait for it is made anew."""
+    while (bot := connection.execute(LOCK, {"name": name}).one_or_none()) is None:
+        connection.execute(BORN, {"name": name})
+    return bot
 
 
 def _give_up(
     connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
 ) -> list[Ended]:
     ended = _end_all(connection, bot_ids, verdict=verdict, actor=actor, reason=reason)
+    drop_reservations(connection, bot_ids, actor=actor)
     connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
     platforms.unlink(connection, bot_ids)
     wake(connection, "jobs")

@@ -5,18 +5,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, text
+import psycopg
+from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy.exc import DBAPIError
 
-from schema.errors import Conflict
+from schema.errors import Conflict, QueueFull
 from schema.limits import escaped
 
 # The function is the one implementation, for callers in SQL as well as for this one.
 SUBMIT = text("SELECT n, job_id, public_id, created, same FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n")
+#: What the function raises when a label's queue is full.
+QUEUE_FULL = "LH001"
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """One accepted job; `created` is false when its key had been used before by an equal request."""
+    """One accepted submission; `created` is false when it made no job.
+
+    Its key had been used before by an equal request, or it joined a job by its deduplication key: `job_id` is then that
+    job, and `public_id` a name of its own for it.
+    """
 
     job_id: int
     public_id: str
@@ -27,12 +35,23 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     """Queue all `requests`, or none. Answers are in the order of the requests.
 
     A request holds instance, properties (in normal form), payload, and optionally key, priority, units, label,
-    locality_hint, timeout_seconds, max_attempts and retry_failed. A request whose key was used before in its
-    instance gets the earlier job; raises Conflict `key_reused` when that one was submitted with another content.
+    locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts and retry_failed. A request whose key
+    was used before in its instance gets the earlier job; raises Conflict `key_reused` when that one was submitted with
+    another content, and QueueFull when a label has no room for all of its new jobs.
     """
-    rows = connection.execute(SUBMIT, {"requests": json.dumps(list(requests)), "actor": actor}).all()
+    rows = taken(connection, SUBMIT, {"requests": json.dumps(list(requests)), "actor": actor})
     for row in rows:
         if not row.same:
             key = escaped(str(requests[row.n].get("key")), 80)
             raise Conflict("key_reused", f"jobs[{row.n}].key: '{key}' was used before for a different request")
     return [Submitted(row.job_id, str(row.public_id), row.created) for row in rows]
+
+
+def taken(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    """The rows of a statement that submits. Raises QueueFull when a label has no room."""
+    try:
+        return connection.execute(statement, values).all()
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == QUEUE_FULL:
+            raise QueueFull(escaped(error.orig.diag.message_primary or "", 300)) from None
+        raise

@@ -1,0 +1,259 @@
+"""The gates of one waiting job: each open or closed, with its evidence and a sentence, and what would start the job.
+
+Pure functions of what `schema.evidence` has read. A gate about bots is asked of the bots that those before it have
+left; once none are left, those that follow are neither open nor closed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schema import gates
+from schema.drains import DEAD_AFTER
+from schema.evidence import Clause, Evidence, Row
+from schema.gates import Gate
+from schema.limits import escaped
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One gate: `is_open` is None if there is no bot left to judge by."""
+
+    gate: Gate
+    is_open: bool | None
+    sentence: str
+    evidence: Mapping[str, Any]
+
+
+def judge(found: Evidence) -> list[Judged]:
+    """Every gate of the job, in the order in which they are asked."""
+    judged = of_job(found.job)
+    for one in (_cohort, _requirements, _instance, _healthy, _units, _room):
+        previous = judged[-1]
+        asked = one(found)
+        if previous.is_open is not True and previous.gate in _OF_BOTS:
+            asked = Judged(asked.gate, None, "no bot is left to ask it of", {})
+        judged.append(asked)
+    if found.pool["known"] or found.pool["silence"] is not None:
+        judged.append(_assigners(found))
+    return [*judged, _queue_deadline(found.job)]
+
+
+def of_job(job: Row) -> list[Judged]:
+    """The gates on the job itself, its instance and its quota, which no bot can open."""
+    return [_state(job), _backoff(job), _reservation(job), _drain(job), _quota(job)]
+
+
+_OF_BOTS = (gates.COHORT, gates.REQUIREMENTS, gates.SERVES, gates.HEALTHY, gates.UNITS, gates.ROOM)
+
+
+def _state(job: Row) -> Judged:
+    why = f" ({escaped(job['reason'])})" if job["reason"] else ""
+    sentence = "it waits in the queue" if _open(job, gates.STATE) else f"it is parked{why}"
+    return _judged(job, gates.STATE, sentence, state=job["state"], reason=job["reason"])
+
+
+def _backoff(job: Row) -> Judged:
+    rest = None if job["rest"] is None else max(0.0, round(float(job["rest"]), 3))
+    looks = f"{_plural(job['considered'], 'look')} without a place"
+    if _open(job, gates.BACKOFF):
+        sentence = "it does not rest" if not job["considered"] else f"its rest after {looks} is over"
+    else:
+        after = looks if job["considered"] else f"{_plural(job['attempts'], 'attempt')}"
+        why = f": {escaped(job['reason'])}" if job["reason"] else ""
+        sentence = f"it rests for another {rest:.1f} s after {after}{why}"
+    return _judged(
+        job,
+        gates.BACKOFF,
+        sentence,
+        rest_seconds=rest,
+        considered=job["considered"],
+        attempts=job["attempts"],
+        reason=job["reason"],
+    )
+
+
+def _reservation(job: Row) -> Judged:
+    if _open(job, gates.RESERVATION):
+        return _judged(job, gates.RESERVATION, "no bot is being freed for it")
+    left = round(float(job["reserved_for"]), 3)
+    sentence = f"{_plural(job['reserved_units'], 'unit')} of a bot are being freed for it, for at most {left:.1f} s"
+    return _judged(
+        job, gates.RESERVATION, sentence, bot=job["reserved_bot"], units=job["reserved_units"], left_seconds=left
+    )
+
+
+def _drain(job: Row) -> Judged:
+    name = job["instance_name"]
+    left = None if job["drain_left"] is None else round(float(job["drain_left"]), 3)
+    sentence = f"instance '{name}' " + ("starts jobs" if _open(job, gates.DRAIN) else "is drained: it starts nothing")
+    return _judged(job, gates.DRAIN, sentence, instance=name, deadline_seconds=left)
+
+
+def _quota(job: Row) -> Judged:
+    where = f"'{job['instance_name']}' in cohort '{job['cohort_name']}'"
+    if not job["counted"]:
+        return _judged(job, gates.QUOTA, f"{where} has no quota: any number of units", units=job["units"])
+    usage, units, limit = job["usage"], job["units"], job["effective_max"]
+    numbers = {name: job[name] for name in ("usage", "min_quota", "max_quota", "effective_max", "headroom", "units")}
+    numbers["evicted_lately"] = job["evicted_lately"]
+    if limit is None:
+        return _judged(job, gates.QUOTA, f"{where} uses {usage} units and has no maximum", **numbers)
+    lowered = job["max_quota"] - limit
+    of = f"{limit}" + (f" (its maximum {job['max_quota']} less {lowered} lately evicted)" if lowered else "")
+    sign = "<=" if _open(job, gates.QUOTA) else ">"
+    sentence = f"{where} uses {usage} of {of}, this job needs {units}: {usage} + {units} {sign} {limit}"
+    return _judged(job, gates.QUOTA, sentence, **numbers)
+
+
+def _cohort(found: Evidence) -> Judged:
+    job, cohort = found.job, found.cohort
+    label = f"label '{escaped(job['label'], 64)}'"
+    belongs = f"its {label} belongs" if job["label"] else "without a label it belongs"
+    if job["label"] and job["label"] not in (job["cohort_labels"] or ()):
+        belongs = f"no cohort has its {label}, so it belongs"
+    bots = f"{cohort['healthy']} of {_plural(cohort['present'], 'bot')} healthy"
+    if cohort["more"]:
+        bots += " among those looked at"
+    return Judged(
+        gates.COHORT,
+        cohort["healthy"] > 0,
+        f"{belongs} to cohort '{job['cohort_name']}', with {bots}",
+        {
+            "label": job["label"],
+            "cohort": job["cohort_name"],
+            "present": cohort["present"],
+            "healthy": cohort["healthy"],
+        },
+    )
+
+
+def _requirements(found: Evidence) -> Judged:
+    bots, wanted = found.bots, _wanted(found)
+    evidence: dict[str, Any] = {
+        "requirements": found.job["properties"],
+        "matching": bots["matching"],
+        "more": bots["more"],
+    }
+    is_open = bots["matching"] > 0
+    if not wanted:
+        return Judged(gates.REQUIREMENTS, is_open, "it requires nothing of a bot", evidence)
+    matching = f"{some(found, bots['matching'], 'bot')}"
+    verb = "offers" if bots["matching"] <= 1 else "offer"
+    sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job['cohort_name']}' {verb} {wanted}"
+    if found.clauses:
+        scarce = scarcest(found)
+        evidence["clauses"] = [
+            {"clause": str(clause), "bots": clause.alone, "bots_with_all_others": clause.others}
+            for clause in found.clauses
+        ]
+        evidence["scarcest"] = str(scarce)
+        sentence += f"; {_escaped(scarce)} leaves the fewest: {_plural(scarce.alone, 'bot')} with it"
+        if len(found.clauses) > 1:
+            sentence += f", {scarce.others} with all the rest"
+    return Judged(gates.REQUIREMENTS, is_open, sentence, evidence)
+
+
+def _instance(found: Evidence) -> Judged:
+    bots, name = found.bots, found.job["instance_name"]
+    elsewhere = bots["matching"] - bots["serving"]
+    sentence = f"{bots['serving']} of {some(found, bots['matching'], 'matching bot')} for instance '{name}'"
+    if elsewhere:
+        sentence += f", {elsewhere} only for other instances or pools"
+    evidence = {"instance": name, "pool": found.job["pool"], "serving": bots["serving"], "elsewhere": elsewhere}
+    return Judged(gates.SERVES, bots["serving"] > 0, sentence, evidence)
+
+
+def _healthy(found: Evidence) -> Judged:
+    bots = found.bots
+    sentence = f"{bots['healthy']} of {some(found, bots['serving'], 'matching bot')} healthy and taking work"
+    if bots["leaving"] or bots["unhealthy"]:
+        sentence += f", {bots['leaving']} draining or closing, {bots['unhealthy']} unhealthy"
+    evidence = {"healthy": bots["healthy"], "draining": bots["leaving"], "unhealthy": bots["unhealthy"]}
+    return Judged(gates.HEALTHY, bots["healthy"] > 0, sentence, evidence)
+
+
+def _units(found: Evidence) -> Judged:
+    bots, units = found.bots, found.job["units"]
+    sentence = (
+        f"{bots['large']} of {some(found, bots['healthy'], 'healthy matching bot')} with {_plural(units, 'unit')}"
+    )
+    if not bots["large"]:
+        sentence += f" or more: the largest has {bots['largest']}"
+    evidence = {"units": units, "large_enough": bots["large"], "largest": bots["largest"]}
+    return Judged(gates.UNITS, bots["large"] > 0, sentence, evidence)
+
+
+def _room(found: Evidence) -> Judged:
+    bots, units = found.bots, found.job["units"]
+    if bots["able"]:
+        sentence = f"{some(found, bots['able'], 'bot')} with room for it now"
+    else:
+        most = max(0, bots["roomiest"] or 0)
+        sentence = f"none of {some(found, bots['large'], 'bot')} has {_plural(units, 'free unit')}: the most is {most}"
+    evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
+    return Judged(gates.ROOM, bots["able"] > 0, sentence, evidence)
+
+
+def _assigners(found: Evidence) -> Judged:
+    pool = found.pool
+    silence = None if pool["silence"] is None else round(float(pool["silence"]), 1)
+    elsewhere = pool["at_work"] - pool["working"]
+    evidence = {
+        "working": pool["working"],
+        "elsewhere": elsewhere,
+        "draining": pool["draining"],
+        "upkeep_seconds_ago": silence,
+    }
+    if pool["known"]:
+        sentence = f"{_plural(pool['working'], 'assigner')} at work"
+        if elsewhere:
+            job = found.job
+            where = f"instance '{job['instance_name']}' in cohort '{job['cohort_name']}'"
+            sentence += f" for {where}, {elsewhere} only for others"
+        if pool["draining"]:
+            sentence += f", {pool['draining']} draining"
+        return Judged(gates.ASSIGNERS, pool["working"] > 0, sentence, evidence)
+    alive = silence is not None and silence <= DEAD_AFTER
+    sentence = f"the last sign of life of an assigner process is {silence} s old"
+    return Judged(gates.ASSIGNERS, alive, sentence, evidence)
+
+
+def _queue_deadline(job: Row) -> Judged:
+    patience = job["patience"]
+    if patience is None:
+        return _judged(job, gates.QUEUE_DEADLINE, "it may wait for ever")
+    left = round(float(patience), 3)
+    sentence = f"it may wait for another {left:.1f} s" if left > 0 else "its queue timeout is over: it will be given up"
+    return _judged(job, gates.QUEUE_DEADLINE, sentence, left_seconds=left)
+
+
+def scarcest(found: Evidence) -> Clause:
+    """The clause of the requirements that leaves the fewest bots: the fewest have it, and most have all the others."""
+    return min(found.clauses, key=lambda clause: (clause.alone, -clause.others))
+
+
+def _open(job: Row, gate: Gate) -> bool:
+    return bool(job[f"open_{gate.name}"])
+
+
+def _judged(job: Row, gate: Gate, sentence: str, **evidence: Any) -> Judged:
+    return Judged(gate, _open(job, gate), sentence, evidence)
+
+
+def _wanted(found: Evidence) -> str:
+    properties = found.job["properties"]
+    return escaped(", ".join(f"{name}={value}" for name, values in sorted(properties.items()) for value in values), 300)
+
+
+def _escaped(clause: Clause) -> str:
+    return escaped(str(clause), 100)
+
+
+def some(found: Evidence, number: int, noun: str) -> str:
+    """So many of the bots that offer what is required, or at least so many if not all of them were looked at."""
+    return ("at least " if found.bots["more"] else "") + _plural(number, noun)
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,123 @@
+"""Which running jobs to stop so that an instance gets its minimum: a pure function of what was read.
+
+Nothing is evicted for nothing: a plan names a bot on which the job is sure to start once its victims have stopped, and
+on which it would not start if any of them went on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from assigner.quotas import QuotaSettings
+from schema.reclaiming import Holder, Occupant, Starved
+
+LOWER_PRIORITY = "lower_priority_only"
+ANY = "any"
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Victims on one bot, and the numbers that justify them, which both jobs keep as a receipt."""
+
+    preemptor: Starved
+    bot: Holder
+    victims: tuple[Occupant, ...]
+    rule: str
+    receipt: Mapping[str, Any]
+
+
+def plan(starved: Starved, bots: Sequence[Holder], settings: QuotaSettings, *, now: datetime) -> Eviction | None:
+    """The eviction that lets the job start and costs least, or None if none would, or if it could start without one.
+
+    On each bot victims are taken in the order least urgent first, then most recently queued (BuildGrid), until the
+    job fits beside what stays; of the bots the one with the fewest victims wins, then the one whose most urgent victim
+    is the least urgent and most recently queued. A victim's instance keeps its own minimum.
+    """
+    if any(bot.room >= starved.units for bot in bots):
+        return None
+    best: tuple[tuple[Any, ...], Holder, tuple[Occupant, ...]] | None = None
+    for bot in bots:
+        victims = _enough(starved, bot, settings, now)
+        if not victims:
+            continue
+        last = victims[-1]
+        cost = (len(victims), -last.priority, -last.queued_at.timestamp(), bot.id)
+        if best is None or cost < best[0]:
+            best = cost, bot, victims
+    if best is None:
+        return None
+    _, bot, victims = best
+    return Eviction(starved, bot, victims, starved.rule, _receipt(starved, bot, victims, settings))
+
+
+def evictable(starved: Starved, occupant: Occupant, settings: QuotaSettings, *, now: datetime) -> bool:
+    """Whether the rules let the job at all be stopped for this one: another instance's, running, not shielded, and,
+    unless the cohort reclaims minimums from any, less urgent."""
+    return (
+        occupant.instance != starved.instance
+        and occupant.running
+        and occupant.evictions < settings.max_evictions
+        and (now - occupant.started_at).total_seconds() >= settings.min_run_time
+        and (starved.rule == ANY or occupant.priority > starved.priority)
+    )
+
+
+def _enough(starved: Starved, bot: Holder, settings: QuotaSettings, now: datetime) -> tuple[Occupant, ...]:
+    """The first victims in order with which the job fits on the bot, without those that are not needed beside the later
+    ones; none if it fits with no number."""
+    missing = starved.units - bot.room
+    if starved.units > bot.capacity:
+        return ()
+    spare: dict[int, float] = {}
+    taken: list[Occupant] = []
+    order = sorted(bot.occupants, key=lambda each: (-each.priority, -each.queued_at.timestamp(), each.job_id))
+    for occupant in order:
+        left = spare.setdefault(occupant.instance, occupant.spare)
+        if left < occupant.units or not evictable(starved, occupant, settings, now=now):
+            continue
+        spare[occupant.instance] = left - occupant.units
+        taken.append(occupant)
+        missing -= occupant.units
+        if missing <= 0:
+            return _needed(taken, too_many=-missing)
+    return ()
+
+
+def _needed(taken: Sequence[Occupant], *, too_many: int) -> tuple[Occupant, ...]:
+    """Those that remain when `too_many` units need not go; the most urgent are let off first."""
+    needed: list[Occupant] = []
+    for occupant in reversed(taken):
+        if occupant.units <= too_many:
+            too_many -= occupant.units
+        else:
+            needed.insert(0, occupant)
+    return tuple(needed)
+
+
+def _receipt(starved: Starved, bot: Holder, victims: Sequence[Occupant], settings: QuotaSettings) -> dict[str, Any]:
+    return {
+        "rule": starved.rule,
+        "bot": bot.name,
+        "preemptor": {
+            "job": starved.public_id,
+            "instance": starved.instance_name,
+            "priority": starved.priority,
+            "units": starved.units,
+            "waited_seconds": round(starved.waited, 3),
+            "preemption_delay": settings.preemption_delay,
+            "usage": starved.usage,
+            "min_quota": starved.min_quota,
+        },
+        "victims": [
+            {
+                "job": victim.public_id,
+                "instance": victim.instance_name,
+                "priority": victim.priority,
+                "units": victim.units,
+                "evictions_before": victim.evictions,
+                "above_minimum_by": None if victim.spare == float("inf") else int(victim.spare),
+            }
+            for victim in victims
+        ],
+    }

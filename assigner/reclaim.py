@@ -1,0 +1,65 @@
+"""Preemption in a cycle: find who is below the minimum and waits, plan, and ask bots to stop."""
+
+from collections import Counter
+
+from sqlalchemy import Connection
+
+from assigner.preemption import Eviction, plan
+from assigner.quotas import QuotaSettings
+from schema import candidates, moves, reclaiming
+from schema.candidates import Wanted
+from schema.ready import Scope
+
+#: Jobs of instances below their minimum that one cycle reclaims for.
+BATCH = 20
+
+
+def reclaim(
+    connection: Connection, scope: Scope, settings: QuotaSettings, *, sync: float, actor: str, again: bool
+) -> int:
+    """Evict for jobs whose match has failed for `preemption_delay` seconds; returns the victims that were asked.
+
+    A job for which a free bot is there is left to the next pick. `again`: this transaction has granted leases.
+    """
+    if not reclaiming.anybody_below_minimum(connection):
+        return 0
+    waiting, now = reclaiming.starved(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
+    evicted = 0
+    freed: Counter[tuple[int, int]] = Counter()
+    # Jobs come most urgent first: where none could be evicted for one, none can for the next that is like it.
+    hopeless: set[Wanted] = set()
+    for job in waiting:
+        assert now is not None
+        wanted = Wanted(job.cohort, job.instance, job.platform, job.units, 1)
+        of = job.cohort, job.instance
+        if wanted in hopeless or freed[of] + job.units > job.short or candidates.any_free(connection, wanted):
+            continue
+        eviction = plan(job, reclaiming.holders(connection, job), settings, now=now)
+        if eviction is None:
+            hopeless.add(wanted)
+            continue
+        if _carry_out(connection, eviction, settings, sync=sync, actor=actor, again=again):
+            evicted += len(eviction.victims)
+            freed[of] += job.units
+        # Also one that came to nothing keeps the quotas that it has locked.
+        again = True
+    return evicted
+
+
+def _carry_out(
+    connection: Connection, eviction: Eviction, settings: QuotaSettings, *, sync: float, actor: str, again: bool
+) -> bool:
+    return moves.preempt(
+        connection,
+        preemptor=eviction.preemptor.id,
+        units=eviction.preemptor.units,
+        cohort=eviction.preemptor.cohort,
+        bot_id=eviction.bot.id,
+        victims=[(victim.job_id, victim.fence) for victim in eviction.victims],
+        rule=eviction.rule,
+        receipt=eviction.receipt,
+        sync=sync,
+        reservation=settings.reservation,
+        actor=actor,
+        again=again,
+    )

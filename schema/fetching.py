@@ -1,0 +1,138 @@
+"""What one bot may take when it has just finished something: picks for a bot that asks for work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from schema.gates import COHORT, QUOTA, READY, RESTING, serves
+from schema.ledger import HEADROOM, Guard
+from schema.queues import fitting, open_queues, ready_queues, resting_queues
+from schema.ready import COLUMNS, JOBS_LOOK, REACH, SIZES, ReadyJob, ready_job
+
+# Without `:any`, ready jobs that an assigner has tried
+# before are left to the assigners, while those still waiting out their backoff are not.
+_FOR_BOT_HEADS = """
+    SELECT q.cohort, q.instance, h.id, h.priority, h.queued_at FROM {queues} q
+    CROSS JOIN LATERAL (
+        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
+    CROSS JOIN LATERAL (
+        SELECT id, priority, queued_at FROM (
+            SELECT id, priority, queued_at, units, considered, schedule_after FROM jobs
+            WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform
+                AND {waiting}
+            ORDER BY priority, queued_at, id LIMIT :look) first
+        WHERE units <= :room AND {within} AND {condition}
+        ORDER BY priority, queued_at, id LIMIT :reach) h
+    WHERE {gate}"""
+
+# Instances that the bot is for, and whose quota would not be used up even if it took nothing else, or that have just
+# got something of it back by this very call (BuildGrid, proactive fetching under quotas).
+_OPEN_TO_BOT = """
+    AND EXISTS (
+        SELECT FROM (
+            SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
+                CAST(:pool AS text) AS pool) b
+        CROSS JOIN LATERAL (SELECT w.cohort, w.instance, i.pool) t
+        WHERE {ours})
+    AND (q.max_quota IS NULL OR ({headroom}) >= :capacity OR w.instance = ANY (CAST(:returned AS integer[])))"""
+
+_NEW, _NEW_GATE = "(:any OR considered = 0)", "(:any OR NOT :literal)"
+# A job that rests because an attempt failed, and not because no bot was found, has been considered by nobody.
+_RESTED = "considered > 0 AND (:any OR schedule_after >= now())"
+
+
+def _open_to_bot(queues: str) -> str:
+    headroom = HEADROOM[Guard.MAX]
+    ours = f"{COHORT.of(bot='b', want='t')} AND {serves('b', 't')}"
+    return open_queues(queues, headroom) + _OPEN_TO_BOT.format(headroom=headroom, ours=ours)
+
+
+def _heads_for_bot(queues: str, waiting: str, *, condition: str, gate: str) -> str:
+    within = QUOTA.of(job="", headroom="q.headroom")
+    return _FOR_BOT_HEADS.format(queues=queues, waiting=waiting, within=within, condition=condition, gate=gate)
+
+
+# Jobs that fit behind any number of others that need more than the bot has, or than the quota leaves.
+_FITTING_HEADS = f"""
+    SELECT q.cohort, q.instance, h.id, h.priority, h.queued_at FROM open_queues q
+    CROSS JOIN LATERAL (
+        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
+    CROSS JOIN LATERAL (
+        SELECT id, priority, queued_at FROM ({fitting("q", units="least(:room, q.headroom)", limit=":look")}) fit
+        WHERE {_NEW} ORDER BY priority, queued_at, id LIMIT :reach) h
+    WHERE {_NEW_GATE}"""
+
+# Whoever is below the minimum comes first: what it gets here need not be taken from others by evictions.
+FOR_BOT = text(f"""
+WITH RECURSIVE {ready_queues("queues")},
+{resting_queues("resting")},
+open_queues AS MATERIALIZED ({_open_to_bot("queues")}),
+open_resting AS MATERIALIZED ({_open_to_bot("resting")}),
+both_kinds AS MATERIALIZED (
+        {_heads_for_bot("open_queues", READY, condition=_NEW, gate=_NEW_GATE)}
+        UNION
+        {_FITTING_HEADS}
+        UNION ALL
+        {_heads_for_bot("open_resting", RESTING, condition=_RESTED, gate="true")}
+), ranked AS MATERIALIZED (
+    SELECT b.*, coalesce(q.min_quota - q.usage, 0) < row_number() OVER (
+        PARTITION BY b.cohort, b.instance ORDER BY b.priority, b.queued_at, b.id) AS beyond_minimum
+    FROM both_kinds b LEFT JOIN quotas q ON q.cohort = b.cohort AND q.instance = b.instance
+), heads AS MATERIALIZED (
+    SELECT id FROM ranked ORDER BY beyond_minimum, priority, queued_at, id LIMIT :reach
+)
+SELECT {COLUMNS} FROM jobs
+WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
+    AND (coalesce(schedule_after, '-infinity') = '-infinity' OR considered > 0)
+ORDER BY array_position(ARRAY(SELECT id FROM heads), id) LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+""")
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """A bot that asks for work: what it serves, its units and those of them that are free.
+
+    `returned`: instances whose usage this very call has lowered.
+    """
+
+    id: int
+    name: str
+    cohort: int
+    instance: int | None
+    pool: str | None
+    capacity: int
+    room: int
+    returned: Sequence[int] = ()
+
+
+def pick_for_bot(
+    connection: Connection, bot: Fetcher, *, limit: int, any_wait: bool, literal: bool, cooldown: float
+) -> list[ReadyJob]:
+    """Lock up to `limit` jobs that this bot satisfies and that fit into its room, first those of instances below their
+    minimum, most urgent first.
+
+    Without `any_wait`: new jobs and jobs still in backoff, but none whose backoff has run out, which are the
+    assigners' (BuildGrid, proactive fetching). `literal` leaves out the new ones too, as a bare comparison of times
+    would. With `any_wait`: every queued job.
+    """
+    rows = connection.execute(
+        FOR_BOT,
+        {
+            "bot_id": bot.id,
+            "cohort": bot.cohort,
+            "instance": bot.instance,
+            "pool": bot.pool,
+            "capacity": bot.capacity,
+            "returned": list(bot.returned),
+            "room": bot.room,
+            "cooldown": cooldown,
+            "limit": limit,
+            "look": max(JOBS_LOOK, limit * REACH),
+            "reach": limit * REACH,
+            "sizes": SIZES,
+            "any": any_wait,
+            "literal": literal,
+        },
+    )
+    return [ready_job(row) for row in rows]

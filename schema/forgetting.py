@@ -1,0 +1,47 @@
+"""What is kept for a while and belongs to no job: evictions, the audit, bots that have gone, assigners not seen."""
+
+from sqlalchemy import Connection, text
+
+# The ids are given out in the order of time, so that the oldest rows are those with the lowest.
+OLD_EVICTIONS = text("""
+DELETE FROM evictions WHERE at < now() - make_interval(secs => :age)
+    AND id = ANY (ARRAY(SELECT id FROM evictions ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
+""")
+OLD_AUDIT = text("""
+DELETE FROM audit WHERE at < now() - make_interval(secs => :age)
+    AND id = ANY (ARRAY(SELECT id FROM audit ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
+""")
+
+# Leases name their bot for as long as their job is kept. What an operator has drained stays drained.
+GONE_BOTS = text("""
+WITH old AS MATERIALIZED (
+    SELECT b.id FROM bots b
+    WHERE b.status = 'gone' AND NOT b.draining AND b.opened_at < now() - make_interval(secs => :age)
+        AND NOT EXISTS (SELECT FROM leases l WHERE l.bot_id = b.id)
+    ORDER BY b.id LIMIT :limit FOR UPDATE SKIP LOCKED
+), answers AS (DELETE FROM bot_answers WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
+localities AS (DELETE FROM bot_localities WHERE bot_id = ANY (ARRAY(SELECT id FROM old)))
+DELETE FROM bots WHERE id = ANY (ARRAY(SELECT id FROM old))
+""")
+UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_interval(secs => :age)")
+
+
+def forget_evictions(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete evictions older than `age` seconds among the `limit` oldest; returns how many."""
+    return connection.execute(OLD_EVICTIONS, {"age": age, "limit": limit}).rowcount
+
+
+def forget_audit(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete notes of the audit older than `age` seconds among the `limit` oldest; returns how many."""
+    return connection.execute(OLD_AUDIT, {"age": age, "limit": limit}).rowcount
+
+
+def forget_bots(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete up to `limit` bots that have no session and no lease, whose last session began more than `age` seconds
+    ago and which nobody has drained; returns how many. Reads all leases if there are such bots."""
+    return connection.execute(GONE_BOTS, {"age": age, "limit": limit}).rowcount
+
+
+def forget_assigners(connection: Connection, *, age: float) -> int:
+    """Delete the rows of assigner processes that have not been seen for `age` seconds; returns how many."""
+    return connection.execute(UNSEEN_ASSIGNERS, {"age": age}).rowcount

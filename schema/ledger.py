@@ -1,0 +1,102 @@
+"""Quotas: how many units each instance may have in each cohort, and how many it has.
+
+Usage is a counter on the quota's row. It changes in the two statements that begin and end leases and nowhere else, on
+rows that are locked in one order, (cohort, instance), after bots, jobs and leases; whoever already holds such a row
+takes others only if nobody else has them. An instance without a row in a cohort has no minimum and no maximum there,
+and nothing is counted.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import Connection, text
+
+#: Seconds for which an eviction lowers the maximum of the instance that was evicted (BuildGrid).
+EVICTION_COOLDOWN = 600.0
+
+#: The effective maximum of quota `q`, NULL if there is none: each eviction of the instance within the cooldown takes
+#: one off its maximum, down to its minimum (BuildGrid). With 10, 4 and seven evictions it is 4. By the transaction's
+#: time, because an index can look that up, which finds the few evictions that count among all that there were.
+EFFECTIVE_MAX = """
+    CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+        SELECT count(*) FROM evictions e
+        WHERE e.cohort = q.cohort AND e.instance = q.instance
+            AND e.at > now() - make_interval(secs => :cooldown))) END"""
+
+
+class Guard(StrEnum):
+    """Up to which limit a pass may bring an instance: its minimum, for those below it, or its effective maximum."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+#: The limit of a locked quota `q` under a guard, as of now and not of when the statement began: evictions that were
+#: written while it waited for the lock count.
+LIMIT = {
+    Guard.MIN: "q.min_quota",
+    Guard.MAX: "effective_max(q.cohort, q.instance, q.min_quota, q.max_quota, :cooldown)",
+}
+
+#: What bots keep for queued jobs, each with its cohort and instance: as good as used, or others would take of the quota
+#: what an eviction has freed.
+KEPT = """
+    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
+    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
+    WHERE v.until >= now() AND v.until >= clock_timestamp()"""
+
+#: The units that an instance may still be given, NULL for any number; `q` is its quota and `k` the sum of what is kept
+#: for its jobs, or they are rows of nulls.
+HEADROOM = {
+    Guard.MIN: "coalesce(q.min_quota - q.usage - coalesce(k.units, 0), 0)",
+    Guard.MAX: f"({EFFECTIVE_MAX}) - q.usage - coalesce(k.units, 0)",
+}
+
+DRIFT = text("""
+SELECT FROM quotas q
+LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM leases
+           WHERE state IN ('pending', 'active', 'cancelling') GROUP BY cohort, instance) l
+    ON l.cohort = q.cohort AND l.instance = q.instance
+WHERE q.usage <> coalesce(l.units, 0) LIMIT 1
+""")
+# Whoever has written leases has ended, and nobody writes any until we have ended.
+ALONE = text("LOCK TABLE leases IN SHARE ROW EXCLUSIVE MODE")
+# Whoever holds a quota without having written leases yet would wait for us: what it holds is left for the next time.
+REPAIR = text("""
+WITH wrong AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.usage, coalesce(l.units, 0) AS live
+    FROM quotas q
+    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM leases
+               WHERE state IN ('pending', 'active', 'cancelling') GROUP BY cohort, instance) l
+        ON l.cohort = q.cohort AND l.instance = q.instance
+    WHERE q.usage <> coalesce(l.units, 0)
+    ORDER BY q.cohort, q.instance FOR NO KEY UPDATE OF q SKIP LOCKED
+), mended AS (
+    UPDATE quotas q SET usage = w.live FROM wrong w WHERE q.cohort = w.cohort AND q.instance = w.instance
+)
+SELECT c.name AS cohort, i.name AS instance, w.usage, w.live
+FROM wrong w JOIN cohorts c ON c.id = w.cohort JOIN instances i ON i.id = w.instance
+ORDER BY w.cohort, w.instance
+""")
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A counter that is not the sum of the live leases that it counts."""
+
+    cohort: str
+    instance: str
+    usage: int
+    live: int
+
+
+def reconcile(connection: Connection) -> list[Drift]:
+    """Compare every counter with the live leases in one snapshot; those that differ are repaired and come back.
+
+    On a sound database there are none, and nothing is locked: a drift is an alarm, not a routine. One that was found is
+    judged again once nobody else writes leases.
+    """
+    if connection.execute(DRIFT).first() is None:
+        return []
+    connection.execute(ALONE)
+    return [Drift(row.cohort, row.instance, row.usage, int(row.live)) for row in connection.execute(REPAIR)]

@@ -1,0 +1,65 @@
+"""leased, running -> (asked to stop) -> queued: what a bot or an instance still runs when its drain's time is over."""
+
+from sqlalchemy import Connection, TextClause, text
+
+from schema.timing import KILL_GRACE
+
+# The jobs are locked with their leases, so that the event names the state that the job is in. Both are taken without
+# their bot, hence SKIP LOCKED.
+_STOP = """
+WITH late AS MATERIALIZED (
+    SELECT j.id, j.state, l.fence, l.bot_id, {subject} AS subject
+    FROM leases l JOIN jobs j ON j.id = l.job_id AND j.fence = l.fence {of}
+    WHERE l.state IN ('pending', 'active') AND j.state IN ('leased', 'running') AND {where}
+    LIMIT :limit FOR NO KEY UPDATE OF j, l SKIP LOCKED
+), asked AS (
+    UPDATE leases l SET state = 'cancelling', stop_reason = 'drain',
+        due_at = now() + make_interval(secs => :sync + {grace})
+    FROM late d WHERE l.job_id = d.id AND l.fence = d.fence
+    RETURNING l.job_id, l.bot_id
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT d.id, 'drain', d.state, d.state, d.fence, :actor, jsonb_build_object('drained', d.subject)
+    FROM late d JOIN asked a ON a.job_id = d.id
+), told AS (
+    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM asked HAVING count(*) > 0
+)
+SELECT count(*), (SELECT count(*) FROM told) FROM asked
+"""
+
+
+def _stop(subject: str, of: str, where: str) -> TextClause:
+    return text(_STOP.format(subject=subject, of=of, where=where, grace=KILL_GRACE))
+
+
+# Arrays of ids leave the planner nothing but the leases of these bots, or of jobs of these instances; and a range of
+# one instance in the order of instances nothing but their index.
+STOP_OF_BOTS = _stop(
+    "'bot:' || b.name",
+    "JOIN bots b ON b.id = l.bot_id",
+    "l.bot_id = ANY (ARRAY(SELECT id FROM bots WHERE draining AND drain_deadline IS NOT NULL"
+    " AND drain_deadline < now() AND in_use > 0))",
+)
+STOP_OF_INSTANCES = _stop(
+    "'instance:' || i.name",
+    "JOIN instances i ON i.id = l.instance",
+    "l.job_id = ANY (ARRAY(SELECT n.job_id FROM unnest(CAST(:instances AS integer[])) AS d (id) CROSS JOIN LATERAL ("
+    "SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND state IN ('pending', 'active')"
+    " ORDER BY instance LIMIT :limit) n))",
+)
+INSTANCES_OVER = text(
+    "SELECT id FROM instances WHERE draining AND drain_deadline IS NOT NULL AND drain_deadline < now()"
+)
+
+
+def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str) -> int:
+    """Ask for up to `limit` leases each of the bots and of the instances whose time to drain is over; returns how many.
+
+    What is stopped goes back to the queue uncharged, once its bot confirms. `sync` is the bots' sync period in seconds.
+    """
+    values = {"limit": limit, "sync": sync, "actor": actor}
+    asked = int(connection.execute(STOP_OF_BOTS, values).one()[0])
+    instances = [row.id for row in connection.execute(INSTANCES_OVER)]
+    if instances:
+        asked += int(connection.execute(STOP_OF_INSTANCES, {**values, "instances": instances}).one()[0])
+    return asked

@@ -1,0 +1,181 @@
+"""The same gates pick and explain: what `explain` finds nothing against is granted, and nothing else is."""
+
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from schema import drains, moves
+from tests.explaining import closed, cohort, explained, park, reserve, rest, status
+from tests.pool import Pool
+from tests.tenancy import Tenancy
+
+EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
+EXAMPLES = 50
+CLEAR = """
+TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_answers, bot_platforms, bot_localities, leases,
+    job_events, platforms, instances, ticks, audit, quotas, evictions, reservations, assigners RESTART IDENTITY;
+DELETE FROM cohorts WHERE id <> 0"""
+SEED = text("SELECT setseed(0.25)")
+
+INSTANCES = ("team-a", "team-b")
+PROPERTIES: list[dict[str, Any]] = [{}, {"os": ["linux"]}, {"os": ["linux"], "gpu": ["a", "b"]}]
+OFFERS: list[dict[str, Any]] = [{}, {"os": "linux"}, {"os": "linux", "gpu": ["a", "b", "c"]}]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A bot: what it offers and serves, and how it is."""
+
+    offer: dict[str, Any]
+    capacity: int
+    labels: list[str]
+    serves: dict[str, str]
+    state: str
+
+
+@dataclass(frozen=True)
+class World:
+    """A small pool with work in it, and what happens to the one job that waits."""
+
+    machines: list[Machine]
+    work: list[tuple[str, int, str]]
+    quotas: dict[str, tuple[int, int | None]]
+    evicted: int
+    pooled: bool
+    drained: list[str]
+    request: dict[str, Any]
+    fate: str
+
+
+def machine(chance: random.Random) -> Machine:
+    """A bot, most often one that could do anything."""
+    return Machine(
+        offer=chance.choice([*OFFERS, *[OFFERS[2]] * 4]),
+        capacity=chance.randint(1, 4),
+        labels=chance.choice([*[[]] * 10, ["gpu"], ["unknown"]]),
+        serves=chance.choice([*[{}] * 4, {"instance": "team-a"}, {"instance": "team-b"}, {"pool": "p"}]),
+        state=chance.choice([*["ok"] * 5, "unhealthy", "draining", "closing", "drained", "reserved"]),
+    )
+
+
+def quota(chance: random.Random) -> tuple[int, int | None]:
+    """A minimum and a maximum."""
+    minimum = chance.randint(0, 2)
+    return minimum, chance.choice([None, minimum, minimum + 1, minimum + chance.randint(0, 6)])
+
+
+def at_random(chance: random.Random) -> World:
+    """A world in which about every third time nothing stands in the job's way."""
+    return World(
+        machines=[machine(chance) for _ in range(chance.randint(2, 4))],
+        work=[
+            (chance.choice(INSTANCES), chance.randint(1, 3), chance.choice(["", "", "gpu"]))
+            for _ in range(chance.randint(0, 4))
+        ],
+        quotas={instance: quota(chance) for instance in INSTANCES if chance.random() < 0.5},
+        evicted=chance.choice([0, 0, 1, 2]),
+        pooled=chance.random() < 0.5,
+        drained=[instance for instance in INSTANCES if chance.random() < 0.08],
+        request={
+            "instance": chance.choice(INSTANCES),
+            "properties": chance.choice(PROPERTIES),
+            "units": chance.choice([1, 1, 1, 2, 3]),
+            "label": chance.choice([*[""] * 7, "gpu", "other"]),
+        },
+        fate=chance.choice([*["ready"] * 16, "rested", "rested", "resting", "parked", "reserved"]),
+    )
+
+
+def build(pool: Pool, world: World) -> str:
+    """Everything of the world, through the real functions where there are some; returns the job that waits."""
+    pool.change(CLEAR)
+    tenancy = Tenancy(pool)
+    cohort(pool, "accelerated", "gpu")
+    for instance in INSTANCES:
+        pool.change(
+            "INSERT INTO instances (name, pool) VALUES (:name, :pool)",
+            name=instance,
+            pool="p" if world.pooled else None,
+        )
+    for nth, machine in enumerate(world.machines):
+        pool.bot(
+            f"bot-{nth}", properties=machine.offer, capacity=machine.capacity, labels=machine.labels, **machine.serves
+        )
+    busy = [
+        job for instance, units, label in world.work for job in pool.submit(instance=instance, units=units, label=label)
+    ]
+    if busy:
+        pool.assigner().run_once()
+        # What found no place must not be there: the job is the only one that waits.
+        pool.database.run(lambda c: moves.cancel(c, busy, instances=None, sync=1, actor="test"))
+    for instance, (minimum, maximum) in world.quotas.items():
+        tenancy.quota(instance, minimum=minimum, maximum=maximum)
+        for _ in range(world.evicted):
+            tenancy.evicted(instance)
+    (job,) = pool.submit(**world.request)
+    for nth, machine in enumerate(world.machines):
+        match machine.state:
+            case "unhealthy" | "draining":
+                status(pool, f"bot-{nth}", status=machine.state)
+            case "closing":
+                status(pool, f"bot-{nth}", closing=True)
+            case "drained":
+                status(pool, f"bot-{nth}", draining=True)
+            case "reserved":
+                pool.change(
+                    "WITH kept AS (INSERT INTO reservations (job_id, bot_id, units, until)"
+                    " SELECT -id, id, 1, now() + interval '1 hour' FROM bots WHERE name = :bot)"
+                    " UPDATE bots SET reserved = reserved + 1 WHERE name = :bot",
+                    bot=f"bot-{nth}",
+                )
+    for instance in world.drained:
+        pool.database.run(lambda c, name=instance: drains.drain_instance(c, name, draining=True, actor="test"))
+    match world.fate:
+        case "rested":
+            rest(pool, job, -1)
+        case "resting":
+            rest(pool, job, 60)
+        case "parked":
+            park(pool, job)
+        case "reserved":
+            reserve(pool, job, "bot-0", seconds=60)
+    return job
+
+
+@pytest.mark.timeout(3600)
+def test_a_job_is_granted_if_and_only_if_no_gate_is_closed(pool: Pool) -> None:
+    """Small pools at random, with one job that waits; `LEASEHOLD_TEST_EXAMPLES=2000` tries so many."""
+    asked = bool(os.environ.get(EXAMPLES_VARIABLE))
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=int(os.environ.get(EXAMPLES_VARIABLE) or EXAMPLES),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        derandomize=not asked,
+        phases=tuple(Phase) if asked else (Phase.explicit, Phase.generate),
+    )
+    @given(seed=st.integers(0, 2**32))
+    def agree(seed: int) -> None:
+        world = at_random(random.Random(seed))
+        note(str(world))
+        job = build(Pool(pool.database, pool.timing, random.Random(0)), world)
+        found = explained(pool, job)
+        pool.database.run(lambda connection: connection.execute(SEED))
+        pool.assigner(batch=1000).run_once()
+        granted = pool.job(job).state == "leased"
+        assert granted == all(one.open for one in found.gates), f"granted: {granted}, but {found.sentence}"
+        assert bool(found.change) != granted
+        seen.update(closed(found) or ["none"])
+
+    agree()
+    assert seen["none"] >= EXAMPLES / 10, f"too few that nothing stood in the way of: {seen}"
+    assert len(seen) >= 10, f"too few gates were ever closed: {seen}"

@@ -1,0 +1,270 @@
+"""Many assigners, quotas that change all the time, and minimums that are reclaimed: what holds at every instant."""
+
+import multiprocessing
+import os
+import random
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.synchronize import Event, Semaphore
+
+import pytest
+from sqlalchemy import text
+
+from assigner.cohorts import CohortAssigner
+from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.loops import Loop
+from assigner.quotas import QuotaSettings
+from schema import clock, moves, quotas
+from schema.engine import Database, DatabaseSettings
+from schema.errors import NotFound
+from schema.timing import Timing
+from tests.patience import eventually
+from tests.pool import Pool
+from tests.processes import READY_WITHIN
+from tests.swarm import Behaviour, Swarm
+from tests.tenancy import Tenancy, grown_too_far, watch_maxima
+from tests.test_deadlocks import BACKENDS, DEADLOCK_TIMEOUT, DEADLOCKS
+
+SECONDS_VARIABLE = "LEASEHOLD_TEST_SOAK"
+SECONDS = 20.0
+#: What each of the eight threads serves: everything, or one cohort; two threads to a process.
+PROCESSES: tuple[tuple[int | None, ...], ...] = ((None, 1), (None, 2), (3, 1), (2, 3))
+COHORTS, INSTANCES = (1, 2, 3), tuple(f"team-{n}" for n in range(5))
+BOTS, CAPACITY, WAITING = 6, 2, 15
+#: Units that all minimums of a cohort may add up to; the others leave room for whoever may be evicted.
+MINIMUMS = 8
+RULES = QuotaSettings(preemption_delay=1.0, eviction_cooldown=5.0, min_run_time=0.2, reservation=2.0)
+SAMPLE = 0.25
+LOOK = text("""
+SELECT q.cohort, q.instance, q.usage, q.min_quota, q.max_quota,
+    (SELECT coalesce(sum(l.units), 0) FROM live l WHERE l.cohort = q.cohort AND l.instance = q.instance) AS live,
+    effective_max(q.cohort, q.instance, q.min_quota, q.max_quota, :cooldown) AS maximum,
+    EXISTS (SELECT FROM jobs j WHERE j.cohort = q.cohort AND j.instance = q.instance AND j.state = 'queued'
+        AND j.units = 1 AND j.queued_at < clock_timestamp() - make_interval(secs => :delay)) AS waits
+FROM quotas q""")
+
+
+def _assigner(database: Database, timing: Timing, cohort: int | None, name: str, chance: random.Random) -> Loop:
+    kind = PriorityAgeAssigner if cohort is None else CohortAssigner
+    assigner = kind(
+        database,
+        AssignerSettings(kind="priority-age" if cohort is None else "cohort", interval=0.2, jitter=0.1),
+        timing=timing,
+        chance=chance,
+        name=name,
+        now=clock.monotonic,
+        quotas=RULES,
+        cohort=cohort,
+    )
+    return Loop(name, assigner.run_once, chance=chance)
+
+
+def _assign(url: str, timing: Timing, seed: int, number: int, ready: Semaphore, stop: Event) -> None:
+    chance = random.Random(seed)
+    database = Database(url, DatabaseSettings(), role="assigner", chance=chance)
+    loops = [
+        _assigner(database, timing, cohort, f"assigner-{number}/{nth}", random.Random(chance.random()))
+        for nth, cohort in enumerate(PROCESSES[number])
+    ]
+    for loop in loops:
+        loop.start()
+    ready.release()
+    stop.wait()
+    for loop in loops:
+        loop.stop()
+    database.close()
+
+
+@contextmanager
+def assigner_processes(url: str, timing: Timing, chance: random.Random) -> Iterator[None]:
+    """Eight assigner threads in four processes of their own, all of which have begun."""
+    spawning = multiprocessing.get_context("spawn")
+    ready, stop = spawning.Semaphore(0), spawning.Event()
+    processes = [
+        spawning.Process(target=_assign, args=(url, timing, chance.getrandbits(32), n, ready, stop), daemon=True)
+        for n in range(len(PROCESSES))
+    ]
+    for process in processes:
+        process.start()
+    try:
+        assert all(ready.acquire(timeout=READY_WITHIN) for _ in processes)
+        yield
+    finally:
+        stop.set()
+        for process in processes:
+            process.join()
+    assert [process.exitcode for process in processes] == [0] * len(PROCESSES)
+
+
+@contextmanager
+def over_and_over(work: Callable[[], object], pause: float, errors: list[BaseException]) -> Iterator[None]:
+    """Run `work` every `pause` seconds in a thread of its own."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not clock.wait(over, pause):
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class Operator:
+    """Changes quotas and priorities, each change in a transaction of its own, and says what a caller may ask for."""
+
+    def __init__(self, pool: Pool, chance: random.Random) -> None:
+        self.pool, self.chance, self.tenancy = pool, chance, Tenancy(pool)
+        self.minimums: Counter[tuple[int, str]] = Counter()
+        self.changes = 0
+
+    def change(self) -> None:
+        cohort, instance = self.chance.choice(COHORTS), self.chance.choice(INSTANCES)
+        self.changes += 1
+        if self.chance.random() < 0.15:
+            self.minimums[cohort, instance] = 0
+            try:
+                self.pool.database.run(lambda c: quotas.remove_quota(c, f"c-{cohort}", instance, actor="test"))
+            except NotFound:
+                return
+        elif self.chance.random() < 0.15:
+            self.pool.database.run(
+                lambda c: moves.set_priority_where(
+                    c, self.chance.randint(-5, 5), instances=[instance], label=None, limit=50, reason=None, actor="test"
+                )
+            )
+        else:
+            self.set(cohort, instance)
+
+    def set(self, cohort: int, instance: str) -> None:
+        self.minimums[cohort, instance] = 0
+        taken = sum(units for (of, _), units in self.minimums.items() if of == cohort)
+        minimum = min(self.chance.randint(0, 3), MINIMUMS - taken)
+        self.minimums[cohort, instance] = minimum
+        maximum = None if self.chance.random() < 0.2 else minimum + self.chance.randint(0, 5)
+        self.tenancy.quota(instance, cohort=f"c-{cohort}", minimum=minimum, maximum=maximum)
+
+    def submit(self) -> None:
+        cohort, instance = self.chance.choice(COHORTS), self.chance.choice(INSTANCES)
+        waiting = self.pool.row(
+            "SELECT count(*) AS n FROM jobs j JOIN instances i ON i.id = j.instance"
+            " WHERE j.state = 'queued' AND j.cohort = :cohort AND i.name = :instance",
+            cohort=cohort,
+            instance=instance,
+        ).n
+        if waiting < WAITING:
+            self.pool.submit(
+                self.chance.randint(1, 10),
+                instance=instance,
+                label=f"l-{cohort}",
+                priority=self.chance.randint(-5, 5),
+                units=2 if self.chance.random() < 0.1 else 1,
+            )
+
+
+class Looker:
+    """Looks at every quota and every lease in one snapshot, again and again."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._below: dict[tuple[int, int, int], float] = {}
+        self.looks, self.above, self.uncounted = 0, 0, list[object]()
+        #: The longest time for which an instance with work had less than its minimum, beside the delay itself.
+        self.longest = 0.0
+
+    def look(self) -> None:
+        with self._database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+            rows = connection.execute(LOOK, {"cooldown": RULES.eviction_cooldown, "delay": RULES.preemption_delay})
+            found, now = rows.all(), clock.monotonic()
+        self.looks += 1
+        still: dict[tuple[int, int, int], float] = {}
+        for row in found:
+            if row.usage != row.live:
+                self.uncounted.append(row)
+            self.above += row.maximum is not None and row.usage > row.maximum
+            if row.waits and row.usage < row.min_quota:
+                key = row.cohort, row.instance, row.min_quota
+                still[key] = self._below.get(key, now)
+                self.longest = max(self.longest, now - still[key])
+        self._below = still
+
+
+@pytest.mark.timeout(300)
+def test_eight_assigners_keep_every_quota_while_operators_change_them(
+    pool: Pool, database_url: str, chance: random.Random
+) -> None:
+    """`LEASEHOLD_TEST_SOAK=60` goes on for a minute."""
+    seconds = float(os.environ.get(SECONDS_VARIABLE) or SECONDS)
+    timing = Timing(sync=0.5, ttl=8, reap=0.2, ack=5, poll=0.1)
+    pool.change(DEADLOCK_TIMEOUT)
+    pool.change(
+        "INSERT INTO cohorts (id, name, labels, position, reclaim_min)"
+        " SELECT n, 'c-' || n, ARRAY['l-' || n], n, 'any' FROM generate_series(1, 3) n"
+    )
+    watch_maxima(pool, cooldown=RULES.eviction_cooldown)
+    database = Database(database_url, DatabaseSettings(pool=6), role="soak", chance=chance)
+    operator = Operator(Pool(database, timing, chance), random.Random(chance.getrandbits(32)))
+    caller = Operator(Pool(database, timing, chance), random.Random(chance.getrandbits(32)))
+    looker, errors = Looker(database), list[BaseException]()
+    for cohort in COHORTS:
+        for instance in INSTANCES:
+            operator.set(cohort, instance)
+    behaviour = Behaviour(seconds=lambda work: 0.5 + zlib.crc32(work.job.encode()) % 1000 / 500)
+    swarms = [
+        Swarm(
+            database,
+            timing,
+            BOTS,
+            capacity=CAPACITY,
+            behaviour=behaviour,
+            pace=0.3,
+            threads=1,
+            prefix=f"bot-{cohort}",
+        )
+        for cohort in COHORTS
+    ]
+    for cohort, swarm in zip(COHORTS, swarms, strict=True):
+        for bot in swarm.bots:
+            bot.open = bot.open.model_copy(update={"labels": [f"l-{cohort}"]})
+    upkeep = Pool(database, timing, chance).upkeep()
+    with ExitStack() as running:
+        running.enter_context(assigner_processes(database_url, timing, chance))
+        for swarm in swarms:
+            running.enter_context(swarm)
+        for work, pause in (
+            (caller.submit, 0.1),
+            (operator.change, 0.4),
+            (looker.look, SAMPLE),
+            (upkeep.run_once, timing.reap),
+        ):
+            running.enter_context(over_and_over(work, pause, errors))
+        deadline = clock.monotonic() + seconds
+        while clock.monotonic() < deadline and not errors:
+            clock.sleep(0.2)
+
+    moved = Counter({row.move: row.n for row in pool.rows("SELECT move, count(*) AS n FROM job_events GROUP BY move")})
+    most = pool.row("SELECT coalesce(max(evictions), 0) AS n FROM jobs").n
+    print(f"{seconds:g} s: {dict(moved)}, {operator.changes} changes, {looker.looks} looks, {looker.above} found above")
+    print(f"longest below a minimum {looker.longest:.2f} s; one job evicted at most {most} times")
+    assert errors == []
+    assert looker.uncounted == [], "usage is that of the live leases at every instant"
+    assert grown_too_far(pool) == [], "usage never grows beyond its effective maximum"
+    assert looker.longest <= RULES.preemption_delay + timing.detect
+    assert moved["preempted"] > 0
+    assert moved["finish"] > 50
+    assert [execution for swarm in swarms for execution in swarm.log.overlaps()] == []
+    database.close()
+    pool.database.close()
+    eventually(lambda: pool.row(BACKENDS).others == 0)
+    assert pool.row(DEADLOCKS).deadlocks == 0
