@@ -1,7 +1,8 @@
 """The demo: the main job on real input, checked result by result.
 
 Every module of this Python's standard library is one job, in one of three instances; bots with two sets of properties
-compile them, each in a process of its own, and every result is compared with one that is computed here.
+compile them, each in a process of its own, and every result is compared with one that is computed here. Before the
+work comes, scrubs of a fourth instance have taken the whole pool, see `tenants`.
 """
 
 import platform
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,7 @@ from bots.board import Board
 from bots.client import Client
 from bots.modules import Module
 from bots.tally import Report, Result, look_at, report
+from bots.tenants import Tenancy, Tenants
 from schema import clock
 from schema.errors import LeaseholdError
 
@@ -32,6 +34,8 @@ STALLED = 180.0
 BOTS_WITHIN = 60.0
 #: Results that are fetched and checked side by side.
 CHECKERS = 4
+#: Seconds a job of an instance below its minimum waits before others are stopped for it; a demo has no time for more.
+PREEMPTION_DELAY = 1.0
 #: How often finished jobs are asked for, seconds.
 LOOK = 0.5
 
@@ -83,20 +87,39 @@ def bots_wanted() -> list[BotSpec]:
 def run(pool: Pool, options: Options, *, chance: random.Random) -> Report:
     """Do the work on `pool`, print the report, and raise LeaseholdError if a single result is wrong or missing."""
     console = Console(stderr=options.json, highlight=False)
+    wanted = bots_wanted()
     with Client(pool.url, pool.token, chance=chance) as client:
-        _wait_for_bots(client, {bot.name for bot in bots_wanted()})
-        found = work(client, modules.find_modules(options.jobs), console=console)
+        _wait_for_bots(client, {bot.name for bot in wanted})
+        units = sum(bot.capacity for bot in wanted)
+        with Tenants(client, modules.find_modules(), units=units, console=console) as tenants:
+            found = work(client, modules.find_modules(options.jobs), console=console)
+            tenancy = tenants.finish()
     if options.json:
-        printing.print_json(asdict(found))
+        printing.print_json(
+            asdict(found)
+            | {"preemptions": tenancy.preemptions, "quota_max_exceeded": tenancy.exceeded, "tenancy": asdict(tenancy)}
+        )
     else:
         _print(found, console)
+        _print_tenancy(tenancy, console)
     if options.keep:
         _linger(pool, console)
+    _judge(found, tenancy)
+    return found
+
+
+def _judge(found: Report, tenancy: Tenancy) -> None:
+    """Raise LeaseholdError unless everything is as it must be."""
     if not found.good:
         raise LeaseholdError(
             f"{found.jobs - found.verified} of {found.jobs} results are wrong or missing: " + ", ".join(found.wrong[:5])
         )
-    return found
+    if tenancy.scrubs_verified != tenancy.scrubs:
+        raise LeaseholdError(
+            f"{tenancy.scrubs - tenancy.scrubs_verified} of {tenancy.scrubs} scrubs are wrong or missing"
+        )
+    if tenancy.exceeded:
+        raise LeaseholdError(f"an instance was seen above its maximum {tenancy.exceeded} times")
 
 
 def work(client: Client, found: Sequence[Module], *, console: Console, stalled: float = STALLED) -> Report:
@@ -171,6 +194,37 @@ def _print(found: Report, console: Console) -> None:
     console.print(
         f"{found.verified} of {found.jobs} results verified against a computation of our own in {found.seconds:.1f} s",
         soft_wrap=True,
+    )
+
+
+def _print_tenancy(tenancy: Tenancy, console: Console) -> None:
+    table = Table("quota", "minimum", "maximum", "peak", "seen above", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, seen in tenancy.quotas.items():
+        maximum = "-" if seen.max is None else f"{seen.max}"
+        table.add_row(name, f"{seen.min}", maximum, f"{seen.peak}", f"{seen.exceeded}")
+    console.print()
+    console.print(table)
+    console.print()
+    if tenancy.minimum_met_seconds is not None:
+        console.print(f"the minimum was met {tenancy.minimum_met_seconds:.1f} s after the work came", soft_wrap=True)
+    console.print(
+        f"{tenancy.preemptions} preemptions; {tenancy.scrubs_verified} of {tenancy.scrubs} scrubs verified, the "
+        "stopped ones after another run",
+        soft_wrap=True,
+    )
+    if tenancy.receipt is not None:
+        console.print(f"the first one's receipt: {_receipt(tenancy.receipt)}", soft_wrap=True)
+
+
+def _receipt(receipt: Mapping[str, Any]) -> str:
+    taker, victims = receipt["preemptor"], receipt["victims"]
+    stopped = ", ".join(f"{victim['instance']} (priority {victim['priority']})" for victim in victims)
+    return (
+        f"a job of {taker['instance']} (priority {taker['priority']}) had waited {taker['waited_seconds']:.1f} s, its "
+        f"instance used {taker['usage']} of its minimum of {taker['min_quota']}; by the rule {receipt['rule']} bot "
+        f"{receipt['bot']} stopped {len(victims)} job of {stopped}"
     )
 
 

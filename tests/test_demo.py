@@ -14,12 +14,27 @@ import pytest
 from rich.console import Console
 from scripted import Answer, Asked, gateway
 
-from bots import demo, modules, tally
+from bots import demo, modules, scrub, tally, tenants
 from bots.client import Client
 from bots.modules import Module
 from schema.errors import LeaseholdError
 
 AT = "2026-01-01T00:00:"
+RECEIPT = {
+    "rule": "lower_priority_only",
+    "bot": "b1",
+    "preemptor": {"instance": "web", "priority": -10, "waited_seconds": 1.04, "usage": 0, "min_quota": 2},
+    "victims": [{"instance": "scrub", "priority": 100}],
+}
+
+
+@pytest.fixture(autouse=True)
+def hasty_scrubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scrubs that read two files and do not pause."""
+    monkeypatch.setattr(scrub, "PAUSE", 0.0)
+    monkeypatch.setattr(scrub, "FILES", 2)
+    monkeypatch.setattr(tenants, "SCRUBS", 3)
+    monkeypatch.setattr(tenants, "LOOK", 0.02)
 
 
 def run_job(request: dict[str, Any], **environment: str) -> bytes:
@@ -28,18 +43,35 @@ def run_job(request: dict[str, Any], **environment: str) -> bytes:
 
 
 class Pretend:
-    """Says what a pool would, but runs each job at once, itself. `spoil` changes results, `lose` jobs never end."""
+    """Says what a pool would, but runs each job at once, itself. `spoil` changes results, `lose` jobs never end;
+    `tools` are the units that this instance uses."""
 
     def __init__(
-        self, *, spoil: frozenset[str] = frozenset(), lose: frozenset[str] = frozenset(), bots: str = "ok"
+        self,
+        *,
+        spoil: frozenset[str] = frozenset(),
+        lose: frozenset[str] = frozenset(),
+        bots: str = "ok",
+        tools: int = 4,
     ) -> None:
         self._spoil, self._lose, self._bots = spoil, lose, bots
+        self._usage = {"web": 2, "tools": tools, "scrub": 12}
+        self.quotas: dict[str, Any] = {}
         self._jobs: dict[str, dict[str, Any]] = {}
 
     def __call__(self, asked: Asked) -> Answer:
         match asked.path.split("/")[2:]:
             case ["bots"]:
                 return Answer({"bots": [{"name": bot.name, "status": self._bots} for bot in demo.bots_wanted()]})
+            case ["quotas"]:
+                used = [{"cohort": "default", "instance": name, "usage": usage} for name, usage in self._usage.items()]
+                return Answer({"quotas": used})
+            case ["quotas", "default", instance]:
+                if asked.method == "DELETE":
+                    del self.quotas[instance]
+                else:
+                    self.quotas[instance] = asked.body
+                return Answer({"name": instance})
             case ["jobs"]:
                 return Answer({"jobs": [{"id": self._take(job), "created": True} for job in asked.body["jobs"]]})
             case ["jobs", "wait"]:
@@ -61,10 +93,12 @@ class Pretend:
         return id
 
     def _state(self, id: str) -> str:
-        return "queued" if self._jobs[id]["label"] in self._lose else "succeeded"
+        return "queued" if self._jobs[id].get("label") in self._lose else "succeeded"
 
     def _show(self, id: str) -> dict[str, Any]:
-        first = self._jobs[id]["label"] == "json/decoder.py"
+        first = self._jobs[id].get("label") == "json/decoder.py"
+        if self._jobs[id]["instance"] == scrub.INSTANCE:
+            return {"id": id, "state": "succeeded", "events": [{"move": "preempted", "details": RECEIPT}]}
         return {
             "id": id,
             "state": self._state(id),
@@ -88,7 +122,7 @@ class Pretend:
 
     def _written(self, id: str) -> bytes:
         written = run_job(self._jobs[id])
-        return written[::-1] if self._jobs[id]["label"] in self._spoil else written
+        return written[::-1] if self._jobs[id].get("label") in self._spoil else written
 
 
 def small_modules() -> list[Module]:
@@ -209,8 +243,9 @@ def test_json_is_exactly_one_object_with_the_promised_keys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = small_modules()
-    monkeypatch.setattr(modules, "find_modules", lambda limit: chosen[:limit])
-    with gateway(Pretend()) as stands:
+    monkeypatch.setattr(modules, "find_modules", lambda limit=None: chosen[:limit])
+    pretend = Pretend()
+    with gateway(pretend) as stands:
         demo.run(Rented(stands.url), demo.Options(jobs=2, json=True), chance=random.Random(4))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
@@ -218,17 +253,36 @@ def test_json_is_exactly_one_object_with_the_promised_keys(
     counts = {"jobs", "succeeded", "failed", "verified"}
     assert counts | {"seconds", "wait_p50_ms", "wait_p99_ms", "bots", "by_instance"} <= told.keys()
     assert told["verified"] == 2
+    assert (told["preemptions"], told["quota_max_exceeded"]) == (3, 0)
+    assert told["tenancy"]["receipt"] == RECEIPT
+    assert (told["tenancy"]["scrubs"], told["tenancy"]["scrubs_verified"]) == (3, 3)
+    assert pretend.quotas == {}, "it leaves no quotas behind"
 
 
 def test_a_wrong_result_fails_the_demo_after_its_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = small_modules()
-    monkeypatch.setattr(modules, "find_modules", lambda _: chosen)
+    monkeypatch.setattr(modules, "find_modules", lambda _=None: chosen)
     with gateway(Pretend(spoil=frozenset({"keyword.py"}))) as stands:
         with pytest.raises(LeaseholdError, match=r"1 of 5 results are wrong or missing: keyword\.py"):
             demo.run(Rented(stands.url), demo.Options(), chance=random.Random(4))
-    assert "4 of 5 results verified" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "4 of 5 results verified" in told
+    assert "had waited 1.0 s, its instance used 0 of its minimum of 2" in " ".join(told.split())
+
+
+def test_an_instance_above_its_maximum_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = small_modules()
+    monkeypatch.setattr(modules, "find_modules", lambda _=None: chosen)
+    with gateway(Pretend(tools=5)) as stands, pytest.raises(LeaseholdError, match="above its maximum"):
+        demo.run(Rented(stands.url), demo.Options(), chance=random.Random(4))
+
+
+def test_a_scrub_is_checked_against_a_computation_of_our_own() -> None:
+    first, second = scrub.scrubs(modules.find_modules(), 2)
+    assert first.files != second.files
+    assert run_job(first.request()) == first.expected_output() != second.expected_output()
 
 
 def test_bots_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
