@@ -38,12 +38,12 @@ def test_a_submitter_is_told_of_its_own_jobs_and_of_no_others(served: Served, op
     mine = served.client(served.token("submitter", instance="ci"))
     (own,) = submitted(mine, REQUEST)
     (foreign,) = submitted(operator, REQUEST | {"instance": "qa"})
-    Bot(served, "b1")
+    Bot(served, "bot-one")
     answer = mine.get(f"/v1/jobs/{own}/explain")
     assert answer.status_code == 200
     assert answer.json()["sentence"].startswith("nothing stands in its way: 1 bot with room")
-    assert "b1" not in answer.text
-    assert "b1" in operator.get(f"/v1/jobs/{own}/explain").text
+    assert "bot-one" not in answer.text
+    assert "bot-one" in operator.get(f"/v1/jobs/{own}/explain").text
     absent = "0" * 8 + foreign[8:]
     hidden, missing = mine.get(f"/v1/jobs/{foreign}/explain"), mine.get(f"/v1/jobs/{absent}/explain")
     assert (hidden.status_code, missing.status_code) == (404, 404)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
 from bots.fetch import FetchSettings
+from schema.engine import is_conflict
 from schema.timing import Timing
 from tests.journal import Journal
 from tests.patience import eventually
@@ -85,10 +87,22 @@ def in_the_way(pool: Pool) -> Iterator[int]:
     """While inside, no grant gets further than its writes; gives the process id of the backend they wait for."""
     with pool.database.engine.connect() as connection:
         pid: int = connection.execute(PID).scalar_one()
-        connection.execute(IN_THE_WAY)
+        _occupy(connection)
         try:
             yield pid
         finally:
+            connection.rollback()
+
+
+def _occupy(connection: Connection) -> None:
+    """Grants that are under way insert in another order: if they and we wait for each other, try again."""
+    while True:
+        try:
+            connection.execute(IN_THE_WAY)
+            return
+        except DBAPIError as error:
+            if not is_conflict(error):
+                raise
             connection.rollback()
 
 
