@@ -36,8 +36,8 @@ NO_ROOM = "no bot that offers what it requires has enough free units"
 class AssignerSettings(BaseModel):
     """One kind of assigner; names and defaults are BuildGrid's where it has them. Times are seconds.
 
-    kind: `priority-age` takes the most urgent job of all; `cohort` has one thread for each cohort, which first serves
-        instances below their minimum quota.
+    kind: `priority-age` takes the most urgent job of all; `cohort` has one thread for each cohort, which takes the most
+        urgent job there. Both serve instances below their minimum quota first.
     threads: priority-age assigners in each process. Doubling it raises throughput until the database is busy.
     interval: sleep between cycles, cut short by a wake-up. Doubling it halves the idle load and doubles
         the wait of a job whose wake-up was lost.

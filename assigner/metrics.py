@@ -32,8 +32,8 @@ RACES_LOST = Counter(
     ["kind"],
 )
 
-EVICTIONS = Counter(
-    "leasehold_evictions_total",
+PREEMPTIONS = Counter(
+    "leasehold_preemptions_total",
     "Running jobs that were asked to stop so that an instance gets its minimum.",
 )
 QUOTA_DRIFT = Counter(
@@ -85,7 +85,7 @@ def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, ev
     if lost:
         RACES_LOST.labels(kind="grant").inc(lost)
     if evicted:
-        EVICTIONS.inc(evicted)
+        PREEMPTIONS.inc(evicted)
 
 
 def observe_reaped(kind: str, count: int) -> None:

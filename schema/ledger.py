@@ -15,13 +15,11 @@ from sqlalchemy import Connection, text
 EVICTION_COOLDOWN = 600.0
 
 #: The effective maximum of quota `q`, NULL if there is none: each eviction of the instance within the cooldown takes
-#: one off its maximum, down to its minimum (BuildGrid). With 10, 4 and seven evictions it is 4. By the transaction's
-#: time, because an index can look that up, which finds the few evictions that count among all that there were.
+#: one off its maximum, down to its minimum (BuildGrid). With 10, 4 and seven evictions it is 4. The function counts
+#: what is committed when it is called, also evictions that were written while its statement waited for a lock.
 EFFECTIVE_MAX = """
-    CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
-        SELECT count(*) FROM evictions e
-        WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))) END"""
+    CASE WHEN q.max_quota IS NOT NULL
+        THEN effective_max(q.cohort, q.instance, q.min_quota, q.max_quota, :cooldown) END"""
 
 
 class Guard(StrEnum):
@@ -31,12 +29,8 @@ class Guard(StrEnum):
     MAX = "max"
 
 
-#: The limit of a locked quota `q` under a guard, as of now and not of when the statement began: evictions that were
-#: written while it waited for the lock count.
-LIMIT = {
-    Guard.MIN: "q.min_quota",
-    Guard.MAX: "effective_max(q.cohort, q.instance, q.min_quota, q.max_quota, :cooldown)",
-}
+#: The limit of a quota `q` under a guard.
+LIMIT = {Guard.MIN: "q.min_quota", Guard.MAX: EFFECTIVE_MAX}
 
 #: What bots keep for queued jobs, each with its cohort and instance: as good as used, or others would take of the quota
 #: what an eviction has freed.
