@@ -11,6 +11,7 @@ from assigner import submission
 from schema import tokens
 from schema.engine import Database
 from tests.calling import JOB, audited, submitted
+from tests.pool import Pool
 from tests.serving import counts
 
 
@@ -155,3 +156,11 @@ def test_a_submit_without_a_key_is_not_tried_again_when_its_commit_may_have_happ
     (again,) = submission.submit(database, keyed, caller=caller)
     assert again.created is False
     assert run(lambda c: c.execute(text("SELECT count(*) FROM jobs")).scalar_one()) == 2
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_a_submit_inside_a_callers_transaction_leaves_its_settings_alone(pool: Pool, setting: str) -> None:
+    with pool.database.engine.begin() as connection:
+        connection.exec_driver_sql(f"SET LOCAL enable_nestloop = {setting}")
+        connection.exec_driver_sql("""SELECT * FROM submit('[{"payload": {"command": ["true"]}}]')""")
+        assert connection.exec_driver_sql("SHOW enable_nestloop").scalar_one() == setting

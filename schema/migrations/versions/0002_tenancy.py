@@ -366,6 +366,7 @@ DECLARE
     born_ns integer[];
     born_ids bigint[];
     born_public uuid[];
+    nested_loops text := current_setting('enable_nestloop');
 BEGIN
     IF EXISTS (SELECT FROM jsonb_array_elements(requests) r
                WHERE jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
@@ -435,7 +436,7 @@ BEGIN
     )
     SELECT array_agg(f.n), array_agg(f.new_id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
     FROM fresh f;
-    PERFORM set_config('enable_nestloop', 'on', true);
+    PERFORM set_config('enable_nestloop', nested_loops, true);
 
     IF born_ns IS NOT NULL THEN
         PERFORM wake('jobs');
