@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from assigner import metrics, snapshot
+from assigner.batching import Batch
 from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
 from assigner.registry import StrategySettings
@@ -47,7 +48,8 @@ class AssignerSettings(BaseModel):
         which keeps unurgent work from starving.
     failure_backoff: how long a job that no bot can take is left alone; doubled with each further failure.
     failure_backoff_cap: the longest such wait.
-    batch: jobs placed in one transaction. Doubling it raises throughput under backlog and holds locks longer.
+    batch: the most jobs placed in one transaction; it takes fewer while there is little to do. Doubling it raises
+        throughput under backlog and holds locks longer.
     instances: serve only these and the others of their pools; unset means all.
     cohorts: of a cohort assigner, which cohorts it serves, with a thread for each; unset means all.
     """
@@ -62,7 +64,7 @@ class AssignerSettings(BaseModel):
     priority_percentage: int = Field(default=100, ge=0, le=100)
     failure_backoff: float = Field(default=5.0, ge=0, le=86400)
     failure_backoff_cap: float = Field(default=60.0, ge=0, le=86400)
-    batch: int = Field(default=100, ge=1, le=5000)
+    batch: int = Field(default=500, ge=1, le=5000)
     instances: tuple[str, ...] | None = Field(default=None, min_length=1)
     cohorts: tuple[str, ...] | None = Field(default=None, min_length=1)
     strategy: StrategySettings = Field(default_factory=StrategySettings)
@@ -121,6 +123,7 @@ class PriorityAgeAssigner:
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
+        self._batch = Batch()
         self._failures = 0
         self._next_reclaim = now()
 
@@ -132,8 +135,10 @@ class PriorityAgeAssigner:
         """One cycle; returns the seconds to sleep before the next one."""
         began = self._now()
         cycle = self._database.run(self._cycle)
+        seconds = self._now() - began
+        self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
-            seconds=self._now() - began,
+            seconds=seconds,
             granted=len(cycle.granted),
             postponed=cycle.postponed,
             lost=cycle.lost,
@@ -190,7 +195,8 @@ class PriorityAgeAssigner:
     def _pass(self, connection: Connection, scope: Scope, order: Order, cycle: Cycle) -> None:
         """Pick and place until something was placed, or nothing is left that could be postponed."""
         for _ in range(SWEEPS):
-            jobs = ready.pick(connection, scope, order=order, batch=self._settings.batch, chance=self._chance)
+            batch = self._batch.size(self._settings.batch)
+            jobs = ready.pick(connection, scope, order=order, batch=batch, chance=self._chance)
             cycle.picked += len(jobs)
             if not jobs:
                 return

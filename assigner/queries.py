@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from schema import quotas
 from schema.gates import COHORT, HEALTHY, REQUIREMENTS, UNITS, able, serves
-from schema.submissions import FINISHED_AT, JOINED, NAMED, REASON, STATE, WANTED, WITHDRAWN
+from schema.submissions import FINISHED_AT, JOINED, NAMED, REASON, RESULT, STATE, WANTED, WITHDRAWN
 
 Rows = list[dict[str, Any]]
 
@@ -41,7 +41,7 @@ JOB = text(f"""
 SELECT {_SUBMISSION}, {_FACTS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds, j.locality_hint,
     j.retry_failed, j.kills, j.considered, greatest(0, extract(epoch FROM j.schedule_after - now())) AS backoff,
     j.dedup_key, j.queue_deadline, {WANTED} AS submissions,
-    w.payload, CASE WHEN s.withdrawn_at IS NULL THEN w.result END AS result
+    w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {RESULT} END AS result
 FROM {_NAMED} JOIN platforms p ON p.id = j.platform
 LEFT JOIN job_payloads w ON w.job_id = j.id {_LAST_BOT}
 WHERE {_VISIBLE}
@@ -85,9 +85,9 @@ SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {REASON} END AS withdrawn
 
 # States of many submissions, results only of those that have one; `job` is the id of their job itself.
 STATES = text(f"""
-SELECT {_SUBMISSION}, j.public_id AS job, j.attempts, w.result
+SELECT {_SUBMISSION}, j.public_id AS job, j.attempts,
+    CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {RESULT} END AS result
 FROM {_NAMED}
-LEFT JOIN job_payloads w ON w.job_id = j.id AND j.finished_at IS NOT NULL AND s.withdrawn_at IS NULL
 WHERE {_VISIBLE}
 """)
 

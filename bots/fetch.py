@@ -1,5 +1,7 @@
-"""Proactive fetching: a bot that has just finished something is given more in the same call."""
+"""Proactive fetching: bots that have just finished something are given more in the same call."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,6 +10,7 @@ from sqlalchemy import Connection
 from schema import fetching, moves
 from schema.fetching import Fetcher
 from schema.moves import Granted, Placement, RetryPace
+from schema.ready import ReadyJob
 
 STRATEGY = "proactive"
 
@@ -54,35 +57,91 @@ class FetchSettings(BaseModel):
         return room if self.to_capacity else min(completed, room)
 
 
+@dataclass(frozen=True)
+class Wish:
+    """A free bot that has just completed so many jobs. `kind`: bots of one kind offer the same properties."""
+
+    bot: Fetcher
+    kind: int
+    completed: int
+
+
+@dataclass
+class _Seats:
+    """What a bot may still be given: so many jobs, so many units."""
+
+    bot: Fetcher
+    jobs: int
+    units: int
+
+
 def fetch(
+    connection: Connection, settings: FetchSettings, wishes: Sequence[Wish], *, ack: float, cooldown: float
+) -> list[Granted]:
+    """Grant the bots the most urgent jobs that they may have, to those that are alike together.
+
+    The caller holds the bots' rows and tells the bots before the transaction ends.
+    """
+    alike: dict[tuple[object, ...], list[_Seats]] = {}
+    for wish in wishes:
+        bot = wish.bot
+        limit = settings.limit(completed=wish.completed, room=bot.room)
+        if limit > 0:
+            key = (wish.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
+            alike.setdefault(key, []).append(_Seats(bot, limit, bot.room))
+    granted: list[Granted] = []
+    for seats in alike.values():
+        left_over = _fill(connection, settings, seats, granted, ack=ack, cooldown=cooldown)
+        # What was too large for the room that was left must not keep smaller jobs behind it from a bot.
+        for each in left_over if len(seats) > 1 else ():
+            _fill(connection, settings, [each], granted, ack=ack, cooldown=cooldown)
+    return granted
+
+
+def _fill(
     connection: Connection,
     settings: FetchSettings,
+    seats: list[_Seats],
+    granted: list[Granted],
     *,
-    bot: Fetcher,
-    completed: int,
     ack: float,
     cooldown: float,
-) -> list[Granted]:
-    """Grant the bot the most urgent jobs that it may have. The caller holds the bot's row, and it is free."""
-    limit = settings.limit(completed=completed, room=bot.room)
-    if limit <= 0:
-        return []
+) -> list[_Seats]:
+    """Pick for these bots, as for one that has the room of the largest, and grant; returns the bots that may have more
+    while a job was too large for every one of them."""
+    largest = max(seats, key=lambda each: each.units)
     jobs = fetching.pick_for_bot(
         connection,
-        bot,
-        limit=limit,
+        replace(largest.bot, room=largest.units),
+        limit=sum(each.jobs for each in seats),
         any_wait=settings.to_capacity,
         literal=settings.backoff == "literal",
         cooldown=cooldown,
     )
-    placements = [Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY}) for job in jobs]
-    return moves.grant(
+    seated = _seated(jobs, seats)
+    granted += moves.grant(
         connection,
-        placements,
-        assigner=f"bot:{bot.name}",
+        [Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY}) for job, bot in seated],
+        assigner=[f"bot:{bot.name}" for _, bot in seated],
         strategy=STRATEGY,
         ack=ack,
         tell=False,
         again=True,
         cooldown=cooldown,
     )
+    return [each for each in seats if each.jobs > 0 and each.units > 0] if len(seated) < len(jobs) else []
+
+
+def _seated(jobs: Sequence[ReadyJob], seats: Sequence[_Seats]) -> list[tuple[ReadyJob, Fetcher]]:
+    """Each job, in its order, on the first of the bots that may have it; takes it off what that one may have."""
+    open_seats, seated = list(seats), []
+    for job in jobs:
+        for each in open_seats:
+            if each.units >= job.units:
+                each.jobs -= 1
+                each.units -= job.units
+                seated.append((job, each.bot))
+                if each.jobs == 0 or each.units == 0:
+                    open_seats.remove(each)
+                break
+    return seated

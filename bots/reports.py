@@ -10,7 +10,7 @@ from sqlalchemy import Row
 
 from bots.protocol import Chunk, LeaseReport, Outcome
 from schema.errors import BadInput
-from schema.moves import Ending, Verdict
+from schema.moves import Ending, Start, Verdict
 from schema.outputs import Written
 from schema.states import LeaseState
 
@@ -20,15 +20,21 @@ COMPLETED = frozenset({Verdict.SUCCEEDED, Verdict.FAILED, Verdict.ERROR})
 
 @dataclass
 class Account:
-    """The consequences of one sync: leases that began, as (job id, fence), leases that ended, and output."""
+    """The consequences of one sync: leases that began, leases that ended, and output."""
 
-    started: list[tuple[int, int]] = field(default_factory=list)
+    started: list[Start] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     output: list[Written] = field(default_factory=list)
 
 
 def compare(
-    held: Sequence[Row[Any]], reported: Sequence[LeaseReport], *, bot_id: int, epoch: int, leaves: bool = False
+    held: Sequence[Row[Any]],
+    reported: Sequence[LeaseReport],
+    *,
+    bot_id: int,
+    epoch: int,
+    actor: str,
+    leaves: bool = False,
 ) -> Account:
     """Compare the live leases of a bot with its report. Reports of other fences are not the bot's any more and
     mean nothing; the answer will not list them, and the bot stops them.
@@ -43,13 +49,13 @@ def compare(
         report = said.get((str(lease.public_id), lease.fence))
         verdict, details = None, dict[str, Any]()
         if report is not None:
-            account.output += written(report.job, report.fence, report.output)
+            account.output += written(bot_id, epoch, report.job, report.fence, report.output)
         if report is not None and report.state == "completed":
             if report.outcome is None:
                 raise BadInput(f"leases.{report.job}.outcome", "is required when the state is 'completed'")
             verdict, details = Verdict(report.outcome.verdict), _details(report.outcome)
         elif report is not None and report.state == "active" and lease.state == LeaseState.PENDING:
-            account.started.append((lease.job_id, lease.fence))
+            account.started.append(Start(lease.job_id, lease.fence, bot_id, epoch, actor))
         elif report is None and lease.state == LeaseState.CANCELLING:
             verdict, details = Verdict.STOPPED, {"reason": "its bot does not have it any more"}
         elif report is None and lease.state == LeaseState.ACTIVE and not leaves:
@@ -61,10 +67,13 @@ def compare(
     return account
 
 
-def written(job: str, fence: int, chunks: Sequence[Chunk]) -> list[Written]:
+def written(bot_id: int, epoch: int, job: str, fence: int, chunks: Sequence[Chunk]) -> list[Written]:
     """Decode chunks of output. Raises BadInput where they are not base64."""
     try:
-        return [Written(job, fence, chunk.start, base64.b64decode(chunk.data, validate=True)) for chunk in chunks]
+        return [
+            Written(bot_id, epoch, job, fence, chunk.start, base64.b64decode(chunk.data, validate=True))
+            for chunk in chunks
+        ]
     except (binascii.Error, ValueError):
         raise BadInput("output.data", "is not base64") from None
 

@@ -8,12 +8,12 @@ from sqlalchemy import Connection, text
 from schema.gates import COHORT, QUOTA, READY, RESTING, serves
 from schema.ledger import HEADROOM, Guard
 from schema.queues import fitting, open_queues, ready_queues, resting_queues
-from schema.ready import COLUMNS, JOBS_LOOK, REACH, SIZES, ReadyJob, ready_job
+from schema.ready import COLUMNS, JOBS_LOOK, REACHES, SIZES, ReadyJob, others_hold, ready_job
 
 # Without `:any`, ready jobs that an assigner has tried
 # before are left to the assigners, while those still waiting out their backoff are not.
 _FOR_BOT_HEADS = """
-    SELECT q.cohort, q.instance, h.id, h.priority, h.queued_at FROM {queues} q
+    SELECT q.cohort, q.instance, q.platform, h.id, h.priority, h.queued_at FROM {queues} q
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
     CROSS JOIN LATERAL (
@@ -55,13 +55,15 @@ def _heads_for_bot(queues: str, waiting: str, *, condition: str, gate: str) -> s
 
 # Jobs that fit behind any number of others that need more than the bot has, or than the quota leaves.
 _FITTING_HEADS = f"""
-    SELECT q.cohort, q.instance, h.id, h.priority, h.queued_at FROM open_queues q
+    SELECT q.cohort, q.instance, q.platform, h.id, h.priority, h.queued_at FROM open_queues q
+    LEFT JOIN (SELECT cohort, instance, platform, count(*) AS found FROM first_heads GROUP BY 1, 2, 3) f
+        ON f.cohort = q.cohort AND f.instance = q.instance AND f.platform = q.platform
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
     CROSS JOIN LATERAL (
         SELECT id, priority, queued_at FROM ({fitting("q", units="least(:room, q.headroom)", limit=":look")}) fit
         WHERE {_NEW} ORDER BY priority, queued_at, id LIMIT :reach) h
-    WHERE {_NEW_GATE}"""
+    WHERE {_NEW_GATE} AND coalesce(f.found, 0) < :reach"""
 
 # Whoever is below the minimum comes first: what it gets here need not be taken from others by evictions.
 FOR_BOT = text(f"""
@@ -69,8 +71,9 @@ WITH RECURSIVE {ready_queues("queues")},
 {resting_queues("resting")},
 open_queues AS MATERIALIZED ({_open_to_bot("queues")}),
 open_resting AS MATERIALIZED ({_open_to_bot("resting")}),
+first_heads AS MATERIALIZED ({_heads_for_bot("open_queues", READY, condition=_NEW, gate=_NEW_GATE)}),
 both_kinds AS MATERIALIZED (
-        {_heads_for_bot("open_queues", READY, condition=_NEW, gate=_NEW_GATE)}
+        SELECT * FROM first_heads
         UNION
         {_FITTING_HEADS}
         UNION ALL
@@ -81,17 +84,19 @@ both_kinds AS MATERIALIZED (
     FROM both_kinds b LEFT JOIN quotas q ON q.cohort = b.cohort AND q.instance = b.instance
 ), heads AS MATERIALIZED (
     SELECT id FROM ranked ORDER BY beyond_minimum, priority, queued_at, id LIMIT :reach
+), picked AS MATERIALIZED (
+    SELECT {", ".join(f"j.{column}" for column in COLUMNS.split(", "))}
+    FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
+    WHERE j.state = 'queued' AND (coalesce(j.schedule_after, '-infinity') = '-infinity' OR j.considered > 0)
+    ORDER BY h.nth LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
 )
-SELECT {COLUMNS} FROM jobs
-WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
-    AND (coalesce(schedule_after, '-infinity') = '-infinity' OR considered > 0)
-ORDER BY array_position(ARRAY(SELECT id FROM heads), id) LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+SELECT r.heads, p.* FROM (SELECT count(*) AS heads FROM heads) r LEFT JOIN picked p ON true
 """)
 
 
 @dataclass(frozen=True)
 class Fetcher:
-    """A bot that asks for work: what it serves, its units and those of them that are free.
+    """A bot that asks for work, or one for several alike: what it serves, its units, and those of them that are free.
 
     `returned`: instances whose usage this very call has lowered.
     """
@@ -116,23 +121,24 @@ def pick_for_bot(
     assigners' (BuildGrid, proactive fetching). `literal` leaves out the new ones too, as a bare comparison of times
     would. With `any_wait`: every queued job.
     """
-    rows = connection.execute(
-        FOR_BOT,
-        {
-            "bot_id": bot.id,
-            "cohort": bot.cohort,
-            "instance": bot.instance,
-            "pool": bot.pool,
-            "capacity": bot.capacity,
-            "returned": list(bot.returned),
-            "room": bot.room,
-            "cooldown": cooldown,
-            "limit": limit,
-            "look": max(JOBS_LOOK, limit * REACH),
-            "reach": limit * REACH,
-            "sizes": SIZES,
-            "any": any_wait,
-            "literal": literal,
-        },
-    )
-    return [ready_job(row) for row in rows]
+    values = {
+        "bot_id": bot.id,
+        "cohort": bot.cohort,
+        "instance": bot.instance,
+        "pool": bot.pool,
+        "capacity": bot.capacity,
+        "returned": list(bot.returned),
+        "room": bot.room,
+        "cooldown": cooldown,
+        "limit": limit,
+        "sizes": SIZES,
+        "any": any_wait,
+        "literal": literal,
+    }
+    for reach in REACHES:
+        wide = {"look": max(JOBS_LOOK, limit * reach), "reach": limit * reach}
+        rows = connection.execute(FOR_BOT, values | wide).all()
+        found = [ready_job(row) for row in rows if row.id is not None]
+        if not others_hold(wanted=limit, heads=rows[0].heads, found=len(found), reach=reach):
+            break
+    return found

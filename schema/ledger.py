@@ -46,6 +46,7 @@ HEADROOM = {
     Guard.MAX: f"({EFFECTIVE_MAX}) - q.usage - coalesce(k.units, 0)",
 }
 
+LIMITED = text("SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL)")
 DRIFT = text("""
 SELECT FROM quotas q
 LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM leases
@@ -82,6 +83,11 @@ class Drift:
     instance: str
     usage: int
     live: int
+
+
+def anybody_limited(connection: Connection) -> bool:
+    """Whether any instance has a maximum in any cohort."""
+    return bool(connection.execute(LIMITED).scalar_one())
 
 
 def reconcile(connection: Connection) -> list[Drift]:

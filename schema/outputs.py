@@ -10,8 +10,10 @@ from schema.limits import MAX_OUTPUT_BYTES
 
 @dataclass(frozen=True)
 class Written:
-    """Bytes of one attempt, the first of which has offset `start`."""
+    """Bytes of one attempt, the first of which has offset `start`, as a session of a bot sent them."""
 
+    bot_id: int
+    bot_epoch: int
     job: str
     fence: int
     start: int
@@ -22,11 +24,11 @@ class Written:
 APPEND = text("""
 INSERT INTO job_outputs AS o (job_id, fence, start, data)
 SELECT j.id, l.fence, c.start, c.data
-FROM unnest(CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]), CAST(:starts AS bigint[]), CAST(:chunks AS bytea[]))
-    AS c (job, fence, start, data)
+FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]),
+            CAST(:starts AS bigint[]), CAST(:chunks AS bytea[])) AS c (bot_id, bot_epoch, job, fence, start, data)
 JOIN jobs j ON j.public_id = c.job
 JOIN leases l ON l.job_id = j.id AND l.fence = c.fence
-WHERE l.bot_id = :bot_id AND l.bot_epoch = :epoch AND l.state IN ('pending', 'active', 'cancelling')
+WHERE l.bot_id = c.bot_id AND l.bot_epoch = c.bot_epoch AND l.state IN ('pending', 'active', 'cancelling')
 ON CONFLICT (job_id, fence, start) DO UPDATE SET data = EXCLUDED.data
     WHERE length(EXCLUDED.data) > length(o.data)
 RETURNING job_id
@@ -39,12 +41,12 @@ ORDER BY start
 """)
 
 
-def append(connection: Connection, chunks: Sequence[Written], *, bot_id: int, epoch: int) -> int:
-    """Keep the chunks of leases that the bot holds; what lies beyond the cap is dropped. Returns chunks written."""
-    kept: dict[tuple[str, int, int], bytes] = {}
+def append(connection: Connection, chunks: Sequence[Written]) -> int:
+    """Keep the chunks of leases that their bots hold; what lies beyond the cap is dropped. Returns chunks written."""
+    kept: dict[tuple[int, int, str, int, int], bytes] = {}
     for chunk in chunks:
         data = chunk.data[: max(0, MAX_OUTPUT_BYTES - chunk.start)]
-        place = (chunk.job, chunk.fence, chunk.start)
+        place = (chunk.bot_id, chunk.bot_epoch, chunk.job, chunk.fence, chunk.start)
         if len(data) > len(kept.get(place, b"")):
             kept[place] = data
     if not kept:
@@ -53,12 +55,12 @@ def append(connection: Connection, chunks: Sequence[Written], *, bot_id: int, ep
     rows = connection.execute(
         APPEND,
         {
-            "jobs": [job for job, _, _ in places],
-            "fences": [fence for _, fence, _ in places],
-            "starts": [start for _, _, start in places],
+            "bot_ids": [place[0] for place in places],
+            "epochs": [place[1] for place in places],
+            "jobs": [place[2] for place in places],
+            "fences": [place[3] for place in places],
+            "starts": [place[4] for place in places],
             "chunks": [kept[place] for place in places],
-            "bot_id": bot_id,
-            "epoch": epoch,
         },
     )
     return len(rows.all())

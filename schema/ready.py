@@ -19,8 +19,9 @@ from schema.gates import HEALTHY, QUOTA, READY, STILL_READY, serves
 from schema.ledger import EVICTION_COOLDOWN, HEADROOM, Guard
 from schema.queues import Queue, fitting, open_queues, ready_queues
 
-#: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock.
-REACH = 8
+#: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
+#: first few, and only where those did not do, because others hold them, many.
+REACHES = (2, 16)
 
 #: Jobs of each queue that a bot looks through for some that it may have and that fit.
 JOBS_LOOK = 500
@@ -77,8 +78,9 @@ _SERVED = f"""
         OFFSET 0)"""
 
 # No more jobs are picked, and locked, than there are free units for. Where a quota leaves only some units, the first
-# jobs are looked through, and the first ones of each size that fits are looked up. The heads are looked up as one array
-# and looked at again in words that fit no index of ready jobs, which leaves the planner nothing but their primary keys.
+# jobs are looked through and, if too few of those fit, the first ones of each size that fits are looked up. The heads
+# are looked up as one array and looked at again in words that fit no index of ready jobs, which leaves the planner
+# nothing but their primary keys.
 _PICK = """
 {queues}, room AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(f.units), 0)) AS jobs
@@ -86,28 +88,35 @@ _PICK = """
           WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[])))
           LIMIT :batch) f
 ), served AS MATERIALIZED (
-    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({served})
+    SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({served})
 ), first_heads AS MATERIALIZED (
-    SELECT h.* FROM served s CROSS JOIN LATERAL (
+    SELECT s.nth, h.* FROM served s CROSS JOIN LATERAL (
         SELECT id, priority, queued_at FROM (
             SELECT id, priority, queued_at, units FROM jobs
             WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform
                 AND {ready}
             ORDER BY {order}
-            LIMIT CASE WHEN s.headroom IS NULL THEN (SELECT jobs FROM room) * :reach ELSE :jobs_look END) first
+            LIMIT greatest((SELECT jobs FROM room) * :reach, CASE WHEN s.headroom IS NOT NULL THEN :jobs_look END)
+            ) first
         WHERE {within}
         ORDER BY {order} LIMIT least((SELECT jobs FROM room), s.headroom) * :reach) h
 ), fitting_heads AS MATERIALIZED (
-    SELECT h.id, h.priority, h.queued_at FROM served s CROSS JOIN LATERAL ({fitting}) h
-    WHERE s.headroom IS NOT NULL
+    SELECT h.id, h.priority, h.queued_at FROM served s
+    LEFT JOIN (SELECT nth, count(*) AS found FROM first_heads GROUP BY nth) f ON f.nth = s.nth
+    CROSS JOIN LATERAL ({fitting}) h
+    WHERE s.headroom IS NOT NULL AND coalesce(f.found, 0) < least((SELECT jobs FROM room), s.headroom) * :reach
 ), heads AS MATERIALIZED (
-    SELECT id FROM (SELECT * FROM first_heads UNION SELECT * FROM fitting_heads) both_kinds
+    SELECT id FROM (SELECT id, priority, queued_at FROM first_heads UNION SELECT * FROM fitting_heads) both_kinds
     ORDER BY {order} LIMIT (SELECT jobs FROM room) * :reach
+), picked AS MATERIALIZED (
+    SELECT {columns} FROM jobs
+    WHERE id = ANY (ARRAY(SELECT id FROM heads))
+        AND {still_ready}
+    ORDER BY {order} LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT {columns} FROM jobs
-WHERE id = ANY (ARRAY(SELECT id FROM heads))
-    AND {still_ready}
-ORDER BY {order} LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
+SELECT r.heads, r.jobs, p.* FROM (
+    SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs) r
+LEFT JOIN picked p ON true
 """
 
 
@@ -179,19 +188,25 @@ def pick(connection: Connection, scope: Scope, *, order: Order, batch: int, chan
     Of an instance with a quota come jobs that fit into what it may still have, though together they may be too many.
     Rows that others hold are skipped.
     """
-    rows = connection.execute(
-        PICK[order, scope.guard],
-        {
-            **scope.values(),
-            "jobs_look": JOBS_LOOK,
-            "sizes": SIZES,
-            "start": chance.random(),
-            "look": LOOK,
-            "reach": REACH,
-            "batch": batch,
-        },
-    )
-    return [ready_job(row) for row in rows]
+    values = {
+        **scope.values(),
+        "jobs_look": JOBS_LOOK,
+        "sizes": SIZES,
+        "start": chance.random(),
+        "look": LOOK,
+        "batch": batch,
+    }
+    for reach in REACHES:
+        rows = connection.execute(PICK[order, scope.guard], {**values, "reach": reach}).all()
+        found = [ready_job(row) for row in rows if row.id is not None]
+        if not others_hold(wanted=rows[0].jobs, heads=rows[0].heads, found=len(found), reach=reach):
+            break
+    return found
+
+
+def others_hold(*, wanted: int, heads: int, found: int, reach: int) -> bool:
+    """Whether too few of the heads that were read were free, while there may be more behind them."""
+    return found < wanted and heads >= wanted * reach
 
 
 def unserved(connection: Connection, scope: Scope, *, limit: int) -> list[Queue]:

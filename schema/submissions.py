@@ -26,3 +26,9 @@ WITHDRAWN = """
 WANTED = """
     (SELECT count(*) FROM job_followers f WHERE f.job_id = j.id AND f.cancelled_at IS NULL)
         + CASE WHEN j.abandoned_at IS NULL THEN 1 ELSE 0 END"""
+
+#: The result of job `j`, null if it is not final or has ended without a bot's word: what its last event tells.
+RESULT = """
+    (SELECT e.details - 'verdict' FROM job_events e
+     WHERE e.job_id = j.id AND e.to_state = j.state AND e.move IN ('finish', 'give_up', 'confirm_cancel')
+     ORDER BY e.id DESC LIMIT 1)"""

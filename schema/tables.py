@@ -137,7 +137,6 @@ job_payloads = Table(
     metadata,
     Column("job_id", BigInteger, autoincrement=False, nullable=False),
     Column("payload", JSONB, nullable=False),
-    Column("result", JSONB),
     PrimaryKeyConstraint("job_id"),
 )
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schema.states import FINAL, TRANSITIONS, JobState
+from schema.submissions import RESULT
 from tests.pool import Bot, Pool
 
-JOBS = """
+JOBS = f"""
 SELECT j.public_id, j.state, j.fence, j.result_fence, j.attempts, j.max_attempts, j.priority, j.units,
-    i.name AS instance, f.properties, p.payload, p.result
+    i.name AS instance, f.properties, p.payload, {RESULT} AS result
 FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms f ON f.id = j.platform
 JOIN job_payloads p ON p.job_id = j.id ORDER BY j.id"""
 LEASES = """

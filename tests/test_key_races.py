@@ -9,6 +9,7 @@ from bots import sessions
 from schema import moves, platforms, verify
 from schema.errors import Conflict
 from schema.moves import Alike, Cancelled
+from schema.submissions import RESULT
 from tests.pool import Pool, completed
 from tests.racing import (
     FINISHED,
@@ -226,7 +227,7 @@ def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: 
         assert race.unhindered(lambda: retention(pool), by=reader) == 1
         assert [finding for finding in verify.check(reader.connection) if finding.rows] == []
         assert reader.history(job) == ["submit", "grant", "acknowledge", "finish"]
-        assert reader.row("SELECT result FROM job_payloads").result == {"exit_code": 0}
+        assert reader.row(f"SELECT {RESULT} AS result FROM jobs j").result == {"exit_code": 0}
 
     for table in ("jobs", "job_payloads", "job_events", "leases", "submit_keys", "job_outputs"):
         assert pool.rows(f"SELECT * FROM {table}") == []

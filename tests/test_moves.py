@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from schema import moves
 from schema.errors import Conflict
 from schema.moves import Ending, Verdict
+from schema.submissions import RESULT
 from tests.pool import Pool, active, completed
 
 
@@ -26,7 +27,7 @@ def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
     assert (row.state, row.fence, row.result_fence, row.attempts) == ("succeeded", 1, 1, 1)
     assert pool.history(job) == ["submit", "grant", "acknowledge", "finish"]
     assert pool.row("SELECT in_use FROM bots").in_use == 0
-    assert pool.row("SELECT result FROM job_payloads").result == {"exit_code": 0, "seconds": 0.5}
+    assert pool.row(f"SELECT {RESULT} AS result FROM jobs j").result == {"exit_code": 0, "seconds": 0.5}
 
 
 def test_a_failed_job_stays_failed_and_is_not_tried_again(pool: Pool) -> None:

@@ -15,8 +15,8 @@ from schema import candidates, fetching, forgetting, moves, ready, verify
 from schema.candidates import LOOK, RING, Wanted
 from schema.engine import Database, DatabaseSettings
 from schema.fetching import Fetcher
-from schema.moves import Alike, Ending, Placement, Verdict, sessions
-from schema.ready import JOBS_LOOK, REACH, Order, Scope
+from schema.moves import Alike, Ending, Placement, Start, Verdict, sessions
+from schema.ready import JOBS_LOOK, REACHES, Order, Scope
 from tests import filling
 from tests.databases import Databases
 from tests.plans import Watch, watching
@@ -119,7 +119,7 @@ ACTS: dict[str, Act] = {
     **{f"any free {kind}": _any_free(kind) for kind in KINDS},
     "grant": lambda known, connection: known.grant(connection),
     "acknowledge": lambda known, connection: moves.acknowledge(
-        connection, known.fences(), bot_id=known.held[0][2], epoch=1, sync=1, actor="test"
+        connection, [Start(*each, "test") for each in known.held], sync=1
     ),
     "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
     "lose": lambda known, connection: known.end(connection, Verdict.LOST),
@@ -129,7 +129,7 @@ ACTS: dict[str, Act] = {
     "ask to stop": lambda known, connection: moves.ask_stop(
         connection, known.fences(), from_state="active", reason="timeout", sync=1
     ),
-    "held by the bot": lambda known, connection: connection.execute(leases.HELD, {"bot_id": known.held[0][2]}).all(),
+    "held by the bot": lambda known, connection: connection.execute(leases.HELD, {"bot_ids": [known.held[0][2]]}).all(),
     "held by lost bots": lambda known, connection: connection.execute(
         sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
     ).all(),
@@ -142,7 +142,7 @@ ACTS: dict[str, Act] = {
     "postpone": lambda known, connection: moves.postpone(
         connection, [Alike(0, 1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
     ),
-    "release": lambda known, connection: moves.release(connection, bot_id=known.bots[FREE], room=10, limit=BATCH),
+    "release": lambda known, connection: moves.release(connection, {known.bots[FREE]: 10}, limit=BATCH),
     "retention": lambda _, connection: moves.delete_finished(
         connection, succeeded=0, failed=0, cancelled=0, dead=0, limit=BATCH
     ),
@@ -152,10 +152,10 @@ ACTS: dict[str, Act] = {
 KNOWLEDGE = ("grown from nothing", "none", "current", "current, kept plan")
 
 #: Rows one execution may read, from the batch alone. Queues cost one step each, heads are read per served queue.
-HEADS = QUEUES * (1 + BATCH * REACH)
+HEADS = QUEUES * (1 + BATCH * REACHES[0])
 LOOKS = QUEUES * 4 * LOOK
 BOUNDS = {
-    **{name: HEADS + LOOKS + 2 * BATCH * REACH for name in ACTS if name.startswith("pick")},
+    **{name: HEADS + LOOKS + 2 * BATCH * REACHES[0] for name in ACTS if name.startswith("pick")},
     "unserved queues": 10 * QUEUES,
     # More jobs than a shallow queue holds, so that this bound is the one that counts.
     **{name: 2 * INSTANCES * JOBS_LOOK + HEADS for name in ACTS if name.startswith("fetch")},
@@ -302,7 +302,9 @@ def test_a_pick_reads_the_index_of_its_order(measured: Measured, order: str, ind
     for size, knowledge in product(SIZES, KNOWLEDGE):
         (plan,) = measured[size, knowledge, f"pick by {order}"].plans
         assert index in plan.indexes(), f"{size}, {knowledge}: {plan}"
-        assert not [node for node in plan.nodes if node.kind == "Sort" and node.rows > QUEUES * BATCH * REACH], plan
+        assert not [node for node in plan.nodes if node.kind == "Sort" and node.rows > QUEUES * BATCH * REACHES[0]], (
+            plan
+        )
 
 
 def test_the_filled_pools_are_sound(measured: Measured) -> None:

@@ -13,7 +13,7 @@ from schema.engine import Database, DatabaseSettings
 from schema.fetching import Fetcher
 from schema.ledger import Guard
 from schema.moves import Ending, Placement, Verdict
-from schema.ready import JOBS_LOOK, REACH, Order, Scope
+from schema.ready import JOBS_LOOK, REACHES, Order, Scope
 from schema.reclaiming import BOTS_LOOK, Starved
 from tests import filling
 from tests.databases import Databases
@@ -111,9 +111,9 @@ ACTS: dict[str, Act] = {
     "expire reservations": lambda _, connection: moves.expire_reservations(connection, BATCH),
 }
 #: As many queues, jobs and bots as are looked through at most; elsewhere a few rows for each of the batch.
-HEADS, LOOKS = QUEUES * (2 + BATCH * REACH), QUEUES * 4 * LOOK
+HEADS, LOOKS = QUEUES * (2 + BATCH * REACHES[0]), QUEUES * 4 * LOOK
 BOUNDS = {
-    **{name: HEADS + LOOKS + 2 * BATCH * REACH for name in ACTS if name.startswith("pick")},
+    **{name: HEADS + LOOKS + 2 * BATCH * REACHES[0] for name in ACTS if name.startswith("pick")},
     "fetch": 2 * INSTANCES * JOBS_LOOK + HEADS,
     # Of each queue a look for jobs of every size.
     "starved": 4 * QUEUES * RESERVED + 2 * QUEUES * JOBS_LOOK,

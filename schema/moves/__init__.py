@@ -23,13 +23,14 @@ from schema.moves.overdue import time_out
 from schema.moves.preempting import claims, drop_reservations, expire_reservations, hold_quotas, preempt
 from schema.moves.prioritising import ManyPrioritised, Prioritised, set_priority, set_priority_where
 from schema.moves.rejoining import rejoin
-from schema.moves.reporting import acknowledge, deliver, hold
+from schema.moves.reporting import Start, acknowledge, deliver, hold
 from schema.moves.requeueing import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, Requeued, requeue
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import (
     RELEASE_LIMIT,
     Opened,
     Synced,
+    Word,
     close,
     close_overdue,
     drain,
@@ -55,9 +56,11 @@ __all__ = [
     "Prioritised",
     "Requeued",
     "RetryPace",
+    "Start",
     "Submitted",
     "Synced",
     "Verdict",
+    "Word",
     "acknowledge",
     "ask_stop",
     "cancel",

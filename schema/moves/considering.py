@@ -1,6 +1,6 @@
 """A queued job that nobody could place waits; the state stays `queued`, so these moves write no event."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
@@ -49,13 +49,15 @@ RELEASE = text(f"""
 WITH RECURSIVE {resting_queues("resting")}, waiting AS MATERIALIZED (
     SELECT j.id FROM resting q
     JOIN (SELECT id AS instance, pool FROM instances) i ON i.instance = q.instance
-    JOIN (SELECT cohort, instance, pool FROM bots WHERE id = :bot_id OFFSET 0) b ON b.cohort = q.cohort
+    JOIN (SELECT c.id, c.cohort, c.instance, c.pool, r.room
+          FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:rooms AS integer[])) AS r (bot_id, room)
+          JOIN bots c ON c.id = r.bot_id OFFSET 0) b ON b.cohort = q.cohort
     CROSS JOIN LATERAL (
-        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
+        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = b.id OFFSET 0) bp
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
         WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform
-            AND {RESTING} AND considered <> 0 AND units <= :room
+            AND {RESTING} AND considered <> 0 AND units <= b.room
         ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
     ) j
     WHERE {serves("b", "i")}
@@ -108,8 +110,8 @@ def promote(connection: Connection, limit: int) -> int:
     return len(connection.execute(PROMOTE, {"limit": limit}).all())
 
 
-def release(connection: Connection, *, bot_id: int, room: int, limit: int) -> int:
-    """A bot has come, or has got more room: up to `limit` jobs of at most `room` units that waited for the likes of it
-    need not wait any longer. Costs one look at an index where none does."""
-    where = {"bot_id": bot_id, "room": room, "limit": limit}
+def release(connection: Connection, rooms: Mapping[int, int], *, limit: int) -> int:
+    """Bots, by their ids, have come or have got more room, so many units: up to `limit` jobs that fit there and waited
+    for the likes of them need not wait any longer. Costs one look at an index where none does."""
+    where = {"bot_ids": list(rooms), "rooms": list(rooms.values()), "limit": limit}
     return len(connection.execute(RELEASE, where).all())

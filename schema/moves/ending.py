@@ -4,7 +4,6 @@ All endings are one statement, because ending is where a lease stops being live 
 that must happen in one place. What differs is the verdict.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,9 +12,11 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from schema import documents
 from schema.limits import MAX_KILLS
-from schema.states import FINAL
-from schema.wakeups import wake
+
+#: A live lease, in words that match no index of live leases: by its job and fence it is found by its primary key.
+LIVE = "l.ended_at IS NULL"
 
 
 class Verdict(StrEnum):
@@ -61,33 +62,35 @@ class Ended:
     locality_hint: str | None
 
 
+# Each step carries along what the next ones need: joins of steps would be nested loops, for nobody knows their sizes.
 # A job whose lease is cancelled by the server has been revoked, so its fence grows; a bot's own finish keeps it. What
 # was asked to stop for another's minimum is evicted only here, where it has not ended by itself meanwhile; the receipt
 # was written when it was asked.
 END = text(f"""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
-                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:details AS jsonb[]))
-        AS t (job_id, fence, bot_id, bot_epoch, verdict, details)
+                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
+                         {documents.array("details")})
+        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details)
 ), held AS MATERIALIZED (
-    SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed
+    SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
+        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details
     FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
 ), over AS (
     UPDATE leases l SET ended_at = clock_timestamp(), due_at = NULL,
-        state = CASE WHEN t.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END
-    FROM told t JOIN held h ON h.id = t.job_id
-    WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
-        AND l.state IN ('pending', 'active', 'cancelling')
-    RETURNING l.job_id, l.bot_id, l.cohort, l.instance, l.units, l.stop_reason, l.granted_at,
+        state = CASE WHEN h.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END
+    FROM held h
+    WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND {LIVE}
+    RETURNING h.*, l.cohort, l.instance, l.units, l.stop_reason, l.granted_at,
         coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS started
 ), judged AS MATERIALIZED (
-    SELECT h.*, t.verdict, t.details, o.bot_id, o.stop_reason, o.granted_at,
-        t.verdict IN ('stopped', 'released') OR t.verdict = 'lost' AND NOT o.started AS uncharged,
-        t.verdict = 'lost' AND o.started AS killed,
-        t.verdict IN ('stopped', 'released') AND o.stop_reason = 'preempt' AS evicted
-    FROM held h JOIN told t ON t.job_id = h.id JOIN over o ON o.job_id = h.id
+    SELECT o.*,
+        o.verdict IN ('stopped', 'released') OR o.verdict = 'lost' AND NOT o.started AS uncharged,
+        o.verdict = 'lost' AND o.started AS killed,
+        o.verdict IN ('stopped', 'released') AND o.stop_reason = 'preempt' AS evicted
+    FROM over o
 ), decided AS MATERIALIZED (
     SELECT *, CASE
         WHEN verdict = 'succeeded' THEN 'succeeded'
@@ -124,11 +127,11 @@ WITH told AS MATERIALIZED (
             ELSE d.details->>'reason' END
     FROM decided d WHERE j.id = d.id
     RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.state AS from_state, d.verdict,
-        d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence
+        d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence
 ), logged AS (
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
     SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
-    FROM moved m JOIN over o ON o.job_id = m.id
+    FROM moved m JOIN over o ON o.id = m.id
     CROSS JOIN LATERAL (
         SELECT details FROM job_events
         WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
@@ -145,9 +148,6 @@ WITH told AS MATERIALIZED (
 ), returned AS (
     UPDATE quotas q SET usage = q.usage - c.units FROM counted c
     WHERE q.cohort = c.cohort AND q.instance = c.instance
-), kept AS (
-    UPDATE job_payloads p SET result = m.details FROM moved m
-    WHERE p.job_id = m.id AND m.state <> 'queued'
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, CASE
@@ -158,10 +158,13 @@ WITH told AS MATERIALIZED (
             WHEN verdict = 'lost' THEN 'expire'
             WHEN evicted THEN 'evict'
             ELSE 'requeue' END,
-        from_state, state, fence, :actor, details || jsonb_build_object('verdict', verdict)
+        from_state, state, fence, actor, details || jsonb_build_object('verdict', verdict)
     FROM moved
+), woken AS (
+    SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
-SELECT id, public_id, bot_id, instance, verdict, state, fence, locality_hint FROM moved ORDER BY id
+SELECT id, public_id, bot_id, instance, verdict, state, fence, locality_hint, (SELECT count(*) FROM woken)
+FROM moved ORDER BY id
 """)
 
 
@@ -177,16 +180,17 @@ def end(
     connection: Connection,
     endings: Sequence[Ending],
     *,
-    actor: str,
+    actor: str | Sequence[str],
     pace: RetryPace | None = None,
     hold_until: datetime | None = None,
 ) -> list[Ended]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
-    The caller holds the bots' rows locked. The bots' units and the quotas' come back, the result of a finished job is
-    kept, and each job moves to where its verdict, its attempts and a pending cancellation send it. Who waits for a job
-    that is final now is woken. Until `hold_until` (database time) a lost bot may still run what it had been given: such
-    jobs are not granted again before that, while those it never heard of are.
+    The caller holds the bots' rows locked; `actor` is who ends them, one for all or one for each. The bots' units and
+    the quotas' come back, and each job moves to where its verdict, its attempts and a pending cancellation send it; the
+    event of a final one keeps its result. Who waits for a job that is final now is woken. Until `hold_until` (database
+    time) a lost bot may still run what it had been given: such jobs are not granted again before that, while those it
+    never heard of are.
     """
     if not endings:
         return []
@@ -199,14 +203,14 @@ def end(
             "bot_ids": [ending.bot_id for ending in endings],
             "epochs": [ending.bot_epoch for ending in endings],
             "verdicts": [ending.verdict.value for ending in endings],
-            "details": [json.dumps(ending.details) for ending in endings],
-            "actor": actor,
+            "details": documents.joined(ending.details for ending in endings),
+            "actors": [actor] * len(endings) if isinstance(actor, str) else list(actor),
             "retry_base": pace.base,
             "retry_cap": pace.cap,
             "hold_until": hold_until,
         },
     )
-    ended = [
+    return [
         Ended(
             row.id,
             str(row.public_id),
@@ -219,7 +223,3 @@ def end(
         )
         for row in rows
     ]
-    final = [job.public_id for job in ended if job.state in FINAL]
-    if final:
-        wake(connection, "done", final)
-    return ended

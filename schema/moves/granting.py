@@ -1,12 +1,12 @@
 """queued -> leased: grant."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, TextClause, text
 
+from schema import documents
 from schema.gates import DRAIN, HEALTHY, RESERVATION, STATE, serves
 from schema.ledger import EVICTION_COOLDOWN, LIMIT, Guard
 
@@ -39,9 +39,9 @@ class Granted:
 # locked, because whoever gives it up holds that and not the job.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
-    SELECT w.job_id, w.bot_id, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:decisions AS jsonb[]))
-        WITH ORDINALITY AS w (job_id, bot_id, decision, nth)
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions})
+        WITH ORDINALITY AS w (job_id, bot_id, actor, decision, nth)
     JOIN jobs j ON j.id = w.job_id AND {queued}
     JOIN instances i ON i.id = j.instance AND {undrained}
     JOIN platforms p ON p.id = j.platform
@@ -86,7 +86,8 @@ WITH wanted AS MATERIALIZED (
         schedule_after = NULL, considered = 0, reason = NULL
     FROM within f
     WHERE j.id = f.job_id AND f.fits AND {queued}
-    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.decision, f.reserved
+    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
+        f.decision, f.reserved
 ), taken AS (
     UPDATE bots b SET in_use = b.in_use + s.units, reserved = b.reserved - s.reserved
     FROM (SELECT bot_id, sum(units) AS units, sum(reserved) AS reserved FROM moved GROUP BY bot_id) s
@@ -94,9 +95,10 @@ WITH wanted AS MATERIALIZED (
 ), claimed AS (
     DELETE FROM reservations v WHERE v.job_id = ANY (ARRAY(SELECT id FROM moved WHERE reserved > 0))
 ), leased AS (
-    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at)
-    SELECT id, fence, bot_id, epoch, cohort, instance, units, :assigner, :strategy,
-        now() + make_interval(secs => :ack)
+    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
+                        delivered_at)
+    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor, :strategy,
+        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END
     FROM moved
 ), counted AS (
     UPDATE quotas q SET usage = q.usage + s.units
@@ -104,7 +106,7 @@ WITH wanted AS MATERIALIZED (
     WHERE q.cohort = s.cohort AND q.instance = s.instance
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT id, 'grant', 'queued', 'leased', fence, :assigner, decision FROM moved
+    SELECT id, 'grant', 'queued', 'leased', fence, actor, decision FROM moved
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
@@ -115,6 +117,7 @@ SELECT id, public_id, bot_id, fence, units, instance, (SELECT count(*) FROM told
 def _grant(guard: Guard, *, again: bool) -> TextClause:
     return text(
         _GRANT.format(
+            decisions=documents.array("decisions"),
             queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
             over=f"({RESERVATION.of(reservation='v')})",
@@ -136,7 +139,7 @@ def grant(
     connection: Connection,
     placements: Sequence[Placement],
     *,
-    assigner: str,
+    assigner: str | Sequence[str],
     strategy: str,
     ack: float,
     tell: bool = True,
@@ -148,8 +151,9 @@ def grant(
     and where the instance's quota allows it.
 
     The caller holds the jobs' rows locked. Placements that do not come back lost a race and their jobs are
-    untouched. `ack` is the number of seconds the bot has to acknowledge. `tell` wakes the bots' long polls, for
-    callers that do not answer the bot themselves. `guard` is the limit up to which quotas may be used; `again` says
+    untouched. `assigner` is who chose, one for all or one for each. `ack` is the number of seconds the bot has to
+    acknowledge. `tell` wakes the bots' long polls; without it the caller tells the bots of their leases itself, before
+    the transaction ends, and they count as delivered. `guard` is the limit up to which quotas may be used; `again` says
     that this transaction has granted or ended leases before and so may hold quotas already: then those that somebody
     else holds count as used up, because waiting for them out of order could deadlock. `cooldown` is that of evictions,
     in seconds.
@@ -161,8 +165,8 @@ def grant(
         {
             "job_ids": [placement.job_id for placement in placements],
             "bot_ids": [placement.bot_id for placement in placements],
-            "decisions": [json.dumps(placement.decision) for placement in placements],
-            "assigner": assigner,
+            "decisions": documents.joined(placement.decision for placement in placements),
+            "actors": [assigner] * len(placements) if isinstance(assigner, str) else list(assigner),
             "strategy": strategy,
             "ack": ack,
             "tell": tell,

@@ -98,10 +98,11 @@ ORDER BY j.priority, j.queued_at, j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 
 CLAIMED_QUOTAS = text("""
 WITH involved AS MATERIALIZED (
-    SELECT cohort, instance FROM leases WHERE bot_id = :bot_id AND state IN ('pending', 'active', 'cancelling')
+    SELECT cohort, instance FROM leases
+    WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND state IN ('pending', 'active', 'cancelling')
     UNION
     SELECT j.cohort, j.instance FROM reservations v JOIN jobs j ON j.id = v.job_id
-    WHERE v.bot_id = :bot_id AND j.state = 'queued'
+    WHERE v.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND j.state = 'queued'
 )
 SELECT q.cohort FROM quotas q JOIN involved i ON i.cohort = q.cohort AND i.instance = q.instance
 ORDER BY q.cohort, q.instance FOR NO KEY UPDATE OF q
@@ -206,12 +207,12 @@ def claims(connection: Connection, bot_id: int, *, room: int) -> list[int]:
     return [row.id for row in connection.execute(CLAIMS, {"bot_id": bot_id, "room": room})]
 
 
-def hold_quotas(connection: Connection, bot_id: int) -> None:
-    """Lock the quotas of what the bot holds and of the jobs it keeps room for, so that those jobs can be granted in the
-    transaction that ends the former, whoever else wants these quotas. The caller holds the bot and the jobs of its
-    leases, and no quota."""
+def hold_quotas(connection: Connection, bot_ids: Sequence[int]) -> None:
+    """Lock the quotas of what the bots hold and of the jobs they keep room for, so that those jobs can be granted in
+    the transaction that ends the former, whoever else wants these quotas. The caller holds the bots and the jobs of
+    their leases, and no quota."""
     connection.execute(WRITES_LEASES)
-    connection.execute(CLAIMED_QUOTAS, {"bot_id": bot_id})
+    connection.execute(CLAIMED_QUOTAS, {"bot_ids": list(bot_ids)})
 
 
 def drop_reservations(connection: Connection, bot_ids: Sequence[int], *, actor: str) -> None:

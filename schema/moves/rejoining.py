@@ -53,5 +53,4 @@ def rejoin(connection: Connection, *, of_bots: Iterable[str], of_jobs: Iterable[
     connection.execute(ALONE)
     moved = connection.execute(MOVE_BOTS, concerned).all()
     connection.execute(MOVE_JOBS, {"labels": sorted(of_jobs)})
-    for bot in moved:
-        release(connection, bot_id=bot.id, room=bot.room, limit=RELEASE_LIMIT)
+    release(connection, {bot.id: bot.room for bot in moved}, limit=RELEASE_LIMIT)

@@ -54,18 +54,30 @@ UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING 
 """)
 # A heartbeat that comes soon after another does not write the expiry again.
 SYNCED = text("""
-UPDATE bots SET sync_seq = :seq, status = :status, capacity = greatest(coalesce(:capacity, capacity), in_use),
-    expires_at = CASE WHEN expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
-        THEN now() + make_interval(secs => :ttl) ELSE expires_at END
-WHERE id = :id
-RETURNING capacity - in_use - reserved AS room, reserved, free, draining,
-    extract(epoch FROM expires_at - clock_timestamp()) AS remaining
+UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = greatest(coalesce(s.capacity, b.capacity), b.in_use),
+    expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
+        THEN now() + make_interval(secs => :ttl) ELSE b.expires_at END
+FROM unnest(CAST(:ids AS bigint[]), CAST(:seqs AS bigint[]), CAST(:states AS text[]), CAST(:capacities AS integer[]))
+    AS s (id, seq, status, capacity)
+WHERE b.id = s.id
+RETURNING b.id, b.capacity - b.in_use - b.reserved AS room, b.reserved, b.free, b.draining,
+    extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
 """)
 DRAIN = text("""
 UPDATE bots SET draining = :draining,
     drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
 WHERE name = :name RETURNING id, capacity - in_use - reserved AS room
 """)
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a bot said of itself in call number `seq`; no capacity leaves it as it was."""
+
+    bot_id: int
+    seq: int
+    status: str
+    capacity: int | None
 
 
 @dataclass(frozen=True)
@@ -141,21 +153,31 @@ def open_session(
         },
     ).scalar_one()
     platforms.link(connection, bot.id)
-    release(connection, bot_id=bot.id, room=capacity, limit=RELEASE_LIMIT)
+    release(connection, {bot.id: capacity}, limit=RELEASE_LIMIT)
     wake(connection, "jobs")
     wake(connection, "bots", [str(bot.id)])
     return Opened(bot.id, int(epoch), ended)
 
 
-def synced(connection: Connection, bot_id: int, *, seq: int, status: str, capacity: int | None, ttl: float) -> Synced:
-    """Record what a bot said of itself and keep its session alive. The caller holds the bot's row.
+def synced(connection: Connection, words: Sequence[Word], *, ttl: float) -> dict[int, Synced]:
+    """Record what bots said of themselves and keep their sessions alive; returns them by id. The caller holds the
+    bots' rows.
 
     A bot that reports less capacity than it uses keeps what it uses until that has ended.
     """
-    row = connection.execute(
-        SYNCED, {"id": bot_id, "seq": seq, "status": status, "capacity": capacity, "ttl": ttl}
-    ).one()
-    return Synced(row.room, row.reserved, row.free, row.draining, float(row.remaining))
+    if not words:
+        return {}
+    rows = connection.execute(
+        SYNCED,
+        {
+            "ids": [word.bot_id for word in words],
+            "seqs": [word.seq for word in words],
+            "states": [word.status for word in words],
+            "capacities": [word.capacity for word in words],
+            "ttl": ttl,
+        },
+    )
+    return {row.id: Synced(row.room, row.reserved, row.free, row.draining, float(row.remaining)) for row in rows}
 
 
 def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[Ended]]:
@@ -196,7 +218,7 @@ def drain(
     if draining:
         drop_reservations(connection, [bot.id], actor=actor)
     else:
-        release(connection, bot_id=bot.id, room=bot.room, limit=RELEASE_LIMIT)
+        release(connection, {bot.id: bot.room}, limit=RELEASE_LIMIT)
     wake(connection, "bots", [str(bot.id)])
     wake(connection, "jobs")
 

@@ -1,0 +1,26 @@
+"""How many jobs an assigner places together: few on a quiet pool, for latency, many under backlog, for throughput."""
+
+#: The least that a cycle looks for: a few milliseconds' work, which no job behind it feels.
+LEAST = 100
+#: A cycle that took less than so many seconds may take twice as many jobs, one that took more than `SLOW` half as many.
+QUICK, SLOW = 0.1, 0.4
+
+
+class Batch:
+    """Doubles while cycles are quick and full, halves when they are slow or mostly empty; never above the limit that
+    is configured. A burst into a quiet pool thus sees its first leases after a few milliseconds."""
+
+    def __init__(self) -> None:
+        self._size = LEAST
+
+    def size(self, limit: int) -> int:
+        """How many jobs the next cycle may take."""
+        return min(self._size, limit)
+
+    def learn(self, *, placed: int, seconds: float, limit: int) -> None:
+        """A cycle placed so many jobs, and took so long."""
+        size = self.size(limit)
+        if seconds > SLOW or placed <= size // 4:
+            self._size = max(LEAST, size // 2)
+        elif placed > size // 2 and seconds < QUICK:
+            self._size = size * 2

@@ -1,0 +1,239 @@
+"""Processes that work on one pool at the same time, started together and timed together."""
+
+import multiprocessing
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+from meters import Stretch, metered
+from pools import TIMING, Shape, request
+from prometheus_client import REGISTRY
+from sqlalchemy import Connection, event
+
+from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from bots.fetch import FetchSettings
+from bots.leases import Asked, Desk
+from bots.protocol import LeaseReport, Outcome, Session, Sync, SyncAnswer
+from schema import clock, moves
+from schema.engine import Database, DatabaseSettings
+
+#: Seconds after which a worker that does not come to its end fails the benchmark.
+PATIENCE = 900.0
+DONE = Outcome(verdict="succeeded", exit_code=0)
+
+#: Work of one process: its number, its way to the database, the jobs that all processes still have to do.
+Work = Callable[["Worker"], Stretch]
+
+
+class Worker:
+    """One process of a crew."""
+
+    def __init__(self, url: str, number: int, crew: int, wanted: int, done: Any, barrier: Barrier) -> None:
+        self.number, self.crew, self.wanted = number, crew, wanted
+        self.chance = random.Random(number + 1)
+        self.database = Database(url, DatabaseSettings(), role=f"bench-{number}", chance=self.chance)
+        self.statements = self.transactions = 0
+        self._done, self._barrier = done, barrier
+        for engine in (self.database.engine, self.database.reserve):
+            event.listen(engine, "before_cursor_execute", self._executed)
+            event.listen(engine, "begin", self._began)
+
+    def _executed(self, *_: object) -> None:
+        self.statements += 1
+
+    def _began(self, _: Connection) -> None:
+        self.transactions += 1
+
+    def ready(self) -> None:
+        """Wait for the others. What was counted before does not count."""
+        self._barrier.wait(PATIENCE)
+        self.statements = self.transactions = 0
+
+    def add(self, jobs: int) -> bool:
+        """So many more are done; whether there is more to do for anybody."""
+        with self._done.get_lock():
+            self._done.value += jobs
+            return bool(self._done.value < self.wanted)
+
+    @property
+    def more(self) -> bool:
+        """Whether there is more to do."""
+        return bool(self._done.value < self.wanted)
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """This process's part of them."""
+        return list(items[self.number :: self.crew])
+
+
+def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
+    worker = Worker(*arguments)
+    try:
+        stretch = work(worker)
+        stretch.costs.statements, stretch.costs.transactions = worker.statements, worker.transactions
+        results.put((worker.number, stretch, clock.monotonic()))
+    except BaseException as error:
+        results.put((worker.number, f"{type(error).__name__}: {error}", clock.monotonic()))
+        raise
+    finally:
+        worker.database.close()
+
+
+def run(url: str, work: Work, *, processes: int, jobs: int) -> Stretch:
+    """Let so many processes do `work` until so many jobs are done; the time runs from their common start to the last
+    one's end."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results, done = context.Barrier(processes + 1), context.SimpleQueue(), context.Value("q", 0)
+    children = [
+        context.Process(target=_main, args=(work, (url, number, processes, jobs, done, barrier), results))
+        for number in range(processes)
+    ]
+    whole = Stretch(jobs=jobs)
+    with metered(url) as costs:
+        for child in children:
+            child.start()
+        with _stopped(children):
+            barrier.wait(PATIENCE)
+            began = clock.monotonic()
+            ends = []
+            for _ in children:
+                number, stretch, ended = results.get()
+                if not isinstance(stretch, Stretch):
+                    raise SystemExit(f"error: worker {number}: {stretch}")
+                ends.append(ended)
+                whole.waits += stretch.waits
+                whole.placements += stretch.placements
+                whole.lost += stretch.lost
+                costs.statements += stretch.costs.statements
+                costs.transactions += stretch.costs.transactions
+            for child in children:
+                child.join(PATIENCE)
+    whole.seconds, whole.costs, whole.jobs = max(ends) - began, costs, done.value
+    return whole
+
+
+@contextmanager
+def _stopped(children: Sequence[Any]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for child in children:
+            child.kill()
+        raise
+
+
+class Submitting:
+    """Submits in batches of this size; 1 is one by one."""
+
+    def __init__(self, shape: Shape, batch: int) -> None:
+        self.shape, self.batch = shape, batch
+
+    def __call__(self, worker: Worker) -> Stretch:
+        stretch = Stretch()
+        wanted = [request(number, self.shape) for number in range(self.batch)]
+        worker.database.run(lambda connection: connection.exec_driver_sql("SELECT 1"))
+        worker.ready()
+        while worker.add(self.batch) or stretch.placements == 0:
+            began = clock.monotonic()
+            worker.database.run(lambda connection: moves.submit(connection, wanted, actor="bench"))
+            stretch.placements += self.batch
+            stretch.waits.append(clock.monotonic() - began)
+        return stretch
+
+
+class Assigning:
+    """Assigners that never sleep while there is something to place."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def __call__(self, worker: Worker) -> Stretch:
+        stretch = Stretch()
+        assigner = _assigner(worker, **self.settings)
+        assigner.run_once()
+        worker.ready()
+        before = _counted("jobs_assigned_total")
+        while worker.more:
+            began = clock.monotonic()
+            assigner.run_once()
+            stretch.waits.append(clock.monotonic() - began)
+            placed = _counted("jobs_assigned_total")
+            worker.add(placed - before)
+            stretch.placements += placed - before
+            before = placed
+        stretch.lost = _counted("races_lost_total")
+        return stretch
+
+
+class Cycling:
+    """Bots that finish at once what they are given, their calls settled together, and an assigner that fills them."""
+
+    def __init__(self, sessions: Sequence[Session], *, together: int, **fetch: Any) -> None:
+        self.sessions, self.together, self.fetch = sessions, together, fetch
+
+    def __call__(self, worker: Worker) -> Stretch:
+        stretch = Stretch()
+        desk = Desk(worker.database, timing=TIMING, fetch=FetchSettings(**self.fetch), now=clock.monotonic)
+        assigner = _assigner(worker)
+        bots = [_Bot(session) for session in worker.share(self.sessions)]
+        worker.ready()
+        while worker.more:
+            idle = 0
+            for start in range(0, len(bots), self.together):
+                some = bots[start : start + self.together]
+                began = clock.monotonic()
+                answers = desk.answer([Asked(bot.message(), began) for bot in some])
+                stretch.waits.append(clock.monotonic() - began)
+                worker.add(sum(bot.finished(answer) for bot, answer in zip(some, answers, strict=True)))
+                idle += sum(not bot.held for bot in some)
+            if idle and worker.more:
+                assigner.run_once()
+        return stretch
+
+
+class _Bot:
+    """What a bot remembers between two calls."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.seq = 0
+        self.held: list[LeaseReport] = []
+
+    def message(self) -> Sync:
+        """The next call: everything that was given is done."""
+        self.seq += 1
+        session = self.session
+        return Sync(bot=session.bot, epoch=session.epoch, secret=session.secret, seq=self.seq, leases=self.held)
+
+    def finished(self, answer: Any) -> int:
+        """Take an answer; how many jobs the call that it answers has finished."""
+        done = len(self.held)
+        leases = SyncAnswer.model_validate_json(answer).leases
+        self.held = [LeaseReport(job=work.job, fence=work.fence, state="completed", outcome=DONE) for work in leases]
+        return done
+
+
+def _assigner(worker: Worker, **settings: Any) -> PriorityAgeAssigner:
+    return PriorityAgeAssigner(
+        worker.database,
+        AssignerSettings(**settings),
+        timing=TIMING,
+        chance=worker.chance,
+        name=f"bench-{worker.number}",
+        now=clock.monotonic,
+    )
+
+
+def _counted(name: str) -> int:
+    """A counter of this process, all of its labels together."""
+    family = name.removesuffix("_total")
+    return int(
+        sum(
+            sample.value
+            for metric in REGISTRY.collect()
+            if metric.name == f"leasehold_{family}"
+            for sample in metric.samples
+            if sample.name == f"leasehold_{name}"
+        )
+    )
