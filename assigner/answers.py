@@ -168,52 +168,6 @@ class OutputAnswer(BaseModel):
     final: bool = Field(description="the job is over and nothing follows")
 
 
-class Tick(BaseModel):
-    name: str
-    age_seconds: float
-    grace: bool = Field(description="nothing is expired for now, because this duty itself had a gap")
-
-
-class BotsAtAGlance(BaseModel):
-    bots: int
-    capacity: int
-    in_use: int
-
-
-class Rates(BaseModel):
-    """Jobs per second over the last minute."""
-
-    submitted: float
-    granted: float
-    finished: float
-
-
-class Quota(BaseModel):
-    """One row for (cohort, instance), in units."""
-
-    cohort: str
-    instance: str
-    min_quota: int
-    max_quota: int | None = Field(description="unset = no maximum")
-    usage: int
-    effective_max: int | None = Field(description="what evictions within the cooldown have left of the maximum")
-
-
-class Status(BaseModel):
-    """The pool at a glance; a caller of one instance sees that instance's jobs and bots only."""
-
-    jobs: dict[str, int] = Field(description="by state")
-    instances: dict[str, dict[str, int]] = Field(description="by instance and state")
-    oldest_queued_seconds: float | None
-    unmatchable: int = Field(description="queued jobs that no present bot could run")
-    bots: dict[str, BotsAtAGlance] = Field(description="by status")
-    capacity: int = Field(description="units of the bots that have a session")
-    in_use: int
-    upkeep: list[Tick]
-    rates: Rates
-    quotas: list[Quota]
-
-
 class Bot(BaseModel):
     name: str
     status: str
@@ -248,31 +202,6 @@ def job(row: Mapping[str, Any]) -> Job:
     chances = row.get("chances")
     waiting = None if chances is None else _waiting(row, chances)
     return Job.model_validate(dict(row) | {"waiting": waiting})
-
-
-def status(found: Mapping[str, Any]) -> Status:
-    """The pool as `queries.pool` found it."""
-    jobs: dict[str, int] = {}
-    instances: dict[str, dict[str, int]] = {}
-    for count in found["counts"]:
-        jobs[count["state"]] = jobs.get(count["state"], 0) + count["jobs"]
-        instances.setdefault(count["instance"], {})[count["state"]] = count["jobs"]
-    ages = [float(c["oldest_queued_seconds"]) for c in found["counts"] if c["oldest_queued_seconds"] is not None]
-    bots = {row["status"]: BotsAtAGlance.model_validate(row) for row in found["bots"]}
-    present = [seen for status, seen in bots.items() if status != "gone"]
-    rates, span = found["rates"], float(found["rates"]["span"])
-    return Status(
-        jobs=jobs,
-        instances=instances,
-        oldest_queued_seconds=max(ages, default=None),
-        unmatchable=found["unmatchable"],
-        bots=bots,
-        capacity=sum(seen.capacity for seen in present),
-        in_use=sum(seen.in_use for seen in present),
-        upkeep=[Tick.model_validate(tick) for tick in found["ticks"]],
-        quotas=[Quota.model_validate(quota) for quota in found["quotas"]],
-        rates=Rates(**{name: round(rates[name] / span, 3) for name in ("submitted", "granted", "finished")}),
-    )
 
 
 def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:

@@ -57,7 +57,7 @@ class Root(click.Group):
         "up": "assigner.local:up",
         "assign": "assigner.running:assign",
         "config": "assigner.operate:config_group",
-        "db": "assigner.operate:db_group",
+        "db": "assigner.doctor:db_group",
         "token": "assigner.operate:token_group",
         "assigners": "assigner.drains:assigners_group",
         "instance": "assigner.tenants:instance_group",

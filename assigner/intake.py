@@ -13,7 +13,18 @@ from pydantic import Field
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from assigner import answers, attempts, drain_routes, explain, lookups, queries, submission, tenant_routes
+from assigner import (
+    answers,
+    attempts,
+    drain_routes,
+    explain,
+    glance,
+    lookups,
+    queries,
+    standing,
+    submission,
+    tenant_routes,
+)
 from assigner.routes import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.submission import Asked, SubmitRequest
 from schema import clock, limits, moves
@@ -217,13 +228,13 @@ async def output(
 
 
 @router.get("/status", responses=problems(), openapi_extra=CALLERS)
-async def status(request: Request, caller: Caller) -> answers.Status:
+async def status(request: Request, caller: Caller) -> standing.Status:
     """The pool at a glance."""
     state = request.app.state
     found = await state.run(
-        lambda connection: queries.pool(connection, instances=caller.instances, cooldown=state.desk.cooldown)
+        lambda connection: glance.pool(connection, instances=caller.instances, cooldown=state.desk.cooldown)
     )
-    return answers.status(found)
+    return standing.status(found)
 
 
 @router.get("/bots", responses=problems(400), openapi_extra=OPERATORS)

@@ -1,12 +1,10 @@
 """What callers and operators may read: plain queries, each bounded, none of them locking."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, text
 
-from schema import quotas
 from schema.gates import COHORT, HEALTHY, REQUIREMENTS, UNITS, able, serves
 from schema.submissions import FINISHED_AT, JOINED, NAMED, REASON, RESULT, STATE, WANTED, WITHDRAWN
 
@@ -14,8 +12,6 @@ Rows = list[dict[str, Any]]
 
 #: Newest events of a job that are shown.
 MAX_EVENTS = 1000
-#: Newest events that rates are computed from: enough for 800 jobs a second with two events each.
-RATE_EVENTS = 100_000
 
 # Only jobs of these instances are seen, null = all; an absent job and a foreign one are the same.
 _VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
@@ -111,55 +107,6 @@ LEFT JOIN LATERAL (
 WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
 
-COUNTS = text(f"""
-SELECT i.name AS instance, j.state, count(*) AS jobs,
-    extract(epoch FROM now() - min(j.queued_at) FILTER (WHERE j.state = 'queued')) AS oldest_queued_seconds
-FROM jobs j JOIN instances i ON i.id = j.instance WHERE {_VISIBLE}
-GROUP BY i.name, j.state ORDER BY i.name, j.state
-""")
-
-# Queued jobs that no present bot could run, even if it were idle.
-UNMATCHABLE = text(f"""
-SELECT coalesce(sum(q.jobs), 0) AS jobs FROM (
-    SELECT j.cohort, j.instance, i.pool, j.platform, j.units, count(*) AS jobs
-    FROM jobs j JOIN instances i ON i.id = j.instance
-    WHERE j.state = 'queued' AND {_VISIBLE} GROUP BY 1, 2, 3, 4, 5) q
-WHERE NOT EXISTS (
-    SELECT FROM bot_platforms bp JOIN bots b ON {REQUIREMENTS.of(bot="b", want="q")}
-    WHERE b.status <> 'gone' AND {COHORT.of(bot="b", want="q")} AND {UNITS.of(bot="b", want="q")}
-        AND {serves("b", "q")})
-""")
-
-BOT_COUNTS = text(f"""
-SELECT CASE WHEN b.status <> 'gone' AND b.draining THEN 'draining' ELSE b.status END AS status, count(*) AS bots,
-    sum(b.capacity) AS capacity, sum(b.in_use) AS in_use
-FROM bots b LEFT JOIN instances i ON i.id = b.instance
-WHERE b.instance IS NULL OR {_VISIBLE} GROUP BY 1 ORDER BY 1
-""")
-
-TICKS = text("""
-SELECT name, extract(epoch FROM clock_timestamp() - at) AS age_seconds, grace_until > clock_timestamp() AS grace
-FROM ticks ORDER BY name
-""")
-
-# The newest events, at most a minute old; `span` is the time they cover.
-RATES = text(f"""
-WITH newest AS MATERIALIZED (
-    SELECT job_id, at, from_state, to_state FROM job_events ORDER BY id DESC LIMIT :limit
-), recent AS (
-    SELECT n.* FROM newest n WHERE n.at > clock_timestamp() - interval '1 minute'
-        AND (CAST(:instances AS text[]) IS NULL OR n.job_id IN (
-            SELECT j.id FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.id = n.job_id AND {_VISIBLE}))
-)
-SELECT count(*) FILTER (WHERE from_state IS NULL) AS submitted,
-    count(*) FILTER (WHERE to_state = 'leased') AS granted,
-    count(*) FILTER (WHERE to_state IN ('succeeded', 'failed', 'cancelled', 'dead')) AS finished,
-    CASE WHEN (SELECT count(*) FROM newest) < :limit THEN 60.0
-        ELSE (SELECT least(60.0, greatest(1.0, extract(epoch FROM clock_timestamp() - min(at)))) FROM newest)
-    END AS span
-FROM recent
-""")
-
 _BOTS = """
 SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
     b.in_use, b.properties, b.epoch, b.opened_at, extract(epoch FROM b.expires_at - now()) AS expires_in,
@@ -203,20 +150,6 @@ def states(connection: Connection, ids: Sequence[str], *, instances: Sequence[st
     """State and result of those of the submissions that can be seen, by id."""
     rows = connection.execute(STATES, {"ids": list(ids), "instances": instances}).mappings()
     return {str(row["id"]): dict(row) for row in rows}
-
-
-def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
-    """The pool at a glance, as its rows; `cooldown` is that of evictions, in seconds."""
-    held = quotas.quotas(connection, cooldown=cooldown)
-    where = {"instances": instances}
-    return {
-        "counts": [dict(row) for row in connection.execute(COUNTS, where).mappings()],
-        "unmatchable": int(connection.execute(UNMATCHABLE, where).scalar_one()),
-        "bots": [dict(row) for row in connection.execute(BOT_COUNTS, where).mappings()],
-        "ticks": [dict(row) for row in connection.execute(TICKS).mappings()],
-        "quotas": [asdict(quota) for quota in held if instances is None or quota.instance in instances],
-        "rates": dict(connection.execute(RATES, where | {"limit": RATE_EVENTS}).mappings().one()),
-    }
 
 
 def bots(connection: Connection, *, after: str, limit: int) -> Rows:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
-from assigner import answers
+from assigner import standing
 from assigner.routes import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
 from assigner.submission import Asked
 from schema import cohorts, instances, limits, quotas
@@ -36,7 +36,7 @@ class InstanceRequest(Asked):
 class QuotaList(BaseModel):
     """By cohort and instance."""
 
-    quotas: list[answers.Quota]
+    quotas: list[standing.Quota]
 
 
 class Cohort(BaseModel):
@@ -81,7 +81,7 @@ async def list_quotas(request: Request) -> QuotaList:
     """Every quota, with its usage."""
     cooldown = request.app.state.desk.cooldown
     found = await request.app.state.run(lambda connection: quotas.quotas(connection, cooldown=cooldown))
-    return QuotaList(quotas=[answers.Quota(**asdict(each)) for each in found])
+    return QuotaList(quotas=[standing.Quota(**asdict(each)) for each in found])
 
 
 @router.put("/quotas/{cohort}/{instance}", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS)

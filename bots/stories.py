@@ -137,14 +137,23 @@ def list_quotas(quotas: Sequence[Record]) -> None:
 
 
 def show_status(found: Record) -> None:
-    """Jobs by instance and state, bots, rates and upkeep."""
+    """Jobs by instance and state, bots, rates, waits and upkeep."""
     states = [state.value for state in JobState if state.value in found["jobs"]]
-    rows = [(name, *(counts.get(state, 0) for state in states)) for name, counts in found["instances"].items()]
+    least = set(found["at_least"])
+
+    def cells(counts: Record) -> list[str]:
+        return [f"{counts.get(state, 0)}{'+' if state in least else ''}" for state in states]
+
+    rows = [(name, *cells(counts)) for name, counts in found["instances"].items()]
     if rows:
-        total = ("all", *(found["jobs"].get(state, 0) for state in states))
+        total = ("all", *cells(found["jobs"]))
         table(("instance", *states), [*rows, total] if len(rows) > 1 else rows)
     else:
         click.echo("no jobs yet")
+    if least & set(states):
+        kept = found["finished_estimate"]
+        about = "" if kept is None else f"; about {kept:,} finished jobs are kept"
+        click.echo(f"+ at least: not all of them were counted{about}")
     click.echo()
     bots = ", ".join(f"{seen['bots']} {status}" for status, seen in found["bots"].items()) or "none"
     click.echo(f"bots      {bots}; {found['in_use']} of {found['capacity']} units in use")
@@ -152,18 +161,33 @@ def show_status(found: Record) -> None:
         click.echo()
         list_quotas(found["quotas"])
         click.echo()
-    rates = found["rates"]
-    click.echo(
-        f"per second, last minute: {rates['submitted']:g} submitted, {rates['granted']:g} granted, "
-        f"{rates['finished']:g} finished"
-    )
+    _pace(found["rates"], found["waits"])
     if found["oldest_queued_seconds"] is not None:
-        click.echo(f"oldest queued job: {printing.seconds(found['oldest_queued_seconds'])}")
+        oldest = printing.seconds(found["oldest_queued_seconds"])
+        click.echo(f"oldest queued job: {'at least ' if 'oldest_queued_seconds' in least else ''}{oldest}")
     if found["unmatchable"]:
-        click.echo(f"{found['unmatchable']} queued jobs are unmatchable: no present bot could run them (see show ID)")
+        number = f"{'at least ' if 'unmatchable' in least else ''}{found['unmatchable']}"
+        click.echo(f"{number} queued jobs are unmatchable: no present bot could run them (see show ID)")
     for tick in found["upkeep"]:
         grace = ", in grace" if tick["grace"] else ""
         click.echo(f"upkeep    {printing.plain(tick['name'])} {printing.seconds(tick['age_seconds'])} ago{grace}")
+
+
+def _pace(rates: Record, waits: Record) -> None:
+    """How fast jobs come and go, and how long they waited for their bot."""
+    when = "minute" if rates["span"] >= 60 else printing.seconds(rates["span"])
+    click.echo(
+        f"per second, last {when}: {rates['submitted']:g} submitted, {rates['granted']:g} granted, "
+        f"{rates['started']:g} started, {rates['finished']:g} finished"
+    )
+    parts = [
+        f"{rates[name]:g} {name}" for name in ("succeeded", "failed", "cancelled", "dead", "requeued") if rates[name]
+    ]
+    if parts:
+        click.echo(f"by outcome: {', '.join(parts)}")
+    if waits["jobs"]:
+        told = ", ".join(f"{name} {printing.seconds(waits[name])}" for name in ("p50", "p95", "p99"))
+        click.echo(f"from the queue to a bot, {waits['jobs']} jobs: {told}")
 
 
 def _cut(text: str, limit: int = 200) -> str:

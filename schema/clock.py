@@ -25,3 +25,8 @@ def sleep(seconds: float) -> None:
 def wait(event: threading.Event, seconds: float) -> bool:
     """Wait until `event` is set, at most `seconds`; tells whether it was set."""
     return event.wait(max(0.0, seconds))
+
+
+def wall() -> float:
+    """Seconds since 1970 on this host's clock, to be compared with the database's and used for nothing else."""
+    return time.time()

@@ -47,7 +47,11 @@ def status(database: Database, *, urgent: bool = False) -> Version:
 
 def require(database: Database) -> None:
     """Return if the schema is the one this program was written for; raise NotReady otherwise."""
-    version = status(database)
+    must_be_ready(status(database))
+
+
+def must_be_ready(version: Version) -> None:
+    """Return if this is the schema this program was written for; raise NotReady otherwise, with what to do."""
     if version.ready:
         return
     _refuse_unknown(version)

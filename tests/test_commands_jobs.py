@@ -12,6 +12,7 @@ from tests.scripted import Answer, Asked, Gateway, in_turn, problem
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 
+RATES = ("granted", "started", "finished", "succeeded", "cancelled", "dead", "requeued")
 
 STORY: dict[str, Any] = {
     "id": JOB, "instance": "ci", "label": "nightly", "state": "queued", "priority": -3, "units": 2, "attempts": 1,
@@ -170,7 +171,10 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
                 "capacity": 4,
                 "in_use": 1,
                 "upkeep": [{"name": "reap", "age_seconds": 0.5, "grace": False}],
-                "rates": {"submitted": 1.5, "granted": 1.0, "finished": 0.0},
+                "rates": dict.fromkeys(RATES, 0.0) | {"submitted": 1.5, "failed": 0.25, "span": 12.5},
+                "waits": {"jobs": 9, "p50": 0.004, "p95": 1.25, "p99": 200.0},
+                "at_least": ["queued", "unmatchable"],
+                "finished_estimate": 1_200_000,
                 "quotas": [
                     {
                         "cohort": "default",
@@ -211,7 +215,13 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
     call("status")
     told = capsys.readouterr().out
     assert "1 ok; 1 of 4 units in use" in told
-    assert "2 queued jobs are unmatchable" in told
+    assert "at least 2 queued jobs are unmatchable" in told
+    assert "3+" in told
+    assert "about 1,200,000 finished jobs are kept" in told
+    assert "last 12.5 s: 1.5 submitted" in told
+    assert "0.25 failed" in told
+    assert "9 jobs: p50 4 ms, p95 1.2 s, p99 3 min" in told
+    assert "oldest queued job: 90.0 s" in told
     assert "effective max" in told
     call("bots", "list")
     told = capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from schema.engine import Database, DatabaseSettings
+from schema.storage import STORAGE
 from schema.tables import SCHEMA, metadata
 
 OURS = f"relnamespace = '{SCHEMA}'::regnamespace AND relname <> 'alembic_version'"
@@ -30,6 +31,7 @@ SELECT relname, indexrelid::regclass::text AS name, pg_get_indexdef(indexrelid) 
 FROM pg_class c JOIN pg_index ON indrelid = c.oid
 WHERE {OURS} ORDER BY relname, name
 """
+STORED = f"SELECT relname, unnest(reloptions) AS option FROM pg_class c WHERE {OURS} AND relkind = 'r'"
 
 
 @pytest.fixture
@@ -60,3 +62,11 @@ def test_the_replayed_migrations_give_the_described_tables(database: Database, d
 def test_every_described_table_exists_and_no_other(database: Database) -> None:
     found = {row[0] for row in rows(database, COLUMNS)}
     assert found == {table.name for table in metadata.tables.values()}
+
+
+def test_the_replayed_migrations_give_the_storage_parameters_that_the_doctor_wants(database: Database) -> None:
+    found: dict[str, dict[str, float]] = {}
+    for table, option in rows(database, STORED):
+        name, _, value = option.partition("=")
+        found.setdefault(table, {})[name] = float(value)
+    assert found == STORAGE

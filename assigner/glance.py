@@ -1,0 +1,227 @@
+"""The pool at a glance: what waits, runs and ended, and how fast, at a cost that neither history nor queue decides.
+
+What waits and what runs is counted by the partial indexes that hold nothing else, what ended among the newest that did,
+and rates come from the newest events. Where a bound ends the count, the answer says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from schema import quotas
+from schema.columns import SCHEMA
+from schema.gates import COHORT, READY, REQUIREMENTS, RESTING, UNITS, serves
+from schema.queues import ready_queues
+from schema.states import FINAL, JobState
+
+Rows = list[dict[str, Any]]
+
+#: Jobs that are counted of those that wait, of those in backoff, of those held and of those on bots, of each so many;
+#: instances share them evenly. Doubling it doubles the longest time that one look may take.
+MAX_COUNTED = 100_000
+#: Finished jobs that are counted, the newest.
+MAX_FINISHED = 50_000
+#: Queues of which the oldest job is looked for.
+MAX_QUEUES = 1_000
+#: Newest events that rates come from, the first of them that reaches a minute back. The last is enough for 200 jobs a
+#: second with four events each; above that the rates are those of a shorter time.
+RATE_EVENTS = (1_000, 10_000, 50_000)
+#: Grants whose waits are looked up, the newest.
+MAX_WAITS = 5_000
+
+_VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
+
+# The cohorts and instances that have such jobs: one step along the index for each.
+_HOLDERS = """{name} AS (
+    (SELECT cohort, instance FROM jobs WHERE {waiting} ORDER BY cohort, instance, platform LIMIT 1)
+    UNION ALL
+    SELECT following.cohort, following.instance FROM {name} h CROSS JOIN LATERAL (
+        SELECT cohort, instance FROM jobs WHERE {waiting} AND (cohort, instance) > (h.cohort, h.instance)
+        ORDER BY cohort, instance, platform LIMIT 1) following
+)"""
+
+# The jobs of each of them up to an even share, and whether there are more.
+_WAITING = """
+WITH RECURSIVE {holders}, seen AS MATERIALIZED (
+    SELECT h.cohort, h.instance, i.name, i.pool, :most / count(*) OVER () + 1 AS share
+    FROM holders h JOIN instances i ON i.id = h.instance WHERE {visible}
+)
+SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, count(*) AS jobs, min(w.queued_at) AS oldest,
+    sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
+FROM seen s CROSS JOIN LATERAL (
+    SELECT platform, units, queued_at FROM jobs
+    WHERE cohort = s.cohort AND instance = s.instance AND {waiting}
+    ORDER BY {order} LIMIT s.share) w
+GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
+"""
+
+
+def _waiting(condition: str, *, order: str) -> str:
+    holders = _HOLDERS.format(name="holders", waiting=condition)
+    return _WAITING.format(holders=holders, waiting=condition, order=order, visible=_VISIBLE)
+
+
+_QUEUE = "cohort, instance, platform"
+
+# Ready and resting jobs by instance, and of those the ones that no present bot could run, even if it were idle.
+# OFFSET 0 keeps the planner from reading every requirement set of every bot to learn that there is none.
+WAITING = text(f"""
+WITH waiting AS MATERIALIZED (
+    SELECT * FROM ({_waiting(READY, order=f"{_QUEUE}, units, priority, queued_at, id")}) ready
+    UNION ALL
+    SELECT * FROM ({_waiting(RESTING, order=f"{_QUEUE}, priority, queued_at, id")}) resting
+)
+SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
+    extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
+    coalesce(sum(q.jobs) FILTER (WHERE NOT EXISTS (
+        SELECT FROM (
+            SELECT platform, bot_id FROM bot_platforms WHERE platform = q.platform AND cohort = q.cohort
+            ORDER BY platform, cohort, sample_key OFFSET 0) bp
+        CROSS JOIN LATERAL (SELECT * FROM bots WHERE id = bp.bot_id OFFSET 0) b
+        WHERE b.status <> 'gone' AND {REQUIREMENTS.of(bot="b", want="q")} AND {COHORT.of(bot="b", want="q")}
+            AND {UNITS.of(bot="b", want="q")} AND {serves("b", "q")})), 0) AS unmatchable
+FROM waiting q GROUP BY q.name ORDER BY q.name
+""")
+
+# The age of the oldest ready job: the head of each queue in the index by age.
+OLDEST = text(f"""
+WITH RECURSIVE {ready_queues("queues")}
+SELECT extract(epoch FROM now() - min(head.queued_at)) AS seconds, count(*) >= :most AS more
+FROM (SELECT q.* FROM queues q JOIN instances i ON i.id = q.instance WHERE {_VISIBLE} LIMIT :most) q
+CROSS JOIN LATERAL (
+    SELECT queued_at FROM jobs
+    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND {READY}
+    ORDER BY cohort, instance, platform, queued_at, id LIMIT 1) head
+""")
+
+# Jobs that are held aside, by instance.
+PARKED = text(f"""
+SELECT i.name AS instance, p.jobs, p.jobs >= :most AS more
+FROM instances i CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs FROM (
+        SELECT FROM jobs WHERE instance = i.id AND state = 'parked' ORDER BY instance, priority LIMIT :most) w) p
+WHERE {_VISIBLE} AND p.jobs > 0
+""")
+
+# Jobs that bots have, of every instance: by their leases, and of a lease that is taken back the job itself says what it
+# is.
+HELD = text("""
+SELECT i.name AS instance, h.state, h.jobs, h.more
+FROM (
+    SELECT l.instance, coalesce(l.state, j.state) AS state, count(*) AS jobs, bool_or(l.seen >= :most) AS more
+    FROM (
+        SELECT job_id, instance, count(*) OVER () AS seen,
+            CASE state WHEN 'pending' THEN 'leased' WHEN 'active' THEN 'running' END AS state
+        FROM (SELECT job_id, instance, state FROM leases WHERE state IN ('pending', 'active', 'cancelling')
+              ORDER BY instance LIMIT :most) first) l
+    LEFT JOIN LATERAL (SELECT state FROM jobs WHERE id = l.job_id AND l.state IS NULL OFFSET 0) j ON true
+    GROUP BY 1, 2) h
+JOIN instances i ON i.id = h.instance
+""")
+
+# The newest finished jobs, of every instance, by state.
+FINISHED = text("""
+SELECT i.name AS instance, j.state, j.jobs, j.more
+FROM (SELECT instance, state, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more
+      FROM (SELECT instance, state FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :most) newest
+      GROUP BY instance, state) j
+JOIN instances i ON i.id = j.instance
+""")
+
+# What the last VACUUM or ANALYZE counted in the index that holds every finished job; negative = never.
+ESTIMATE = text(f"SELECT reltuples FROM pg_class WHERE oid = '{SCHEMA}.jobs_finished'::regclass")
+
+BOT_COUNTS = text(f"""
+SELECT CASE WHEN b.status <> 'gone' AND b.draining THEN 'draining' ELSE b.status END AS status, count(*) AS bots,
+    sum(b.capacity) AS capacity, sum(b.in_use) AS in_use
+FROM bots b LEFT JOIN instances i ON i.id = b.instance
+WHERE b.instance IS NULL OR {_VISIBLE} GROUP BY 1 ORDER BY 1
+""")
+
+TICKS = text("""
+SELECT name, extract(epoch FROM clock_timestamp() - at) AS age_seconds, grace_until > clock_timestamp() AS grace
+FROM ticks ORDER BY name
+""")
+
+# Whether so many events reach a minute back.
+REACHES = text("""
+SELECT coalesce((SELECT at < clock_timestamp() - interval '1 minute' FROM job_events
+                 ORDER BY id DESC OFFSET :events - 1 LIMIT 1), true)
+""")
+
+# The newest events, at most a minute old; `span` is the time they cover. A wait begins when the job last came into the
+# queue; the events are ordered by id, of each job and of all.
+RATES = text(f"""
+WITH newest AS MATERIALIZED (
+    SELECT id, job_id, at, from_state, to_state FROM job_events ORDER BY id DESC LIMIT :limit
+), recent AS MATERIALIZED (
+    SELECT n.* FROM newest n WHERE n.at > clock_timestamp() - interval '1 minute'
+        AND (CAST(:instances AS text[]) IS NULL OR EXISTS (
+            SELECT FROM jobs j WHERE j.id = n.job_id
+                AND j.instance = ANY (ARRAY(SELECT i.id FROM instances i WHERE {_VISIBLE})) OFFSET 0))
+), waits AS MATERIALIZED (
+    SELECT extract(epoch FROM g.at - queued.at)::float AS seconds
+    FROM (SELECT id, job_id, at FROM recent WHERE to_state = 'leased' ORDER BY id DESC LIMIT :waits) g
+    CROSS JOIN LATERAL (
+        SELECT e.at FROM job_events e
+        WHERE e.job_id = g.job_id AND e.id < g.id AND e.to_state = 'queued'
+        ORDER BY e.job_id DESC, e.id DESC LIMIT 1) queued
+)
+SELECT count(*) FILTER (WHERE from_state IS NULL) AS submitted,
+    count(*) FILTER (WHERE to_state = 'leased') AS granted,
+    count(*) FILTER (WHERE to_state = 'running') AS started,
+    count(*) FILTER (WHERE from_state IN ('leased', 'running') AND to_state = 'queued') AS requeued,
+    count(*) FILTER (WHERE to_state IN ('succeeded', 'failed', 'cancelled', 'dead')) AS finished,
+    {", ".join(f"count(*) FILTER (WHERE to_state = '{state}') AS {state}" for state in sorted(FINAL))},
+    CASE WHEN (SELECT count(*) FROM newest) < :limit THEN 60.0
+        ELSE (SELECT least(60.0, greatest(1.0, extract(epoch FROM clock_timestamp() - min(at)))) FROM newest)
+    END AS span,
+    (SELECT count(*) FROM waits) AS waits,
+    (SELECT percentile_disc(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY seconds) FROM waits) AS percentiles
+FROM recent
+""")
+
+
+def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
+    """The pool at a glance, as its rows; `cooldown` is that of evictions, in seconds.
+
+    `more` are the states of which not all jobs were counted. Only a caller of every instance gets an estimate of all
+    finished jobs, None if PostgreSQL has none.
+    """
+    where: dict[str, Any] = {"instances": instances}
+    waiting = _rows(connection, WAITING, where | {"most": MAX_COUNTED})
+    counts = [{**row, "state": JobState.QUEUED} for row in waiting]
+    counts += [{**row, "state": JobState.PARKED} for row in _rows(connection, PARKED, where | {"most": MAX_COUNTED})]
+    others = _rows(connection, HELD, {"most": MAX_COUNTED}) + _rows(connection, FINISHED, {"most": MAX_FINISHED})
+    counts += [row for row in others if instances is None or row["instance"] in instances]
+    held = quotas.quotas(connection, cooldown=cooldown)
+    return {
+        "counts": counts,
+        "more": sorted({str(row["state"]) for row in counts + others if row["more"]}),
+        "oldest": dict(connection.execute(OLDEST, where | {"most": MAX_QUEUES}).mappings().one()),
+        "finished_estimate": _estimate(connection) if instances is None else None,
+        "bots": _rows(connection, BOT_COUNTS, where),
+        "ticks": _rows(connection, TICKS, {}),
+        "quotas": [asdict(quota) for quota in held if instances is None or quota.instance in instances],
+        "rates": _rates(connection, instances=instances),
+    }
+
+
+def _rates(connection: Connection, *, instances: Sequence[str] | None) -> dict[str, Any]:
+    limit = next(
+        (events for events in RATE_EVENTS if connection.execute(REACHES, {"events": events}).scalar_one()),
+        RATE_EVENTS[-1],
+    )
+    values = {"instances": instances, "limit": limit, "waits": MAX_WAITS}
+    return dict(connection.execute(RATES, values).mappings().one())
+
+
+def _estimate(connection: Connection) -> int | None:
+    found = float(connection.execute(ESTIMATE).scalar_one())
+    return None if found < 0 else round(found)
+
+
+def _rows(connection: Connection, statement: Any, values: dict[str, Any]) -> Rows:
+    return [dict(row) for row in connection.execute(statement, values).mappings()]

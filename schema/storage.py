@@ -1,0 +1,16 @@
+"""How the tables whose rows change all the time are stored, and when they are vacuumed, as the migrations leave them.
+
+A fill factor below 100 leaves room on each page, so that a changed row stays on its page and its indexes stay as they
+are. A scale factor of 0.01 starts a vacuum when 1 % of the rows are dead instead of 20 %.
+"""
+
+from collections.abc import Mapping
+
+#: Table → storage parameters. A table that is not named has those of the server.
+STORAGE: Mapping[str, Mapping[str, float]] = {
+    "jobs": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.01, "autovacuum_analyze_scale_factor": 0.02},
+    "leases": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.01},
+    "bots": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
+    "bot_answers": {"fillfactor": 50},
+    "quotas": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
+}
