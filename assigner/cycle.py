@@ -30,6 +30,10 @@ SWEEPS = 6
 #: An assigner that keeps failing to match sleeps at most so many times its usual pause.
 SLOWEST = 2.0
 
+#: Placements from which on bots that others hold are waited for, and the seconds at most: two assigners with large
+#: batches want the same bots, and take turns instead of undoing each other's choices.
+CROWD, PATIENCE = 20, 0.1
+
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
 
@@ -243,6 +247,7 @@ class PriorityAgeAssigner:
             guard=guard,
             again=cycle.attempted,
             cooldown=self._quotas.eviction_cooldown,
+            patience=PATIENCE if len(placements) >= CROWD else 0.0,
         )
         cycle.attempted = True
         cycle.granted += granted

@@ -123,7 +123,7 @@ class Desk:
     def _settle(
         self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
     ) -> list[Answer | LeaseholdError]:
-        bots = {row.name: row for row in connection.execute(LOCK_BOTS, {"names": list(names)})}
+        bots = {row.name: row for row in connection.execute(LOCK_BOTS, {"names": list(names)}).all()}
         found: dict[int, Answer | LeaseholdError] = {}
         settled: list[Visit] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):
@@ -287,5 +287,5 @@ def _gather(
     if not settled:
         return
     by_bot = {visit.bot.id: into(visit) for visit in settled}
-    for row in connection.execute(query, {"bot_ids": list(by_bot)}):
+    for row in connection.execute(query, {"bot_ids": list(by_bot)}).all():
         by_bot[row.bot_id].append(row)

@@ -48,7 +48,7 @@ def compare(
     for lease in held:
         report = said.get((str(lease.public_id), lease.fence))
         verdict, details = None, dict[str, Any]()
-        if report is not None:
+        if report is not None and report.output:
             account.output += written(bot_id, epoch, report.job, report.fence, report.output)
         if report is not None and report.state == "completed":
             if report.outcome is None:

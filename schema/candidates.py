@@ -144,7 +144,7 @@ def sample(connection: Connection, wanted: Sequence[Wanted], *, chance: random.R
         },
     )
     found: list[list[FreeBot]] = [[] for _ in wanted]
-    for row in rows:
+    for row in rows.all():
         found[row.nth - 1].append(FreeBot(row.id, row.name, row.priority, row.room, row.capacity))
     return found
 
@@ -162,7 +162,7 @@ def any_free(connection: Connection, want: Wanted) -> list[FreeBot]:
             "look": max(LOOK, want.count * RING),
         },
     )
-    return [FreeBot(row.id, row.name, row.priority, row.room, row.capacity) for row in rows]
+    return [FreeBot(row.id, row.name, row.priority, row.room, row.capacity) for row in rows.all()]
 
 
 def warm(connection: Connection, wanted: Sequence[tuple[Wanted, str]]) -> list[list[FreeBot]]:
@@ -185,7 +185,7 @@ def warm(connection: Connection, wanted: Sequence[tuple[Wanted, str]]) -> list[l
         },
     )
     found: list[list[FreeBot]] = [[] for _ in wanted]
-    for row in rows:
+    for row in rows.all():
         found[row.nth - 1].append(FreeBot(row.id, row.name, row.priority, row.room, row.capacity))
     return found
 

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import psycopg
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
-from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay
 from tenacity.wait import wait_base
 
 from schema import clock
+from schema.adapting import adapt
 from schema.errors import NotReady
 
 T = TypeVar("T")
@@ -167,7 +168,7 @@ def _code(error: DBAPIError) -> str | None:
 
 
 def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> Engine:
-    return create_engine(
+    engine = create_engine(
         make_url(url).set(drivername="postgresql+psycopg"),
         pool_size=size,
         max_overflow=0,
@@ -177,6 +178,8 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
         hide_parameters=True,
         connect_args=connect_arguments(settings, role=role),
     )
+    event.listen(engine, "connect", lambda connection, _: adapt(connection))
+    return engine
 
 
 class _FullJitter(wait_base):

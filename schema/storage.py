@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 #: Table → storage parameters. A table that is not named has those of the server.
 STORAGE: Mapping[str, Mapping[str, float]] = {
-    "jobs": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.01, "autovacuum_analyze_scale_factor": 0.02},
-    "leases": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.01},
+    "jobs": {"fillfactor": 45, "autovacuum_vacuum_scale_factor": 0.01, "autovacuum_analyze_scale_factor": 0.02},
+    "leases": {"fillfactor": 45, "autovacuum_vacuum_scale_factor": 0.01},
     "bots": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
     "bot_answers": {"fillfactor": 50},
     "quotas": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},

@@ -221,5 +221,5 @@ def end(
             row.fence,
             row.locality_hint,
         )
-        for row in rows
+        for row in rows.all()
     ]

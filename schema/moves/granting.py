@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.exc import DBAPIError
 
 from schema import documents
 from schema.gates import DRAIN, HEALTHY, RESERVATION, STATE, serves
@@ -32,11 +34,11 @@ class Granted:
     instance: int
 
 
-# Bots are locked after jobs, out of order, hence SKIP LOCKED; a bot takes placements in the order they are given
-# for as long as they fit into the room that the locked row shows, and a quota likewise. The bot's row also decides what
-# the bot may have: since it was chosen, a new session may have given it other properties, or another instance. A job's
-# own reservation is room for that job, and for no other, on its bot and in its quota; it is read once its bot is
-# locked, because whoever gives it up holds that and not the job.
+# Bots are locked after jobs, out of order, hence SKIP LOCKED, or a short patience in the order of their ids; a bot
+# takes placements in the order they are given for as long as they fit into the room that the locked row shows, and a
+# quota likewise. The bot's row also decides what the bot may have: since it was chosen, a new session may have given it
+# other properties, or another instance. A job's own reservation is room for that job, and for no other, on its bot and
+# in its quota; it is read once its bot is locked, because whoever gives it up holds that and not the job.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
@@ -52,7 +54,7 @@ WITH wanted AS MATERIALIZED (
         b.capacity - b.in_use AS free, b.capacity - b.in_use - b.reserved AS units
     FROM bots b
     WHERE b.id = ANY (CAST(:bot_ids AS bigint[])) AND {healthy}
-    ORDER BY b.id FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY b.id FOR NO KEY UPDATE {held}
 ), kept AS MATERIALIZED (
     SELECT job_id, bot_id, units FROM reservations
     WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND bot_id = ANY (ARRAY(SELECT id FROM room)) FOR UPDATE
@@ -114,7 +116,7 @@ SELECT id, public_id, bot_id, fence, units, instance, (SELECT count(*) FROM told
 """
 
 
-def _grant(guard: Guard, *, again: bool) -> TextClause:
+def _grant(guard: Guard, *, again: bool, patient: bool) -> TextClause:
     return text(
         _GRANT.format(
             decisions=documents.array("decisions"),
@@ -124,15 +126,21 @@ def _grant(guard: Guard, *, again: bool) -> TextClause:
             healthy=HEALTHY.of(bot="b"),
             serves=serves("r", "w"),
             limit=LIMIT[guard],
+            held="" if patient else "SKIP LOCKED",
             locked="SKIP LOCKED" if again else "",
             uncounted="true" if guard is Guard.MAX else "false",
         )
     )
 
 
-GRANT: dict[tuple[Guard, bool], TextClause] = {
-    (guard, again): _grant(guard, again=again) for guard in Guard for again in (False, True)
+GRANT: dict[tuple[Guard, bool, bool], TextClause] = {
+    (guard, again, patient): _grant(guard, again=again, patient=patient)
+    for guard in Guard
+    for again, patient in ((False, False), (False, True), (True, False))
 }
+LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true), current_setting('lock_timeout') AS before")
+#: The lock that was waited for did not come in time.
+LOCK_NOT_AVAILABLE = "55P03"
 
 
 def grant(
@@ -146,6 +154,7 @@ def grant(
     guard: Guard = Guard.MAX,
     again: bool = False,
     cooldown: float = EVICTION_COOLDOWN,
+    patience: float = 0.0,
 ) -> list[Granted]:
     """Give each job to its bot, where the bot is still there, free, allowed to have it and not locked by somebody else,
     and where the instance's quota allows it.
@@ -156,21 +165,45 @@ def grant(
     the transaction ends, and they count as delivered. `guard` is the limit up to which quotas may be used; `again` says
     that this transaction has granted or ended leases before and so may hold quotas already: then those that somebody
     else holds count as used up, because waiting for them out of order could deadlock. `cooldown` is that of evictions,
-    in seconds.
+    in seconds. With `patience`, bots that others hold are waited for, so many seconds at most, instead of losing the
+    race at once; not together with `again`, for the same reason.
     """
     if not placements:
         return []
-    rows = connection.execute(
-        GRANT[guard, again],
-        {
-            "job_ids": [placement.job_id for placement in placements],
-            "bot_ids": [placement.bot_id for placement in placements],
-            "decisions": documents.joined(placement.decision for placement in placements),
-            "actors": [assigner] * len(placements) if isinstance(assigner, str) else list(assigner),
-            "strategy": strategy,
-            "ack": ack,
-            "tell": tell,
-            **({"cooldown": cooldown} if guard is Guard.MAX else {}),
-        },
-    )
-    return [Granted(row.id, str(row.public_id), row.bot_id, row.fence, row.units, row.instance) for row in rows]
+    values = {
+        "job_ids": [placement.job_id for placement in placements],
+        "bot_ids": [placement.bot_id for placement in placements],
+        "decisions": documents.joined(placement.decision for placement in placements),
+        "actors": [assigner] * len(placements) if isinstance(assigner, str) else list(assigner),
+        "strategy": strategy,
+        "ack": ack,
+        "tell": tell,
+        **({"cooldown": cooldown} if guard is Guard.MAX else {}),
+    }
+    granted = None
+    if patience and not again:
+        granted = _patiently(connection, GRANT[guard, False, True], values, patience)
+    if granted is None:
+        granted = _granted(connection, GRANT[guard, again, False], values)
+    return granted
+
+
+def _patiently(
+    connection: Connection, statement: TextClause, values: Mapping[str, Any], patience: float
+) -> list[Granted] | None:
+    """What was granted, or None if somebody holds a bot, or a quota, for longer than that."""
+    try:
+        with connection.begin_nested():
+            before = connection.execute(LOCK_TIMEOUT, {"timeout": f"{patience * 1000:.0f}ms"}).one().before
+            granted = _granted(connection, statement, values)
+            connection.execute(LOCK_TIMEOUT, {"timeout": before})
+            return granted
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == LOCK_NOT_AVAILABLE:
+            return None
+        raise
+
+
+def _granted(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> list[Granted]:
+    rows = connection.execute(statement, values)
+    return [Granted(row.id, str(row.public_id), row.bot_id, row.fence, row.units, row.instance) for row in rows.all()]

@@ -1,0 +1,178 @@
+"""How fast jobs are submitted, assigned and worked off, and what each costs the database.
+
+Two processes on a private PostgreSQL with its default durability (fsync and synchronous_commit on). Every shape runs
+once watched, which does not count: all invariants are looked at while it works. Then all contenders take turns, run by
+run, so that a slow minute of the machine is everybody's. After each run every invariant is checked.
+
+    python ops/bench/bench.py [--runs 3] [--peers] [--scale 1.0] [--only submit] [--json]
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import rivals
+from meters import Stretch, per_job, percentiles, spread
+from pools import Shape, server
+from rich.console import Console
+from rich.table import Table
+from shapes import Measurement, assigning, cycling, submitting
+
+OURS = "leasehold"
+
+
+@dataclass
+class Contest:
+    """One shape: ours first, then everybody who can do the like."""
+
+    shape: str
+    contenders: dict[str, Measurement]
+    found: dict[str, list[Stretch]] = field(default_factory=dict)
+
+    def run(self, url: str, runs: int) -> None:
+        """Once watched, then in turns."""
+        self.contenders[OURS].work(url, True)
+        for _ in range(runs):
+            for name, contender in self.contenders.items():
+                self.found.setdefault(name, []).append(contender.work(url, False))
+
+
+def contests(scale: float, *, peers: bool) -> list[Contest]:
+    """Every shape at `scale` times its usual size."""
+
+    def jobs(usual: int) -> int:
+        return max(500, int(usual * scale))
+
+    found = [
+        Contest("submit in bulk", {OURS: Measurement(OURS, submitting(1000, jobs(40_000)))}),
+        Contest("submit one by one", {OURS: Measurement(OURS, submitting(1, jobs(3000)))}),
+    ]
+    for bots in (100, 1000):
+        for queued in (10_000, 100_000):
+            shape = Shape(bots=bots, capacity=2 * queued // bots, queued=queued)
+            ours = assigning(shape, min(jobs(30_000), int(queued * 0.9)))
+            found.append(Contest(f"assign, {bots:,} bots, {queued:,} queued", {OURS: Measurement(OURS, ours)}))
+    full = Shape(bots=50, capacity=10, quotas=False)
+    found.append(Contest("full cycle", {OURS: Measurement(OURS, cycling(full, jobs(30_000)))}))
+    for contest in found:
+        _add_floor(contest, jobs)
+        if peers:
+            _add_peers(contest, jobs)
+    return found
+
+
+def _add_floor(contest: Contest, jobs: Any) -> None:
+    kind = contest.shape.split(",")[0]
+    for batch in {"submit in bulk": (1000,), "submit one by one": (1,), "assign": (100, 500)}.get(kind, (100, 500)):
+        shape = {"submit in bulk": "submit", "submit one by one": "submit", "assign": "assign"}.get(kind, "cycle")
+        work = rivals.floor_of(shape, batch=batch, jobs=jobs(2000 if batch == 1 else 40_000))
+        contest.contenders[f"floor, {batch} at a time"] = Measurement("floor", work)
+
+
+def _add_peers(contest: Contest, jobs: Any) -> None:
+    kind, *rest = contest.shape.split(", ")
+    two = {"processes": 2, "threads": 1}
+    if kind == "submit in bulk":
+        found = {
+            name: rivals.peer(name, "submit-bulk", jobs=jobs(40_000), **two) for name in ("pgqueuer", "procrastinate")
+        }
+    elif kind == "submit one by one":
+        found = {
+            name: rivals.peer(name, "submit-single", jobs=jobs(2000), **two) for name in ("pgqueuer", "procrastinate")
+        }
+        found["buildgrid"] = rivals.peer("buildgrid", "submit-single", jobs=jobs(600), **two)
+    elif kind == "full cycle":
+        found = {
+            "buildgrid": rivals.peer(
+                "buildgrid", "cycle", jobs=jobs(1500), bots=50, capacity=10, processes=2, threads=2
+            ),
+            "pgqueuer": rivals.peer("pgqueuer", "cycle", jobs=jobs(30_000), **two),
+            "procrastinate": rivals.peer("procrastinate", "cycle", jobs=jobs(2000), **two),
+        }
+    else:
+        bots, queued = (int(part.split()[0].replace(",", "")) for part in rest)
+        options = {"jobs": jobs(800), "bots": bots, "queued": queued, "sample": 10, "processes": 2, "threads": 2}
+        found = {"buildgrid": rivals.peer("buildgrid", "assign", **options)}
+    contest.contenders |= {name: Measurement(name, work) for name, work in found.items()}
+
+
+def _rates(found: Sequence[Contest]) -> Table:
+    table = Table(title="Jobs a second, median (least to most)", title_justify="left", box=None, pad_edge=False)
+    for column in ("shape", "who"):
+        table.add_column(column, no_wrap=True)
+    for column in ("jobs/s", "least", "most", "ours is"):
+        table.add_column(column, no_wrap=True, justify="right")
+    table.add_column("does not", no_wrap=True)
+    for contest in found:
+        ours = statistics.median(each.rate for each in contest.found[OURS])
+        for name, stretches in contest.found.items():
+            median, least, most = spread([each.rate for each in stretches])
+            ratio = "" if name == OURS else f"{ours / median:.2f} x"
+            lacks = rivals.LACKS.get(contest.contenders[name].name, "")
+            table.add_row(contest.shape, name, f"{median:,.0f}", f"{least:,.0f}", f"{most:,.0f}", ratio, lacks)
+    return table
+
+
+def _costs(found: Sequence[Contest]) -> Table:
+    table = Table(title="What one job costs us, and milliseconds a transaction", title_justify="left", box=None)
+    table.add_column("shape", no_wrap=True)
+    for column in ("transactions", "statements", "round trips", "WAL, bytes", "buffers", "p50", "p95", "p99", "lost"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for contest in found:
+        stretches = contest.found[OURS]
+        costs, waits = per_job(stretches), percentiles([wait for each in stretches for wait in each.waits])
+        lost = sum(each.lost for each in stretches) / max(1, sum(each.jobs for each in stretches))
+        table.add_row(
+            contest.shape,
+            *(f"{costs[name]:.4f}" for name in ("transactions", "statements", "round_trips")),
+            *(f"{costs[name]:,.0f}" for name in ("wal_bytes", "buffers")),
+            *(f"{value:.1f}" for value in waits.values()),
+            f"{lost:.2%}",
+        )
+    return table
+
+
+def _as_json(found: Sequence[Contest]) -> dict[str, Any]:
+    return {
+        contest.shape: {
+            name: {
+                "rates": [round(each.rate, 1) for each in stretches],
+                "median": round(statistics.median(each.rate for each in stretches), 1),
+                "per_job": {key: round(value, 5) for key, value in per_job(stretches).items()},
+            }
+            for name, stretches in contest.found.items()
+        }
+        for contest in found
+    }
+
+
+@click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
+@click.option("--runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Of everybody, in turns.")
+@click.option("--peers", is_flag=True, help="With BuildGrid, PgQueuer and Procrastinate; needs a package index once.")
+@click.option("--scale", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Times the usual jobs.")
+@click.option("--only", metavar="TEXT", help="Shapes whose name has this in it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def main(runs: int, *, peers: bool, scale: float, only: str | None, as_json: bool) -> None:
+    if peers:
+        rivals.install(("buildgrid", "pgqueuer", "procrastinate"))
+    chosen = [contest for contest in contests(scale, peers=peers) if only is None or only in contest.shape]
+    if not chosen:
+        raise click.UsageError(f"no shape has '{only}' in its name")
+    with server() as url:
+        for contest in chosen:
+            click.echo(f"{contest.shape} …", err=True)
+            contest.run(url, runs)
+    if as_json:
+        click.echo(json.dumps(_as_json(chosen)))
+        return
+    console = Console(width=200)
+    console.print(_rates(chosen))
+    console.print()
+    console.print(_costs(chosen))
+
+
+if __name__ == "__main__":
+    main()
