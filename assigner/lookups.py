@@ -29,10 +29,10 @@ class Progress:
     written: int
 
 
-def progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, Progress]:
-    """What there is to tell those who wait for these jobs, given by their own ids."""
+def progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, Progress | None]:
+    """What there is to tell those who wait for these jobs, given by their own ids; None of one that is no more."""
     rows = connection.execute(queries.PROGRESS, {"ids": list(keys)})
-    return {
+    return dict.fromkeys(keys) | {
         str(row.id): Progress(row.final, frozenset(map(str, row.withdrawn)), row.attempt, row.written) for row in rows
     }
 

@@ -1,4 +1,5 @@
-"""The body of a request, from its bytes to the model of its route: read once, on a thread, before any handler sees it.
+"""The body of a request, from its bytes to the model of its route: read once, before any handler sees it, and on a
+thread unless it is small and its route is one for crowds.
 
 A handler says what it takes by the type of its parameter `body`, and gets it from `request.state`. The framework would
 read it on the event loop, and a second time.

@@ -16,6 +16,10 @@ _log = structlog.get_logger("leasehold.agent")
 _PAUSE_FIRST, _PAUSE_LONGEST = 0.1, 2.0
 
 
+class Unanswered(LeaseholdError):
+    """A held call came to nothing: whether the session has been kept alive meanwhile is not known."""
+
+
 class Caller:
     """Makes calls that are repeated until they are answered, and that can be given up while they hang.
 
@@ -29,7 +33,7 @@ class Caller:
         """Repeat the same body until it is answered; `check` may raise to stop that, also in the middle of a call.
 
         Raises the errors of Transport that repeating does not cure: BadInput, Unauthorised, Forbidden, NotFound,
-        Conflict.
+        Conflict. A call that may be `held`, seconds, is not repeated: raises Unanswered.
         """
         failures = 0
         while True:
@@ -43,6 +47,8 @@ class Caller:
                 case error:
                     if failures == 0:
                         _log.warning("the gateway does not answer", path=path, reason=str(error))
+                    if held > 0:
+                        raise Unanswered(str(error))
             failures += 1
             pause = min(_PAUSE_LONGEST, _PAUSE_FIRST * 2.0 ** min(failures - 1, 10)) * self._chance.uniform(0.5, 1.0)
             self._until(threading.Event(), check, clock.monotonic() + pause)

@@ -1,45 +1,29 @@
 """The bots' routes: sessions, the one sync call with its long poll, output between syncs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from sqlalchemy import Connection, text
 from starlette.datastructures import State
 from starlette.responses import Response
 
 from bots import problems, sessions
-from bots.door import KINDS, MAX_BODY
-from bots.leases import Desk, Waiting
+from bots.door import KINDS, MAX_BODY, direct
+from bots.leases import Asked, Call, Waiting
 from bots.metrics import GatewayMetrics
-from bots.polls import News
 from bots.protocol import OpenSession, OutputReport, Session, Sync, SyncAnswer
+from bots.vigil import Told, Vigil
+from schema import clock
 from schema.tokens import Kind, Principal
 
 #: Status in the metrics of a call whose client went away; nobody receives it.
 HUNG_UP = 499
+#: Waits of more than LONG seconds end together, on the next BEAT before they would; each beat costs a few transactions.
+LONG, BEAT = 5.0, 0.5
 
 router = APIRouter(prefix="/v1", tags=["bots"])
 
 _BOTS = {KINDS: [Kind.BOT.value]}
 _PROBLEMS = problems.documented(400, 408, 409, 413, 415)
-
-# What could be news to a bot whose call is held: a lease it does not know, a stop, a drain, the end of its session.
-BOT_NEWS = text("""
-SELECT b.id, b.epoch, b.draining, b.status = 'gone' OR EXISTS (
-    SELECT FROM leases l WHERE l.bot_id = b.id AND l.state IN ('pending', 'cancelling')) AS news
-FROM bots b WHERE b.id = ANY (CAST(:ids AS bigint[]))
-""")
-
-
-@dataclass(frozen=True)
-class BotFact:
-    """What a look tells of one bot."""
-
-    epoch: int
-    draining: bool
-    news: bool
 
 
 async def principal(request: Request) -> Principal:
@@ -79,24 +63,27 @@ async def open_session(request: Request, body: Annotated[OpenSession, _Read], ca
     responses=_PROBLEMS,
     openapi_extra=_BOTS,
 )
+@direct
 async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -> Response:
     """The one call. An answer without news may be held back for `wait` seconds."""
     caller.check_bot(body.bot)
     state = request.app.state
-    desk: Desk = state.desk
-    if body.wait == 0:
-        answer = await state.bots.call(lambda: desk.sync(body))
-        return _synced(state.metrics, answer if isinstance(answer, bytes) else await _settled(state, answer), "at_once")
-    async with state.polls.topic("bots", bot_news, run=state.bots.run).watch(request) as watch:
-        answer = await state.bots.call(lambda: desk.sync(body))
+    asked = Asked(body, clock.monotonic())
+    if body.wait == 0 or body.leases:
+        return _synced(state.metrics, await _answered(state, asked), "at_once")
+    vigil: Vigil = state.vigil
+    async with state.polls.topic("bots", vigil.look, run=state.bots.run).watch(request) as watch:
+        answer = await state.batches.answer(asked)
         if isinstance(answer, bytes):
             return _synced(state.metrics, answer, "at_once")
-        told = False if body.status == "ok" else None  # a bot that is well and told to drain is never held
-        watch.add(str(answer.bot_id), _news_to(answer, told=told))
-        await watch.wait(min(answer.seconds, state.max_wait))
+        # A bot that is well and told to drain is never held.
+        told = Told(answer.bot_id, answer.epoch, False if body.status == "ok" else None)
+        watch.add(str(answer.bot_id), told.news)
+        with vigil.over(told):
+            await watch.wait(_on_the_beat(min(body.wait, state.max_wait), now=clock.monotonic()))
         if watch.gone:
             return _synced(state.metrics, b"", "hung_up")
-        return _synced(state.metrics, await _settled(state, answer), "after_wait")
+        return _synced(state.metrics, await _answered(state, answer), "after_wait")
 
 
 @router.post(
@@ -112,27 +99,15 @@ async def output(request: Request, body: Annotated[OutputReport, _Read], caller:
     await state.callers.call(lambda: state.desk.output(body))
 
 
-def bot_news(connection: Connection, keys: Sequence[str]) -> Mapping[str, BotFact]:
-    """What there is to tell the bots with these row ids."""
-    rows = connection.execute(BOT_NEWS, {"ids": [int(key) for key in keys]})
-    return {str(row.id): BotFact(row.epoch, row.draining, row.news) for row in rows}
+def _on_the_beat(seconds: float, *, now: float) -> float:
+    """Up to a beat less, so that waits that end at about the same time end at the same time."""
+    return seconds - (now + seconds) % BEAT if seconds > LONG else seconds
 
 
-def _news_to(waiting: Waiting, *, told: bool | None) -> News:
-    """Whether a fact is news to the bot. `told`: what it knows of being drained; None = as the first look says."""
-    known = [] if told is None else [told]
-
-    def news(fact: BotFact) -> bool:
-        if not known:
-            known.append(fact.draining)
-        return fact.news or fact.epoch != waiting.epoch or fact.draining != known[0]
-
-    return news
-
-
-async def _settled(state: State, waiting: Waiting) -> bytes:
-    desk: Desk = state.desk
-    return await state.bots.call(lambda: desk.settle(waiting))  # type: ignore[no-any-return]
+async def _answered(state: State, call: Call) -> bytes:
+    """The answer to a call that is not held, or not any longer."""
+    answer: bytes | Waiting = await state.batches.answer(call)
+    return answer if isinstance(answer, bytes) else await _answered(state, answer)
 
 
 def _synced(metrics: GatewayMetrics, answer: bytes, outcome: str) -> Response:

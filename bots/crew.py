@@ -1,6 +1,7 @@
 """Threads that do a gateway's work, on the database and on bodies, and the bound on what may wait for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ class Crew:
 
     def __init__(self, database: Database, *, threads: int, queue: int, urgent: bool = False) -> None:
         self._database, self._urgent = database, urgent
-        self._threads = threads
+        self.threads = threads
         self._limit = threads + queue
         self._limiter: anyio.CapacityLimiter | None = None
         self._readers: anyio.CapacityLimiter | None = None
@@ -51,23 +52,32 @@ class Crew:
 
     async def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread. Raises Busy when too much waits already."""
+        with self.place():
+            return await self.insist(function)
+
+    async def insist(self, function: Callable[[], T]) -> T:
+        """Call `function`, which may block, on a thread, however much waits already: for work that stands for places
+        taken before, and for what must not be refused."""
         if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(self._threads)
-        return await self._on_a_thread(function, self._limiter)
+            self._limiter = anyio.CapacityLimiter(self.threads)
+        return await anyio.to_thread.run_sync(function, limiter=self._limiter)
 
     async def read(self, function: Callable[[], T]) -> T:
         """Call `function`, which only computes, on a thread that needs no connection: a bad body is refused also while
         the database hangs. Raises Busy when too much waits already."""
         if self._readers is None:
             self._readers = anyio.CapacityLimiter(READERS)
-        return await self._on_a_thread(function, self._readers)
+        with self.place():
+            return await anyio.to_thread.run_sync(function, limiter=self._readers)
 
-    async def _on_a_thread(self, function: Callable[[], T], limiter: anyio.CapacityLimiter) -> T:
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Be counted as a piece of work. Raises Busy when too much waits already."""
         if self.full:
             raise Busy("the gateway has too much to do")
         self.busy += 1
         try:
-            return await anyio.to_thread.run_sync(function, limiter=limiter)
+            yield
         finally:
             self.busy -= 1
 

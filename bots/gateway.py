@@ -9,14 +9,17 @@ import anyio.to_thread
 from fastapi import APIRouter, FastAPI, Request
 from sqlalchemy.exc import DBAPIError
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from bots import bodies, conversation, problems
+from bots.batches import Batches
 from bots.crew import crews
 from bots.door import ANYONE, KINDS, Door, Doorkeeper, entries
 from bots.leases import Desk
 from bots.listening import GatewaySettings, Server
 from bots.metrics import MEDIA_TYPE, GatewayMetrics
 from bots.polls import LongPolls, WakeSource
+from bots.vigil import Vigil
 from schema import migrate
 from schema.engine import Database
 from schema.errors import NotReady
@@ -82,7 +85,15 @@ class Probe:
 
 
 class Application(FastAPI):
-    """FastAPI whose description also tells of problem documents and of who may call what."""
+    """FastAPI behind a door, whose description also tells of problem documents and of who may call what."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        await self.state.door(scope, receive, send)
+
+    async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is behind the door."""
+        await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -116,6 +127,7 @@ def build(
     counted = GatewayMetrics()
     crew = crews(database, queue=settings.queue)
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
+    vigil = Vigil(database, crew.bots, ttl=timing.ttl, metrics=counted)
     counted.watch(
         queue=lambda: crew.callers.busy + crew.bots.busy,
         connected=lambda: _connected(wakeups),
@@ -126,6 +138,7 @@ def build(
         try:
             yield
         finally:
+            vigil.close()
             await polls.close()
 
     app = Application(title="Leasehold", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -137,8 +150,8 @@ def build(
     app.state.readers = {
         (entry.path, method): entry.reader for entry in doors for method in entry.methods if entry.reader is not None
     }
-    app.add_middleware(
-        Door,
+    app.state.door = Door(
+        app.inside,
         entries=doors,
         keeper=Doorkeeper(seconds=settings.token_cache_seconds),
         crews=crew,
@@ -146,7 +159,8 @@ def build(
     )
     app.state.database, app.state.desk, app.state.timing, app.state.wakeups = database, desk, timing, wakeups
     app.state.bots, app.state.callers, app.state.run = crew.bots, crew.callers, crew.callers.run
-    app.state.polls, app.state.metrics = polls, counted
+    app.state.polls, app.state.metrics, app.state.vigil = polls, counted, vigil
+    app.state.batches = Batches(desk, crew.bots, metrics=counted)
     app.state.max_wait = settings.max_wait
     app.state.probe = Probe(database)
     return app

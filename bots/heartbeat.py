@@ -40,6 +40,14 @@ class Heartbeat:
         self._changed.set()
         return not late
 
+    def rest(self) -> None:
+        """Nothing runs, and the server keeps the session while it holds our call: no deadline until the next beat. A
+        session that is lost already stays so."""
+        with self._lock:
+            if not self._check():
+                self._deadline = None
+        self._changed.set()
+
     def start(self) -> None:
         """Begin to watch."""
         self._thread.start()

@@ -9,6 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+_CALLS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _BYTES = (256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0)
 
 
@@ -47,6 +48,17 @@ class GatewayMetrics:
             "leasehold_syncs",
             "Sync calls that the gateway has answered, at once or after a wait, or whose bot hung up.",
             ["outcome"],
+            registry=registry,
+        )
+        self.batches = Histogram(
+            "leasehold_sync_batch_calls",
+            "Sync calls that were settled together in one transaction.",
+            buckets=_CALLS,
+            registry=registry,
+        )
+        self.renewals = Counter(
+            "leasehold_sessions_renewed",
+            "Sessions that the gateway kept alive because it held a call of their bots.",
             registry=registry,
         )
         self.waits = Gauge(

@@ -7,10 +7,10 @@ seconds, one query for all who wait. A wake-up "look yourself" (no keys) becomes
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import anyio
 import anyio.to_thread
@@ -22,9 +22,9 @@ from bots.metrics import GatewayMetrics
 
 
 class Look(Protocol):
-    """What can be told of each of these keys; one that is not in the answer has news by that alone."""
+    """What can be told of these keys: None of one that has news by that alone, nothing of one that has none."""
 
-    def __call__(self, connection: Connection, /, keys: Sequence[str]) -> Mapping[str, Any]: ...
+    def __call__(self, connection: Connection, keys: Sequence[str], /) -> Mapping[str, Any]: ...
 
 
 #: Does work in a transaction, off the event loop.
@@ -50,15 +50,32 @@ class WakeSource(Protocol):
 
 
 class Watch:
-    """One long poll. `gone` says that its client has hung up."""
+    """One long poll, while the block lasts. `gone` says that its client has hung up."""
 
-    def __init__(self, topic: "Topic") -> None:
-        self._topic = topic
+    def __init__(self, topic: "Topic", request: Request) -> None:
+        self._topic, self._request = topic, request
         self._since = topic.moment
         self._event = asyncio.Event()
         self._noticed: set[str] = set()
         self.keys: dict[str, News] = {}
         self.gone = False
+        self._listener: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._listener = asyncio.create_task(self._until_hung_up())
+        try:
+            await self._topic.enter(self)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # Forgotten, because its end keeps this watch, and together they would be garbage that only a search finds.
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.cancel()
+        self._topic.leave(self)
 
     def add(self, key: str, news: News) -> None:
         """Wait for `key` too. Wake-ups since the watch began count, also those before this call."""
@@ -76,11 +93,6 @@ class Watch:
         self._noticed.add(key)
         self._event.set()
 
-    def hang_up(self) -> None:
-        """The client is gone: nobody wants the answer."""
-        self.gone = True
-        self._event.set()
-
     def end(self) -> None:
         """Let the wait, and any later one, return at once."""
         self._event.set()
@@ -88,13 +100,21 @@ class Watch:
     async def wait(self, seconds: float) -> frozenset[str]:
         """The keys with news, as soon as there are any; none after `seconds`, at shutdown, or if the client left."""
         if not self._topic.stopping:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, seconds)):
-                    await self._event.wait()
+            end = asyncio.get_running_loop().call_later(seconds, self._event.set)
+            try:
+                await self._event.wait()
+            finally:
+                end.cancel()
         noticed, self._noticed = frozenset(self._noticed), set()
         if not self.gone:
             self._event.clear()
         return noticed
+
+    async def _until_hung_up(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._event.set()
 
 
 class Topic:
@@ -118,26 +138,27 @@ class Topic:
     def stopping(self) -> bool:
         return self._owner.stopping
 
-    @asynccontextmanager
-    async def watch(self, request: Request) -> AsyncIterator[Watch]:
+    def watch(self, request: Request) -> Watch:
         """Wait on behalf of this request. Enter before looking, so that nothing falls between look and wait."""
-        watch = Watch(self)
+        return Watch(self, request)
+
+    async def enter(self, watch: Watch) -> None:
+        """From now on there is somebody who waits."""
         self._watches.add(watch)
         self._owner.metrics.waits.labels(self.name).inc()
-        listener = asyncio.create_task(_until_hung_up(request, watch))
-        try:
-            await self._raise_flag()
-            if self._looker is None or self._looker.done():
-                self._looker = asyncio.create_task(self._keep_looking())
-            yield watch
-        finally:
-            listener.cancel()
-            self._owner.metrics.waits.labels(self.name).dec()
-            for key in list(watch.keys):
-                watch.drop(key)
-            self._watches.discard(watch)
-            if not self._watches:
-                asyncio.get_running_loop().call_later(LINGER, self._lower_flag)
+        if self._owner.wakeups is not None:
+            await self._raise_flag(self._owner.wakeups)
+        if self._looker is None or self._looker.done():
+            self._looker = asyncio.create_task(self._keep_looking())
+
+    def leave(self, watch: Watch) -> None:
+        """That one waits no more."""
+        self._owner.metrics.waits.labels(self.name).dec()
+        for key in list(watch.keys):
+            watch.drop(key)
+        self._watches.discard(watch)
+        if not self._watches:
+            asyncio.get_running_loop().call_later(LINGER, self._lower_flag)
 
     def register(self, key: str, watch: Watch, *, since: int) -> bool:
         """Tell `watch` of `key` from now on; returns whether a wake-up came, or may have come, since then."""
@@ -190,27 +211,27 @@ class Topic:
                 continue
             keys = list(self._by_key)
             try:
-                facts = await self._run(partial(self._look, keys=keys))
+                facts = await self._run(partial(self._asked, keys))
             except Exception as error:
                 _log.warning("long polls could not look for news", topic=self.name, kind=type(error).__name__)
                 continue
             self._owner.metrics.looks.labels(self.name).inc()
-            self._tell(keys, facts)
+            self._tell(facts)
 
-    def _tell(self, keys: Sequence[str], facts: Mapping[str, Any]) -> None:
-        for key in keys:
-            fact = facts.get(key)
+    def _asked(self, keys: Sequence[str], connection: Connection) -> Mapping[str, Any]:
+        return self._look(connection, keys)
+
+    def _tell(self, facts: Mapping[str, Any]) -> None:
+        for key, fact in facts.items():
             for watch in self._by_key.get(key, ()):
                 if fact is None or watch.keys[key](fact):
                     watch.notice(key)
 
-    async def _raise_flag(self) -> None:
-        wakeups = self._owner.wakeups
-        if wakeups is None:
-            return
+    async def _raise_flag(self, wakeups: WakeSource) -> None:
         if self._flag is None:
             self._flag = asyncio.create_task(anyio.to_thread.run_sync(_entered, wakeups, self.name))
-        await asyncio.shield(self._flag)
+        if not self._flag.done():
+            await asyncio.shield(self._flag)
 
     def _lower_flag(self) -> None:
         if self._watches or self._flag is None or not self._flag.done():
@@ -263,9 +284,3 @@ def _entered(wakeups: WakeSource, topic: str) -> AbstractContextManager[None]:
     held = wakeups.idle(topic)
     held.__enter__()
     return held
-
-
-async def _until_hung_up(request: Request, watch: Watch) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    watch.hang_up()

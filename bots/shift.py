@@ -10,7 +10,7 @@ from typing import assert_never
 import structlog
 from pydantic import ValidationError
 
-from bots.calls import Caller
+from bots.calls import Caller, Unanswered
 from bots.heartbeat import Heartbeat
 from bots.holdings import Holdings
 from bots.launcher import Launcher
@@ -22,8 +22,10 @@ from schema.errors import BadInput, Conflict, LeaseholdError
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Seconds an idle call may be held; never more than a third of the session's life.
-LONG_POLL = 30.0
+#: Seconds an idle call may be held: less than the 60 s that proxies commonly wait for an answer.
+LONG_POLL = 50.0
+#: Seconds after which the answer to an idle call was held back, and did not just bring nothing.
+AT_ONCE = 1.0
 #: Seconds a process gets to start before what has started is reported without it.
 START_TOGETHER = 0.02
 #: Seconds for the last call of a session.
@@ -91,6 +93,7 @@ class Shift:
         self._drained = False
         self._told: str = ""
         self._idle_answers = 0
+        self._in_doubt = False
         self._sync_in = session.sync_in
         self._give_up_at = math.inf
         #: Whether every run is known to be over, once `work` has returned.
@@ -129,18 +132,26 @@ class Shift:
         """One call and its consequences; returns when it was sent."""
         self._seq += 1
         idle = self._holdings.empty and not self._draining
-        held = min(LONG_POLL, 0.3 * self._session.expires_in) if idle else 0.0
+        held = LONG_POLL if idle and not self._in_doubt else 0.0
         self._told = "draining" if self._draining or self._drained else "ok"
         sync = self._message(self._told, wait=held)
         sent_at = clock.monotonic()
+        if held:
+            self._heartbeat.rest()
         try:
             answer = self._post(sync, check=lambda: self._check(cut_short=held > 0))
         except _CutShort:
             return sent_at
+        except Unanswered:
+            # Nothing runs that a late end of the session could harm: the next call, which is not held, has time.
+            self._in_doubt = True
+            self._beat(clock.monotonic(), self._session.expires_in)
+            return sent_at
+        self._in_doubt = False
         if not self._beat(sent_at, answer.expires_in):
             raise Over(End.EXPIRED, "the answer came after the session's end")
         waited = clock.monotonic() - sent_at
-        self._idle_answers = self._idle_answers + 1 if idle and not answer.leases and waited < held / 2 else 0
+        self._idle_answers = self._idle_answers + 1 if held and not answer.leases and waited < AT_ONCE else 0
         self._drained, self._sync_in = answer.drain, answer.sync_in
         self._holdings.settle(answer.leases, accept=not (self._draining or answer.drain))
         return sent_at
@@ -194,6 +205,8 @@ class Shift:
         except Conflict as conflict:
             superseded = conflict.code == "session_superseded"
             raise Over(End.SUPERSEDED if superseded else End.LOST, str(conflict)) from None
+        except Unanswered:
+            raise
         except LeaseholdError as refused:
             raise Over(End.REFUSED, str(refused)) from None
 

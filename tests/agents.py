@@ -110,12 +110,13 @@ class Pool:
             elif report.state == "active" and self.leases.get(key, {}).get("state") == "pending":
                 self.leases[key] |= {"state": "active", "payload": None}
         drain = self.drain
+        began = clock.monotonic()
         if sync.wait:
-            give_up = clock.monotonic() + sync.wait
+            give_up = began + sync.wait
             while not (self.leases or drain != self.drain or self.closing) and clock.monotonic() < give_up:
                 self.changed.wait(give_up - clock.monotonic())
         leases = [] if sync.status == "gone" else list(self.leases.values())
-        clocks = {"expires_in": self.ttl, "sync_in": self.sync_in}
+        clocks = {"expires_in": clock.monotonic() - began + self.ttl, "sync_in": self.sync_in}
         return Answer({"seq": sync.seq, "leases": leases, "drain": self.drain, **clocks})
 
     def _output(self, report: OutputReport) -> Answer:

@@ -33,7 +33,6 @@ def test_a_lease_is_acknowledged_when_it_runs_and_reported_when_it_has_ended(tmp
     )
     assert [sync.seq for sync in pool.syncs] == list(range(1, len(pool.syncs) + 1))
     assert all((sync.wait > 0) == (not sync.leases) for sync in pool.syncs if sync.status == "ok")
-    assert max(sync.wait for sync in pool.syncs) <= pool.ttl / 3
 
 
 def test_ten_short_jobs_one_after_the_other_need_no_timer(tmp_path: Path) -> None:

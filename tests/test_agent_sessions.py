@@ -126,3 +126,43 @@ def test_no_session_is_opened_while_something_of_the_last_one_cannot_be_killed(
     assert isinstance(bot.failure, LeaseholdError)
     assert str(bot.failure) == "processes [2147483647] of an earlier agent or session cannot be killed"
     assert len(pool.opened) == 1
+
+
+def test_an_idle_agent_whose_call_is_held_for_longer_than_its_session_lives_goes_on_with_it(tmp_path: Path) -> None:
+    pool = Pool(ttl=0.4, sync_in=0.1)
+    with serving(pool, tmp_path):
+        pool.until(lambda: pool.syncs and pool.syncs[-1].wait)
+        began, calls = clock.monotonic(), len(pool.syncs)
+        pool.until(lambda: clock.monotonic() - began > 3 * pool.ttl)
+        assert len(pool.syncs) == calls
+        key = pool.grant("sleep", "1")
+        outcome = pool.until(lambda: pool.outcomes.get(key))
+    assert outcome["verdict"] == "succeeded"
+    assert len(pool.opened) == 1
+
+
+def test_an_agent_whose_held_call_came_to_nothing_asks_anew_without_waiting(tmp_path: Path) -> None:
+    pool = Pool(ttl=0.6, sync_in=0.1)
+    held, cut = threading.Event(), threading.Event()
+    with serving(pool, tmp_path):
+
+        def instead(asked: Asked) -> Answer | None:
+            if asked.path == "/v1/sync" and asked.body["wait"] and not cut.is_set():
+                held.set()
+                pool.changed.wait_for(cut.is_set, 10)
+                return Answer(cut=True)
+            return None
+
+        pool.change(instead=instead)
+        assert held.wait(5)
+        began = clock.monotonic()
+        pool.until(lambda: clock.monotonic() - began > 2 * pool.ttl)
+        seen = len(pool.syncs)
+        with pool.changed:
+            cut.set()
+            pool.changed.notify_all()
+        pool.until(lambda: len(pool.syncs) >= seen + 2)
+    assert [sync.wait > 0 for sync in pool.syncs[seen : seen + 2]] == [False, True]
+    assert len(pool.opened) == 1
+    seqs = [sync.seq for sync in pool.syncs]
+    assert seqs == sorted(set(seqs)), "a call that was held is not repeated"

@@ -105,10 +105,10 @@ def test_a_bot_may_only_be_what_its_token_says(served: Served) -> None:
 def test_an_unexpected_error_tells_nothing_but_an_id(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     bot = Bot(served)
 
-    def broken(_: Any) -> bytes:
+    def broken(_: Any) -> list[bytes]:
         raise RuntimeError("secret words: SELECT * FROM tokens")
 
-    monkeypatch.setattr(served.app.state.desk, "sync", broken)
+    monkeypatch.setattr(served.app.state.desk, "answer", broken)
     answer = bot.sync()
     assert answer.status_code == 500
     assert "secret" not in answer.text

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from assigner import queries, upkeep
-from bots import leases
+from bots import leases, vigil
 from schema import candidates, fetching, forgetting, moves, ready, verify
 from schema.candidates import LOOK, RING, Wanted
 from schema.engine import Database, DatabaseSettings
@@ -133,6 +133,10 @@ ACTS: dict[str, Act] = {
     "held by lost bots": lambda known, connection: connection.execute(
         sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
     ).all(),
+    "look for news": lambda known, connection: connection.execute(
+        vigil.BOT_NEWS, {"ids": [bot for _, _, bot, _ in known.held], "epochs": [1], "draining": [False]}
+    ).all(),
+    "renew": lambda known, connection: moves.renew(connection, [each[2:4] for each in known.held], ttl=1e9),
     "overdue leases": lambda _, connection: connection.execute(upkeep.OVERDUE, {"limit": BATCH}).all(),
     "time out": lambda _, connection: moves.time_out(connection, BATCH, actor="plan"),
     "stop drained": lambda _, connection: moves.stop_drained(connection, BATCH, sync=1.0, actor="plan"),

@@ -185,7 +185,7 @@ def pool(data: Path, chance: random.Random) -> Iterator[Bench]:
         program = (sys.executable, "-m", "assigner.cli", "--data", str(data), "--config", str(defaults))
         children.start(Child(name="assigner", role=Role.ASSIGNER, command=(*program, "assign", "--name", "bench")))
         children.start(Child(name="gateway", role=Role.GATEWAY, command=(*program, "gateway")))
-        bot = IdleBot(_ready(children, data / "gateway.url", database), token)
+        bot = IdleBot(ready(children, data / "gateway.url", database), token)
         bot.start()
         stack.callback(bot.stop)
         bench = Bench(database, bot, chance=chance)
@@ -193,7 +193,7 @@ def pool(data: Path, chance: random.Random) -> Iterator[Bench]:
         yield bench
 
 
-def _ready(children: Children, address: Path, database: Database) -> str:
+def ready(children: Children, address: Path, database: Database, *, listeners: int = 2) -> str:
     """The gateway's URL, once it answers and both processes listen for wake-ups."""
     deadline = clock.monotonic() + READY_WITHIN
     with database.listen() as connection:
@@ -203,7 +203,7 @@ def _ready(children: Children, address: Path, database: Database) -> str:
                 url = address.read_text().strip()
                 answers = httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
                 listening = connection.execute(LISTENING).fetchone()
-                if answers and listening and listening[0] >= 3:  # both of them, and this connection
+                if answers and listening and listening[0] > listeners:  # this connection listens too
                     return url
             clock.sleep(0.05)
     raise LeaseholdError(f"the pool was not ready within {READY_WITHIN:.0f} s; see {address.parent / 'log'}")

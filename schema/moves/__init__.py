@@ -36,6 +36,7 @@ from schema.moves.sessions import (
     drain,
     expire,
     open_session,
+    renew,
     synced,
 )
 from schema.moves.submitting import Submitted, submit
@@ -85,6 +86,7 @@ __all__ = [
     "rejoin",
     "release",
     "remember_localities",
+    "renew",
     "requeue",
     "set_priority",
     "set_priority_where",

@@ -63,6 +63,16 @@ WHERE b.id = s.id
 RETURNING b.id, b.capacity - b.in_use - b.reserved AS room, b.reserved, b.free, b.draining,
     extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
 """)
+# Whoever holds one of these rows is at work on its bot; the next round finds it again.
+RENEW_HELD = text("""
+WITH due AS MATERIALIZED (
+    SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
+    JOIN bots b ON b.id = held.id AND b.epoch = held.epoch
+    WHERE NOT b.closing AND b.status <> 'gone' AND b.expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
+    ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
+)
+UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl) FROM due WHERE b.id = due.id
+""")
 DRAIN = text("""
 UPDATE bots SET draining = :draining,
     drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
@@ -253,3 +263,12 @@ def _end_all(
     held = connection.execute(HELD_BY, {"bot_ids": list(bot_ids)})
     endings = [Ending(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, {"reason": reason}) for row in held]
     return end(connection, endings, actor=actor, hold_until=hold_until)
+
+
+def renew(connection: Connection, held: Sequence[tuple[int, int]], *, ttl: float) -> int:
+    """Keep sessions alive whose bots wait for news, as (bot id, epoch): those that have lost a third of their `ttl`
+    seconds, are not closing and have not been superseded. Passes over bots that somebody is at work on. Returns how
+    many were renewed."""
+    found = sorted(held)
+    parameters = {"ids": [bot for bot, _ in found], "epochs": [epoch for _, epoch in found], "ttl": ttl}
+    return int(connection.execute(RENEW_HELD, parameters).rowcount)

@@ -1,0 +1,223 @@
+"""Bots on raw sockets, as cheap as they can be, so that the gateway is measured and not its clients."""
+
+import asyncio
+import json
+import multiprocessing
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+from urllib.parse import urlsplit
+
+from bots.protocol import Session
+from schema import clock
+
+#: Seconds after which a process that says nothing fails the benchmark.
+PATIENCE = 180.0
+#: Seconds, more or less, after which a call that was refused because the gateway is busy is repeated.
+AGAIN = 2.0
+
+
+@dataclass
+class Heard:
+    """What the bots of one process saw: seconds of each call, jobs that they finished, what went wrong."""
+
+    waits: list[float] = field(default_factory=list)
+    calls: int = 0
+    jobs: int = 0
+    refused: int = 0
+    troubles: list[str] = field(default_factory=list)
+
+
+class Line(asyncio.Protocol):
+    """One keep-alive connection: one request at a time."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._body_at = self._end = 0
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError(f"the gateway hung up: {exc}"))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if not self._end:
+            at = self._buffer.find(b"\r\n\r\n")
+            if at < 0:
+                return
+            head = self._buffer[:at].lower()
+            start = head.index(b"content-length:") + 15
+            self._body_at = at + 4
+            self._end = self._body_at + int(head[start:].split(b"\r", 1)[0])
+        if len(self._buffer) < self._end:
+            return
+        status, body = int(self._buffer[9:12]), self._buffer[self._body_at : self._end]
+        self._buffer, self._end = self._buffer[self._end :], 0
+        assert self._answer is not None
+        if not self._answer.done():
+            self._answer.set_result((status, body))
+
+    def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
+        """Send a request; the status and the body of its answer."""
+        assert self._transport is not None
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._answer
+
+
+class Bots:
+    """The bots of one process; runs until told to stop."""
+
+    def __init__(
+        self, url: str, token: str, sessions: Sequence[Session], channel: Connection, *, wait: float, pause: float
+    ) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 0
+        self._sessions, self._channel, self._wait, self._pause = sessions, channel, wait, pause
+        self._head = (
+            f"POST /v1/sync HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n"
+            "Content-Type: application/json\r\nContent-Length: "
+        ).encode()
+        self._heard = Heard()
+        self._stopping = False
+        self._chance = random.Random(1)
+
+    async def run(self) -> None:
+        """Connect, say "ready", and obey: `count` forgets what was seen so far, `stop` tells it and ends."""
+        loop = asyncio.get_running_loop()
+        lines = [await self._dial() for _ in self._sessions]
+        tasks = []
+        for line, one in zip(lines, self._sessions, strict=True):
+            tasks.append(loop.create_task(self._serve(line, one)))
+            await asyncio.sleep(self._pause)
+        self._channel.send("ready")
+        while (wish := await loop.run_in_executor(None, self._channel.recv)) != "stop":
+            assert wish == "count"
+            self._heard = Heard(troubles=self._heard.troubles)
+        self._stopping = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._channel.send(self._heard)
+
+    async def _dial(self) -> Line:
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(Line, self._host, self._port))[1]
+
+    async def _serve(self, line: Line, session: Session) -> None:
+        try:
+            await self._work(line, session)
+        except Exception as error:
+            if not self._stopping:
+                self._heard.troubles.append(f"{session.bot}: {type(error).__name__}: {error}")
+
+    async def _work(self, line: Line, session: Session) -> None:
+        known = f'{{"bot":"{session.bot}","epoch":{session.epoch},"secret":"{session.secret}","seq":'
+        reports: list[dict[str, Any]] = []
+        seq = 0
+        while True:
+            seq += 1
+            rest = f'"wait":{self._wait}' if not reports else f'"leases":{json.dumps(reports)}'
+            body = f"{known}{seq},{rest}}}".encode()
+            began = clock.monotonic()
+            request = self._head + str(len(body)).encode() + b"\r\n\r\n" + body
+            status, answer = await line.ask(request)
+            while status == 503:
+                self._heard.refused += 1
+                await asyncio.sleep(self._chance.uniform(0.5, 1.5) * AGAIN)
+                status, answer = await line.ask(request)
+            now = clock.monotonic()
+            if status != 200:
+                raise ConnectionError(f"{status}: {answer[:300]!r}")
+            self._heard.calls += 1
+            self._heard.waits.append(now - began)
+            self._heard.jobs += len(reports)
+            leases = json.loads(answer)["leases"]
+            for work in leases:
+                if work["payload"].get("told"):
+                    self._channel.send((work["job"], now))
+            done = {"verdict": "succeeded", "exit_code": 0}
+            reports = [
+                {"job": work["job"], "fence": work["fence"], "state": "completed", "outcome": done} for work in leases
+            ]
+
+
+class Crowd:
+    """Bots in processes of their own."""
+
+    def __init__(self, channels: Sequence[Connection]) -> None:
+        self._channels = channels
+
+    def count(self) -> None:
+        """Forget what was seen so far."""
+        for channel in self._channels:
+            channel.send("count")
+
+    def taken(self, job: str) -> float:
+        """When that job, whose payload has `told`, arrived at its bot."""
+        while True:
+            for channel in multiprocessing.connection.wait(self._channels, PATIENCE) or _silent():
+                assert isinstance(channel, Connection)
+                named, when = channel.recv()
+                if named == job:
+                    return float(when)
+
+    def stop(self) -> Heard:
+        """What all of them saw."""
+        whole = Heard()
+        for channel in self._channels:
+            channel.send("stop")
+        for channel in self._channels:
+            while not isinstance(heard := channel.recv(), Heard):
+                pass
+            whole.waits += heard.waits
+            whole.calls += heard.calls
+            whole.jobs += heard.jobs
+            whole.refused += heard.refused
+            whole.troubles += heard.troubles
+        return whole
+
+
+@contextmanager
+def crowd(
+    url: str, token: str, sessions: Sequence[Session], *, processes: int, wait: float, pause: float
+) -> Iterator[Crowd]:
+    """Connect a bot for each session; idle calls are held for `wait` seconds. `pause`: seconds between two bots."""
+    context = multiprocessing.get_context("spawn")
+    children, channels = [], []
+    for number in range(processes):
+        ours, theirs = context.Pipe()
+        arguments = (url, token, sessions[number::processes], theirs, wait, pause * processes)
+        children.append(context.Process(target=_main, args=arguments, daemon=True))
+        channels.append(ours)
+    try:
+        for child in children:
+            child.start()
+        for channel in channels:
+            if not channel.poll(PATIENCE) or channel.recv() != "ready":
+                _silent()
+        yield Crowd(channels)
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+
+
+def _main(url: str, token: str, sessions: Sequence[Session], channel: Connection, wait: float, pause: float) -> None:
+    async def work() -> None:
+        await Bots(url, token, sessions, channel, wait=wait, pause=pause).run()
+
+    asyncio.run(work())
+
+
+def _silent() -> list[Connection]:
+    raise SystemExit("error: the bots say nothing")
