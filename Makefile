@@ -5,13 +5,15 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format clean
+.PHONY: help demo test check bench bench-peers bench-scale format clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
 	@echo "make check   formatting, lint, types and the rules of the house"
-	@echo "make bench   measure how long a job waits for its bot"
+	@echo "make bench   measure throughput, costs, latency and one gateway; a few minutes"
+	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
+	@echo "make bench-scale   cost against depth, fleet, tenants, history, processes and a held snapshot; half an hour"
 	@echo "make format  put the code into its canonical form"
 	@echo "make clean   remove .venv and the caches"
 
@@ -28,7 +30,15 @@ check: $(STAMP)
 	$(BIN)/python -m pytest -n 0 tests/test_house.py
 
 bench: $(STAMP)
-	$(BIN)/python ops/bench/latency.py
+	$(BIN)/python ops/bench/bench.py
+	$(BIN)/python ops/bench/latency.py --polled 5
+	$(BIN)/python ops/bench/gateway.py --idle 1000 --watch 20
+
+bench-peers: $(STAMP)
+	$(BIN)/python ops/bench/bench.py --peers
+
+bench-scale: $(STAMP)
+	$(BIN)/python ops/bench/scale.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -49,5 +59,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

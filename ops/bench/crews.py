@@ -1,11 +1,12 @@
 """Processes that work on one pool at the same time, started together and timed together."""
 
+import json
 import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Barrier
-from typing import Any
+from typing import Any, Literal
 
 from meters import Stretch, metered
 from pools import TIMING, Shape, request
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, event
 from assigner.cycle import AssignerSettings, PriorityAgeAssigner
 from bots.fetch import FetchSettings
 from bots.leases import Asked, Desk
-from bots.protocol import LeaseReport, Outcome, Session, Sync, SyncAnswer
+from bots.protocol import LeaseReport, Outcome, Session, Sync
 from schema import clock, moves
 from schema.engine import Database, DatabaseSettings
 
@@ -35,6 +36,8 @@ class Worker:
         self.chance = random.Random(number + 1)
         self.database = Database(url, DatabaseSettings(), role=f"bench-{number}", chance=self.chance)
         self.statements = self.transactions = 0
+        self.ended: float | None = None
+        self.counted = (0, 0)
         self._done, self._barrier = done, barrier
         for engine in (self.database.engine, self.database.reserve):
             event.listen(engine, "before_cursor_execute", self._executed)
@@ -50,6 +53,11 @@ class Worker:
         """Wait for the others. What was counted before does not count."""
         self._barrier.wait(PATIENCE)
         self.statements = self.transactions = 0
+
+    def finished(self) -> None:
+        """The measured part is over; what is done after it does not count."""
+        if self.ended is None:
+            self.ended, self.counted = clock.monotonic(), (self.statements, self.transactions)
 
     def add(self, jobs: int) -> bool:
         """So many more are done; whether there is more to do for anybody."""
@@ -71,8 +79,9 @@ def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
     worker = Worker(*arguments)
     try:
         stretch = work(worker)
-        stretch.costs.statements, stretch.costs.transactions = worker.statements, worker.transactions
-        results.put((worker.number, stretch, clock.monotonic()))
+        worker.finished()
+        stretch.costs.statements, stretch.costs.transactions = worker.counted
+        results.put((worker.number, stretch, worker.ended))
     except BaseException as error:
         results.put((worker.number, f"{type(error).__name__}: {error}", clock.monotonic()))
         raise
@@ -134,10 +143,10 @@ class Submitting:
         wanted = [request(number, self.shape) for number in range(self.batch)]
         worker.database.run(lambda connection: connection.exec_driver_sql("SELECT 1"))
         worker.ready()
-        while worker.add(self.batch) or stretch.placements == 0:
+        while worker.more:
             began = clock.monotonic()
             worker.database.run(lambda connection: moves.submit(connection, wanted, actor="bench"))
-            stretch.placements += self.batch
+            worker.add(self.batch)
             stretch.waits.append(clock.monotonic() - began)
         return stretch
 
@@ -169,8 +178,8 @@ class Assigning:
 class Cycling:
     """Bots that finish at once what they are given, their calls settled together, and an assigner that fills them."""
 
-    def __init__(self, sessions: Sequence[Session], *, together: int, **fetch: Any) -> None:
-        self.sessions, self.together, self.fetch = sessions, together, fetch
+    def __init__(self, sessions: Sequence[Session], *, capacity: int, together: int, **fetch: Any) -> None:
+        self.sessions, self.capacity, self.together, self.fetch = sessions, capacity, together, fetch
 
     def __call__(self, worker: Worker) -> Stretch:
         stretch = Stretch()
@@ -179,16 +188,24 @@ class Cycling:
         bots = [_Bot(session) for session in worker.share(self.sessions)]
         worker.ready()
         while worker.more:
-            idle = 0
+            held = 0
             for start in range(0, len(bots), self.together):
                 some = bots[start : start + self.together]
                 began = clock.monotonic()
                 answers = desk.answer([Asked(bot.message(), began) for bot in some])
                 stretch.waits.append(clock.monotonic() - began)
                 worker.add(sum(bot.finished(answer) for bot, answer in zip(some, answers, strict=True)))
-                idle += sum(not bot.held for bot in some)
-            if idle and worker.more:
+                held += sum(len(bot.held) for bot in some)
+            if held < self.capacity * len(bots) and worker.more:
                 assigner.run_once()
+        worker.finished()
+        # What is still held is finished, and nothing new is taken.
+        left = bots
+        while left:
+            answers = desk.answer([Asked(bot.message("draining"), clock.monotonic()) for bot in left])
+            for bot, answer in zip(left, answers, strict=True):
+                bot.finished(answer)
+            left = [bot for bot in left if bot.held]
         return stretch
 
 
@@ -200,17 +217,30 @@ class _Bot:
         self.seq = 0
         self.held: list[LeaseReport] = []
 
-    def message(self) -> Sync:
+    def message(self, status: Literal["ok", "draining"] = "ok") -> Sync:
         """The next call: everything that was given is done."""
         self.seq += 1
         session = self.session
-        return Sync(bot=session.bot, epoch=session.epoch, secret=session.secret, seq=self.seq, leases=self.held)
+        return Sync.model_construct(
+            bot=session.bot,
+            epoch=session.epoch,
+            secret=session.secret,
+            seq=self.seq,
+            status=status,
+            capacity=None,
+            leases=self.held,
+            wait=0.0,
+        )
 
     def finished(self, answer: Any) -> int:
         """Take an answer; how many jobs the call that it answers has finished."""
         done = len(self.held)
-        leases = SyncAnswer.model_validate_json(answer).leases
-        self.held = [LeaseReport(job=work.job, fence=work.fence, state="completed", outcome=DONE) for work in leases]
+        self.held = [
+            LeaseReport.model_construct(
+                job=work["job"], fence=work["fence"], state="completed", outcome=DONE, output=[]
+            )
+            for work in json.loads(answer)["leases"]
+        ]
         return done
 
 

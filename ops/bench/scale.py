@@ -1,0 +1,195 @@
+"""Whether the cost of a job stays flat: in the depth of the queue, the fleet, requirement sets, tenants and history, in
+the number of assigners, and while somebody holds a snapshot open.
+
+Each comparison is a ratio of two rates of one run, on one server with its default durability; every invariant is
+checked after each measurement.
+
+    python ops/bench/scale.py [--only depth] [--scale 1.0] [--json]
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import click
+import psycopg
+from crews import Assigning, Cycling, run
+from meters import Stretch, checked
+from pools import Shape, empty, fill, opened, server, submit
+from rich.console import Console
+from rich.table import Table
+from shapes import PROCESSES, TOGETHER
+
+from schema import clock
+from schema.engine import plain
+
+#: Jobs assigned in one measurement.
+JOBS = 20_000
+#: Seconds that the snapshot is held, and seconds after its end within which the pace has to be back.
+HELD, RECOVERED = 300.0, 60.0
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Two rates of one run, jobs/s, and which of them is divided by which."""
+
+    what: str
+    base: float
+    rate: float
+    lost: float = 0.0
+    deadlocks: int = 0
+
+    @property
+    def ratio(self) -> float:
+        return self.rate / self.base
+
+
+def _assigned(url: str, shape: Shape, *, processes: int = PROCESSES, jobs: int = JOBS) -> Stretch:
+    """The rate of one fresh pool of that shape; the bots have room for everything."""
+    with empty(url, "scale") as target, opened(target) as database:
+        fill(database, shape)
+        stretch = run(target, Assigning(), processes=processes, jobs=min(jobs, int(shape.queued * 0.9)))
+        checked(database)
+    return stretch
+
+
+def _room(bots: int) -> int:
+    return max(4, 2 * JOBS // bots)
+
+
+def _compared(url: str, what: str, base: Shape, other: Shape, *, runs: int = 2) -> Ratio:
+    """Both in turns; of each the better run, which is the one that the machine disturbed less."""
+    rates: dict[Shape, list[float]] = {base: [], other: []}
+    for _ in range(runs):
+        for shape in (base, other):
+            rates[shape].append(_assigned(url, shape).rate)
+    return Ratio(what, max(rates[base]), max(rates[other]))
+
+
+def depth(url: str, scale: float) -> Iterator[Ratio]:
+    """1,000,000 queued against 25,000, of which 20,000 are assigned."""
+    deep = int(1_000_000 * scale)
+    shallow = Shape(bots=100, capacity=_room(100), queued=25_000)
+    yield _compared(url, f"{deep:,} queued / 25,000", shallow, Shape(bots=100, capacity=_room(100), queued=deep))
+
+
+def fleet(url: str, scale: float) -> Iterator[Ratio]:
+    """Many bots, requirement sets and tenants against few."""
+    few = Shape(bots=100, capacity=_room(100), queued=25_000)
+    bots = int(20_000 * scale)
+    yield _compared(url, f"{bots:,} bots / 100", few, Shape(bots=bots, capacity=4, queued=25_000))
+    sets = int(1_000 * scale)
+    yield _compared(
+        url, f"{sets:,} requirement sets / 1", few, Shape(bots=100, capacity=_room(100), queued=25_000, platforms=sets)
+    )
+    tenants = max(2, int(200 * scale))
+    yield _compared(
+        url, f"{tenants} instances / 1", few, Shape(bots=100, capacity=_room(100), queued=25_000, instances=tenants)
+    )
+
+
+def processes(url: str, scale: float) -> Iterator[Ratio]:
+    """1, 2 and 4 assigner processes on one queue."""
+    shape = Shape(bots=100, capacity=_room(100) * 3, queued=int(70_000 * scale))
+    one = _assigned(url, shape, processes=1, jobs=int(60_000 * scale))
+    for number in (2, 4):
+        found = _assigned(url, shape, processes=number, jobs=int(60_000 * scale))
+        lost = found.lost / max(1, found.placements + found.lost)
+        yield Ratio(f"{number} assigner processes / 1", one.rate, found.rate, lost, found.costs.deadlocks)
+
+
+def history(url: str, scale: float) -> Iterator[Ratio]:
+    """The rate after 2,000,000 jobs have gone through, without a manual vacuum, against the fresh pool's."""
+    shape = Shape(bots=100, capacity=20, quotas=False)
+    gone, piece = 0, 50_000
+    with empty(url, "scale") as target, opened(target) as database:
+        sessions = fill(database, shape)
+        rates = []
+        while gone < 2_000_000 * scale or len(rates) < 4:
+            submit(database, shape, piece + 4000)
+            work = Cycling(sessions, capacity=shape.capacity, together=TOGETHER)
+            rates.append(run(target, work, processes=PROCESSES, jobs=piece).rate)
+            gone += piece
+            sessions = fill(database, shape)
+        checked(database)
+    some = max(1, len(rates) // 10)
+    fresh, aged = sum(rates[1 : 1 + some]) / some, sum(rates[-some:]) / some
+    yield Ratio(f"after {gone:,} jobs / fresh", fresh, aged)
+
+
+def snapshot(url: str, scale: float) -> Iterator[Ratio]:
+    """The rate while a snapshot is held for five minutes under load, and within a minute after its end."""
+    shape = Shape(bots=100, capacity=20, quotas=False)
+    piece = 30_000
+    with empty(url, "scale") as target, opened(target) as database:
+        sessions = fill(database, shape)
+
+        def pace() -> float:
+            nonlocal sessions
+            submit(database, shape, piece + 4000)
+            work = Cycling(sessions, capacity=shape.capacity, together=TOGETHER)
+            rate = run(target, work, processes=PROCESSES, jobs=piece).rate
+            sessions = fill(database, shape)
+            return rate
+
+        pace()
+        before = max(pace(), pace())
+        with _held(target):
+            began = clock.monotonic()
+            rates = [pace()]
+            while clock.monotonic() - began < HELD * scale:
+                rates.append(pace())
+        ended = clock.monotonic()
+        later = [pace()]
+        while clock.monotonic() - ended < RECOVERED:
+            later.append(pace())
+        checked(database)
+    yield Ratio(f"at the end of a snapshot held for {HELD * scale:.0f} s / before", before, rates[-1])
+    yield Ratio(f"within {RECOVERED:.0f} s of its end / before", before, max(later))
+
+
+@contextmanager
+def _held(url: str) -> Iterator[None]:
+    """A snapshot that stays open, in a database session of its own."""
+    with psycopg.connect(plain(url)) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT count(*) FROM leasehold.bots")
+        yield
+        connection.rollback()
+
+
+SHAPES: dict[str, Callable[[str, float], Iterator[Ratio]]] = {
+    "depth": depth,
+    "fleet": fleet,
+    "processes": processes,
+    "snapshot": snapshot,
+    "history": history,
+}
+
+
+@click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
+@click.option("--only", multiple=True, type=click.Choice(list(SHAPES)), help="These only.")
+@click.option("--scale", type=click.FloatRange(0.01, 10), default=1.0, show_default=True, help="Times the usual size.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def main(only: tuple[str, ...], *, scale: float, as_json: bool) -> None:
+    found: list[Ratio] = []
+    for name in only or SHAPES:
+        with server() as url:
+            for ratio in SHAPES[name](url, scale):
+                click.echo(f"{ratio.what}: {ratio.rate:,.0f} / {ratio.base:,.0f} = {ratio.ratio:.2f}", err=True)
+                found.append(ratio)
+    if as_json:
+        click.echo(json.dumps([{**vars(each), "ratio": round(each.ratio, 3)} for each in found]))
+        return
+    table = Table(title="Jobs a second against the base of the same run", title_justify="left", box=None)
+    for column in ("what", "base", "rate", "ratio", "lost", "deadlocks"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "what" else "right")
+    for each in found:
+        rates = (f"{each.base:,.0f}", f"{each.rate:,.0f}", f"{each.ratio:.2f}")
+        table.add_row(each.what, *rates, f"{each.lost:.2%}", str(each.deadlocks))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
