@@ -158,7 +158,7 @@ class Desk:
             if answer:
                 found[visit.nth] = answer
             elif isinstance(visit.call, Asked):
-                found[visit.nth] = self._waiting(visit, visit.call)
+                found[visit.nth] = _waiting(visit, visit.call)
         return [visit for visit in settled if visit.nth not in found]
 
     def _compared(
@@ -265,7 +265,7 @@ class Desk:
         if isinstance(call, Asked) and call.sync.wait > 0 and not call.sync.leases and not visit.due:
             told_to_drain = synced.draining and call.sync.status == BotStatus.OK.value
             if not told_to_drain:
-                return self._waiting(visit, call)
+                return _waiting(visit, call)
         answer = SyncAnswer(
             seq=visit.seq,
             leases=[visits.work(row) for row in visit.due],
@@ -275,9 +275,9 @@ class Desk:
         )
         return answer.model_dump_json(exclude_none=True).encode()
 
-    def _waiting(self, visit: Visit, call: Asked) -> Waiting:
-        seconds = min(call.sync.wait, self._timing.ttl / 3)
-        return Waiting(visit.bot.name, visit.bot.id, visit.bot.epoch, call.sync.seq, call.began, seconds)
+
+def _waiting(visit: Visit, call: Asked) -> Waiting:
+    return Waiting(visit.bot.name, visit.bot.id, visit.bot.epoch, call.sync.seq, call.began)
 
 
 def _gather(

@@ -24,14 +24,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A sync without news: the answer may be held back for `seconds`, or until a wake-up for the bot arrives."""
+    """A sync without news: the answer may be held back for as long as the bot would wait, if its session is kept alive
+    meanwhile, or until a wake-up for the bot arrives."""
 
     bot: str
     bot_id: int
     epoch: int
     seq: int
     began: float
-    seconds: float
 
 
 Call = Asked | Waiting

@@ -39,5 +39,6 @@ class Timing(BaseModel):
 
     @property
     def detect(self) -> float:
-        """T_detect: the longest time from a bot's last call until its jobs are queued again, seconds."""
+        """T_detect: the longest time from a bot's last call, or from the end of a call that was held for it, until its jobs
+        are queued again, seconds."""
         return self.ttl + self.reap + 2.0
