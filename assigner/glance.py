@@ -1,7 +1,8 @@
 """The pool at a glance: what waits, runs and ended, and how fast, at a cost that neither history nor queue decides.
 
-What waits and what runs is counted by the partial indexes that hold nothing else, what ended among the newest that did,
-and rates come from the newest events. Where a bound ends the count, the answer says so.
+What waits and what runs is counted by the partial indexes that hold nothing else, what ended among the newest that did.
+Rates come from the newest jobs, those that ended last and the leases of these and of what runs. Where a bound ends the
+count, the answer says so.
 """
 
 from collections.abc import Sequence
@@ -25,9 +26,11 @@ MAX_COUNTED = 100_000
 MAX_FINISHED = 50_000
 #: Queues of which the oldest job is looked for.
 MAX_QUEUES = 1_000
-#: Newest events that rates come from, the first of them that reaches a minute back. The last is enough for 200 jobs a
-#: second with four events each; above that the rates are those of a shorter time.
-RATE_EVENTS = (1_000, 10_000, 50_000)
+#: Newest jobs that the rate of submits comes from, the first of these numbers that reaches a minute back.
+RATE_JOBS = (1_000, 10_000, 25_000)
+#: Jobs that ended last that the other rates come from. It and the last of RATE_JOBS are enough for 400 jobs a second;
+#: above that the rates are those of a shorter time.
+MAX_ENDED = 25_000
 #: Grants whose waits are looked up, the newest.
 MAX_WAITS = 5_000
 
@@ -145,42 +148,62 @@ SELECT name, extract(epoch FROM clock_timestamp() - at) AS age_seconds, grace_un
 FROM ticks ORDER BY name
 """)
 
-# Whether so many events reach a minute back.
+# Whether so many of the newest jobs reach a minute back.
 REACHES = text("""
-SELECT coalesce((SELECT at < clock_timestamp() - interval '1 minute' FROM job_events
-                 ORDER BY id DESC OFFSET :events - 1 LIMIT 1), true)
+SELECT coalesce((SELECT created_at < now() - interval '1 minute' FROM jobs
+                 ORDER BY id DESC OFFSET :jobs - 1 LIMIT 1), true)
 """)
 
-# The newest events, at most a minute old; `span` is the time they cover. A wait begins when the job last came into the
-# queue; the events are ordered by id, of each job and of all.
+_OURS = f"""(CAST(:instances AS text[]) IS NULL
+    OR instance = ANY (ARRAY(SELECT i.id FROM instances i WHERE {_VISIBLE})))"""
+
+# What happened in the last minute, or since what was looked at begins; `span` is the time from then. A job that came
+# back from a bot shows its leases once it has another, or ended. A wait begins when the job last came into the queue;
+# the events of a job are ordered by id.
 RATES = text(f"""
 WITH newest AS MATERIALIZED (
-    SELECT id, job_id, at, from_state, to_state FROM job_events ORDER BY id DESC LIMIT :limit
-), recent AS MATERIALIZED (
-    SELECT n.* FROM newest n WHERE n.at > clock_timestamp() - interval '1 minute'
-        AND (CAST(:instances AS text[]) IS NULL OR EXISTS (
-            SELECT FROM jobs j WHERE j.id = n.job_id
-                AND j.instance = ANY (ARRAY(SELECT i.id FROM instances i WHERE {_VISIBLE})) OFFSET 0))
+    SELECT instance, created_at FROM jobs ORDER BY id DESC LIMIT :jobs
+), latest AS MATERIALIZED (
+    SELECT id, instance, state, finished_at FROM jobs WHERE finished_at >= now() - interval '1 minute'
+    ORDER BY finished_at DESC LIMIT :ended
+), begin AS MATERIALIZED (
+    SELECT greatest(now() - interval '1 minute',
+        (SELECT min(created_at) FROM newest HAVING count(*) = :jobs),
+        (SELECT min(finished_at) FROM latest HAVING count(*) = :ended)) AS at
+), ended AS MATERIALIZED (
+    SELECT id, state FROM latest WHERE finished_at >= (SELECT at FROM begin) AND {_OURS}
+), held AS MATERIALIZED (
+    SELECT job_id FROM (
+        SELECT job_id, instance, granted_at, acknowledged_at FROM leases
+        WHERE state IN ('pending', 'active', 'cancelling') ORDER BY instance LIMIT :held) l
+    WHERE greatest(granted_at, acknowledged_at) >= (SELECT at FROM begin) AND {_OURS}
+), leased AS MATERIALIZED (
+    SELECT l.* FROM (SELECT id FROM ended UNION ALL SELECT job_id FROM held) j
+    CROSS JOIN LATERAL (
+        SELECT job_id, fence, granted_at, acknowledged_at FROM leases
+        WHERE job_id = j.id ORDER BY job_id, fence OFFSET 0) l
 ), waits AS MATERIALIZED (
-    SELECT extract(epoch FROM g.at - queued.at)::float AS seconds
-    FROM (SELECT id, job_id, at FROM recent WHERE to_state = 'leased' ORDER BY id DESC LIMIT :waits) g
+    SELECT greatest(0, extract(epoch FROM g.granted_at - queued.at))::float AS seconds
+    FROM (SELECT job_id, fence, granted_at FROM leased WHERE granted_at >= (SELECT at FROM begin)
+          ORDER BY granted_at DESC LIMIT :waits) g
     CROSS JOIN LATERAL (
         SELECT e.at FROM job_events e
-        WHERE e.job_id = g.job_id AND e.id < g.id AND e.to_state = 'queued'
+        WHERE e.job_id = g.job_id AND e.fence < g.fence
+            AND e.to_state = 'queued' AND e.from_state IS DISTINCT FROM 'queued'
         ORDER BY e.job_id DESC, e.id DESC LIMIT 1) queued
 )
-SELECT count(*) FILTER (WHERE from_state IS NULL) AS submitted,
-    count(*) FILTER (WHERE to_state = 'leased') AS granted,
-    count(*) FILTER (WHERE to_state = 'running') AS started,
-    count(*) FILTER (WHERE from_state IN ('leased', 'running') AND to_state = 'queued') AS requeued,
-    count(*) FILTER (WHERE to_state IN ('succeeded', 'failed', 'cancelled', 'dead')) AS finished,
-    {", ".join(f"count(*) FILTER (WHERE to_state = '{state}') AS {state}" for state in sorted(FINAL))},
-    CASE WHEN (SELECT count(*) FROM newest) < :limit THEN 60.0
-        ELSE (SELECT least(60.0, greatest(1.0, extract(epoch FROM clock_timestamp() - min(at)))) FROM newest)
-    END AS span,
+SELECT (SELECT count(*) FROM newest WHERE created_at >= begin.at AND {_OURS}) AS submitted, leases.*, endings.*,
+    greatest(1.0, extract(epoch FROM now() - begin.at)) AS span,
     (SELECT count(*) FROM waits) AS waits,
     (SELECT percentile_disc(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY seconds) FROM waits) AS percentiles
-FROM recent
+FROM begin
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE granted_at >= begin.at) AS granted,
+        count(*) FILTER (WHERE acknowledged_at >= begin.at) AS started FROM leased) leases
+CROSS JOIN (
+    SELECT count(*) AS finished,
+        {", ".join(f"count(*) FILTER (WHERE state = '{state}') AS {state}" for state in sorted(FINAL))}
+    FROM ended) endings
 """)
 
 
@@ -210,12 +233,12 @@ def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: f
 
 
 def _rates(connection: Connection, *, instances: Sequence[str] | None) -> dict[str, Any]:
-    limit = next(
-        (events for events in RATE_EVENTS if connection.execute(REACHES, {"events": events}).scalar_one()),
-        RATE_EVENTS[-1],
+    jobs = next(
+        (jobs for jobs in RATE_JOBS if connection.execute(REACHES, {"jobs": jobs}).scalar_one()),
+        RATE_JOBS[-1],
     )
-    values = {"instances": instances, "limit": limit, "waits": MAX_WAITS}
-    return dict(connection.execute(RATES, values).mappings().one())
+    bounds = {"jobs": jobs, "ended": MAX_ENDED, "held": MAX_COUNTED, "waits": MAX_WAITS}
+    return dict(connection.execute(RATES, {"instances": instances} | bounds).mappings().one())
 
 
 def _estimate(connection: Connection) -> int | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from schema.states import FINAL, JobState
+from schema.states import FINAL, HELD, JobState
 
 
 class Tick(BaseModel):
@@ -24,14 +24,15 @@ class Rates(BaseModel):
     """Jobs per second over the last minute, or over `span` seconds of it when more happens than is looked at."""
 
     submitted: float
-    granted: float = Field(description="leased to a bot")
+    granted: float = Field(
+        description="leased to a bot; where the job came back, counted once it is leased again or final"
+    )
     started: float = Field(description="that their bots say run; one that ends at once may never be said to")
     finished: float = Field(description="in any final state; the four that follow are its parts")
     succeeded: float
     failed: float
     cancelled: float
     dead: float
-    requeued: float = Field(description="back from a bot into the queue")
     span: float = Field(description="seconds that the rates cover, at most 60")
 
 
@@ -107,12 +108,15 @@ def status(found: Mapping[str, Any]) -> Status:
 
 
 def _at_least(found: Mapping[str, Any]) -> list[str]:
-    """Where the newest finished jobs end the count, every final state may have more, also one that shows none."""
+    """Where the newest finished jobs end the count, every final state may have more, also one that shows none. What
+    bots have is what rates of grants and starts come from."""
     short = set(found["more"])
     if short & FINAL:
         short |= {str(state) for state in FINAL}
     if JobState.QUEUED in short:
         short |= {"unmatchable", "oldest_queued_seconds"}
+    if short & HELD:
+        short |= {"rates.granted", "rates.started"}
     if found["oldest"]["more"]:
         short.add("oldest_queued_seconds")
     return sorted(short)

@@ -180,9 +180,7 @@ def _pace(rates: Record, waits: Record) -> None:
         f"per second, last {when}: {rates['submitted']:g} submitted, {rates['granted']:g} granted, "
         f"{rates['started']:g} started, {rates['finished']:g} finished"
     )
-    parts = [
-        f"{rates[name]:g} {name}" for name in ("succeeded", "failed", "cancelled", "dead", "requeued") if rates[name]
-    ]
+    parts = [f"{rates[name]:g} {name}" for name in ("succeeded", "failed", "cancelled", "dead") if rates[name]]
     if parts:
         click.echo(f"by outcome: {', '.join(parts)}")
     if waits["jobs"]:

@@ -286,7 +286,7 @@ leases = Table(
 job_events = Table(
     "job_events",
     metadata,
-    identity(),
+    Column("id", BigInteger, Identity(), nullable=False),
     Column("job_id", BigInteger, nullable=False),
     Column("at", TIME, nullable=False, server_default=func.clock_timestamp()),
     Column("move", Text, nullable=False),
@@ -295,7 +295,7 @@ job_events = Table(
     Column("fence", BigInteger, nullable=False),
     Column("actor", Text, nullable=False),
     Column("details", JSONB),
-    Index("job_events_of_job", "job_id", "id"),
+    PrimaryKeyConstraint("job_id", "id"),
 )
 
 job_followers = Table(

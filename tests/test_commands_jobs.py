@@ -12,7 +12,7 @@ from tests.scripted import Answer, Asked, Gateway, in_turn, problem
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 
-RATES = ("granted", "started", "finished", "succeeded", "cancelled", "dead", "requeued")
+RATES = ("granted", "started", "finished", "succeeded", "cancelled", "dead")
 
 STORY: dict[str, Any] = {
     "id": JOB, "instance": "ci", "label": "nightly", "state": "queued", "priority": -3, "units": 2, "attempts": 1,

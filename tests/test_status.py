@@ -43,6 +43,12 @@ def earlier(pool: Pool, job: str, to: str, *, seconds: float) -> None:
     )  # fmt: skip
 
 
+def long_ago(pool: Pool, table: str, *columns: str, seconds: float = 3600) -> None:
+    """Put back times of every row."""
+    changes = ", ".join(f"{column} = {column} - make_interval(secs => :seconds)" for column in columns)
+    pool.change(f"UPDATE {table} SET {changes}", seconds=seconds)
+
+
 def test_jobs_in_every_state_are_counted_where_they_are(pool: Pool) -> None:
     running, bot, work = pool.running()
     stopping, *_ = pool.submit()
@@ -80,6 +86,8 @@ def test_rates_tell_how_jobs_ended_and_waits_how_long_they_waited_for_a_bot(pool
     jobs = pool.submit(4)
     for job, seconds in zip(jobs, (1.0, 2.0, 3.0, 100.0), strict=True):
         earlier(pool, job, "queued", seconds=seconds)
+    pool.change("UPDATE jobs SET created_at = created_at - interval '100 s' WHERE public_id = CAST(:job AS uuid)",
+                job=jobs[-1])  # fmt: skip
     bot = pool.bot(capacity=4)
     pool.assigner().run_once()
     work = {each["job"]: each for each in bot.take()}
@@ -87,7 +95,7 @@ def test_rates_tell_how_jobs_ended_and_waits_how_long_they_waited_for_a_bot(pool
     found = status(pool)
     rates = found.rates
     assert (rates.granted, rates.started, rates.finished) == (0.067, 0.067, 0.067)
-    assert (rates.succeeded, rates.failed, rates.dead, rates.cancelled, rates.requeued) == (0.05, 0.017, 0, 0, 0)
+    assert (rates.succeeded, rates.failed, rates.dead, rates.cancelled) == (0.05, 0.017, 0, 0)
     assert (rates.submitted, rates.span) == (0.05, 60.0)  # one was submitted more than a minute ago
     waits = found.waits
     assert waits.jobs == 4
@@ -97,14 +105,37 @@ def test_rates_tell_how_jobs_ended_and_waits_how_long_they_waited_for_a_bot(pool
 def test_a_wait_begins_when_the_job_last_came_into_the_queue(pool: Pool) -> None:
     job, bot, work = pool.running()
     earlier(pool, job, "queued", seconds=1000)
-    earlier(pool, job, "leased", seconds=900)
+    long_ago(pool, "leases", "granted_at", "acknowledged_at", seconds=900)
     bot.sync(completed(work, "released"))
     earlier(pool, job, "queued", seconds=5)
+    pool.database.run(lambda c: moves.set_priority(c, [job], 7, instances=None, reason=None, actor="test"))
     pool.assigner().run_once()
     found = status(pool)
     assert found.waits.jobs == 1
     assert found.waits.p50 == pytest.approx(5, abs=2)
-    assert found.rates.requeued == 0.017
+    assert (found.rates.granted, found.rates.started) == (0.017, 0)
+
+
+def test_a_grant_that_came_to_nothing_counts_once_its_job_is_leased_again_or_ends(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    bot.sync(completed(work, "released"))
+    assert status(pool).rates.granted == 0
+    pool.assigner().run_once()
+    assert (status(pool).rates.granted, status(pool).waits.jobs) == (0.033, 2)
+    (again,) = bot.take()
+    bot.sync(completed(again))
+    found = status(pool)
+    assert (found.rates.granted, found.rates.finished, found.waits.jobs) == (0.033, 0.017, 2)
+    assert pool.job(job).attempts == 1
+
+
+def test_a_lease_from_before_the_minute_is_no_grant_of_it_when_its_job_ends(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    long_ago(pool, "leases", "granted_at", "acknowledged_at")
+    assert status(pool).rates.granted == status(pool).rates.started == 0
+    bot.sync(completed(work))
+    found = status(pool)
+    assert (found.rates.granted, found.rates.started, found.rates.finished, found.waits.jobs) == (0, 0, 0.017, 0)
 
 
 def test_a_quiet_pool_has_rates_of_zero_and_no_waits(pool: Pool) -> None:
@@ -158,14 +189,16 @@ def test_what_is_counted_is_bounded_and_the_answer_says_where_it_stopped(
     assert exact.jobs["succeeded"] == FINISHED // (1 if instances is None else 2)
     monkeypatch.setattr(glance, "MAX_COUNTED", 400)
     monkeypatch.setattr(glance, "MAX_FINISHED", 500)
-    monkeypatch.setattr(glance, "RATE_EVENTS", (100, 1000))
+    monkeypatch.setattr(glance, "RATE_JOBS", (100, 1000))
+    monkeypatch.setattr(glance, "MAX_ENDED", 500)
+    monkeypatch.setattr(glance, "MAX_WAITS", 100)
     with pool.database.engine.connect() as connection:
         with watching(connection) as watch:
             bounded = standing.status(glance.pool(connection, instances=instances, cooldown=600))
         connection.rollback()
     assert not watch.whole_scans() & {"jobs", "leases", "job_events"}, str(watch)
-    # Rates look at as many jobs as events if they are those of some instances; a few rows are for each queue and bot.
-    assert watch.touched <= 3 * 400 + 500 + 3_500 + 2 * RUNNING + 300, str(watch)
+    # A few rows are for each queue and bot.
+    assert watch.touched <= 3 * 400 + 500 + (100 + 2 * 1000 + 2 * 500) + 2 * 100 + 3 * RUNNING + 700, str(watch)
     assert {"queued", "unmatchable", "succeeded", "dead"} <= set(bounded.at_least)
     assert "running" not in bounded.at_least
     assert 400 <= bounded.jobs["queued"] < exact.jobs["queued"]
@@ -186,13 +219,25 @@ def test_an_estimate_of_all_finished_jobs_is_given_once_there_is_one(
     assert found.finished_estimate == pytest.approx(FINISHED, rel=0.05)
 
 
-def test_events_older_than_a_minute_are_hardly_read(pool: Pool) -> None:
+def test_what_is_older_than_a_minute_is_hardly_read(pool: Pool) -> None:
     filled(pool)
-    pool.change("UPDATE job_events SET at = at - interval '1 hour'")
+    long_ago(pool, "jobs", "created_at", "finished_at")
+    long_ago(pool, "leases", "granted_at", "acknowledged_at")
     with pool.database.engine.connect() as connection:
         with watching(connection) as watch:
             found = standing.status(glance.pool(connection, instances=None, cooldown=600))
         connection.rollback()
-    assert (found.rates.submitted, found.rates.span) == (0, 60)
-    events = [node for plan in watch.plans for node in plan.nodes if node.relation == "job_events"]
-    assert sum(node.touched for node in events) <= 2 * glance.RATE_EVENTS[0], str(watch)
+    rates = found.rates
+    assert (rates.submitted, rates.granted, rates.finished, rates.span) == (0, 0, 0, 60)
+    nodes = [node for plan in watch.plans if "created_at" in plan.query for node in plan.nodes]
+    assert sum(node.touched for node in nodes if node.relation) <= 2 * glance.RATE_JOBS[0] + RUNNING, str(watch)
+
+
+def test_where_not_all_leases_were_looked_at_the_rates_of_grants_are_lower_bounds(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(pool)
+    monkeypatch.setattr(glance, "MAX_COUNTED", RUNNING // 2)
+    found = status(pool)
+    assert {"running", "rates.granted", "rates.started"} <= set(found.at_least)
+    assert found.rates.granted > 0

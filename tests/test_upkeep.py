@@ -139,7 +139,9 @@ def test_a_round_is_told_to_the_gauge(pool: Pool) -> None:
 def test_waiters_hear_of_every_ending_or_are_told_to_look(pool: Pool, count: int, named: bool) -> None:
     jobs = pool.submit(count=count, max_attempts=1)
     bot = pool.bot(capacity=count)
-    pool.assigner(batch=count).run_once()
+    assigner = pool.assigner()
+    while pool.row("SELECT count(*) AS n FROM jobs WHERE state = 'queued'").n:
+        assigner.run_once()
     assert len(bot.take()) == count
     upkeep = pool.upkeep()
     upkeep.run_once()

@@ -16,6 +16,12 @@ ALTER TABLE jobs SET (fillfactor = 45);
 ALTER TABLE leases SET (fillfactor = 45);
 """
 
+# Whoever reads events reads those of one job.
+EVENTS = """
+ALTER TABLE job_events DROP CONSTRAINT job_events_pkey, ADD CONSTRAINT job_events_pkey PRIMARY KEY (job_id, id);
+DROP INDEX job_events_of_job;
+"""
+
 # What ids of one moment begin with, so that they lie together in their index (RFC 9562, version 7): 48 bits of
 # milliseconds; the others are random.
 PUBLIC_IDS = """
@@ -148,7 +154,7 @@ END $$;
 
 
 def upgrade() -> None:
-    for part in (RESULTS, LAYOUT, PUBLIC_IDS, SUBMIT):
+    for part in (RESULTS, LAYOUT, EVENTS, PUBLIC_IDS, SUBMIT):
         op.execute(part)
 
 
