@@ -39,6 +39,6 @@ class Timing(BaseModel):
 
     @property
     def detect(self) -> float:
-        """T_detect, seconds: the longest time from a bot's last call, or from the end of a call that was held for it, until
+        """T_detect, seconds: the longest time from a bot's last call, or from the end of one that was held for it, until
         its jobs are queued again."""
         return self.ttl + self.reap + 2.0

@@ -215,12 +215,12 @@ def compared(
                 clients.settle(url)
                 found = cycle(url, layout, processes=processes, batch=batch, jobs=jobs)
                 fresh.setdefault((name, batch), []).append(found)
+            moves.setdefault(name, []).append(_wal(url, layout, max(batches)))
             cycle(url, layout, processes=processes, batch=max(batches), jobs=aged)
             for batch in batches:
                 clients.checkpoint(url)
                 found = cycle(url, layout, processes=processes, batch=batch, jobs=jobs)
                 old.setdefault((name, batch), []).append(found)
-            moves.setdefault(name, []).append(_wal(url, layout, max(batches)))
     return [
         {
             "layout": name,
@@ -238,7 +238,7 @@ def compared(
 
 
 def _wal(url: str, layout: Layout, batch: int, rounds: int = 10) -> dict[str, float]:
-    """WAL bytes of one job in each move, with one client, on the tables as they are."""
+    """WAL bytes of one job in each move, with one client; a vacuum at the same time would count as well."""
     spent = dict.fromkeys(("submit", "assign", "finish"), 0.0)
     with clients.connect(url) as connection:
         told: dict[str, Any] = clients.requests(batch) | {"batch": batch, "bot": 0}
