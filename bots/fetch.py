@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from schema import fetching, moves
+from schema import fetching, ledger, moves
 from schema.fetching import Fetcher
 from schema.moves import Granted, Placement, RetryPace
 from schema.ready import ReadyJob
@@ -92,7 +92,8 @@ def fetch(
     granted: list[Granted] = []
     for seats in alike.values():
         left_over = _fill(connection, settings, seats, granted, ack=ack, cooldown=cooldown)
-        # What was too large for the room that was left must not keep smaller jobs behind it from a bot.
+        # What was too large for the room that was left must not keep smaller jobs behind it from a bot; and under a
+        # maximum, what one bot is given decides whether the next one may fetch from that instance at all.
         for each in left_over if len(seats) > 1 else ():
             _fill(connection, settings, [each], granted, ack=ack, cooldown=cooldown)
     return granted
@@ -108,7 +109,7 @@ def _fill(
     cooldown: float,
 ) -> list[_Seats]:
     """Pick for these bots, as for one that has the room of the largest, and grant; returns the bots that may have more
-    while a job was too large for every one of them."""
+    while a job was too large for every one of them, or all of them, untouched, if a job's instance has a maximum."""
     largest = max(seats, key=lambda each: each.units)
     jobs = fetching.pick_for_bot(
         connection,
@@ -118,6 +119,9 @@ def _fill(
         literal=settings.backoff == "literal",
         cooldown=cooldown,
     )
+    shared = len(seats) > 1 and bool(jobs)
+    if shared and ledger.limited_among(connection, largest.bot.cohort, {job.instance for job in jobs}):
+        return seats
     seated = _seated(jobs, seats)
     granted += moves.grant(
         connection,

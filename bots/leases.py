@@ -93,7 +93,8 @@ class Desk:
 
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
         """Settle calls of different bots together, in one transaction and a number of statements that does not depend
-        on how many they are; an error is that of one call alone and has changed nothing.
+        on how many they are, but for those of bots that leave, keep room for evictors, or fetch under a maximum; an
+        error is that of one call alone and has changed nothing.
 
         A call that waited is answered; a new one as `sync` says. Raises ValueError for two calls of one bot.
         """
@@ -187,12 +188,12 @@ class Desk:
         spoken = [visit for visit in settled if visit.sync is not None]
         starts = [start for visit in spoken for start in visit.account.started]
         endings = [(ending, visit.actor) for visit in spoken for ending in visit.account.endings]
-        reserved = [visit.bot.id for visit in spoken if visit.bot.reserved]
+        reserved = any(visit.bot.reserved for visit in spoken)
         leaving = sum(visit.leaves for visit in spoken)
         if reserved or bool(starts) + bool(endings) + leaving > 1:
             moves.hold(connection, [lease.job_id for visit in spoken for lease in visit.held])
         if reserved:
-            moves.hold_quotas(connection, reserved)
+            moves.hold_quotas(connection, [visit.bot.id for visit in spoken])
         outputs.append(connection, [chunk for visit in spoken for chunk in visit.account.output])
         moves.acknowledge(connection, starts, sync=self._timing.sync)
         ended = moves.end(

@@ -6,6 +6,7 @@ takes others only if nobody else has them. An instance without a row in a cohort
 and nothing is counted.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,6 +48,10 @@ HEADROOM = {
 }
 
 LIMITED = text("SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL)")
+LIMITED_AMONG = text("""
+SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL AND cohort = :cohort
+               AND instance = ANY (CAST(:instances AS integer[])))
+""")
 DRIFT = text("""
 SELECT FROM quotas q
 LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM leases
@@ -88,6 +93,11 @@ class Drift:
 def anybody_limited(connection: Connection) -> bool:
     """Whether any instance has a maximum in any cohort."""
     return bool(connection.execute(LIMITED).scalar_one())
+
+
+def limited_among(connection: Connection, cohort: int, instances: Iterable[int]) -> bool:
+    """Whether any of these instances has a maximum in the cohort."""
+    return bool(connection.execute(LIMITED_AMONG, {"cohort": cohort, "instances": sorted(instances)}).scalar_one())
 
 
 def reconcile(connection: Connection) -> list[Drift]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import ExceptionContext, event
 
-from bots.protocol import LeaseReport
+from bots.protocol import LeaseReport, Sync
 from schema import clock, ledger, quotas, verify
 from schema.engine import Database, DatabaseSettings
 from schema.errors import Conflict, NotFound
@@ -19,11 +19,13 @@ from schema.timing import Timing
 from tests.patience import eventually
 from tests.pool import Bot, Pool, active, completed
 from tests.racing import ask_stop, cancel, drain, expire, retention
+from tests.settling import together
 from tests.tenancy import EAGER, Tenancy
 
 SECONDS = 5.0
 SAMPLE = 0.25
 BOTS = ("bot-0", "bot-1", "bot-2")
+CREW = ("bot-2", "bot-3", "bot-4", "bot-5")
 VERDICTS = ("succeeded", "failed", "error", "stopped", "released")
 # What the passing of time would do, without getting in anybody's way.
 AGE_BOTS = """
@@ -65,6 +67,32 @@ def syncing(pool: Pool, chance: random.Random) -> Callable[[], None]:
                 bots.pop(name).sync(status="gone")
         except Conflict:
             bots.pop(name, None)
+
+    return once
+
+
+def settling(pool: Pool, chance: random.Random) -> Callable[[], None]:
+    """The same of a crew, whose calls are settled together in any order."""
+    desk = pool.desk(to_capacity=True)
+    bots: dict[str, Bot] = {}
+    works: dict[str, list[dict[str, Any]]] = {}
+
+    def report(work: dict[str, Any]) -> LeaseReport:
+        return active(work) if chance.random() < 0.5 else completed(work, chance.choice(VERDICTS))
+
+    def message(name: str) -> Sync:
+        reports = [report(work) for work in works.get(name, []) if chance.random() < 0.95]
+        return bots[name].message(*reports, status="gone" if chance.random() < 0.03 else "ok")
+
+    def once() -> None:
+        for name in CREW:
+            if name not in bots:
+                bots[name] = pool.bot(name, desk=desk, capacity=chance.randint(2, 12))
+        names = chance.sample(CREW, len(CREW))
+        for name, answer in zip(names, together(desk, *map(message, names)), strict=True):
+            if isinstance(answer, str):
+                bots.pop(name)
+            works[name] = [] if isinstance(answer, str) else answer["leases"]
 
     return once
 
@@ -134,7 +162,7 @@ def governing(pool: Pool, chance: random.Random) -> Callable[[], None]:
     return once
 
 
-KINDS: tuple[Kind, ...] = (syncing, syncing, cancelling, upkeep, assigning, submitting, governing, governing)
+KINDS: tuple[Kind, ...] = (syncing, settling, cancelling, upkeep, assigning, submitting, governing, governing)
 
 
 @pytest.fixture

@@ -91,7 +91,10 @@ def acknowledge(connection: Connection, starts: Sequence[Start], *, sync: float)
 
 
 def deliver(connection: Connection, leases: Sequence[tuple[int, int]]) -> None:
-    """These leases, given as (job id, fence), are about to be told to their bot, with everything needed to start."""
+    """These leases, given as (job id, fence), are about to be told to their bots, with everything needed to start.
+
+    They are locked without their jobs, but in the order of those, as by whoever holds the jobs to stop them.
+    """
     if leases:
-        job_ids, fences = zip(*leases, strict=True)
+        job_ids, fences = zip(*sorted(leases), strict=True)
         connection.execute(DELIVER, {"job_ids": list(job_ids), "fences": list(fences)})
