@@ -1,5 +1,6 @@
 """The one call: what bots hold against what they should hold, settled for many of them in one transaction."""
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
@@ -156,8 +157,8 @@ class Desk:
         stored = {row.bot_id: row.answer for row in connection.execute(STORED, keys)}
         for visit in repeated:
             answer: bytes | None = stored[visit.bot.id]
-            if answer:
-                found[visit.nth] = answer
+            if answer is not None:
+                found[visit.nth] = zlib.decompress(answer)
             elif isinstance(visit.call, Asked):
                 found[visit.nth] = _waiting(visit, visit.call)
         return [visit for visit in settled if visit.nth not in found]
@@ -255,7 +256,9 @@ class Desk:
                 "bot_ids": [visit.bot.id for visit in settled],
                 "epochs": [visit.bot.epoch for visit in settled],
                 "seqs": [visit.seq for visit in settled],
-                "answers": [None if isinstance(answer, Waiting) else answer for answer in answers.values()],
+                "answers": [
+                    None if isinstance(answer, Waiting) else zlib.compress(answer, 1) for answer in answers.values()
+                ],
             }
             connection.execute(STORE, kept)
         found.update(answers)

@@ -39,6 +39,6 @@ class Timing(BaseModel):
 
     @property
     def detect(self) -> float:
-        """T_detect, seconds: the longest time from a bot's last call, or from the end of one that was held for it, until
-        its jobs are queued again."""
+        """T_detect, seconds: the longest time until a lost bot's jobs are queued again, counted from its last call or
+        from the end of one that was held for it."""
         return self.ttl + self.reap + 2.0

@@ -22,6 +22,9 @@ ALTER TABLE job_events DROP CONSTRAINT job_events_pkey, ADD CONSTRAINT job_event
 DROP INDEX job_events_of_job;
 """
 
+# Answers are kept compressed now; a call whose answer is not there is answered anew when it is repeated.
+ANSWERS = "UPDATE bot_answers SET answer = NULL"
+
 # What ids of one moment begin with, so that they lie together in their index (RFC 9562, version 7): 48 bits of
 # milliseconds; the others are random.
 PUBLIC_IDS = """
@@ -154,7 +157,7 @@ END $$;
 
 
 def upgrade() -> None:
-    for part in (RESULTS, LAYOUT, EVENTS, PUBLIC_IDS, SUBMIT):
+    for part in (RESULTS, LAYOUT, EVENTS, ANSWERS, PUBLIC_IDS, SUBMIT):
         op.execute(part)
 
 
