@@ -81,8 +81,9 @@ class _Bench:
         return None
 
     def changed(self, bot: FreeBot) -> None:
-        """The bot's room has changed; a score that has risen by that would otherwise stay buried."""
-        heapq.heappush(self._heap, self._entry(bot))
+        """The bot has less room; a score that has risen by that, and only such a one, would otherwise stay buried."""
+        if self._policy.weights.capacity < 0:
+            heapq.heappush(self._heap, self._entry(bot))
 
     def _entry(self, bot: FreeBot) -> tuple[float, int, int]:
         return -self._total(bot), self._nth[bot.id], self._rooms[bot.id]

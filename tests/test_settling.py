@@ -207,7 +207,7 @@ def test_two_calls_of_one_bot_are_not_settled_together(pool: Pool) -> None:
     before = tables(pool)
     with pytest.raises(ValueError, match="two calls of one bot"):
         bots[0].desk.answer(asked(first, bots[1].message(completed(works[1])), second))
-    waiting = Waiting(first.bot, 1, first.epoch, first.seq, 0.0, 1.0)
+    waiting = Waiting(first.bot, 1, first.epoch, first.seq, 0.0)
     with pytest.raises(ValueError, match="two calls of one bot"):
         bots[0].desk.answer([waiting, Asked(second, clock.monotonic())])
     assert tables(pool) == before
