@@ -21,7 +21,7 @@ from schema.queues import Queue, fitting, open_queues, ready_queues
 
 #: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
 #: first few, and only where those did not do, because others hold them, many.
-REACHES = (2, 16)
+REACHES = (2, 6, 16)
 
 #: Jobs of each queue that a bot looks through for some that it may have and that fit.
 JOBS_LOOK = 500

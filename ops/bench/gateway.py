@@ -23,7 +23,7 @@ import httpx
 import processes
 from latency import ready
 from meters import checked, percentiles
-from pools import MANY, Shape, count, opened, submit
+from pools import MANY, Shape, count, opened, properties, submit
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
@@ -108,7 +108,7 @@ def sessions(database: Database, bots: int, capacity: int) -> list[Session]:
                 session=digest(secret),
                 capacity=capacity,
                 priority=0,
-                properties={"kind": ("kind-0",)},
+                properties={key: tuple(values) for key, values in properties(0).items()},
                 instance=None,
                 pool=None,
                 labels=[],
@@ -213,7 +213,7 @@ def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int) -
 
 def _sample(running: House, bots: Any, number: int) -> float:
     clock.sleep(0.1 + 0.01 * (number % 7))
-    wanted = {"instance": "default", "properties": {"kind": ["kind-0"]}, "payload": {"command": ["true"], "told": True}}
+    wanted = {"instance": "default", "properties": properties(0), "payload": {"command": ["true"], "told": True}}
     began = clock.monotonic()
     job = running.database.run(lambda connection: moves.submit(connection, [wanted], actor="bench"))[0]
     return float(bots.taken(str(job.public_id)) - began)

@@ -20,6 +20,8 @@ TIMING = Timing(ttl=3000.0)
 #: Requests in one submit while a pool is filled.
 FILL = 5000
 MANY = 1_000_000
+#: Requirement sets that ask for values of one key: a bot's properties have at most 64 keys of a kilobyte.
+ALIKE = 100
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def instance(number: int) -> str:
 
 def properties(number: int) -> dict[str, list[str]]:
     """One of the requirement sets."""
-    return {"kind": [f"kind-{number}"]}
+    return {f"kind-{number // ALIKE}": [str(number % ALIKE)]}
 
 
 def request(number: int, shape: Shape) -> dict[str, object]:
@@ -103,7 +105,10 @@ def submit(database: Database, shape: Shape, jobs: int, *, first: int = 0) -> No
 
 def fill(database: Database, shape: Shape) -> list[Session]:
     """Make everything that the shape asks for, and tell the planner; returns the bots' sessions."""
-    offered = {"kind": [f"kind-{number}" for number in range(shape.platforms)]}
+    offered: dict[str, list[str]] = {}
+    for number in range(shape.platforms):
+        for key, values in properties(number).items():
+            offered.setdefault(key, []).extend(values)
     if shape.quotas:
         for number in range(shape.instances):
             name = instance(number)

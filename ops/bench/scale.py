@@ -78,7 +78,7 @@ def fleet(url: str, scale: float) -> Iterator[Ratio]:
     """Many bots, requirement sets and tenants against few."""
     few = Shape(bots=100, capacity=_room(100), queued=25_000)
     bots = int(20_000 * scale)
-    yield _compared(url, f"{bots:,} bots / 100", few, Shape(bots=bots, capacity=4, queued=25_000))
+    yield _compared(url, f"{bots:,} bots / 100", few, Shape(bots=bots, capacity=_room(bots), queued=25_000))
     sets = int(1_000 * scale)
     yield _compared(
         url, f"{sets:,} requirement sets / 1", few, Shape(bots=100, capacity=_room(100), queued=25_000, platforms=sets)
