@@ -109,7 +109,7 @@ def _fill(
     cooldown: float,
 ) -> list[_Seats]:
     """Pick for these bots, as for one that has the room of the largest, and grant; returns the bots that may have more
-    while a job was too large for every one of them, or all of them, untouched, if a job's instance has a maximum."""
+    while a job was too large for every one of them, or all, untouched, if a job's instance is near its maximum."""
     largest = max(seats, key=lambda each: each.units)
     jobs = fetching.pick_for_bot(
         connection,
@@ -119,8 +119,18 @@ def _fill(
         literal=settings.backoff == "literal",
         cooldown=cooldown,
     )
-    shared = len(seats) > 1 and bool(jobs)
-    if shared and ledger.limited_among(connection, largest.bot.cohort, {job.instance for job in jobs}):
+    # Were all the others served first, a maximum would still have to leave the last bot its whole capacity.
+    if (
+        len(seats) > 1
+        and jobs
+        and ledger.short_among(
+            connection,
+            largest.bot.cohort,
+            {job.instance for job in jobs},
+            units=sum(each.units for each in seats) + largest.bot.capacity,
+            cooldown=cooldown,
+        )
+    ):
         return seats
     seated = _seated(jobs, seats)
     granted += moves.grant(

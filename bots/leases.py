@@ -94,7 +94,7 @@ class Desk:
 
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
         """Settle calls of different bots together, in one transaction and a number of statements that does not depend
-        on how many they are, but for those of bots that leave, keep room for evictors, or fetch under a maximum; an
+        on how many they are, but for those of bots that leave, keep room for evictors, or fetch near a maximum; an
         error is that of one call alone and has changed nothing.
 
         A call that waited is answered; a new one as `sync` says. Raises ValueError for two calls of one bot.

@@ -48,9 +48,11 @@ HEADROOM = {
 }
 
 LIMITED = text("SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL)")
-LIMITED_AMONG = text("""
-SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL AND cohort = :cohort
-               AND instance = ANY (CAST(:instances AS integer[])))
+SHORT_AMONG = text(f"""
+SELECT EXISTS (
+    SELECT FROM quotas q
+    WHERE q.max_quota IS NOT NULL AND q.cohort = :cohort AND q.instance = ANY (CAST(:instances AS integer[]))
+        AND ({EFFECTIVE_MAX}) - q.usage - kept_units(q.cohort, q.instance) < :units)
 """)
 DRIFT = text("""
 SELECT FROM quotas q
@@ -95,9 +97,10 @@ def anybody_limited(connection: Connection) -> bool:
     return bool(connection.execute(LIMITED).scalar_one())
 
 
-def limited_among(connection: Connection, cohort: int, instances: Iterable[int]) -> bool:
-    """Whether any of these instances has a maximum in the cohort."""
-    return bool(connection.execute(LIMITED_AMONG, {"cohort": cohort, "instances": sorted(instances)}).scalar_one())
+def short_among(connection: Connection, cohort: int, instances: Iterable[int], *, units: int, cooldown: float) -> bool:
+    """Whether the maximum of any of these instances in the cohort leaves less than so many units."""
+    values = {"cohort": cohort, "instances": sorted(instances), "units": units, "cooldown": cooldown}
+    return bool(connection.execute(SHORT_AMONG, values).scalar_one())
 
 
 def reconcile(connection: Connection) -> list[Drift]:
