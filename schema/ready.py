@@ -23,6 +23,10 @@ from schema.queues import Queue, fitting, open_queues, ready_queues
 #: first few, and only where those did not do, because others hold them, many.
 REACHES = (2, 6, 16)
 
+#: Where many queues are open, each is read for its even share of the heads, times `SPARE`, and for so many at least.
+#: What comes after the last head of a queue that has more is left for the next pick, so that the order is kept.
+LEAST_HEADS, SPARE = 8, 4
+
 #: Jobs of each queue that a bot looks through for some that it may have and that fit.
 JOBS_LOOK = 500
 
@@ -89,6 +93,10 @@ _PICK = """
           LIMIT :batch) f
 ), served AS MATERIALIZED (
     SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({served})
+), share AS MATERIALIZED (
+    SELECT least(jobs * :reach, greatest({least}, {spare} * jobs * :reach / greatest((SELECT count(*) FROM served), 1)))
+        AS heads
+    FROM room
 ), first_heads AS MATERIALIZED (
     SELECT s.nth, h.* FROM served s CROSS JOIN LATERAL (
         SELECT id, priority, queued_at FROM (
@@ -99,14 +107,23 @@ _PICK = """
             LIMIT greatest((SELECT jobs FROM room) * :reach, CASE WHEN s.headroom IS NOT NULL THEN :jobs_look END)
             ) first
         WHERE {within}
-        ORDER BY {order} LIMIT least((SELECT jobs FROM room), s.headroom) * :reach) h
+        ORDER BY {order} LIMIT least(s.headroom * :reach, (SELECT heads FROM share))) h
+), found AS MATERIALIZED (
+    SELECT nth, count(*) AS heads FROM first_heads GROUP BY nth
+), cut AS MATERIALIZED (
+    SELECT {order} FROM (
+        SELECT DISTINCT ON (h.nth) h.* FROM first_heads h JOIN found f ON f.nth = h.nth
+        WHERE f.heads >= (SELECT heads FROM share) AND f.heads < (SELECT jobs FROM room) * :reach
+        ORDER BY h.nth, {backwards}) last
+    ORDER BY {order} LIMIT 1
 ), fitting_heads AS MATERIALIZED (
     SELECT h.id, h.priority, h.queued_at FROM served s
-    LEFT JOIN (SELECT nth, count(*) AS found FROM first_heads GROUP BY nth) f ON f.nth = s.nth
+    LEFT JOIN found f ON f.nth = s.nth
     CROSS JOIN LATERAL ({fitting}) h
-    WHERE s.headroom IS NOT NULL AND coalesce(f.found, 0) < least((SELECT jobs FROM room), s.headroom) * :reach
+    WHERE s.headroom IS NOT NULL AND coalesce(f.heads, 0) < least(s.headroom * :reach, (SELECT heads FROM share))
 ), heads AS MATERIALIZED (
     SELECT id FROM (SELECT id, priority, queued_at FROM first_heads UNION SELECT * FROM fitting_heads) both_kinds
+    WHERE coalesce(({order}) <= (SELECT {order} FROM cut), true)
     ORDER BY {order} LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
     SELECT {columns} FROM jobs
@@ -114,8 +131,8 @@ _PICK = """
         AND {still_ready}
     ORDER BY {order} LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT r.heads, r.jobs, p.* FROM (
-    SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs) r
+SELECT r.heads, r.jobs, r.cut, p.* FROM (
+    SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs, EXISTS (SELECT FROM cut) AS cut) r
 LEFT JOIN picked p ON true
 """
 
@@ -134,6 +151,9 @@ PICK: dict[tuple[Order, Guard], TextClause] = {
             fitting=fitting("s", units="s.headroom", limit="least((SELECT jobs FROM room), s.headroom) * :reach"),
             still_ready=STILL_READY,
             order=order.value,
+            backwards=", ".join(f"h.{column} DESC" for column in order.value.split(", ")),
+            least=LEAST_HEADS,
+            spare=SPARE,
             columns=COLUMNS,
         )
     )
@@ -199,7 +219,8 @@ def pick(connection: Connection, scope: Scope, *, order: Order, batch: int, chan
     for reach in REACHES:
         rows = connection.execute(PICK[order, scope.guard], {**values, "reach": reach}).all()
         found = [ready_job(row) for row in rows if row.id is not None]
-        if not others_hold(wanted=rows[0].jobs, heads=rows[0].heads, found=len(found), reach=reach):
+        short = rows[0].cut and 2 * len(found) < rows[0].jobs
+        if not (short or others_hold(wanted=rows[0].jobs, heads=rows[0].heads, found=len(found), reach=reach)):
             break
     return found
 
