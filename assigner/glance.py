@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from assigner.queries import VISIBLE
 from schema import quotas
 from schema.columns import SCHEMA
 from schema.gates import COHORT, READY, REQUIREMENTS, RESTING, UNITS, serves
@@ -33,8 +34,6 @@ RATE_JOBS = (1_000, 10_000, 25_000)
 MAX_ENDED = 25_000
 #: Grants whose waits are looked up, the newest.
 MAX_WAITS = 5_000
-
-_VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
 
 # The cohorts and instances that have such jobs: one step along the index for each.
 _HOLDERS = """{name} AS (
@@ -63,7 +62,7 @@ GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
 
 def _waiting(condition: str, *, order: str) -> str:
     holders = _HOLDERS.format(name="holders", waiting=condition)
-    return _WAITING.format(holders=holders, waiting=condition, order=order, visible=_VISIBLE)
+    return _WAITING.format(holders=holders, waiting=condition, order=order, visible=VISIBLE)
 
 
 _QUEUE = "cohort, instance, platform"
@@ -92,7 +91,7 @@ FROM waiting q GROUP BY q.name ORDER BY q.name
 OLDEST = text(f"""
 WITH RECURSIVE {ready_queues("queues")}
 SELECT extract(epoch FROM now() - min(head.queued_at)) AS seconds, count(*) >= :most AS more
-FROM (SELECT q.* FROM queues q JOIN instances i ON i.id = q.instance WHERE {_VISIBLE} LIMIT :most) q
+FROM (SELECT q.* FROM queues q JOIN instances i ON i.id = q.instance WHERE {VISIBLE} LIMIT :most) q
 CROSS JOIN LATERAL (
     SELECT queued_at FROM jobs
     WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND {READY}
@@ -105,7 +104,7 @@ SELECT i.name AS instance, p.jobs, p.jobs >= :most AS more
 FROM instances i CROSS JOIN LATERAL (
     SELECT count(*) AS jobs FROM (
         SELECT FROM jobs WHERE instance = i.id AND state = 'parked' ORDER BY instance, priority LIMIT :most) w) p
-WHERE {_VISIBLE} AND p.jobs > 0
+WHERE {VISIBLE} AND p.jobs > 0
 """)
 
 # Jobs that bots have, of every instance: by their leases, and of a lease that is taken back the job itself says what it
@@ -140,7 +139,7 @@ BOT_COUNTS = text(f"""
 SELECT CASE WHEN b.status <> 'gone' AND b.draining THEN 'draining' ELSE b.status END AS status, count(*) AS bots,
     sum(b.capacity) AS capacity, sum(b.in_use) AS in_use
 FROM bots b LEFT JOIN instances i ON i.id = b.instance
-WHERE b.instance IS NULL OR {_VISIBLE} GROUP BY 1 ORDER BY 1
+WHERE b.instance IS NULL OR {VISIBLE} GROUP BY 1 ORDER BY 1
 """)
 
 TICKS = text("""
@@ -155,7 +154,7 @@ SELECT coalesce((SELECT created_at < now() - interval '1 minute' FROM jobs
 """)
 
 _OURS = f"""(CAST(:instances AS text[]) IS NULL
-    OR instance = ANY (ARRAY(SELECT i.id FROM instances i WHERE {_VISIBLE})))"""
+    OR instance = ANY (ARRAY(SELECT i.id FROM instances i WHERE {VISIBLE})))"""
 
 # What happened in the last minute, or since what was looked at begins; `span` is the time from then. A job that came
 # back from a bot shows its leases once it has another, or ended. A wait begins when the job last came into the queue;

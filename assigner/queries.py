@@ -14,7 +14,7 @@ Rows = list[dict[str, Any]]
 MAX_EVENTS = 1000
 
 # Only jobs of these instances are seen, null = all; an absent job and a foreign one are the same.
-_VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
+VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
 
 _FACTS = """
     j.id AS row_id, i.name AS instance, j.label, j.priority, j.units, j.attempts, j.max_attempts, j.created_at,
@@ -40,7 +40,7 @@ SELECT {_SUBMISSION}, {_FACTS}, p.properties, j.platform, j.instance AS instance
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {RESULT} END AS result
 FROM {_NAMED} JOIN platforms p ON p.id = j.platform
 LEFT JOIN job_payloads w ON w.job_id = j.id {_LAST_BOT}
-WHERE {_VISIBLE}
+WHERE {VISIBLE}
 """)
 
 # The history of one job, oldest first, the newest MAX_EVENTS of it.
@@ -67,7 +67,7 @@ WHERE b.status <> 'gone' AND {COHORT.of(bot="b", want="w")} AND {serves("b", "w"
 LIST = text(f"""
 SELECT {_ROW}
 FROM jobs j JOIN instances i ON i.id = j.instance {_LAST_BOT}
-WHERE {_VISIBLE}
+WHERE {VISIBLE}
     AND (CAST(:instance AS text) IS NULL OR i.name = :instance)
     AND (CAST(:state AS text) IS NULL OR j.state = :state)
     AND (CAST(:label AS text) IS NULL OR j.label = :label)
@@ -76,7 +76,7 @@ ORDER BY j.id DESC LIMIT :limit
 """)
 
 ROW_OF = text(f"""
-SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {REASON} END AS withdrawn FROM {_NAMED} WHERE {_VISIBLE}
+SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {REASON} END AS withdrawn FROM {_NAMED} WHERE {VISIBLE}
 """)
 
 # States of many submissions, results only of those that have one; `job` is the id of their job itself.
@@ -84,7 +84,7 @@ STATES = text(f"""
 SELECT {_SUBMISSION}, j.public_id AS job, j.attempts,
     CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {RESULT} END AS result
 FROM {_NAMED}
-WHERE {_VISIBLE}
+WHERE {VISIBLE}
 """)
 
 # Where the output of a job's newest attempt is; attempts are counted by their leases, also those not charged.
@@ -92,7 +92,7 @@ ATTEMPT = text(f"""
 SELECT j.id AS row_id, j.public_id AS job, {STATE} AS state, {FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
 FROM {_NAMED}
 CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
-WHERE {_VISIBLE}
+WHERE {VISIBLE}
 """)
 
 # What there could be to tell those who wait for these jobs, given by their own ids.

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from bots import reports, visits
 from bots.fetch import FetchSettings
-from bots.protocol import OutputReport, Sync, SyncAnswer
+from bots.protocol import OutputReport, SyncAnswer
 from bots.refilling import refill
 from bots.visits import Asked, Call, Visit, Waiting
 from schema import moves, outputs
@@ -73,31 +73,15 @@ class Desk:
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
         self.cooldown = cooldown
 
-    def sync(self, sync: Sync) -> Answer:
-        """Settle one call and return the answer's JSON, or Waiting if there is no news and the bot would wait.
-
-        Raises Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that name
-        is open) or `stale_seq` (a later call has been answered), and BadInput for a report that contradicts itself.
-        """
-        (answer,) = self.answer([Asked(sync, self._now())])
-        if isinstance(answer, LeaseholdError):
-            raise answer
-        return answer
-
-    def settle(self, waiting: Waiting) -> bytes:
-        """The answer to a call that waited; the same errors as `sync`. Answers a call only once."""
-        (answer,) = self.answer([waiting])
-        if isinstance(answer, LeaseholdError):
-            raise answer
-        assert isinstance(answer, bytes)
-        return answer
-
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
         """Settle calls of different bots together, in one transaction and a number of statements that does not depend
         on how many they are, but for those of bots that leave, keep room for evictors, or fetch near a maximum; an
         error is that of one call alone and has changed nothing.
 
-        A call that waited is answered; a new one as `sync` says. Raises ValueError for two calls of one bot.
+        A call that waited is answered, and so is a new one unless there is no news and the bot would wait. An error is
+        Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that name is open)
+        or `stale_seq` (a later call has been answered), or BadInput for a report that contradicts itself. Raises
+        ValueError for two calls of one bot.
         """
         names = [visits.name(call) for call in calls]
         if len(set(names)) < len(names):

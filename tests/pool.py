@@ -17,6 +17,7 @@ from schema import clock, moves
 from schema.engine import Database
 from schema.limits import normal_properties
 from schema.timing import Timing
+from tests.desks import synced
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Bot:
 
     def sync(self, *reports: LeaseReport, **fields: Any) -> dict[str, Any]:
         """Call once and return the decoded answer."""
-        answer = self.desk.sync(self.message(*reports, **fields))
+        answer = synced(self.desk, self.message(*reports, **fields))
         assert not isinstance(answer, Waiting), "the call was held back"
         decoded: dict[str, Any] = json.loads(answer)
         return decoded

@@ -16,6 +16,7 @@ from bots.protocol import Sync
 from schema import moves
 from schema.engine import Database
 from schema.moves import Ended
+from tests.desks import synced
 from tests.patience import eventually
 from tests.pool import Bot, Pool, active
 
@@ -148,7 +149,7 @@ def at_desk_of(pool: Pool, bot: Bot) -> Bot:
 
 def call(bot: Bot, message: Sync) -> bytes:
     """Send one prepared message; returns the answer as it went out."""
-    answer = bot.desk.sync(message)
+    answer = synced(bot.desk, message)
     assert not isinstance(answer, Waiting), "the call was held back"
     return answer
 

@@ -14,6 +14,7 @@ from schema import clock
 from schema.engine import Database, is_outage
 from schema.errors import Conflict, NotReady
 from schema.timing import Timing
+from tests.desks import synced
 from tests.executions import Execution, ExecutionLog
 from tests.patience import eventually
 from tests.processes import Processes
@@ -229,7 +230,7 @@ class Swarm:
             )
         sent = clock.monotonic()
         try:
-            answer = self.desk.sync(bot.unanswered)
+            answer = synced(self.desk, bot.unanswered)
         except Conflict as conflict:
             self._over(bot, conflict)
             return

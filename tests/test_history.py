@@ -19,11 +19,11 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import text
 
-from bots.leases import Waiting
 from bots.protocol import LeaseReport
 from schema import moves, verify
 from schema.errors import Conflict
 from schema.limits import normal_properties
+from tests.desks import answered, synced
 from tests.ledger import Entry, Ledger, Worker
 from tests.pool import Pool, active, completed
 from tests.racing import ask_stop, cancel, drain, expire, retention
@@ -210,7 +210,7 @@ class History(RuleBasedStateMachine):
         if name in self.ledger.closing:
             _refused(worker, "session_over")
         else:
-            assert worker.bot.desk.sync(worker.message) == worker.answer
+            assert synced(worker.bot.desk, worker.message) == worker.answer
 
     @precondition(lambda self: self.ledger.ghosts)
     @rule(nth=st.integers(0, 9))
@@ -272,11 +272,10 @@ class History(RuleBasedStateMachine):
         return [completed({"job": job, "fence": fence}, exit_code=-1) for job, fence in wrong]
 
     def _answered(self, worker: Worker) -> None:
-        answer = worker.bot.desk.sync(worker.message)
-        worker.answer = worker.bot.desk.settle(answer) if isinstance(answer, Waiting) else answer
-        answered = json.loads(worker.answer)
-        assert answered["drain"] == (worker.bot.session.bot in self.ledger.drained) or worker.message.status == "gone"
-        works = answered["leases"]
+        worker.answer = answered(worker.bot.desk, worker.message)
+        said = json.loads(worker.answer)
+        assert said["drain"] == (worker.bot.session.bot in self.ledger.drained) or worker.message.status == "gone"
+        works = said["leases"]
         worker.beliefs = {(work["job"], work["fence"]): work["state"] for work in works}
         self.ledger.offered += [lease for lease in worker.beliefs if lease not in self.ledger.offered]
 
@@ -292,7 +291,7 @@ def _cycle(deeds: list[str]) -> Iterator[str]:
 
 def _refused(worker: Worker, *codes: str) -> None:
     with pytest.raises(Conflict) as refused:
-        worker.bot.desk.sync(worker.message)
+        synced(worker.bot.desk, worker.message)
     assert refused.value.code in codes
 
 

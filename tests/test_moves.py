@@ -10,6 +10,7 @@ from schema import moves
 from schema.errors import Conflict
 from schema.moves import Ending, Verdict
 from schema.submissions import RESULT
+from tests.desks import synced
 from tests.pool import Pool, active, completed
 
 
@@ -160,8 +161,8 @@ def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> 
     job, bot, work = pool.running()
     message = bot.message(completed(work, exit_code=0))
 
-    first = bot.desk.sync(message)
-    again = bot.desk.sync(message)
+    first = synced(bot.desk, message)
+    again = synced(bot.desk, message)
 
     assert first == again
     assert pool.history(job).count("finish") == 1
@@ -170,10 +171,10 @@ def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> 
 def test_an_older_sync_is_refused(pool: Pool) -> None:
     job, bot, work = pool.running()
     older, newer = bot.message(completed(work)), bot.message(active(work))
-    bot.desk.sync(newer)
+    synced(bot.desk, newer)
 
     with pytest.raises(Conflict) as refused:
-        bot.desk.sync(older)
+        synced(bot.desk, older)
 
     assert refused.value.code == "stale_seq"
     assert pool.job(job).state == "running"
@@ -182,7 +183,7 @@ def test_an_older_sync_is_refused(pool: Pool) -> None:
 def test_a_sync_with_the_wrong_secret_is_refused(pool: Pool) -> None:
     bot = pool.bot()
     with pytest.raises(Conflict):
-        bot.desk.sync(bot.message().model_copy(update={"secret": "guess"}))
+        synced(bot.desk, bot.message().model_copy(update={"secret": "guess"}))
 
 
 def cancel(pool: Pool, *jobs: str, instances: list[str] | None = None) -> list[moves.Cancelled]:

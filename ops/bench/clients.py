@@ -4,19 +4,16 @@ Each statement is a transaction of its own and one round trip. Everything happen
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing.synchronize import Barrier
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, LiteralString
 
+import crews
 import psycopg
-from meters import Stretch, metered
+from meters import Stretch
 
 from schema import clock
 from schema.engine import plain
 
-#: Seconds after which a client that does not come to its end fails the measurement.
-PATIENCE = 600.0
 #: Every statement finds its rows by index and keeps that plan: one made while a table was small would be kept for long.
 OPTIONS = {
     "search_path": "floor",
@@ -130,33 +127,8 @@ def expect(what: str, found: int, wanted: int) -> None:
 
 
 def run(url: str, work: Work, *, processes: int, jobs: int) -> Stretch:
-    """Let so many clients do `work` until so many jobs are done; the time runs from their common start to the last
-    one's end."""
-    context = multiprocessing.get_context("spawn")
-    barrier, results, done = context.Barrier(processes + 1), context.SimpleQueue(), context.Value("q", 0)
-    children = [
-        context.Process(target=_main, args=(work, url, number, jobs, done, barrier, results))
-        for number in range(processes)
-    ]
-    whole = Stretch()
-    with metered(url) as costs:
-        for child in children:
-            child.start()
-        with _killed_on_error(children):
-            barrier.wait(PATIENCE)
-            began, ends = clock.monotonic(), []
-            for _ in children:
-                number, stretch, ended = results.get()
-                if not isinstance(stretch, Stretch):
-                    raise SystemExit(f"error: client {number}: {stretch}")
-                ends.append(ended)
-                whole.waits += stretch.waits
-                whole.placements += stretch.placements
-            for child in children:
-                child.join(PATIENCE)
-        costs.statements = costs.transactions = len(whole.waits)
-    whole.seconds, whole.costs, whole.jobs = max(ends) - began, costs, done.value
-    return whole
+    """Let so many clients do `work` until so many jobs are done."""
+    return crews.run(url, work, processes=processes, jobs=jobs, main=_main)
 
 
 def alone(url: str, work: Work, *, jobs: int) -> None:
@@ -165,25 +137,18 @@ def alone(url: str, work: Work, *, jobs: int) -> None:
         work(Client(connection, 0, jobs, multiprocessing.Value("q", 0)))
 
 
-def _main(work: Work, url: str, number: int, wanted: int, done: Any, barrier: Barrier, results: Any) -> None:
+def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
+    url, number, _, wanted, done, barrier = arguments
     try:
         with connect(url) as connection:
             client = Client(connection, number, wanted, done)
-            barrier.wait(PATIENCE)
+            barrier.wait(crews.PATIENCE)
             work(client)
             ended = clock.monotonic()
+        costs = client.stretch.costs
+        costs.statements = costs.transactions = len(client.stretch.waits)
         results.put((number, client.stretch, ended))
     except BaseException as error:
         barrier.abort()
         results.put((number, f"{type(error).__name__}: {error}", clock.monotonic()))
-        raise
-
-
-@contextmanager
-def _killed_on_error(children: Sequence[Any]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for child in children:
-            child.kill()
         raise

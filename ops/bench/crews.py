@@ -89,13 +89,13 @@ def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
         worker.database.close()
 
 
-def run(url: str, work: Work, *, processes: int, jobs: int) -> Stretch:
+def run(url: str, work: Any, *, processes: int, jobs: int, main: Callable[..., None] = _main) -> Stretch:
     """Let so many processes do `work` until so many jobs are done; the time runs from their common start to the last
-    one's end."""
+    one's end. `main` is what each process runs."""
     context = multiprocessing.get_context("spawn")
     barrier, results, done = context.Barrier(processes + 1), context.SimpleQueue(), context.Value("q", 0)
     children = [
-        context.Process(target=_main, args=(work, (url, number, processes, jobs, done, barrier), results))
+        context.Process(target=main, args=(work, (url, number, processes, jobs, done, barrier), results))
         for number in range(processes)
     ]
     whole = Stretch(jobs=jobs)

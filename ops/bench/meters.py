@@ -92,9 +92,7 @@ def percentiles(seconds: Sequence[float], ranks: Sequence[int] = (50, 95, 99)) -
 
 def per_job(stretches: Sequence[Stretch]) -> dict[str, float]:
     """The costs of one job, the median over the runs."""
-    found = {each.name: each.name for each in fields(Costs)}
-    costs = {
-        name: statistics.median(getattr(each.costs, name) / max(1, each.jobs) for each in stretches) for name in found
+    names = [each.name for each in fields(Costs)] + ["round_trips"]
+    return {
+        name: statistics.median(getattr(each.costs, name) / max(1, each.jobs) for each in stretches) for name in names
     }
-    costs["round_trips"] = statistics.median(each.costs.round_trips / max(1, each.jobs) for each in stretches)
-    return costs

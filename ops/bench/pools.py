@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -48,20 +48,29 @@ def server() -> Iterator[str]:
 
 
 @contextmanager
+def blank(server_url: str, name: str) -> Iterator[str]:
+    """A new database without anything in it; dropped at the end."""
+
+    def do(*statements: str) -> None:
+        with psycopg.connect(plain(server_url), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    drop = f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'
+    do(drop, f'CREATE DATABASE "{name}" TEMPLATE template0')
+    try:
+        yield make_url(plain(server_url)).set(database=name).render_as_string(hide_password=False)
+    finally:
+        do(drop)
+
+
+@contextmanager
 def empty(server_url: str, name: str) -> Iterator[str]:
     """A new database with the schema; dropped at the end."""
-    admin = plain(server_url)
-    with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
-    url = make_url(server_url).set(database=name).render_as_string(hide_password=False)
-    try:
+    with blank(server_url, name) as url:
         with opened(url) as database:
             migrate.upgrade(database)
         yield url
-    finally:
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
 
 @contextmanager
@@ -140,8 +149,3 @@ def settle(database: Database) -> None:
 def count(database: Database, query: str) -> int:
     """One number."""
     return int(database.run(lambda connection: connection.execute(text(query)).scalar_one()))
-
-
-def names(sessions_: Sequence[Session], part: int, of: int) -> list[Session]:
-    """Every `of`-th session from `part` on."""
-    return list(sessions_[part::of])

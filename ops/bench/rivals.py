@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import floor
-import psycopg
 from meters import Costs, Stretch
-from sqlalchemy import make_url
-
-from schema.engine import plain
+from pools import blank
 
 HERE = Path(__file__).parent
 #: Where the peers' environments are made, from where the benchmark is called.
@@ -38,7 +35,7 @@ def peer(name: str, shape: str, **options: int) -> Callable[[str, bool], Stretch
     def work(server: str, watched: bool) -> Stretch:
         if watched:
             return Stretch()
-        with _database(server) as url:
+        with blank(server, "peer") as url:
             program = [ENVIRONMENTS / name / "bin" / "python", "-B", HERE / "peers" / f"{name}.py", shape, "--dsn", url]
             given = [part for key, value in options.items() for part in (f"--{key}", str(value))]
             done = subprocess.run([*program, *given], capture_output=True, text=True, timeout=PATIENCE)
@@ -58,27 +55,7 @@ def floor_of(shape: str, *, batch: int, jobs: int) -> Callable[[str, bool], Stre
     def work(server: str, watched: bool) -> Stretch:
         if watched:
             return Stretch()
-        with _database(server) as url:
+        with blank(server, "peer") as url:
             return act(url, processes=2, batch=batch, jobs=jobs)
 
     return work
-
-
-class _database:
-    """An empty database for a peer, as libpq understands it."""
-
-    def __init__(self, server: str) -> None:
-        self._admin = plain(server)
-        self._url = make_url(plain(server)).set(database="peer").render_as_string(hide_password=False)
-
-    def __enter__(self) -> str:
-        self._do('CREATE DATABASE "peer" TEMPLATE template0')
-        return self._url
-
-    def __exit__(self, *_: object) -> None:
-        self._do('DROP DATABASE IF EXISTS "peer" WITH (FORCE)')
-
-    def _do(self, statement: str) -> None:
-        with psycopg.connect(self._admin, autocommit=True) as connection:
-            connection.execute('DROP DATABASE IF EXISTS "peer" WITH (FORCE)')
-            connection.execute(statement)

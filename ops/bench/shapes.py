@@ -92,7 +92,6 @@ class _Watch(threading.Thread):
         super().__init__(name="watch", daemon=True)
         self._database, self._over = database, threading.Event()
         self._failure: SystemExit | None = None
-        self.looks = 0
 
     def __enter__(self) -> "_Watch":
         self.start()
@@ -108,7 +107,6 @@ class _Watch(threading.Thread):
         while not self._over.wait(LOOK):
             try:
                 checked(self._database)
-                self.looks += 1
             except SystemExit as failure:
                 self._failure = failure
                 return
