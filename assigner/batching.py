@@ -3,7 +3,7 @@
 #: The least that a cycle looks for: a few milliseconds' work, which no job behind it feels.
 LEAST = 100
 #: A cycle that took less than so many seconds may take twice as many jobs, one that took more than `SLOW` half as many.
-QUICK, SLOW = 0.1, 0.4
+QUICK, SLOW = 0.25, 0.75
 
 
 class Batch:

@@ -13,9 +13,10 @@ from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
 from assigner.registry import StrategySettings
 from assigner.strategies import Snapshot
-from schema import moves, platforms, ready, reclaiming
+from schema import chores, moves, platforms, ready
 from schema.clock import Monotonic
 from schema.engine import Database
+from schema.front import Front
 from schema.ledger import Guard
 from schema.limits import NAME
 from schema.moves import Alike, Granted
@@ -32,7 +33,7 @@ SLOWEST = 2.0
 
 #: Placements from which on bots that others hold are waited for, and the seconds at most: two assigners with large
 #: batches want the same bots, and take turns instead of undoing each other's choices.
-CROWD, PATIENCE = 20, 0.1
+CROWD, PATIENCE = 20, 0.5
 
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
@@ -127,7 +128,7 @@ class PriorityAgeAssigner:
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
-        self._batch = Batch()
+        self._batch, self._front = Batch(), Front(now)
         self._failures = 0
         self._next_reclaim = now()
 
@@ -170,12 +171,14 @@ class PriorityAgeAssigner:
 
     def _cycle(self, connection: Connection) -> Cycle:
         settings, cycle = self._settings, Cycle()
-        moves.promote(connection, settings.batch)
+        seen = chores.look(connection)
+        if seen.rested:
+            moves.promote(connection, settings.batch)
         instances = ready.instance_ids(connection, settings.instances) if settings.instances else None
         scope = Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
-        guards = (Guard.MIN, Guard.MAX) if reclaiming.anybody_below_minimum(connection) else (Guard.MAX,)
+        guards = (Guard.MIN, Guard.MAX) if seen.below else (Guard.MAX,)
         for guard in guards:
             self._pass(connection, replace(scope, guard=guard), order, cycle)
             if cycle.granted:
@@ -184,7 +187,7 @@ class PriorityAgeAssigner:
             unserved = ready.unserved(connection, scope, limit=settings.batch)
             alike = [Alike(queue.cohort, queue.instance, queue.platform, 1) for queue in unserved]
             self._postpone(connection, alike, NO_BOT, cycle)
-        if self._quotas.preemption and (not cycle.granted or self._now() >= self._next_reclaim):
+        if self._quotas.preemption and seen.below and (not cycle.granted or self._now() >= self._next_reclaim):
             self._next_reclaim = self._now() + settings.interval
             cycle.evicted = reclaim(
                 connection,
@@ -200,7 +203,7 @@ class PriorityAgeAssigner:
         """Pick and place until something was placed, or nothing is left that could be postponed."""
         for _ in range(SWEEPS):
             batch = self._batch.size(self._settings.batch)
-            jobs = ready.pick(connection, scope, order=order, batch=batch, chance=self._chance)
+            jobs = ready.pick(connection, scope, order=order, batch=batch, chance=self._chance, line=self._front)
             cycle.picked += len(jobs)
             if not jobs:
                 return

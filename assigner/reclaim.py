@@ -21,8 +21,6 @@ def reclaim(
 
     A job for which a free bot is there is left to the next pick. `again`: this transaction has granted leases.
     """
-    if not reclaiming.anybody_below_minimum(connection):
-        return 0
     waiting, now = reclaiming.starved(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
     evicted = 0
     freed: Counter[tuple[int, int]] = Counter()

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from schema import fetching, ledger, moves
 from schema.fetching import Fetcher
+from schema.front import Fronts
 from schema.moves import Granted, Placement, RetryPace
 from schema.ready import ReadyJob
 
@@ -76,11 +77,18 @@ class _Seats:
 
 
 def fetch(
-    connection: Connection, settings: FetchSettings, wishes: Sequence[Wish], *, ack: float, cooldown: float
+    connection: Connection,
+    settings: FetchSettings,
+    wishes: Sequence[Wish],
+    *,
+    ack: float,
+    cooldown: float,
+    fronts: Fronts,
 ) -> list[Granted]:
     """Grant the bots the most urgent jobs that they may have, to those that are alike together.
 
-    The caller holds the bots' rows and tells the bots before the transaction ends.
+    The caller holds the bots' rows and tells the bots before the transaction ends. `fronts` is what the process
+    remembers of the jobs in front.
     """
     alike: dict[tuple[object, ...], list[_Seats]] = {}
     for wish in wishes:
@@ -91,11 +99,11 @@ def fetch(
             alike.setdefault(key, []).append(_Seats(bot, limit, bot.room))
     granted: list[Granted] = []
     for seats in alike.values():
-        left_over = _fill(connection, settings, seats, granted, ack=ack, cooldown=cooldown)
+        left_over = _fill(connection, settings, seats, granted, ack=ack, cooldown=cooldown, fronts=fronts)
         # What was too large for the room that was left must not keep smaller jobs behind it from a bot; and under a
         # maximum, what one bot is given decides whether the next one may fetch from that instance at all.
         for each in left_over if len(seats) > 1 else ():
-            _fill(connection, settings, [each], granted, ack=ack, cooldown=cooldown)
+            _fill(connection, settings, [each], granted, ack=ack, cooldown=cooldown, fronts=fronts)
     return granted
 
 
@@ -107,6 +115,7 @@ def _fill(
     *,
     ack: float,
     cooldown: float,
+    fronts: Fronts,
 ) -> list[_Seats]:
     """Pick for these bots, as for one that has the room of the largest, and grant; returns the bots that may have more
     while a job was too large for every one of them, or all, untouched, if a job's instance is near its maximum."""
@@ -118,6 +127,7 @@ def _fill(
         any_wait=settings.to_capacity,
         literal=settings.backoff == "literal",
         cooldown=cooldown,
+        line=fronts.of(largest.bot.cohort),
     )
     # Were all the others served first, a maximum would still have to leave the last bot its whole capacity.
     if (

@@ -16,6 +16,7 @@ from schema import moves, outputs
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.errors import BadInput, Conflict, LeaseholdError
+from schema.front import Fronts
 from schema.ledger import EVICTION_COOLDOWN
 from schema.moves import Word
 from schema.states import BotStatus, JobState, LeaseState
@@ -72,6 +73,7 @@ class Desk:
     ) -> None:
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
         self.cooldown = cooldown
+        self._fronts = Fronts(now)
 
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
         """Settle calls of different bots together, in one transaction and a number of statements that does not depend
@@ -122,7 +124,7 @@ class Desk:
         self._apply(connection, settled)
         settled = self._without_leaving(connection, settled, found)
         self._sync(connection, settled)
-        refill(connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown)
+        refill(connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown, fronts=self._fronts)
         self._reply(connection, settled, found)
         return [found[nth] for nth in range(len(calls))]
 

@@ -10,13 +10,20 @@ from bots.fetch import FetchSettings, Wish, fetch
 from bots.visits import Visit
 from schema import ledger, moves
 from schema.fetching import Fetcher
+from schema.front import Fronts
 from schema.moves import Placement
 from schema.states import JobState
 from schema.wakeups import wake
 
 
 def refill(
-    connection: Connection, settled: Sequence[Visit], settings: FetchSettings, *, ack: float, cooldown: float
+    connection: Connection,
+    settled: Sequence[Visit],
+    settings: FetchSettings,
+    *,
+    ack: float,
+    cooldown: float,
+    fronts: Fronts,
 ) -> None:
     """Start what room was freed for, and fetch; what room bots still have and had not before is for the assigners, also
     for jobs at rest. The caller tells the bots what they have been given."""
@@ -25,7 +32,7 @@ def refill(
         if visit.synced.reserved:
             _claim(connection, visit, ack=ack, cooldown=cooldown)
     free = [visit for visit in spoken if visit.synced.free]
-    fetched = fetch(connection, settings, _wishes(connection, free), ack=ack, cooldown=cooldown)
+    fetched = fetch(connection, settings, _wishes(connection, free), ack=ack, cooldown=cooldown, fronts=fronts)
     room = {visit.bot.id: visit.synced.room for visit in free}
     for lease in fetched:
         room[lease.bot_id] -= lease.units

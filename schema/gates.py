@@ -70,6 +70,8 @@ QUEUE_DEADLINE = Gate("queue deadline", "true", "it may still wait")
 
 #: A ready job, in words that match the indexes of ready jobs.
 READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')}"
+#: The same in words that match the index of the front and no other; who looks into a queue must not read that one.
+IN_LINE = f"{READY} AND units >= 1"
 #: The same in words that match none of them, which leaves the planner nothing but the primary key.
 STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '-infinity'"
 #: A job that rests, and one whose rest is over: a cycle makes those ready before it picks.

@@ -27,17 +27,31 @@ _WAITING = """{name} AS (
         ORDER BY cohort, instance, platform LIMIT 1) following
 )"""
 
-# The queues that are open under a guard, each with the units that its instance may still be given.
+# The queues that are open under a guard, each with the units that its instance may still be given; what a quota leaves
+# is found once for all queues of an instance.
 _OPEN = f"""
     WITH kept AS MATERIALIZED (
         SELECT cohort, instance, sum(units) AS units FROM ({KEPT}) each GROUP BY cohort, instance
     )
-    SELECT w.cohort, w.instance, w.platform, i.pool, {{headroom}} AS headroom
-    FROM {{queues}} w
-    JOIN instances i ON i.id = w.instance AND {{undrained}}
-    LEFT JOIN quotas q ON q.cohort = w.cohort AND q.instance = w.instance
-    LEFT JOIN kept k ON k.cohort = w.cohort AND k.instance = w.instance
+    SELECT w.cohort, w.instance, p.platform, w.pool, w.headroom FROM (
+        SELECT g.cohort, g.instance, g.platforms, i.pool, {{headroom}} AS headroom
+        FROM (SELECT cohort, instance, array_agg(platform) AS platforms FROM {{queues}} GROUP BY cohort, instance) g
+        JOIN instances i ON i.id = g.instance AND {{undrained}}
+        LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
+        LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
+        OFFSET 0
+    ) w CROSS JOIN LATERAL unnest(w.platforms) AS p (platform)
     WHERE {{allowed}}"""
+
+_PRIORITIES = """
+    WITH RECURSIVE priorities AS (
+        (SELECT priority FROM jobs WHERE {of_queue} ORDER BY cohort, instance, platform, priority LIMIT 1)
+        UNION ALL
+        SELECT following.priority FROM priorities z CROSS JOIN LATERAL (
+            SELECT priority FROM jobs WHERE {of_queue} AND priority > z.priority
+            ORDER BY cohort, instance, platform, priority LIMIT 1) following
+    )
+    SELECT priority FROM priorities"""
 
 # One step along the index for each size, and then into each of them: however many jobs do not fit, they cost nothing.
 # An equal size would let the planner take an index in which the sizes are mixed.
@@ -70,12 +84,22 @@ def resting_queues(name: str) -> str:
 
 
 def open_queues(queues: str, headroom: str) -> str:
-    """Those of `queues` whose instance may be given anything; a query to which further conditions may be added."""
-    undrained, allowed = DRAIN.of(instance="i"), gates.open_instance(headroom)
+    """Those of `queues` whose instance may be given anything; a query to which further conditions on `w` may be added,
+    a row with the cohort, the instance, its pool and the headroom."""
+    undrained, allowed = DRAIN.of(instance="i"), gates.open_instance("w.headroom")
     return _OPEN.format(queues=queues, headroom=headroom, undrained=undrained, allowed=allowed)
 
 
 def fitting(queue: str, *, units: str, limit: str) -> str:
     """A query of the ready jobs of row `queue` that need at most `units`: the `limit` most urgent ones of each size."""
+    return _FITTING.format(of_queue=_of(queue), units=units, limit=limit)
+
+
+def ready_priorities(queue: str) -> str:
+    """A query of the priorities that the ready jobs of row `queue` have, one step along the index for each."""
+    return _PRIORITIES.format(of_queue=_of(queue))
+
+
+def _of(queue: str) -> str:
     same = " AND ".join(f"{name} = {queue}.{name}" for name in ("cohort", "instance", "platform"))
-    return _FITTING.format(of_queue=f"{same} AND {READY}", units=units, limit=limit)
+    return f"{same} AND {READY}"

@@ -1,8 +1,9 @@
 """Picks: which jobs may be placed now.
 
-Jobs wait in one queue per cohort, instance and requirement set, which is how the indexes are ordered. A pick looks only
-into queues that are open, because their instance is not drained and has not used up its quota, and for which a free bot
-is there, so that any number of jobs that nobody can run costs nothing; a job in backoff is in no index of ready jobs.
+Jobs wait in one queue per cohort, instance and requirement set. A pick takes only from queues that are open, because
+their instance is not drained and has not used up its quota, and for which a free bot is there. It looks at the front of
+the line first; only where much of that cannot be placed it looks into each queue, so that any number of jobs that
+nobody can run costs nothing. A job in backoff is in no index of ready jobs.
 """
 
 import random
@@ -13,11 +14,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
-from schema import rings
+from schema import front, rings
 from schema.candidates import LOOK
+from schema.front import Front
 from schema.gates import HEALTHY, QUOTA, READY, STILL_READY, serves
 from schema.ledger import EVICTION_COOLDOWN, HEADROOM, Guard
-from schema.queues import Queue, fitting, open_queues, ready_queues
+from schema.queues import Queue, fitting, open_queues, ready_priorities, ready_queues
 
 #: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
 #: first few, and only where those did not do, because others hold them, many.
@@ -59,9 +61,8 @@ class ReadyJob:
 #: Of a job that is picked.
 COLUMNS = "id, public_id, cohort, instance, platform, priority, units, locality_hint, considered"
 
-_QUEUES = f"""
-WITH RECURSIVE {ready_queues("queues")}, wanted AS MATERIALIZED (
-    {{open}}
+_WANTED = """wanted AS MATERIALIZED (
+    {open}
         AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 )"""
@@ -81,89 +82,125 @@ _SERVED = f"""
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0)"""
 
-# No more jobs are picked, and locked, than there are free units for. Where a quota leaves only some units, the first
-# jobs are looked through and, if too few of those fit, the first ones of each size that fits are looked up. The heads
-# are looked up as one array and looked at again in words that fit no index of ready jobs, which leaves the planner
-# nothing but their primary keys.
-_PICK = """
-{queues}, room AS MATERIALIZED (
+# No more jobs are picked, and locked, than there are free units for.
+_ROOM = """room AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(f.units), 0)) AS jobs
     FROM (SELECT capacity - in_use - reserved AS units FROM bots
           WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[])))
           LIMIT :batch) f
-), served AS MATERIALIZED (
-    SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({served})
+)"""
+
+_SERVED_QUEUES = f"""served AS MATERIALIZED (
+    SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({_SERVED})
+)"""
+
+# The heads are looked up as one array and looked at again in words that fit no index of ready jobs, which leaves the
+# planner nothing but their primary keys.
+_PICKED = f"""picked AS MATERIALIZED (
+    SELECT {COLUMNS} FROM jobs
+    WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND {STILL_READY}
+    ORDER BY {{order}} LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
+)"""
+
+# What a quota leaves is not much exceeded by what is picked for it, so that a batch is not full of jobs that lose.
+_FROM_FRONT = f"""
+WITH {_ROOM}, {front.front(cohorts="{cohorts}", limit="(SELECT jobs FROM room) * :reach")},
+queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
+{{wanted}}, {_SERVED_QUEUES}, fit AS MATERIALIZED (
+    SELECT f.id, f.priority, f.queued_at, s.headroom,
+        CASE WHEN s.headroom IS NOT NULL
+            THEN row_number() OVER (PARTITION BY s.nth ORDER BY f.priority, f.queued_at, f.id) END AS nth
+    FROM front f JOIN served s USING (cohort, instance, platform)
+    WHERE {QUOTA.of(job="f", headroom="s.headroom")}
+), heads AS MATERIALIZED (
+    SELECT id FROM fit WHERE coalesce(nth <= headroom * :reach, true)
+), {_PICKED.format(order=Order.PRIORITY.value)}
+SELECT r.heads, r.jobs, CASE WHEN row_number() OVER () = 1 THEN ({front.WALKED}) END AS walked, p.* FROM (
+    SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs) r
+LEFT JOIN picked p ON true
+"""
+
+# Where a quota leaves only some units, the first jobs are looked through and, if too few of those fit, the first ones
+# of each size that fits are looked up. By age, each urgency of a queue is looked into.
+_PICK = f"""
+WITH RECURSIVE {ready_queues("queues")}, {{wanted}}, {_ROOM}, {_SERVED_QUEUES}, lanes AS MATERIALIZED (
+    SELECT s.*, row_number() OVER () AS lane FROM {{lanes}}
 ), share AS MATERIALIZED (
-    SELECT least(jobs * :reach, greatest({least}, {spare} * jobs * :reach / greatest((SELECT count(*) FROM served), 1)))
-        AS heads
+    SELECT least(jobs * :reach,
+                 greatest({LEAST_HEADS}, {SPARE} * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1))) AS heads
     FROM room
 ), first_heads AS MATERIALIZED (
-    SELECT s.nth, h.* FROM served s CROSS JOIN LATERAL (
+    SELECT s.nth, s.lane, h.* FROM lanes s CROSS JOIN LATERAL (
         SELECT id, priority, queued_at FROM (
             SELECT id, priority, queued_at, units FROM jobs
-            WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform
-                AND {ready}
-            ORDER BY {order}
+            WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform {{same_lane}}
+                AND {READY}
+            ORDER BY {{order}}
             LIMIT greatest((SELECT jobs FROM room) * :reach, CASE WHEN s.headroom IS NOT NULL THEN :jobs_look END)
             ) first
-        WHERE {within}
-        ORDER BY {order} LIMIT least(s.headroom * :reach, (SELECT heads FROM share))) h
+        WHERE {QUOTA.of(job="", headroom="s.headroom")}
+        ORDER BY {{order}} LIMIT least(s.headroom * :reach, (SELECT heads FROM share))) h
 ), found AS MATERIALIZED (
     SELECT nth, count(*) AS heads FROM first_heads GROUP BY nth
+), found_in_lane AS MATERIALIZED (
+    SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane
 ), cut AS MATERIALIZED (
-    SELECT {order} FROM (
-        SELECT DISTINCT ON (h.nth) h.* FROM first_heads h JOIN found f ON f.nth = h.nth
+    SELECT {{order}} FROM (
+        SELECT DISTINCT ON (h.lane) h.* FROM first_heads h JOIN found_in_lane f ON f.lane = h.lane
         WHERE f.heads >= (SELECT heads FROM share) AND f.heads < (SELECT jobs FROM room) * :reach
-        ORDER BY h.nth, {backwards}) last
-    ORDER BY {order} LIMIT 1
+        ORDER BY h.lane, {{backwards}}) last
+    ORDER BY {{order}} LIMIT 1
 ), fitting_heads AS MATERIALIZED (
     SELECT h.id, h.priority, h.queued_at FROM served s
     LEFT JOIN found f ON f.nth = s.nth
-    CROSS JOIN LATERAL ({fitting}) h
+    CROSS JOIN LATERAL (
+        {fitting("s", units="s.headroom", limit="least((SELECT jobs FROM room), s.headroom) * :reach")}) h
     WHERE s.headroom IS NOT NULL AND coalesce(f.heads, 0) < least(s.headroom * :reach, (SELECT heads FROM share))
 ), heads AS MATERIALIZED (
     SELECT id FROM (SELECT id, priority, queued_at FROM first_heads UNION SELECT * FROM fitting_heads) both_kinds
-    WHERE coalesce(({order}) <= (SELECT {order} FROM cut), true)
-    ORDER BY {order} LIMIT (SELECT jobs FROM room) * :reach
-), picked AS MATERIALIZED (
-    SELECT {columns} FROM jobs
-    WHERE id = ANY (ARRAY(SELECT id FROM heads))
-        AND {still_ready}
-    ORDER BY {order} LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
-)
+    WHERE coalesce(({{order}}) <= (SELECT {{order}} FROM cut), true)
+    ORDER BY {{order}} LIMIT (SELECT jobs FROM room) * :reach
+), {_PICKED}
 SELECT r.heads, r.jobs, r.cut, p.* FROM (
     SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs, EXISTS (SELECT FROM cut) AS cut) r
 LEFT JOIN picked p ON true
 """
 
+_LANES = {
+    Order.PRIORITY: {"lanes": "served s", "same_lane": ""},
+    Order.AGE: {
+        "lanes": f"(SELECT served.*, z.priority FROM served CROSS JOIN LATERAL ({ready_priorities('served')}) z) s",
+        "same_lane": "AND priority = s.priority",
+    },
+}
 
-def _queues(guard: Guard) -> str:
-    return _QUEUES.format(open=open_queues("queues", HEADROOM[guard]))
+
+def _wanted(guard: Guard) -> str:
+    return _WANTED.format(open=open_queues("queues", HEADROOM[guard]))
 
 
 PICK: dict[tuple[Order, Guard], TextClause] = {
     (order, guard): text(
         _PICK.format(
-            queues=_queues(guard),
-            served=_SERVED,
-            ready=READY,
-            within=QUOTA.of(job="", headroom="s.headroom"),
-            fitting=fitting("s", units="s.headroom", limit="least((SELECT jobs FROM room), s.headroom) * :reach"),
-            still_ready=STILL_READY,
+            wanted=_wanted(guard),
             order=order.value,
             backwards=", ".join(f"h.{column} DESC" for column in order.value.split(", ")),
-            least=LEAST_HEADS,
-            spare=SPARE,
-            columns=COLUMNS,
+            **_LANES[order],
         )
     )
     for order in Order
     for guard in Guard
 }
+FROM_FRONT = text(
+    _FROM_FRONT.format(
+        wanted=_wanted(Guard.MAX),
+        cohorts="CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))",
+    )
+)
 
 # Queues that no healthy bot could serve, were it ever so idle: their jobs are considered, and fail.
 UNSERVED = text(f"""
-{_queues(Guard.MAX)}
+WITH RECURSIVE {ready_queues("queues")}, {_wanted(Guard.MAX)}
 SELECT w.cohort, w.instance, w.platform FROM wanted w
 WHERE NOT EXISTS (
     SELECT FROM (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort OFFSET 0) bp
@@ -202,26 +239,50 @@ class Scope:
         }
 
 
-def pick(connection: Connection, scope: Scope, *, order: Order, batch: int, chance: random.Random) -> list[ReadyJob]:
+def pick(
+    connection: Connection,
+    scope: Scope,
+    *,
+    order: Order,
+    batch: int,
+    chance: random.Random,
+    line: Front | None = None,
+) -> list[ReadyJob]:
     """Lock jobs for which a free bot is there, in `order`: up to `batch`, and no more than there are free units.
 
     Of an instance with a quota come jobs that fit into what it may still have, though together they may be too many.
-    Rows that others hold are skipped.
+    Rows that others hold are skipped. `line`: what the caller remembers of the front, for picks by priority; without
+    it each queue is looked into.
     """
-    values = {
-        **scope.values(),
-        "jobs_look": JOBS_LOOK,
-        "sizes": SIZES,
-        "start": chance.random(),
-        "look": LOOK,
-        "batch": batch,
-    }
+    values = {**scope.values(), "start": chance.random(), "look": LOOK, "batch": batch}
+    if line is not None and order is Order.PRIORITY and scope.guard is Guard.MAX and line.worth:
+        first = _from_front(connection, values, line)
+        if first is not None:
+            return first
+        line.fail()
+    values |= {"jobs_look": JOBS_LOOK, "sizes": SIZES}
     for reach in REACHES:
         rows = connection.execute(PICK[order, scope.guard], {**values, "reach": reach}).all()
         found = [ready_job(row) for row in rows if row.id is not None]
         short = rows[0].cut and 2 * len(found) < rows[0].jobs
         if not (short or others_hold(wanted=rows[0].jobs, heads=rows[0].heads, found=len(found), reach=reach)):
             break
+    return found
+
+
+def _from_front(connection: Connection, values: dict[str, Any], line: Front) -> list[ReadyJob] | None:
+    """Pick from the front alone; None if that does not do, because most of what it holds cannot be placed."""
+    for reach in line.reaches(REACHES):
+        walk = line.begin()
+        rows = connection.execute(FROM_FRONT, {**values, **walk.values(), "reach": reach}).all()
+        seen = rows[0]
+        walked = line.learn(walk, seen.walked, limit=seen.jobs * reach)
+        found = [ready_job(row) for row in rows if row.id is not None]
+        if len(found) == seen.jobs or walked < seen.jobs * reach:
+            line.did(REACHES, reach)
+            return found
+        if 2 * seen.heads < walked:
+            return None
     return found
 
 

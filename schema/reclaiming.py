@@ -71,8 +71,6 @@ class Holder:
     occupants: tuple[Occupant, ...]
 
 
-BELOW = text("SELECT EXISTS (SELECT FROM quotas q WHERE q.usage < q.min_quota)")
-
 # Nothing is stopped for a job `{job}` that will have been given up by the time the room is there.
 IN_TIME = (
     "({job}queue_deadline IS NULL"
@@ -160,12 +158,6 @@ LEFT JOIN quotas q ON q.cohort = l.cohort AND q.instance = l.instance
 LEFT JOIN stopping s ON s.instance = l.instance
 ORDER BY a.id, l.job_id
 """)
-
-
-def anybody_below_minimum(connection: Connection) -> bool:
-    """Whether any instance has less than its minimum, with or without jobs that wait."""
-    below: bool = connection.execute(BELOW).scalar_one()
-    return below
 
 
 def starved(

@@ -112,7 +112,11 @@ jobs = Table(
     CheckConstraint("result_fence IS NULL OR result_fence = fence", name="jobs_result_is_current"),
     CheckConstraint("timeout_seconds > 0 AND timeout_seconds <= 31536000", name="jobs_timeout_finite"),
     Index("jobs_ready_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(READY)),
-    Index("jobs_ready_age", *f"{QUEUE} queued_at id".split(), postgresql_where=text(READY)),
+    Index(
+        "jobs_ready_order",
+        "cohort", "priority", "queued_at", "id",
+        postgresql_where=text(f"{READY} AND units >= 1"),
+    ),
     Index("jobs_ready_units", *f"{QUEUE} units priority queued_at id".split(), postgresql_where=text(READY)),
     Index("jobs_backoff_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(BACKOFF)),
     Index("jobs_backoff_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered > 0")),

@@ -5,7 +5,8 @@ import random
 import pytest
 from sqlalchemy import Connection
 
-from schema import ready
+from schema import clock, ready
+from schema.front import Front
 from schema.ready import LEAST_HEADS, Order, Scope
 from tests.pool import Pool
 
@@ -26,13 +27,15 @@ def fill(pool: Pool, chance: random.Random, *, urgent: int) -> None:
     "urgent", [0, BATCH, 3 * LEAST_HEADS * BATCH], ids=["mixed", "a few urgent", "one queue first"]
 )
 @pytest.mark.parametrize("order", list(Order), ids=["priority", "age"])
-def test_what_is_picked_comes_first_over_all_queues(pool: Pool, order: Order, urgent: int) -> None:
+@pytest.mark.parametrize("by_queue", [True, False], ids=["queue by queue", "from the front"])
+def test_what_is_picked_comes_first_over_all_queues(pool: Pool, order: Order, urgent: int, by_queue: bool) -> None:
+    line = None if by_queue else Front(clock.monotonic)
     fill(pool, random.Random(urgent), urgent=urgent)
     pool.bot(capacity=1000, properties={"kind": [f"kind-{number}" for number in range(QUEUES)]})
     first = [row.id for row in pool.rows(f"SELECT id FROM jobs ORDER BY {order.value} LIMIT {BATCH}")]
 
     def picked(connection: Connection) -> list[int]:
-        jobs = ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(1))
+        jobs = ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(1), line=line)
         return [job.id for job in jobs]
 
     found = pool.database.run(picked)

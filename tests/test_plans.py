@@ -1,7 +1,6 @@
 """The hot statements read what they need and no more, however deep the queue, with any statistics or none."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from uuid import uuid4
@@ -9,24 +8,17 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, text
 
-from assigner import queries, upkeep
-from bots import leases, vigil
-from schema import candidates, fetching, forgetting, moves, ready, verify
-from schema.candidates import LOOK, RING, Wanted
+from schema import verify
+from schema.candidates import LOOK, RING
 from schema.engine import Database, DatabaseSettings
-from schema.fetching import Fetcher
-from schema.moves import Alike, Ending, Placement, Start, Verdict, sessions
-from schema.ready import JOBS_LOOK, REACHES, Order, Scope
+from schema.ready import JOBS_LOOK, REACHES
 from tests import filling
 from tests.databases import Databases
 from tests.plans import Watch, watching
+from tests.statements import ACTS, BATCH, FREE, FULL, KINDS, RARE, SAMPLE_SIZE, SCARCE, Known
 
 INSTANCES = 2
-#: Requirement sets: all its bots free; one in a hundred; none; three bots in the whole pool; no bot at all.
-FREE, SCARCE, FULL, RARE, ABSENT = KINDS = ("free", "scarce", "full", "rare", "absent")
 QUEUES = INSTANCES * len(KINDS)
-BATCH = 10
-SAMPLE_SIZE = 5
 #: Executions after which both the driver and the server keep the plan of a statement.
 SETTLED = 12
 TABLES = ("jobs", "job_payloads", "job_events", "leases", "bots", "bot_platforms", "instances", "platforms")
@@ -52,105 +44,6 @@ class Size:
 SMALL, SHALLOW, DEEP = SIZES = (Size(1_000, 100), Size(1_000, 10_000), Size(100_000, 10_000))
 
 
-@dataclass(frozen=True)
-class Known:
-    """Rows to work on; an empty pool has none, and statements then run on ids that do not exist."""
-
-    platforms: dict[str, int]
-    bots: dict[str, int]
-    jobs: list[int]
-    public: list[str]
-    held: list[tuple[int, int, int, int]]
-    free: list[int]
-
-    def sample(self, connection: Connection, kind: str) -> None:
-        wanted = [Wanted(0, 1, self.platforms[kind], 1, SAMPLE_SIZE)]
-        candidates.sample(connection, wanted, chance=random.Random(7))
-
-    def fetch(self, connection: Connection, *, any_wait: bool = False, literal: bool = False) -> None:
-        fetching.pick_for_bot(
-            connection,
-            Fetcher(self.bots[FREE], FREE, 0, None, None, BATCH, BATCH, returned=[1]),
-            limit=BATCH,
-            any_wait=any_wait,
-            literal=literal,
-            cooldown=600,
-        )
-
-    def end(self, connection: Connection, verdict: Verdict) -> None:
-        moves.end(connection, [Ending(*each, verdict) for each in self.held], actor="test")
-
-    def grant(self, connection: Connection) -> None:
-        wishes = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=False)]
-        moves.grant(connection, wishes, assigner="test", strategy="test", ack=1)
-
-    def fences(self) -> list[tuple[int, int]]:
-        return [(job, fence) for job, fence, _, _ in self.held]
-
-
-Act = Callable[[Known, Connection], object]
-
-
-def _pick(order: Order) -> Act:
-    return lambda _, connection: ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(7))
-
-
-def _sample(kind: str) -> Act:
-    return lambda known, connection: known.sample(connection, kind)
-
-
-def _any_free(kind: str) -> Act:
-    return lambda known, connection: candidates.any_free(
-        connection, Wanted(0, 1, known.platforms[kind], 1, SAMPLE_SIZE)
-    )
-
-
-ACTS: dict[str, Act] = {
-    "pick by priority": _pick(Order.PRIORITY),
-    "pick by age": _pick(Order.AGE),
-    "pick in an instance": lambda _, connection: ready.pick(
-        connection, Scope(instances=[1]), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7)
-    ),
-    "unserved queues": lambda _, connection: ready.unserved(connection, Scope(), limit=BATCH),
-    "fetch": lambda known, connection: known.fetch(connection),
-    "fetch to capacity": lambda known, connection: known.fetch(connection, any_wait=True),
-    "fetch literally": lambda known, connection: known.fetch(connection, literal=True),
-    **{f"sample {kind}": _sample(kind) for kind in KINDS},
-    **{f"any free {kind}": _any_free(kind) for kind in KINDS},
-    "grant": lambda known, connection: known.grant(connection),
-    "acknowledge": lambda known, connection: moves.acknowledge(
-        connection, [Start(*each, "test") for each in known.held], sync=1
-    ),
-    "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
-    "lose": lambda known, connection: known.end(connection, Verdict.LOST),
-    "cancel": lambda known, connection: moves.cancel(connection, known.public, instances=None, sync=1, actor="test"),
-    "states": lambda known, connection: queries.states(connection, known.public, instances=None),
-    "progress": lambda known, connection: connection.execute(queries.PROGRESS, {"ids": known.public}).all(),
-    "ask to stop": lambda known, connection: moves.ask_stop(
-        connection, known.fences(), from_state="active", reason="timeout", sync=1
-    ),
-    "held by the bot": lambda known, connection: connection.execute(leases.HELD, {"bot_ids": [known.held[0][2]]}).all(),
-    "held by lost bots": lambda known, connection: connection.execute(
-        sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
-    ).all(),
-    "look for news": lambda known, connection: connection.execute(
-        vigil.BOT_NEWS, {"ids": [bot for _, _, bot, _ in known.held], "epochs": [1], "draining": [False]}
-    ).all(),
-    "renew": lambda known, connection: moves.renew(connection, [each[2:4] for each in known.held], ttl=1e9),
-    "overdue leases": lambda _, connection: connection.execute(upkeep.OVERDUE, {"limit": BATCH}).all(),
-    "time out": lambda _, connection: moves.time_out(connection, BATCH, actor="plan"),
-    "stop drained": lambda _, connection: moves.stop_drained(connection, BATCH, sync=1.0, actor="plan"),
-    "forget evictions": lambda _, connection: forgetting.forget_evictions(connection, age=0, limit=BATCH),
-    "close the overdue": lambda _, connection: moves.close_overdue(connection, BATCH),
-    "promote": lambda _, connection: moves.promote(connection, BATCH),
-    "postpone": lambda known, connection: moves.postpone(
-        connection, [Alike(0, 1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
-    ),
-    "release": lambda known, connection: moves.release(connection, {known.bots[FREE]: 10}, limit=BATCH),
-    "retention": lambda _, connection: moves.delete_finished(
-        connection, succeeded=0, failed=0, cancelled=0, dead=0, limit=BATCH
-    ),
-}
 #: What the planner may know: plans made while the pool was empty and kept, no statistics at all, and current ones.
 #: With these it makes a plan for the values or keeps one for all values; what it settles for is one of the two.
 KNOWLEDGE = ("grown from nothing", "none", "current", "current, kept plan")
@@ -160,6 +53,7 @@ HEADS = QUEUES * (1 + BATCH * REACHES[0])
 LOOKS = QUEUES * 4 * LOOK
 BOUNDS = {
     **{name: HEADS + LOOKS + 2 * BATCH * REACHES[0] for name in ACTS if name.startswith("pick")},
+    "pick from the front": 2 * (HEADS + LOOKS + 2 * BATCH * REACHES[0]),
     "unserved queues": 10 * QUEUES,
     # More jobs than a shallow queue holds, so that this bound is the one that counts.
     **{name: 2 * INSTANCES * JOBS_LOOK + HEADS for name in ACTS if name.startswith("fetch")},
@@ -301,14 +195,22 @@ def _same_cost(few: Watch, many: Watch, knowledge: str) -> None:
     assert many.buffers <= 2 * few.buffers + 20 * BATCH, f"{knowledge}\n{few}\n{many}"
 
 
-@pytest.mark.parametrize(("order", "index"), [("priority", "jobs_ready_priority"), ("age", "jobs_ready_age")])
-def test_a_pick_reads_the_index_of_its_order(measured: Measured, order: str, index: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("pick by priority", "jobs_ready_priority"),
+        ("pick by age", "jobs_ready_priority"),
+        ("pick from the front", "jobs_ready_order"),
+        ("fetch", "jobs_ready_priority"),
+        ("fetch from the front", "jobs_ready_order"),
+    ],
+)
+def test_a_pick_reads_the_index_of_its_order(measured: Measured, name: str, index: str) -> None:
     for size, knowledge in product(SIZES, KNOWLEDGE):
-        (plan,) = measured[size, knowledge, f"pick by {order}"].plans
-        assert index in plan.indexes(), f"{size}, {knowledge}: {plan}"
-        assert not [node for node in plan.nodes if node.kind == "Sort" and node.rows > QUEUES * BATCH * REACHES[0]], (
-            plan
-        )
+        plan = measured[size, knowledge, name].plans[0]
+        assert plan.indexes() & {"jobs_ready_order", "jobs_ready_priority"} == {index}, f"{knowledge}: {plan}"
+        most = max((node.rows for node in plan.nodes if node.kind == "Sort"), default=0)
+        assert most <= 4 * HEADS, f"{knowledge}: {plan}"
 
 
 def test_the_filled_pools_are_sound(measured: Measured) -> None:

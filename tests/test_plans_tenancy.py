@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from sqlalchemy import Connection, text
 
-from schema import fetching, ledger, moves, ready, reclaiming, verify
+from schema import chores, fetching, ledger, moves, ready, reclaiming, verify
 from schema.candidates import LOOK
 from schema.engine import Database, DatabaseSettings
 from schema.fetching import Fetcher
@@ -103,7 +103,7 @@ ACTS: dict[str, Act] = {
     "finish": lambda known, connection: moves.end(
         connection, [Ending(*each, Verdict.SUCCEEDED) for each in known.held], actor="test"
     ),
-    "anybody below": lambda _, connection: reclaiming.anybody_below_minimum(connection),
+    "chores": lambda _, connection: chores.look(connection),
     "starved": lambda _, connection: reclaiming.starved(connection, Scope(), delay=0, sync=1, limit=20),
     "holders": lambda known, connection: reclaiming.holders(connection, known.starved),
     "preempt": lambda known, connection: known.preempt(connection),

@@ -166,7 +166,7 @@ def test_without_a_maximum_bots_share_one_look_whatever_they_have_finished(pool:
     with statements(pool) as sent:
         answers = together(desk, *finishing(bots, works))
     assert [offered(answer) for answer in answers] == [[job] for job in jobs[:4]]
-    assert sum("first_heads" in statement for statement in sent) == 1
+    assert sum("open_resting" in statement for statement in sent) == 1
 
 
 def test_a_maximum_that_is_used_up_keeps_no_bot_of_a_batch_from_the_jobs_behind(pool: Pool, tenancy: Tenancy) -> None:
@@ -186,4 +186,6 @@ def test_a_minimum_is_filled_first_by_a_batch_and_not_beyond(pool: Pool, tenancy
     with statements(pool) as sent:
         answers = together(bots[0].desk, *finishing(bots, works))
     assert names(answers) == [["team-a"]] * 2 + [["team-c"]] * 3
-    assert sum("first_heads" in statement for statement in sent) == 1, "without a maximum bots that are alike share one"
+    assert sum("open_resting" in statement for statement in sent) == 1, (
+        "without a maximum bots that are alike share one"
+    )

@@ -1,0 +1,146 @@
+"""The front of the line: what is remembered of it keeps picks cheap and hides no job."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Connection, text
+
+from schema import fetching, front, moves, ready
+from schema.fetching import Fetcher
+from schema.front import SELDOM, Front
+from schema.ready import Order, ReadyJob, Scope
+from tests.plans import watching
+from tests.pool import Pool
+
+BATCH = 10
+#: Seconds that a walk from the very beginning takes by the clock below.
+SLOW = 10.0
+
+
+class Clock:
+    """Time that passes only while a walk from the very beginning is under way, and when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slow = True
+
+    def __call__(self) -> float:
+        self.now += SLOW if self.slow else 0.0
+        return self.now
+
+
+class Line:
+    """A front that has been walked once, slowly, and is walked from where it was seen to begin from then on."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._clock = pool, Clock()
+        self._front = Front(self._clock)
+
+    def pick(self) -> list[ReadyJob]:
+        found = self._pool.database.run(self.picked)
+        self._clock.slow = False
+        return found
+
+    def picked(self, connection: Connection) -> list[ReadyJob]:
+        return ready.pick(
+            connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1), line=self._front
+        )
+
+    def fetched(self, connection: Connection, bot: Fetcher) -> list[ReadyJob]:
+        return fetching.pick_for_bot(
+            connection, bot, limit=BATCH, any_wait=False, literal=False, cooldown=600, line=self._front
+        )
+
+    def later(self) -> None:
+        """So much later that a walk from the very beginning may be paid for again."""
+        self._clock.now += SELDOM * SLOW
+
+
+@contextmanager
+def snapshot(pool: Pool) -> Iterator[None]:
+    """Somebody who keeps an old snapshot, so that nothing can be cleaned up."""
+    with pool.database.listen() as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT count(*) FROM jobs")
+        yield
+
+
+def names(jobs: list[ReadyJob]) -> list[str]:
+    return [job.public_id for job in jobs]
+
+
+def aged(pool: Pool, jobs: list[str], by: timedelta) -> None:
+    """The jobs were queued so much earlier than they say, as a requeued one was."""
+    pool.change(
+        "UPDATE jobs SET queued_at = queued_at - :by WHERE public_id = ANY (CAST(:jobs AS uuid[]))", by=by, jobs=jobs
+    )
+
+
+@pytest.fixture
+def line(pool: Pool) -> Line:
+    pool.bot(capacity=100)
+    return Line(pool)
+
+
+def test_a_job_of_any_urgency_is_found_from_where_the_front_began(pool: Pool, line: Line) -> None:
+    first = pool.submit(2, priority=5)
+    assert names(line.pick()) == first
+    urgent, between, unurgent = (pool.submit(priority=priority)[0] for priority in (-7, 3, 9))
+    assert names(line.pick()) == [urgent, between, *first, unurgent]
+
+
+def test_a_job_that_comes_to_lie_before_what_is_remembered_is_found_by_the_next_whole_walk(
+    pool: Pool, line: Line
+) -> None:
+    jobs = pool.submit(2)
+    assert names(line.pick()) == jobs
+    (old,) = pool.submit()
+    aged(pool, [old], timedelta(minutes=5))
+    assert names(line.pick()) == jobs
+    line.later()
+    assert names(line.pick()) == [old, *jobs]
+
+
+def test_a_job_whose_submit_took_long_to_commit_is_not_missed(pool: Pool, line: Line) -> None:
+    with pool.database.engine.begin() as slow:
+        slow.execute(text("SELECT now()"))
+        jobs = pool.submit(2)
+        assert names(line.pick()) == jobs
+        request = {"instance": "default", "payload": {"command": ["true"]}, "properties": {}}
+        (late,) = moves.submit(slow, [request], actor="test")
+    assert names(line.pick()) == [late.public_id, *jobs]
+
+
+def test_a_line_that_was_empty_is_walked_from_then_on_too(pool: Pool, line: Line) -> None:
+    (first,) = pool.submit()
+    assert names(line.pick()) == [first]
+    pool.database.run(lambda connection: moves.cancel(connection, [first], instances=None, sync=1, actor="test"))
+    assert line.pick() == []
+    second = pool.submit(2)
+    assert names(line.pick()) == second
+
+
+@pytest.mark.parametrize("who", ["an assigner", "a bot"])
+def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps(
+    pool: Pool, line: Line, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "LATE", 0.0)
+    fetcher = Fetcher(pool.rows("SELECT id FROM bots")[0].id, "bot-1", 0, None, None, 100, 100)
+
+    def look(connection: Connection) -> list[ReadyJob]:
+        return line.picked(connection) if who == "an assigner" else line.fetched(connection, fetcher)
+
+    with snapshot(pool):
+        gone = pool.submit(5000)
+        pool.database.run(lambda connection: moves.cancel(connection, gone, instances=None, sync=1, actor="test"))
+        jobs = pool.submit(BATCH)
+        buffers = []
+        for _walk in ("from the very beginning", "from where the front was seen to begin"):
+            with pool.database.engine.begin() as connection, watching(connection) as watch:
+                assert names(look(connection)) == jobs
+            buffers.append(watch.buffers)
+        pages = pool.row("SELECT count(DISTINCT (ctid::text::point)[0]) AS pages FROM jobs").pages
+    assert buffers[0] - buffers[1] > pages / 2
