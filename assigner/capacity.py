@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from assigner.strategies import Policy, Snapshot, decision
 from schema.candidates import FreeBot
@@ -19,12 +20,12 @@ class Capacity:
     wants_warm = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
-        rooms = {bot.id: bot.room for candidates in snapshot.candidates for bot in candidates}
+        copy = _Copy(snapshot.candidates, policy)
         warm = snapshot.warm()
         benches = {
             job.id: (nth, bench)
             for nth, (group, bots) in enumerate(zip(snapshot.groups, snapshot.candidates, strict=True))
-            for bench in [_Bench(bots, rooms, units=group.units, policy=policy)]
+            for bench in [_Bench(bots, copy, units=group.units)]
             for job in group.jobs
         }
         placements: list[Placement] = []
@@ -34,21 +35,44 @@ class Capacity:
             bot = bench.best(hits)
             if bot is None:
                 continue
-            found = policy.score(bot, room=rooms[bot.id], hit=bot in hits)
-            rooms[bot.id] -= job.units
+            found = policy.score(bot, room=copy.rooms[bot.id], hit=bot in hits)
+            copy.take(bot, job.units)
             bench.changed(bot)
             placements.append(Placement(job.id, bot.id, decision(bot, found, bench.size, how)))
         return placements
 
 
+class _Copy:
+    """The working copy: of each bot the room that is left, and what it scores with that, locality aside."""
+
+    def __init__(self, candidates: Sequence[Sequence[FreeBot]], policy: Policy) -> None:
+        self.policy = policy
+        bots = {bot.id: bot for some in candidates for bot in some}
+        self.rooms = {bot.id: bot.room for bot in bots.values()}
+        self.totals = {bot.id: policy.score(bot, room=bot.room, hit=False).total for bot in bots.values()}
+
+    def take(self, bot: FreeBot, units: int) -> None:
+        """A job takes so many units of the bot."""
+        self.rooms[bot.id] = room = self.rooms[bot.id] - units
+        self.totals[bot.id] = self.policy.score(bot, room=room, hit=False).total
+
+
 class _Bench:
     """A group's candidates in a heap by score. Entries go stale when a job takes room; `best` mends them."""
 
-    def __init__(self, bots: Sequence[FreeBot], rooms: dict[int, int], *, units: int, policy: Policy) -> None:
-        self._bots, self._rooms, self._units, self._policy = bots, rooms, units, policy
-        self._nth = {bot.id: nth for nth, bot in enumerate(bots)}
-        self._heap = [self._entry(bot) for bot in bots]
-        heapq.heapify(self._heap)
+    def __init__(self, bots: Sequence[FreeBot], copy: _Copy, *, units: int) -> None:
+        self._bots, self._copy, self._units = bots, copy, units
+
+    @cached_property
+    def _nth(self) -> dict[int, int]:
+        return {bot.id: nth for nth, bot in enumerate(self._bots)}
+
+    @cached_property
+    def _heap(self) -> list[tuple[float, int, int]]:
+        totals, rooms = self._copy.totals, self._copy.rooms
+        heap = [(-totals[bot.id], nth, rooms[bot.id]) for nth, bot in enumerate(self._bots)]
+        heapq.heapify(heap)
+        return heap
 
     @property
     def size(self) -> int:
@@ -60,33 +84,31 @@ class _Bench:
         top = self._top()
         if top is None or not warm:
             return top
-        contenders = [top, *warm] if self._policy.weights.locality >= 0 else self._bots
+        policy, rooms = self._copy.policy, self._copy.rooms
+        contenders = [top, *warm] if policy.weights.locality >= 0 else self._bots
         ids = {bot.id for bot in warm}
         return max(
-            (bot for bot in contenders if self._rooms[bot.id] >= self._units),
-            key=lambda bot: (self._total(bot, hit=bot.id in ids), -self._nth[bot.id]),
+            (bot for bot in contenders if rooms[bot.id] >= self._units),
+            key=lambda bot: (policy.score(bot, room=rooms[bot.id], hit=bot.id in ids).total, -self._nth[bot.id]),
         )
 
     def _top(self) -> FreeBot | None:
         """The first with the highest score of those with room, locality aside."""
-        while self._heap:
-            _, nth, seen = self._heap[0]
+        heap, rooms = self._heap, self._copy.rooms
+        while heap:
+            _, nth, seen = heap[0]
             bot = self._bots[nth]
-            if self._rooms[bot.id] < self._units:
-                heapq.heappop(self._heap)
-            elif self._rooms[bot.id] != seen:
-                heapq.heapreplace(self._heap, self._entry(bot))
+            room = rooms[bot.id]
+            if room < self._units:
+                heapq.heappop(heap)
+            elif room != seen:
+                heapq.heapreplace(heap, (-self._copy.totals[bot.id], nth, room))
             else:
                 return bot
         return None
 
     def changed(self, bot: FreeBot) -> None:
         """The bot has less room; a score that has risen by that, and only such a one, would otherwise stay buried."""
-        if self._policy.weights.capacity < 0:
-            heapq.heappush(self._heap, self._entry(bot))
-
-    def _entry(self, bot: FreeBot) -> tuple[float, int, int]:
-        return -self._total(bot), self._nth[bot.id], self._rooms[bot.id]
-
-    def _total(self, bot: FreeBot, *, hit: bool = False) -> float:
-        return self._policy.score(bot, room=self._rooms[bot.id], hit=hit).total
+        if self._copy.policy.weights.capacity < 0:
+            entry = -self._copy.totals[bot.id], self._nth[bot.id], self._copy.rooms[bot.id]
+            heapq.heappush(self._heap, entry)

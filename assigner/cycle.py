@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from assigner import metrics, snapshot
 from assigner.batching import Batch
+from assigner.offers import Offers
 from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
 from assigner.registry import StrategySettings
@@ -128,7 +129,7 @@ class PriorityAgeAssigner:
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
-        self._batch, self._front = Batch(), Front(now)
+        self._batch, self._front, self._offers = Batch(), Front(now), Offers()
         self._failures = 0
         self._next_reclaim = now()
 
@@ -221,6 +222,7 @@ class PriorityAgeAssigner:
                 connection,
                 jobs,
                 sample_size=sampling.sample_size,
+                offers=self._offers,
                 chance=self._chance,
                 with_warm=strategy.strategy.wants_warm,
             )

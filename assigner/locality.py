@@ -99,6 +99,7 @@ class _WorkingCopy:
         for bot in self._snapshot.candidates[group]:
             if len(found) == count:
                 break
-            if self.rooms[bot.id] >= units:
-                found.append(replace(bot, room=self.rooms[bot.id]))
+            room = self.rooms[bot.id]
+            if room >= units:
+                found.append(bot if room == bot.room else replace(bot, room=room))
         return found

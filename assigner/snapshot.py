@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from assigner.drawing import drawn
+from assigner.offers import Offers
 from assigner.sampling import Group, grouped
 from assigner.strategies import Snapshot
 from schema import candidates
@@ -13,18 +15,28 @@ from schema.candidates import FreeBot, Wanted
 from schema.moves import Alike
 from schema.ready import ReadyJob
 
+#: Groups up to which each is sampled by itself, in one statement; a window for all of them takes two.
+FEW = 4
+
 
 def sampled(
     connection: Connection,
     jobs: Sequence[ReadyJob],
     *,
     sample_size: int,
+    offers: Offers,
     chance: random.Random,
     with_warm: bool = False,
 ) -> Snapshot:
-    """Candidates for every group of the jobs, read without locks; `with_warm` adds bots that hold the jobs' hints."""
+    """Candidates for every group of the jobs, read without locks; `with_warm` adds bots that hold the jobs' hints.
+
+    `offers` is what is remembered of this pool's bots; more of it may be learnt.
+    """
     groups = grouped(jobs)
-    found = candidates.sample(connection, [group.wanted(sample_size) for group in groups], chance=chance)
+    if len(groups) <= FEW:
+        found = candidates.sample(connection, [group.wanted(sample_size) for group in groups], chance=chance)
+    else:
+        found = drawn(connection, groups, sample_size=sample_size, offers=offers, chance=chance)
     if with_warm:
         found = _with_warm(connection, groups, found)
     return _with_hits(connection, jobs, groups, found)

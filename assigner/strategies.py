@@ -60,6 +60,8 @@ class Snapshot:
     def warm(self) -> dict[tuple[int, str], list[FreeBot]]:
         """(number of the group, hint) → its candidates that are locality hits, in their order; absent if there are
         none."""
+        if not self.hits:
+            return {}
         hints: dict[int, list[str]] = defaultdict(list)
         for bot_id, hint in self.hits:
             hints[bot_id].append(hint)

@@ -29,7 +29,7 @@ Answer = bytes | Waiting
 
 LOCK_BOTS = text("""
 SELECT id, name, epoch, session, sync_seq, status, draining, closing, cohort, instance, pool,
-    capacity, free, reserved, capacity - in_use - reserved AS room, hashtext(properties::text) AS kind
+    capacity, free, reserved, capacity - in_use - reserved AS room, kind
 FROM bots WHERE name = ANY (CAST(:names AS text[])) ORDER BY id FOR NO KEY UPDATE
 """)
 STORED = text("""

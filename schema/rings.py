@@ -32,9 +32,14 @@ def offering(want: str, *, start: str, limit: str) -> str:
 
 def free(want: str, *, start: str, limit: str) -> str:
     """A query of `bot_id`: free bots of the cohort that serve the instance of `want`, up to `limit` in each way."""
-    return "\n UNION ALL ".join(
+    return "\n UNION ALL ".join(free_apart("id AS bot_id", want, start=start, limit=limit))
+
+
+def free_apart(columns: str, want: str, *, start: str, limit: str) -> tuple[str, str, str]:
+    """A query of free bots of the cohort for each way of serving: every instance, the instance of `want`, its pool."""
+    every, own, pooled = (
         _ring(
-            "id AS bot_id",
+            columns,
             "bots",
             f"free AND cohort = {want}.cohort AND {served.format(want=want)}",
             start=start,
@@ -43,6 +48,7 @@ def free(want: str, *, start: str, limit: str) -> str:
         )
         for served in _SERVING
     )
+    return every, own, pooled
 
 
 def _ring(columns: str, table: str, where: str, *, start: str, limit: str, order: str) -> str:

@@ -197,6 +197,7 @@ bots = Table(
         Boolean,
         Computed("status = 'ok' AND NOT draining AND NOT closing AND in_use + reserved < capacity", persisted=True),
     ),
+    Column("kind", BigInteger, Computed("hashtextextended(properties::text, 0)", persisted=True)),
     UniqueConstraint("name", name="bots_name_key"),
     CheckConstraint(name_form(), name="bots_name_form"),
     CheckConstraint("status IN ('ok', 'unhealthy', 'draining', 'gone')", name="bots_status_known"),

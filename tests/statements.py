@@ -4,22 +4,24 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, product
 
 from sqlalchemy import Connection
 
 from assigner import queries, upkeep
 from bots import leases, vigil
-from schema import candidates, clock, fetching, forgetting, moves, ready
+from schema import candidates, clock, fetching, forgetting, moves, ready, windows
 from schema.candidates import Wanted
 from schema.fetching import Fetcher
 from schema.front import Front
 from schema.moves import Alike, Ending, Placement, Start, Verdict, sessions
 from schema.ready import Order, Scope
+from schema.windows import Walk
 
 #: Requirement sets: all its bots free; one in a hundred; none; three bots in the whole pool; no bot at all.
 FREE, SCARCE, FULL, RARE, ABSENT = KINDS = ("free", "scarce", "full", "rare", "absent")
 BATCH, SAMPLE_SIZE = 10, 5
+WALKS = [Walk(0, None, None, 40), Walk(0, 1, None, 5), Walk(0, None, "one", 5)]
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,9 @@ ACTS: dict[str, Act] = {
     "fetch literally": lambda known, connection: known.fetch(connection, literal=True),
     **{f"sample {kind}": _sample(kind) for kind in KINDS},
     **{f"any free {kind}": _any_free(kind) for kind in KINDS},
+    "sample a window": lambda _, connection: windows.look(connection, WALKS, chance=random.Random(7)),
+    "sample of pools": lambda _, connection: windows.pools(connection, [1, 2]),
+    "sample of offers": lambda it, connection: windows.offered(connection, [*product(it.platforms.values(), it.free)]),
     "grant": lambda known, connection: known.grant(connection),
     "acknowledge": lambda known, connection: moves.acknowledge(
         connection, [Start(*each, "test") for each in known.held], sync=1

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection
 
 from assigner import snapshot
+from assigner.offers import Offers
 from assigner.sampling import SamplingSettings
 from schema import candidates, ready
 from schema.candidates import FreeBot, Wanted
@@ -38,7 +39,7 @@ def test_bg_30_a_sample_is_bounded_random_and_read_without_locks(pool: Pool) -> 
         with pool.database.engine.begin() as connection:
             jobs = ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=1, chance=pool.chance)
             for _ in range(40):
-                found = snapshot.sampled(connection, jobs, sample_size=3, chance=pool.chance)
+                found = snapshot.sampled(connection, jobs, sample_size=3, offers=Offers(), chance=pool.chance)
                 (bots,) = found.candidates
                 assert len({bot.id for bot in bots}) == 3
                 seen |= {bot.name for bot in bots}

@@ -15,9 +15,12 @@ CREATE INDEX jobs_ready_order ON jobs (cohort, priority, queued_at, id)
 DROP INDEX jobs_ready_age;
 """
 
+# Bots of one kind offer the same properties: what one of them offers is known of all.
+KIND = "ALTER TABLE bots ADD COLUMN kind bigint GENERATED ALWAYS AS (hashtextextended(properties::text, 0)) STORED"
+
 
 def upgrade() -> None:
-    for part in (FRONT,):
+    for part in (FRONT, KIND):
         op.execute(part)
 
 
