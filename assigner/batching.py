@@ -5,6 +5,9 @@ LEAST = 100
 #: A cycle that took less than so many seconds may take twice as many jobs, one that took more than `SLOW` half as many.
 QUICK, SLOW = 0.25, 0.75
 
+#: Jobs from which on assigners keep out of each other's way: with large batches they want the same bots.
+CROWD = 20
+
 
 class Batch:
     """Doubles while cycles are quick and full, halves when they are slow or mostly empty; never above the limit that

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from assigner import metrics, snapshot
-from assigner.batching import Batch
+from assigner.batching import CROWD, Batch
 from assigner.offers import Offers
 from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
@@ -32,9 +32,9 @@ SWEEPS = 6
 #: An assigner that keeps failing to match sleeps at most so many times its usual pause.
 SLOWEST = 2.0
 
-#: Placements from which on bots that others hold are waited for, and the seconds at most: two assigners with large
-#: batches want the same bots, and take turns instead of undoing each other's choices.
-CROWD, PATIENCE = 20, 0.5
+#: Seconds at most for which bots that others hold are waited for by who places many: taking turns is better than
+#: undoing each other's choices.
+PATIENCE = 0.5
 
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from assigner.batching import CROWD
 from assigner.drawing import drawn
 from assigner.offers import Offers
 from assigner.sampling import Group, grouped
@@ -17,6 +18,8 @@ from schema.ready import ReadyJob
 
 #: Groups up to which each is sampled by itself, in one statement; a window for all of them takes two.
 FEW = 4
+#: How many times the room that is needed a part of the bots must have.
+AMPLE = 2
 
 
 def sampled(
@@ -34,12 +37,28 @@ def sampled(
     """
     groups = grouped(jobs)
     if len(groups) <= FEW:
-        found = candidates.sample(connection, [group.wanted(sample_size) for group in groups], chance=chance)
+        found = _apart(connection, groups, sample_size=sample_size, chance=chance)
     else:
         found = drawn(connection, groups, sample_size=sample_size, offers=offers, chance=chance)
     if with_warm:
         found = _with_warm(connection, groups, found)
     return _with_hits(connection, jobs, groups, found)
+
+
+def _apart(
+    connection: Connection, groups: Sequence[Group], *, sample_size: int, chance: random.Random
+) -> list[list[FreeBot]]:
+    """Candidates for each group; if there is much to place, from a part of the bots where nobody else places, provided
+    that it has plenty of room."""
+    wanted = [group.wanted(sample_size) for group in groups]
+    if sum(len(group.jobs) for group in groups) >= CROWD:
+        found = candidates.sample(connection, wanted, chance=chance, within=candidates.claim(connection, chance=chance))
+        if all(
+            len(bots) >= sample_size and sum(bot.room for bot in bots) >= AMPLE * group.units * len(group.jobs)
+            for group, bots in zip(groups, found, strict=True)
+        ):
+            return found
+    return candidates.sample(connection, wanted, chance=chance)
 
 
 def any_healthy(connection: Connection, jobs: Sequence[ReadyJob]) -> Snapshot:
