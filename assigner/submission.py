@@ -43,16 +43,24 @@ def normalised(jobs: Sequence[JobRequest], *, caller: Principal) -> list[dict[st
 
 
 def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:
-    """Take all requests in one transaction and return once they are safe.
+    """Take all requests in one transaction and return once they are safe. One that has a key comes in one round trip.
 
     Raises OutcomeUnknown when the commit came with a warning, which is how PostgreSQL tells that the wait for a
     synchronous standby was cut short, and when the connection was lost around the commit of a batch in which a
     request has no key, because trying again could then double it. Raises Conflict `key_reused`.
     """
-    attempt = _Attempt(keyed=all(request["key"] is not None for request in requests))
+    keyed = all(request["key"] is not None for request in requests)
+    attempt = _Attempt(keyed=keyed)
+
+    def alone(driver: "psycopg.Connection[Any]") -> list[Submitted]:
+        attempt.begin(driver)
+        attempt.commit()
+        return [moves.submit_alone(driver, requests[0], actor=caller.actor)]
 
     def work(connection: Connection) -> list[Submitted]:
-        attempt.begin(connection)
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        attempt.begin(driver)
         taken = moves.submit(connection, requests, actor=caller.actor)
         if caller.is_operator:
             names = sorted({request["instance"] for request in requests})
@@ -63,7 +71,9 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
         return taken
 
     try:
-        taken = database.run(work)
+        # Without a key, only a commit of its own tells a statement that may have happened from one that did not.
+        is_alone = len(requests) == 1 and keyed and not caller.is_operator
+        taken = database.run_alone(alone) if is_alone else database.run(work)
     except NotReady:
         if attempt.committing:
             raise OutcomeUnknown from None
@@ -85,13 +95,11 @@ class _Attempt:
         self.committing = False
         self.warned = False
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, driver: "psycopg.Connection[Any]") -> None:
         if self.committing and not self._keyed:
             raise OutcomeUnknown
         self.close()
         self.committing = False
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
         self._connection = driver
         driver.add_notice_handler(self._notice)
 

@@ -73,6 +73,55 @@ class Database:
             with engine.begin() as connection:
                 return work(connection)
 
+        return self._tried(once)
+
+    def run_alone(self, work: Callable[["psycopg.Connection[Any]"], T]) -> T:
+        """Run `work`, which makes one statement (`schema.single`): it commits by itself, in one round trip.
+
+        Repeated and refused like `run`. The statement has been committed when it answers, whatever `work` raises then;
+        whether it was when the connection is lost, nobody knows, so that it has to be safe to repeat.
+        """
+
+        def once() -> T:
+            pooled = self.engine.raw_connection()
+            driver = pooled.driver_connection
+            assert isinstance(driver, psycopg.Connection)
+            try:
+                return work(driver)
+            except psycopg.Error as error:
+                raise self._told(error, lost=driver.broken) from error
+            finally:
+                if driver.broken:
+                    pooled.invalidate()
+                pooled.close()
+
+        return self._tried(once)
+
+    def _told(self, error: psycopg.Error, *, lost: bool) -> DBAPIError:
+        """The driver's error as `run` raises it. The other connections of the pool are lost with this one."""
+        if lost:
+            self.engine.dispose()
+        told = DBAPIError.instance(None, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost)
+        assert isinstance(told, DBAPIError)
+        return told
+
+    def _tried(self, once: Callable[[], T]) -> T:
+        try:
+            return once()
+        except (DBAPIError, PoolTimeout) as error:
+            if not is_conflict(error) and not is_outage(error):
+                raise
+            return self._tried_again(once, error)
+
+    def _tried_again(self, once: Callable[[], T], failed: Exception) -> T:
+        """What is left to do when the first try `failed`, which counts."""
+        failures = [failed]
+
+        def again() -> T:
+            if failures:
+                raise failures.pop()
+            return once()
+
         conflicts = Retrying(
             sleep=clock.sleep,
             retry=retry_if_exception(is_conflict),
@@ -88,7 +137,7 @@ class Database:
             reraise=True,
         )
         try:
-            result: T = outages(conflicts, once)
+            result: T = outages(conflicts, again)
             return result
         except (DBAPIError, PoolTimeout) as error:
             if is_outage(error):

@@ -1,5 +1,6 @@
 """Submitting over the wire: what is kept, what is refused, and what is safe to repeat."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +13,7 @@ from schema import tokens
 from schema.engine import Database
 from tests.calling import JOB, audited, submitted
 from tests.pool import Pool
-from tests.serving import counts
+from tests.serving import Served, counts
 
 
 def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Database) -> None:
@@ -122,7 +123,9 @@ def test_every_bad_job_is_named_by_its_place_and_nothing_is_written(operator: ht
     assert counts(database) == before
 
 
-def test_a_commit_that_came_with_a_warning_is_not_acknowledged(operator: httpx.Client, database: Database) -> None:
+@pytest.mark.parametrize("kind", ["operator", "submitter"])
+def test_a_commit_that_came_with_a_warning_is_not_acknowledged(served: Served, database: Database, kind: str) -> None:
+    caller = served.client(served.token(kind))
     warning = """
         CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN RAISE WARNING 'canceling wait for synchronous replication due to user request'; RETURN NULL; END $$;
@@ -130,26 +133,31 @@ def test_a_commit_that_came_with_a_warning_is_not_acknowledged(operator: httpx.C
             FOR EACH ROW EXECUTE FUNCTION warn();
     """
     database.run(lambda c: c.execute(text(warning)))
-    unsure = operator.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]})
+    unsure = caller.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]})
     assert (unsure.status_code, unsure.json()["code"]) == (503, "outcome_unknown")
     assert unsure.headers["retry-after"] == "1"
     database.run(lambda c: c.execute(text("DROP TRIGGER late ON jobs; DROP FUNCTION warn()")))
-    sure = operator.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]}).json()["jobs"][0]
+    sure = caller.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]}).json()["jobs"][0]
     assert sure["created"] is False
 
 
+@pytest.mark.parametrize("kind", [tokens.Kind.OPERATOR, tokens.Kind.SUBMITTER])
 def test_a_submit_without_a_key_is_not_tried_again_when_its_commit_may_have_happened(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch, kind: tokens.Kind
 ) -> None:
-    caller = tokens.Principal(tokens.Kind.OPERATOR, "x")
+    caller = tokens.Principal(kind, "x")
     keyless = submission.normalised([submission.JobRequest(**JOB)], caller=caller)
     run = database.run
 
-    def twice(work: Any, *, urgent: bool = False) -> Any:
-        run(work, urgent=urgent)  # the commit happened, the connection broke before anybody was told
-        return run(work, urgent=urgent)
+    def twice(once: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def repeated(work: Any) -> Any:
+            once(work)  # the commit happened, the connection broke before anybody was told
+            return once(work)
 
-    monkeypatch.setattr(database, "run", twice)
+        return repeated
+
+    for name in ("run", "run_alone"):
+        monkeypatch.setattr(database, name, twice(getattr(database, name)))
     with pytest.raises(submission.OutcomeUnknown):
         submission.submit(database, keyless, caller=caller)
     keyed = submission.normalised([submission.JobRequest(**JOB, key="k")], caller=caller)

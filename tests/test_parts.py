@@ -60,7 +60,7 @@ def test_who_finds_all_parts_claimed_does_without(many: Pool) -> None:
     widen(many, 100)
     with many.database.engine.begin() as others, many.database.engine.begin() as one:
         everything = text(
-            "SELECT pg_advisory_xact_lock(hashtext('leasehold.part'), n - 1) FROM generate_series(0, :last) n"
+            "SELECT pg_advisory_xact_lock(hashtext('leasehold.part'), n) FROM generate_series(0, :last) n"
         )
         others.execute(everything, {"last": PARTS - 1})
         found = sampled(many, one, CROWD)

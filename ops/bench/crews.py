@@ -35,9 +35,9 @@ class Worker:
         self.number, self.crew, self.wanted = number, crew, wanted
         self.chance = random.Random(number + 1)
         self.database = Database(url, DatabaseSettings(), role=f"bench-{number}", chance=self.chance)
-        self.statements = self.transactions = 0
+        self.statements = self.transactions = self.alone = 0
         self.ended: float | None = None
-        self.counted = (0, 0)
+        self.counted = (0, 0, 0)
         self._done, self._barrier = done, barrier
         for engine in (self.database.engine, self.database.reserve):
             event.listen(engine, "before_cursor_execute", self._executed)
@@ -49,15 +49,21 @@ class Worker:
     def _began(self, _: Connection) -> None:
         self.transactions += 1
 
+    def did_alone(self) -> None:
+        """One statement more was a transaction of its own; they do not pass the engine, which counts the others."""
+        self.statements += 1
+        self.transactions += 1
+        self.alone += 1
+
     def ready(self) -> None:
         """Wait for the others. What was counted before does not count."""
         self._barrier.wait(PATIENCE)
-        self.statements = self.transactions = 0
+        self.statements = self.transactions = self.alone = 0
 
     def finished(self) -> None:
         """The measured part is over; what is done after it does not count."""
         if self.ended is None:
-            self.ended, self.counted = clock.monotonic(), (self.statements, self.transactions)
+            self.ended, self.counted = clock.monotonic(), (self.statements, self.transactions, self.alone)
 
     def add(self, jobs: int) -> bool:
         """So many more are done; whether there is more to do for anybody."""
@@ -80,7 +86,7 @@ def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
     try:
         stretch = work(worker)
         worker.finished()
-        stretch.costs.statements, stretch.costs.transactions = worker.counted
+        stretch.costs.statements, stretch.costs.transactions, stretch.costs.alone = worker.counted
         results.put((worker.number, stretch, worker.ended))
     except BaseException as error:
         results.put((worker.number, f"{type(error).__name__}: {error}", clock.monotonic()))
@@ -116,6 +122,7 @@ def run(url: str, work: Any, *, processes: int, jobs: int, main: Callable[..., N
                 whole.lost += stretch.lost
                 costs.statements += stretch.costs.statements
                 costs.transactions += stretch.costs.transactions
+                costs.alone += stretch.costs.alone
             for child in children:
                 child.join(PATIENCE)
     whole.seconds, whole.costs, whole.jobs = max(ends) - began, costs, done.value
@@ -143,12 +150,20 @@ class Submitting:
         wanted = [request(number, self.shape) for number in range(self.batch)]
         worker.database.run(lambda connection: connection.exec_driver_sql("SELECT 1"))
         worker.ready()
+        submit = self._alone if self.batch == 1 else self._together
         while worker.more:
             began = clock.monotonic()
-            worker.database.run(lambda connection: moves.submit(connection, wanted, actor="bench"))
+            submit(worker, wanted)
             worker.add(self.batch)
             stretch.waits.append(clock.monotonic() - began)
         return stretch
+
+    def _together(self, worker: Worker, wanted: Sequence[dict[str, object]]) -> None:
+        worker.database.run(lambda connection: moves.submit(connection, wanted, actor="bench"))
+
+    def _alone(self, worker: Worker, wanted: Sequence[dict[str, object]]) -> None:
+        worker.database.run_alone(lambda driver: moves.submit_alone(driver, wanted[0], actor="bench"))
+        worker.did_alone()
 
 
 class Assigning:

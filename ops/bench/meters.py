@@ -21,18 +21,22 @@ SELECT (SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname =
 
 @dataclass
 class Costs:
-    """What the stretch cost: transactions and statements as the clients counted them, the rest as the server did."""
+    """What the stretch cost: transactions and statements as the clients counted them, the rest as the server did.
+
+    alone: statements that were transactions of their own; they are among both.
+    """
 
     transactions: int = 0
     statements: int = 0
+    alone: int = 0
     buffers: int = 0
     wal_bytes: int = 0
     deadlocks: int = 0
 
     @property
     def round_trips(self) -> int:
-        """A BEGIN and a COMMIT for each transaction, and the statements."""
-        return 2 * self.transactions + self.statements
+        """The statements, and a BEGIN and a COMMIT for each transaction that has several."""
+        return 2 * (self.transactions - self.alone) + self.statements
 
 
 @dataclass

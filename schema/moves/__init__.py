@@ -39,7 +39,7 @@ from schema.moves.sessions import (
     renew,
     synced,
 )
-from schema.moves.submitting import Submitted, submit
+from schema.moves.submitting import Submitted, submit, submit_alone
 
 __all__ = [
     "MAX_REQUEUED",
@@ -92,6 +92,7 @@ __all__ = [
     "set_priority_where",
     "stop_drained",
     "submit",
+    "submit_alone",
     "synced",
     "time_out",
     "unpark",

@@ -9,11 +9,15 @@ import psycopg
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
+from schema import single
 from schema.errors import Conflict, QueueFull
 from schema.limits import escaped
 
 # The function is the one implementation, for callers in SQL as well as for this one.
 SUBMIT = text("SELECT n, job_id, public_id, created, same FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n")
+SUBMIT_ALONE = single.Statement(
+    b"leasehold_submit", b"SELECT job_id, public_id, created, same FROM submit(CAST($1 AS jsonb), $2)"
+)
 #: What the function raises when a label's queue is full.
 QUEUE_FULL = "LH001"
 
@@ -42,9 +46,23 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     rows = taken(connection, SUBMIT, {"requests": json.dumps(list(requests)), "actor": actor})
     for row in rows:
         if not row.same:
-            key = escaped(str(requests[row.n].get("key")), 80)
-            raise Conflict("key_reused", f"jobs[{row.n}].key: '{key}' was used before for a different request")
+            raise _reused(row.n, requests[row.n])
     return [Submitted(row.job_id, str(row.public_id), row.created) for row in rows]
+
+
+def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
+    """Queue one request by one statement; for `Database.run_alone`. Takes, answers and raises what `submit` does."""
+    try:
+        job_id, public_id, created, same = single.row(driver, SUBMIT_ALONE, json.dumps([request]), actor)
+    except psycopg.Error as error:
+        if error.sqlstate == QUEUE_FULL:
+            raise _full(error) from None
+        raise
+    if same != "t":
+        raise _reused(0, request)
+    assert job_id is not None
+    assert public_id is not None
+    return Submitted(int(job_id), public_id, created == "t")
 
 
 def taken(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
@@ -53,5 +71,14 @@ def taken(connection: Connection, statement: TextClause, values: Mapping[str, An
         return connection.execute(statement, values).all()
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == QUEUE_FULL:
-            raise QueueFull(escaped(error.orig.diag.message_primary or "", 300)) from None
+            raise _full(error.orig) from None
         raise
+
+
+def _reused(index: int, request: Mapping[str, Any]) -> Conflict:
+    key = escaped(str(request.get("key")), 80)
+    return Conflict("key_reused", f"jobs[{index}].key: '{key}' was used before for a different request")
+
+
+def _full(error: psycopg.Error) -> QueueFull:
+    return QueueFull(escaped(error.diag.message_primary or "", 300))

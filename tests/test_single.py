@@ -1,0 +1,75 @@
+"""A statement that is a transaction of its own, and what becomes of it when the connection or a lock is not there."""
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from schema import single
+from schema.engine import Database
+from tests.pool import Pool
+
+DOUBLED = single.Statement(b"doubled", b"SELECT 2 * CAST($1 AS integer), CAST(NULL AS text), $2")
+BACKEND = single.Statement(b"backend", b"SELECT pg_backend_pid()")
+WRITTEN = single.Statement(
+    b"written", b"INSERT INTO queue_limits (label, max_queued) VALUES ($1, 1 / CAST($2 AS integer)) RETURNING label"
+)
+
+
+def limits(pool: Pool) -> int:
+    found: int = pool.row("SELECT count(*) AS n FROM queue_limits").n
+    return found
+
+
+def test_a_row_comes_as_text(database: Database) -> None:
+    assert database.run_alone(lambda driver: single.row(driver, DOUBLED, "21", "é")) == ["42", None, "é"]
+
+
+def test_a_statement_commits_by_itself_and_leaves_nothing_when_it_fails(pool: Pool) -> None:
+    def written(label: str, divisor: str) -> list[str | None]:
+        return pool.database.run_alone(lambda driver: single.row(driver, WRITTEN, label, divisor))
+
+    assert written("a", "1") == ["a"]
+    with pytest.raises(DBAPIError) as failed:
+        written("b", "0")
+    assert isinstance(failed.value.orig, psycopg.errors.DivisionByZero)
+    assert limits(pool) == 1
+
+
+def test_a_statement_that_the_driver_forgot_in_a_rollback_is_prepared_again(database: Database) -> None:
+    for _ in range(2):
+        with pytest.raises(DBAPIError):
+            database.run(lambda connection: connection.execute(text("SELECT 1 / 0")))
+        assert database.run_alone(lambda driver: single.row(driver, DOUBLED, "1", "")) == ["2", None, ""]
+
+
+def test_a_connection_that_was_lost_is_replaced_with_all_that_were_made_beside_it(database: Database) -> None:
+    with database.engine.connect() as one, database.engine.connect() as other:
+        backends = [each.execute(text("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]
+    ended = text("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS integer[])) AS t (pid)")
+    database.run(lambda connection: connection.execute(ended, {"pids": backends}).all(), urgent=True)
+    tries: list[int] = []
+
+    def counted(driver: "psycopg.Connection[object]") -> str | None:
+        tries.append(1)
+        return single.row(driver, BACKEND)[0]
+
+    assert int(database.run_alone(counted) or 0) not in backends
+    assert len(tries) == 2
+
+
+def test_a_lock_that_cannot_be_had_in_time_is_tried_for_again(pool: Pool) -> None:
+    tries: list[int] = []
+
+    with pool.database.engine.connect() as holder:
+        holder.execute(text("LOCK TABLE queue_limits IN ACCESS EXCLUSIVE MODE"))
+
+        def written(driver: "psycopg.Connection[object]") -> list[str | None]:
+            tries.append(1)
+            if len(tries) == 2:
+                holder.rollback()
+            return single.row(driver, WRITTEN, "a", "1")
+
+        assert pool.database.run_alone(written) == ["a"]
+    assert len(tries) == 2
+    assert limits(pool) == 1
