@@ -110,7 +110,7 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 _BOTS = """
 SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
     b.in_use, b.properties, b.epoch, b.opened_at, extract(epoch FROM b.expires_at - now()) AS expires_in,
-    (SELECT count(*) FROM leases l WHERE l.bot_id = b.id AND l.state IN ('pending', 'active', 'cancelling')) AS leases
+    b.held AS leases
 FROM bots b JOIN cohorts c ON c.id = b.cohort LEFT JOIN instances i ON i.id = b.instance
 """
 BOTS = text(f"{_BOTS} WHERE b.name > :after ORDER BY b.name LIMIT :limit")

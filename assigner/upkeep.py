@@ -23,11 +23,18 @@ DAY = 24 * HOUR
 #: Seconds between two checks of the quotas' and the bots' counters.
 RECONCILE_INTERVAL = 60.0
 
+#: Seconds between two looks at all leases that are overdue; the others look at what became overdue within so many
+#: rounds, for that is what there is unless a round failed.
+THOROUGH_INTERVAL, LOOK_BACK = 60.0, 10
+EVER = 1e9
+
 log = structlog.get_logger()
 
+# While somebody holds a snapshot open, every lease that ended since stays in the index, and most were due by now.
 OVERDUE = text("""
 SELECT job_id, fence, state FROM leases
 WHERE state IN ('pending', 'active', 'cancelling') AND due_at < now()
+    AND due_at >= now() - make_interval(secs => :since)
     AND NOT (state = 'cancelling' AND EXISTS (SELECT FROM bots b WHERE b.id = leases.bot_id AND b.closing))
 ORDER BY due_at LIMIT :limit
 """)
@@ -74,7 +81,7 @@ class Upkeep:
     ) -> None:
         self.name = name
         self._database, self._settings, self._timing, self._now = database, settings, timing, now
-        self._next_retention = self._next_reconcile = self._next_forget = now()
+        self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
 
     def reconfigure(self, settings: UpkeepSettings) -> None:
         """Use other settings from the next round on."""
@@ -125,7 +132,13 @@ class Upkeep:
     def _overdue(self, connection: Connection) -> tuple[int, int]:
         """Ask bots to stop what they did not acknowledge or what runs too long, and close those that do not stop;
         returns how many leases and how many bots."""
-        overdue = connection.execute(OVERDUE, {"limit": LIMIT}).all()
+        thorough = self._now() >= self._next_thorough
+        since = EVER if thorough else LOOK_BACK * self._timing.reap
+        overdue = connection.execute(OVERDUE, {"limit": LIMIT, "since": since}).all()
+        if len(overdue) == LIMIT:
+            self._next_thorough = self._now()
+        elif thorough:
+            self._next_thorough = self._now() + THOROUGH_INTERVAL
         asked = 0
         for state, reason in ((LeaseState.PENDING, "unacknowledged"), (LeaseState.ACTIVE, "timeout")):
             leases = [(lease.job_id, lease.fence) for lease in overdue if lease.state == state]

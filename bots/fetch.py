@@ -1,6 +1,6 @@
 """Proactive fetching: bots that have just finished something are given more in the same call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from schema import fetching, ledger, moves
 from schema.fetching import Fetcher
 from schema.front import Fronts
-from schema.moves import Granted, Placement, RetryPace
+from schema.moves import Placement, RetryPace, Room
 from schema.ready import ReadyJob
 
 STRATEGY = "proactive"
@@ -80,15 +80,16 @@ def fetch(
     connection: Connection,
     settings: FetchSettings,
     wishes: Sequence[Wish],
+    rooms: Mapping[int, Room],
     *,
     ack: float,
     cooldown: float,
     fronts: Fronts,
-) -> list[Granted]:
+) -> None:
     """Grant the bots the most urgent jobs that they may have, to those that are alike together.
 
-    The caller holds the bots' rows and tells the bots before the transaction ends. `fronts` is what the process
-    remembers of the jobs in front.
+    The caller holds the bots' rows, writes to them later what `rooms` say then, and tells the bots before the
+    transaction ends. `fronts` is what the process remembers of the jobs in front.
     """
     alike: dict[tuple[object, ...], list[_Seats]] = {}
     for wish in wishes:
@@ -97,21 +98,19 @@ def fetch(
         if limit > 0:
             key = (wish.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
             alike.setdefault(key, []).append(_Seats(bot, limit, bot.room))
-    granted: list[Granted] = []
     for seats in alike.values():
-        left_over = _fill(connection, settings, seats, granted, ack=ack, cooldown=cooldown, fronts=fronts)
+        left_over = _fill(connection, settings, seats, rooms, ack=ack, cooldown=cooldown, fronts=fronts)
         # What was too large for the room that was left must not keep smaller jobs behind it from a bot; and under a
         # maximum, what one bot is given decides whether the next one may fetch from that instance at all.
         for each in left_over if len(seats) > 1 else ():
-            _fill(connection, settings, [each], granted, ack=ack, cooldown=cooldown, fronts=fronts)
-    return granted
+            _fill(connection, settings, [each], rooms, ack=ack, cooldown=cooldown, fronts=fronts)
 
 
 def _fill(
     connection: Connection,
     settings: FetchSettings,
     seats: list[_Seats],
-    granted: list[Granted],
+    rooms: Mapping[int, Room],
     *,
     ack: float,
     cooldown: float,
@@ -143,14 +142,13 @@ def _fill(
     ):
         return seats
     seated = _seated(jobs, seats)
-    granted += moves.grant(
+    moves.grant_held(
         connection,
         [Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY}) for job, bot in seated],
+        rooms,
         assigner=[f"bot:{bot.name}" for _, bot in seated],
         strategy=STRATEGY,
         ack=ack,
-        tell=False,
-        again=True,
         cooldown=cooldown,
     )
     return [each for each in seats if each.jobs > 0 and each.units > 0] if len(seated) < len(jobs) else []

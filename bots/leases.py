@@ -1,13 +1,12 @@
 """The one call: what bots hold against what they should hold, settled for many of them in one transaction."""
 
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, text
 
-from bots import reports, visits
+from bots import listing, reports, visits
 from bots.fetch import FetchSettings
 from bots.protocol import OutputReport, SyncAnswer
 from bots.refilling import refill
@@ -19,6 +18,7 @@ from schema.errors import BadInput, Conflict, LeaseholdError
 from schema.front import Fronts
 from schema.ledger import EVICTION_COOLDOWN
 from schema.moves import Word
+from schema.newest import newest
 from schema.states import BotStatus, JobState, LeaseState
 from schema.timing import Timing
 from schema.wakeups import wake
@@ -27,35 +27,33 @@ __all__ = ["Answer", "Asked", "Call", "Desk", "Waiting"]
 
 Answer = bytes | Waiting
 
-LOCK_BOTS = text("""
-SELECT id, name, epoch, session, sync_seq, status, draining, closing, cohort, instance, pool,
-    capacity, free, reserved, capacity - in_use - reserved AS room, kind
-FROM bots WHERE name = ANY (CAST(:names AS text[])) ORDER BY id FOR NO KEY UPDATE
+# Names are looked up without a lock, so that the locks come in the order of ids.
+LOCK_BOTS = text(f"""
+WITH named AS MATERIALIZED (
+    SELECT f.id FROM unnest(CAST(:names AS text[])) AS n (name)
+    CROSS JOIN LATERAL {newest("bots", "name", "n.name", columns="id")} f ORDER BY f.id
+)
+SELECT b.id, b.name, b.epoch, b.session, b.sync_seq, b.status, b.draining, b.closing, b.cohort, b.instance, b.pool,
+    b.capacity, b.in_use, b.held, b.free, b.reserved, b.kind
+FROM named CROSS JOIN LATERAL {newest("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
 """)
 STORED = text("""
 SELECT a.bot_id, a.answer
 FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:seqs AS bigint[])) AS s (bot_id, epoch, seq)
 JOIN bot_answers a ON a.bot_id = s.bot_id AND a.epoch = s.epoch AND a.sync_seq = s.seq
 """)
+# A call that waited may be answered later under its own number.
 STORE = text("""
-INSERT INTO bot_answers AS a (bot_id, epoch, sync_seq, answer)
-SELECT * FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:seqs AS bigint[]),
-                     CAST(:answers AS bytea[]))
-ON CONFLICT (bot_id) DO UPDATE SET epoch = EXCLUDED.epoch, sync_seq = EXCLUDED.sync_seq, answer = EXCLUDED.answer
-""")
-HELD = text("""
-SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state FROM leases l JOIN jobs j ON j.id = l.job_id
-WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.state IN ('pending', 'active', 'cancelling')
-ORDER BY l.job_id
-""")
-# The payload travels until the bot has said that it has the lease.
-DUE = text("""
-SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, i.name AS instance, j.attempts, j.timeout_seconds, p.payload,
-    l.delivered_at IS NOT NULL AS delivered, CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason
-FROM leases l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
-LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
-WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.state IN ('pending', 'active', 'cancelling')
-ORDER BY l.job_id
+WITH said AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:before AS bigint[]),
+                         CAST(:seqs AS bigint[]), CAST(:answers AS bytea[]))
+        AS s (bot_id, epoch, before, sync_seq, answer)
+), gone AS (
+    DELETE FROM bot_answers a USING said s
+    WHERE a.bot_id = s.bot_id AND a.epoch = s.epoch AND a.sync_seq = s.before AND s.before < s.sync_seq
+)
+INSERT INTO bot_answers AS a (bot_id, epoch, sync_seq, answer) SELECT bot_id, epoch, sync_seq, answer FROM said
+ON CONFLICT (bot_id, epoch, sync_seq) DO UPDATE SET answer = EXCLUDED.answer
 """)
 
 
@@ -123,8 +121,8 @@ class Desk:
         settled = self._compared(connection, settled, found)
         self._apply(connection, settled)
         settled = self._without_leaving(connection, settled, found)
-        self._sync(connection, settled)
         refill(connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown, fronts=self._fronts)
+        self._sync(connection, settled)
         self._reply(connection, settled, found)
         return [found[nth] for nth in range(len(calls))]
 
@@ -153,7 +151,7 @@ class Desk:
         self, connection: Connection, settled: list[Visit], found: dict[int, Answer | LeaseholdError]
     ) -> list[Visit]:
         """What each bot reports, against what it holds. Nothing has been written yet."""
-        _gather(connection, HELD, [visit for visit in settled if visit.sync is not None], lambda visit: visit.held)
+        listing.held(connection, [visit for visit in settled if visit.sync is not None])
         for visit in settled:
             if visit.sync is None:
                 continue
@@ -188,6 +186,7 @@ class Desk:
             [ending for ending, _ in endings],
             actor=[actor for _, actor in endings],
             pace=self._fetch.pace,
+            rooms={visit.bot.id: visit.room for visit in spoken},
         )
         by_bot = {visit.bot.id: visit for visit in spoken}
         for job in ended:
@@ -196,10 +195,13 @@ class Desk:
             (job.bot_id, job.locality_hint) for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint
         ]
         moves.remember_localities(connection, hints, limit=self._fetch.bot_locality_hint_limit)
+        for visit in spoken:
+            visit.size()
 
     def _without_leaving(
         self, connection: Connection, settled: list[Visit], found: dict[int, Answer | LeaseholdError]
     ) -> list[Visit]:
+        self._sync(connection, [visit for visit in settled if visit.leaves])
         for visit in settled:
             if visit.leaves:
                 moves.close(connection, visit.bot.id, actor=visit.actor)
@@ -208,25 +210,19 @@ class Desk:
         return [visit for visit in settled if not visit.leaves]
 
     def _sync(self, connection: Connection, settled: Sequence[Visit]) -> None:
-        words = []
+        """The one time that a call writes its bot's row."""
         for visit in settled:
-            began = visit.call.began
-            visit.before = self._now() - began
-            said = visit.sync
-            words.append(
-                Word(visit.bot.id, visit.seq, visit.bot.status, None)
-                if said is None
-                else Word(visit.bot.id, visit.seq, said.status, said.capacity)
-            )
-        after = moves.synced(connection, words, ttl=self._timing.ttl)
+            visit.before = self._now() - visit.call.began
+        words = [Word(visit.bot.id, visit.seq, visit.status, visit.room) for visit in settled]
+        remaining = moves.synced(connection, words, ttl=self._timing.ttl)
         for visit in settled:
-            visit.after = after[visit.bot.id]
+            visit.remaining = remaining[visit.bot.id]
 
     def _reply(
         self, connection: Connection, settled: Sequence[Visit], found: dict[int, Answer | LeaseholdError]
     ) -> None:
         """Say what each bot should have now, and keep it; a call without news that may wait is not answered yet."""
-        _gather(connection, DUE, settled, lambda visit: visit.due)
+        listing.due(connection, settled)
         answers = {visit.nth: self._reply_to(visit) for visit in settled}
         moves.deliver(
             connection,
@@ -241,6 +237,7 @@ class Desk:
             kept = {
                 "bot_ids": [visit.bot.id for visit in settled],
                 "epochs": [visit.bot.epoch for visit in settled],
+                "before": [visit.bot.sync_seq for visit in settled],
                 "seqs": [visit.seq for visit in settled],
                 "answers": [
                     None if isinstance(answer, Waiting) else zlib.compress(answer, 1) for answer in answers.values()
@@ -251,16 +248,16 @@ class Desk:
 
     def _reply_to(self, visit: Visit) -> Answer:
         """The bot counts `expires_in` from when it sent the call."""
-        call, synced = visit.call, visit.synced
+        call = visit.call
         if isinstance(call, Asked) and call.sync.wait > 0 and not call.sync.leases and not visit.due:
-            told_to_drain = synced.draining and call.sync.status == BotStatus.OK.value
+            told_to_drain = visit.bot.draining and call.sync.status == BotStatus.OK.value
             if not told_to_drain:
                 return _waiting(visit, call)
         answer = SyncAnswer(
             seq=visit.seq,
             leases=[visits.work(row) for row in visit.due],
-            drain=synced.draining,
-            expires_in=max(0.0, synced.remaining + visit.before),
+            drain=visit.bot.draining,
+            expires_in=max(0.0, visit.remaining + visit.before),
             sync_in=self._timing.sync,
         )
         return answer.model_dump_json(exclude_none=True).encode()
@@ -268,14 +265,3 @@ class Desk:
 
 def _waiting(visit: Visit, call: Asked) -> Waiting:
     return Waiting(visit.bot.name, visit.bot.id, visit.bot.epoch, call.sync.seq, call.began)
-
-
-def _gather(
-    connection: Connection, query: TextClause, settled: Sequence[Visit], into: Callable[[Visit], list[Row[Any]]]
-) -> None:
-    """Add each row of the query to what its bot's visit keeps there."""
-    if not settled:
-        return
-    by_bot = {visit.bot.id: into(visit) for visit in settled}
-    for row in connection.execute(query, {"bot_ids": list(by_bot)}).all():
-        by_bot[row.bot_id].append(row)

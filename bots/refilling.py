@@ -27,17 +27,16 @@ def refill(
 ) -> None:
     """Start what room was freed for, and fetch; what room bots still have and had not before is for the assigners, also
     for jobs at rest. The caller tells the bots what they have been given."""
-    spoken = [visit for visit in settled if visit.sync is not None]
+    spoken = [visit for visit in settled if visit.sync is not None and visit.healthy]
+    free = [visit for visit in spoken if visit.room.units > 0]
     for visit in spoken:
-        if visit.synced.reserved:
+        if visit.room.reserved:
             _claim(connection, visit, ack=ack, cooldown=cooldown)
-    free = [visit for visit in spoken if visit.synced.free]
-    fetched = fetch(connection, settings, _wishes(connection, free), ack=ack, cooldown=cooldown, fronts=fronts)
-    room = {visit.bot.id: visit.synced.room for visit in free}
-    for lease in fetched:
-        room[lease.bot_id] -= lease.units
-    spare = [visit for visit in free if room[visit.bot.id] > 0]
-    more = {visit.bot.id: room[visit.bot.id] for visit in spare if _has_more_room(visit)}
+    room = {visit.bot.id: visit.room.units for visit in free}
+    rooms = {visit.bot.id: visit.room for visit in free}
+    fetch(connection, settings, _wishes(connection, free), rooms, ack=ack, cooldown=cooldown, fronts=fronts)
+    spare = [visit for visit in free if visit.room.units > 0]
+    more = {visit.bot.id: room[visit.bot.id] for visit in spare if room[visit.bot.id] > _room_before(visit)}
     if more:
         moves.release(connection, more, limit=moves.RELEASE_LIMIT)
     if more or any(job.state == JobState.QUEUED for visit in spare for job in visit.ended):
@@ -54,7 +53,7 @@ def _wishes(connection: Connection, free: Sequence[Visit]) -> list[Wish]:
                 visit.bot.instance,
                 visit.bot.pool,
                 visit.bot.capacity,
-                visit.synced.room,
+                visit.room.units,
                 returned=sorted({job.instance for job in visit.ended}),
             ),
             visit.bot.kind,
@@ -71,18 +70,19 @@ def _wishes(connection: Connection, free: Sequence[Visit]) -> list[Wish]:
 def _claim(connection: Connection, visit: Visit, *, ack: float, cooldown: float) -> None:
     """Start the jobs for which an eviction has freed room here; this transaction holds their quotas."""
     bot = visit.bot
-    ids = moves.claims(connection, bot.id, room=visit.synced.room + visit.synced.reserved)
-    moves.grant(
+    ids = moves.claims(connection, bot.id, room=visit.room.unused)
+    moves.grant_held(
         connection,
         [Placement(job_id, bot.id, {"bot": bot.name, "strategy": "preemption"}) for job_id in ids],
-        assigner=visit.actor,
+        {bot.id: visit.room},
+        assigner=[visit.actor] * len(ids),
         strategy="preemption",
         ack=ack,
-        tell=False,
-        again=True,
         cooldown=cooldown,
     )
 
 
-def _has_more_room(visit: Visit) -> bool:
-    return bool(visit.synced.room > visit.bot.room or not visit.bot.free)
+def _room_before(visit: Visit) -> int:
+    """The units that others could have given the bot before its call."""
+    bot = visit.bot
+    return int(bot.capacity - bot.in_use - bot.reserved) if bot.free else 0

@@ -16,6 +16,7 @@ from bots.crew import Crew
 from bots.metrics import GatewayMetrics
 from schema import moves
 from schema.engine import Database
+from schema.newest import latest_leases, newest
 
 #: Rounds in the life of a session. One that was missed because its bot's row was locked has two more chances.
 ROUNDS = 6
@@ -23,16 +24,17 @@ ROUNDS = 6
 CHUNK = 2000
 
 # What could be news to a bot whose call is held: a lease it does not know, a stop, a drain, the end of its session.
-# A bot without units in use has no lease, which spares a second look for nearly all.
-BOT_NEWS = text("""
-SELECT held.id, b.epoch, b.draining, b.lively
+# A bot that holds no lease has none to look at, which spares a second look for nearly all.
+BOT_NEWS = text(f"""
+SELECT told.id, b.epoch, b.draining, b.lively
 FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:draining AS boolean[]))
-    AS held (id, epoch, draining)
+    AS told (id, epoch, draining)
 LEFT JOIN LATERAL (
-    SELECT epoch, draining, status = 'gone' OR (in_use > 0 AND EXISTS (
-        SELECT FROM leases l WHERE l.bot_id = bots.id AND l.state IN ('pending', 'cancelling'))) AS lively
-    FROM bots WHERE id = held.id) b ON true
-WHERE b.lively IS NOT FALSE OR b.epoch <> held.epoch OR b.draining IS DISTINCT FROM held.draining
+    SELECT epoch, draining, status = 'gone' OR (held > 0 AND EXISTS (
+        SELECT FROM {latest_leases("n.id", "n.held", columns="state")} l
+        WHERE state IN ('pending', 'cancelling'))) AS lively
+    FROM {newest("bots", "id", "told.id")} n) b ON true
+WHERE b.lively IS NOT FALSE OR b.epoch <> told.epoch OR b.draining IS DISTINCT FROM told.draining
 """)
 
 _log = structlog.get_logger(__name__)

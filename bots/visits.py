@@ -10,7 +10,7 @@ from bots import reports
 from bots.protocol import Sync, Work
 from bots.sessions import digest
 from schema.errors import Conflict
-from schema.moves import Ended, Synced
+from schema.moves import Ended, Room
 from schema.states import BotStatus
 
 
@@ -53,7 +53,11 @@ class Visit:
     ended: list[Ended] = field(default_factory=list)
     due: list[Row[Any]] = field(default_factory=list)
     before: float = 0.0
-    after: Synced | None = None
+    remaining: float = 0.0
+    room: Room = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.room = Room(self.bot.capacity, self.bot.in_use, self.bot.held, self.bot.reserved)
 
     @property
     def sync(self) -> Sync | None:
@@ -76,10 +80,20 @@ class Visit:
         return self.sync is not None and self.sync.status == BotStatus.GONE.value
 
     @property
-    def synced(self) -> Synced:
-        """The bot after what it said."""
-        assert self.after is not None
-        return self.after
+    def status(self) -> str:
+        """How the bot is, by its own word; one that leaves is there until its session is closed."""
+        return str(self.bot.status if self.sync is None or self.leaves else self.sync.status)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the bot may be given work. A bot that is being closed is not let in."""
+        return self.status == BotStatus.OK and not self.bot.draining
+
+    def size(self) -> None:
+        """Take the capacity that the bot says it has. One that says less than it uses keeps what it uses until that
+        has ended."""
+        said = None if self.sync is None else self.sync.capacity
+        self.room.capacity = max(self.room.capacity if said is None else said, self.room.in_use)
 
 
 def name(call: Call) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 
 from schema import rings
 from schema.gates import able
+from schema.newest import newest
 
 #: Entries of the ring of bots read for each candidate that is wanted; the busy ones among them fall out.
 RING = 4
@@ -81,8 +82,8 @@ CROSS JOIN LATERAL (
     ) near
     CROSS JOIN LATERAL (
         SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room, c.sample_key
-        FROM bots c
-        WHERE c.id = near.bot_id AND {able("c", "w")}
+        FROM {newest("bots", "id", "near.bot_id")} c
+        WHERE {able("c", "w")}
         OFFSET 0
     ) b
     ORDER BY b.sample_key < w.start, b.sample_key LIMIT w.count
@@ -127,8 +128,9 @@ CROSS JOIN LATERAL (
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
     CROSS JOIN LATERAL (
-        SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room FROM bots c
-        WHERE c.id = near.bot_id AND {able("c", "w")}
+        SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room
+        FROM {newest("bots", "id", "near.bot_id")} c
+        WHERE {able("c", "w")}
         OFFSET 0
     ) b
     ORDER BY near.seq DESC LIMIT w.count

@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from sqlalchemy import Connection, text
 
+from schema.newest import newest_quota
+
 #: Seconds for which an eviction lowers the maximum of the instance that was evicted (BuildGrid).
 EVICTION_COOLDOWN = 600.0
 
@@ -50,8 +52,9 @@ HEADROOM = {
 LIMITED = text("SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL)")
 SHORT_AMONG = text(f"""
 SELECT EXISTS (
-    SELECT FROM quotas q
-    WHERE q.max_quota IS NOT NULL AND q.cohort = :cohort AND q.instance = ANY (CAST(:instances AS integer[]))
+    SELECT FROM (SELECT CAST(:cohort AS integer) AS cohort, unnest(CAST(:instances AS integer[])) AS instance) w
+    CROSS JOIN LATERAL {newest_quota("w", columns="*")} q
+    WHERE q.max_quota IS NOT NULL
         AND ({EFFECTIVE_MAX}) - q.usage - kept_units(q.cohort, q.instance) < :units)
 """)
 DRIFT = text("""

@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import Connection, text
 
 from schema.gates import DRAIN, HEALTHY, READY, RESTING, UNITS, serves
+from schema.newest import latest_leases
 from schema.queues import ready_queues, resting_queues
 from schema.ready import JOBS_LOOK, Scope
 from schema.timing import KILL_GRACE
@@ -134,7 +135,7 @@ WITH want AS MATERIALIZED (
     SELECT CAST(:instance AS integer) AS instance, (SELECT pool FROM instances WHERE id = :instance) AS pool,
         CAST(:units AS integer) AS units
 ), able AS MATERIALIZED (
-    SELECT b.id, b.name, b.capacity, b.capacity - b.in_use - b.reserved AS room
+    SELECT b.id, b.name, b.capacity, b.held, b.capacity - b.in_use - b.reserved AS room
     FROM (SELECT bot_id FROM bot_platforms WHERE platform = :platform AND cohort = :cohort
           ORDER BY sample_key LIMIT :look) near
     JOIN bots b ON b.id = near.bot_id CROSS JOIN want w
@@ -151,7 +152,7 @@ SELECT a.id, a.name AS bot, a.capacity,
     l.state = 'active' AND j.state = 'running' AND l.cohort = :cohort AS running,
     q.usage - q.min_quota - coalesce(s.units, 0) AS spare
 FROM able a
-LEFT JOIN leases l ON l.bot_id = a.id AND l.state IN ('pending', 'active', 'cancelling')
+LEFT JOIN LATERAL {latest_leases("a.id", "a.held", columns="*")} l ON true
 LEFT JOIN jobs j ON j.id = l.job_id
 LEFT JOIN instances i ON i.id = l.instance
 LEFT JOIN quotas q ON q.cohort = l.cohort AND q.instance = l.instance

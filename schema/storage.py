@@ -10,7 +10,6 @@ from collections.abc import Mapping
 STORAGE: Mapping[str, Mapping[str, float]] = {
     "jobs": {"fillfactor": 45, "autovacuum_vacuum_scale_factor": 0.01, "autovacuum_analyze_scale_factor": 0.02},
     "leases": {"fillfactor": 45, "autovacuum_vacuum_scale_factor": 0.01},
-    "bots": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
-    "bot_answers": {"fillfactor": 50},
+    "bots": {"fillfactor": 20, "autovacuum_vacuum_scale_factor": 0.01},
     "quotas": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
 }

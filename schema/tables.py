@@ -30,6 +30,7 @@ from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, nam
 __all__ = ["SCHEMA", "administration", "metadata"]
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
+NOT_OVER = "state NOT IN ('completed', 'cancelled')"
 READY = "state = 'queued' AND schedule_after IS NULL"
 QUEUE = "cohort instance platform"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
@@ -197,6 +198,7 @@ bots = Table(
         Boolean,
         Computed("status = 'ok' AND NOT draining AND NOT closing AND in_use + reserved < capacity", persisted=True),
     ),
+    Column("held", Integer, nullable=False, server_default=text("0")),
     Column("kind", BigInteger, Computed("hashtextextended(properties::text, 0)", persisted=True)),
     UniqueConstraint("name", name="bots_name_key"),
     CheckConstraint(name_form(), name="bots_name_form"),
@@ -210,6 +212,7 @@ bots = Table(
     CheckConstraint(name_form("pool"), name="bots_pool_form"),
     CheckConstraint("instance IS NULL OR pool IS NULL", name="bots_serve_instance_or_pool"),
     CheckConstraint("reserved >= 0", name="bots_reserved_positive"),
+    CheckConstraint("held >= 0", name="bots_held_positive"),
     Index("bots_free", "cohort", "instance", "pool", "sample_key", postgresql_where=text("free")),
     Index("bots_of_cohort", "cohort", "instance", "pool", "sample_key", postgresql_where=text("status <> 'gone'")),
     Index("bots_drain_deadline", "drain_deadline", postgresql_where=text("draining AND drain_deadline IS NOT NULL")),
@@ -222,7 +225,7 @@ bot_answers = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("sync_seq", BigInteger, nullable=False),
     Column("answer", LargeBinary),
-    PrimaryKeyConstraint("bot_id"),
+    PrimaryKeyConstraint("bot_id", "epoch", "sync_seq"),
 )
 
 bot_platforms = Table(
@@ -276,7 +279,7 @@ leases = Table(
     ),
     CheckConstraint("units >= 1", name="leases_units_positive"),
     Index("leases_one_live_per_job", "job_id", unique=True, postgresql_where=text(LIVE)),
-    Index("leases_live_of_bot", "bot_id", postgresql_where=text(LIVE)),
+    Index("leases_live_of_bot", "bot_id", "granted_at", postgresql_where=text(NOT_OVER)),
     Index("leases_live_of_instance", "instance", postgresql_where=text(LIVE)),
     Index("leases_live_due", "due_at", postgresql_where=text(f"{LIVE} AND due_at IS NOT NULL")),
     Index(

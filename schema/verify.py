@@ -54,13 +54,14 @@ JOB_AND_LEASE_AGREE = Invariant(
 
 CAPACITY_IS_KEPT = Invariant(
     "S3",
-    "bots whose units in use or reserved are not those of their live leases or reservations, or exceed their capacity",
+    "bots whose units or leases are not those of their live leases or reservations, or exceed their capacity",
     """SELECT b.id
        FROM bots b
-       LEFT JOIN (SELECT bot_id, sum(units) AS units FROM live GROUP BY bot_id) l ON l.bot_id = b.id
+       LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l
+           ON l.bot_id = b.id
        LEFT JOIN (SELECT bot_id, sum(units) AS units FROM reservations GROUP BY bot_id) r ON r.bot_id = b.id
        WHERE b.in_use <> coalesce(l.units, 0) OR b.in_use NOT BETWEEN 0 AND b.capacity
-          OR b.reserved <> coalesce(r.units, 0)""",
+          OR b.held <> coalesce(l.leases, 0) OR b.reserved <> coalesce(r.units, 0)""",
 )
 
 USAGE_IS_COUNTED = Invariant(

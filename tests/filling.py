@@ -78,7 +78,7 @@ WITH full_bots AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy, acknowledged_at)
     SELECT job_id, 1, id, epoch, instance, 'active', capacity, 'filling', 'filling', now() FROM chosen
 )
-UPDATE bots b SET in_use = b.capacity FROM chosen c WHERE b.id = c.id
+UPDATE bots b SET in_use = b.capacity, held = 1 FROM chosen c WHERE b.id = c.id
 """)
 
 

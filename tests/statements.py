@@ -9,7 +9,7 @@ from itertools import count, product
 from sqlalchemy import Connection
 
 from assigner import queries, upkeep
-from bots import leases, vigil
+from bots import listing, vigil
 from schema import candidates, clock, fetching, forgetting, moves, ready, windows
 from schema.candidates import Wanted
 from schema.fetching import Fetcher
@@ -116,7 +116,10 @@ ACTS: dict[str, Act] = {
     "ask to stop": lambda known, connection: moves.ask_stop(
         connection, known.fences(), from_state="active", reason="timeout", sync=1
     ),
-    "held by the bot": lambda known, connection: connection.execute(leases.HELD, {"bot_ids": [known.held[0][2]]}).all(),
+    "held by the bot": lambda known, connection: connection.execute(
+        listing.HELD,
+        {"bot_ids": [known.held[0][2]], "held": [1], "known_bots": [], "known_jobs": [], "known_fences": []},
+    ).all(),
     "held by lost bots": lambda known, connection: connection.execute(
         sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
     ).all(),
@@ -124,7 +127,9 @@ ACTS: dict[str, Act] = {
         vigil.BOT_NEWS, {"ids": [bot for _, _, bot, _ in known.held], "epochs": [1], "draining": [False]}
     ).all(),
     "renew": lambda known, connection: moves.renew(connection, [each[2:4] for each in known.held], ttl=1e9),
-    "overdue leases": lambda _, connection: connection.execute(upkeep.OVERDUE, {"limit": BATCH}).all(),
+    "overdue leases": lambda _, connection: connection.execute(
+        upkeep.OVERDUE, {"limit": BATCH, "since": upkeep.EVER}
+    ).all(),
     "time out": lambda _, connection: moves.time_out(connection, BATCH, actor="plan"),
     "stop drained": lambda _, connection: moves.stop_drained(connection, BATCH, sync=1.0, actor="plan"),
     "forget evictions": lambda _, connection: forgetting.forget_evictions(connection, age=0, limit=BATCH),

@@ -186,6 +186,4 @@ def test_a_minimum_is_filled_first_by_a_batch_and_not_beyond(pool: Pool, tenancy
     with statements(pool) as sent:
         answers = together(bots[0].desk, *finishing(bots, works))
     assert names(answers) == [["team-a"]] * 2 + [["team-c"]] * 3
-    assert sum("open_resting" in statement for statement in sent) == 1, (
-        "without a maximum bots that are alike share one"
-    )
+    assert sum("first_heads" in statement for statement in sent) == 1, "without a maximum bots that are alike share one"

@@ -5,6 +5,7 @@ import queue
 import pytest
 from prometheus_client import REGISTRY
 
+from assigner.upkeep import THOROUGH_INTERVAL, Upkeep, UpkeepSettings
 from bots import sessions
 from bots.protocol import OpenSession
 from schema.errors import Conflict
@@ -85,6 +86,19 @@ def test_a_job_that_outlives_its_timeout_is_stopped_by_the_server_and_dead(pool:
     bot.sync(completed(work, "stopped"))
     row = pool.job(job)
     assert (row.state, row.reason) == ("dead", "ran longer than its timeout")
+
+
+def test_a_lease_that_was_missed_when_it_became_overdue_is_found_within_a_minute(pool: Pool) -> None:
+    moment = 0.0
+    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    pool.running(timeout_seconds=1.0)
+    upkeep.run_once()
+    pool.change("UPDATE leases SET due_at = now() - interval '1 h'")
+    upkeep.run_once()
+    assert pool.row("SELECT state FROM live").state == "active", "rounds look at what is newly overdue"
+    moment = THOROUGH_INTERVAL
+    upkeep.run_once()
+    assert pool.row("SELECT state FROM live").state == "cancelling"
 
 
 def test_a_bot_that_ignores_a_stop_is_not_renewed_and_its_job_waits_for_the_expiry(pool: Pool) -> None:

@@ -13,10 +13,11 @@ SOUND = """
 INSERT INTO instances (id, name) VALUES (1, 'default'), (2, 'other');
 INSERT INTO platforms (id, digest, properties) VALUES
     (1, 'a', '{}'), (2, 'b', '{"os": ["linux"]}'), (3, 'c', '{"os": ["windows"]}');
-INSERT INTO bots (id, name, epoch, session, status, capacity, in_use, properties, instance, opened_at, expires_at)
-VALUES (1, 'busy', 2, 's', 'ok', 4, 3, '{"os": ["bsd", "linux"]}', 1, now(), now()),
-       (2, 'free', 1, 's', 'ok', 1, 0, '{}', NULL, now(), now()),
-       (3, 'gone', 1, NULL, 'gone', 0, 0, '{}', NULL, NULL, NULL);
+INSERT INTO bots (id, name, epoch, session, status, capacity, in_use, held, properties, instance, opened_at,
+                  expires_at)
+VALUES (1, 'busy', 2, 's', 'ok', 4, 3, 3, '{"os": ["bsd", "linux"]}', 1, now(), now()),
+       (2, 'free', 1, 's', 'ok', 1, 0, 0, '{}', NULL, now(), now()),
+       (3, 'gone', 1, NULL, 'gone', 0, 0, 0, '{}', NULL, NULL, NULL);
 INSERT INTO jobs (id, instance, platform, state, fence, result_fence, attempts, kills, finished_at) VALUES
     (1, 1, 1, 'queued', 2, NULL, 1, 1, NULL),
     (2, 1, 2, 'leased', 1, NULL, 1, 0, NULL),
@@ -64,6 +65,8 @@ BROKEN = [
     ("S2", "UPDATE leases SET state = 'active' WHERE job_id = 4", ["4"]),
     ("S3", "UPDATE bots SET in_use = 2 WHERE id = 1", ["1"]),
     ("S3", "UPDATE bots SET in_use = 1 WHERE id = 2", ["2"]),
+    ("S3", "UPDATE bots SET held = 2 WHERE id = 1", ["1"]),
+    ("S3", "UPDATE bots SET held = 1 WHERE id = 2", ["2"]),
     ("S3", "ALTER TABLE bots DROP CONSTRAINT bots_capacity_kept; UPDATE bots SET capacity = 2 WHERE id = 1", ["1"]),
     ("S3", "UPDATE bots SET reserved = 0 WHERE id = 2", ["2"]),
     ("S3", "UPDATE bots SET reserved = 1 WHERE id = 1", ["1"]),
@@ -161,7 +164,7 @@ def test_all_invariants_see_one_snapshot(database: Database) -> None:
             lambda connection: execute(
                 connection,
                 """UPDATE leases SET state = 'completed', ended_at = now() WHERE job_id = 3;
-                   UPDATE bots SET in_use = 2 WHERE id = 1;
+                   UPDATE bots SET in_use = 2, held = 2 WHERE id = 1;
                    UPDATE quotas SET usage = 2 WHERE instance = 1;
                    UPDATE jobs SET state = 'failed', result_fence = 1, finished_at = now() WHERE id = 3;
                    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)

@@ -16,7 +16,7 @@ from schema.moves.cancelling import Cancelled, ask_stop, cancel
 from schema.moves.considering import Alike, postpone, promote, release
 from schema.moves.draining import stop_drained
 from schema.moves.ending import Ended, Ending, RetryPace, Verdict, end
-from schema.moves.granting import Granted, Placement, grant
+from schema.moves.granting import Granted, Placement, grant, grant_held
 from schema.moves.holding import Held, park, unpark
 from schema.moves.localities import remember_localities
 from schema.moves.overdue import time_out
@@ -26,10 +26,10 @@ from schema.moves.rejoining import rejoin
 from schema.moves.reporting import Start, acknowledge, deliver, hold
 from schema.moves.requeueing import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, Requeued, requeue
 from schema.moves.retention import delete_finished
+from schema.moves.rooms import Room
 from schema.moves.sessions import (
     RELEASE_LIMIT,
     Opened,
-    Synced,
     Word,
     close,
     close_overdue,
@@ -57,9 +57,9 @@ __all__ = [
     "Prioritised",
     "Requeued",
     "RetryPace",
+    "Room",
     "Start",
     "Submitted",
-    "Synced",
     "Verdict",
     "Word",
     "acknowledge",
@@ -76,6 +76,7 @@ __all__ = [
     "expire",
     "expire_reservations",
     "grant",
+    "grant_held",
     "hold",
     "hold_quotas",
     "open_session",

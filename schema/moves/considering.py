@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, text
 
 from schema.gates import DUE, READY, RESTING, serves
+from schema.newest import newest
 from schema.queues import resting_queues
 
 # Ids go into an update as one array, which leaves the planner nothing but the primary key, whatever it knows.
@@ -51,7 +52,7 @@ WITH RECURSIVE {resting_queues("resting")}, waiting AS MATERIALIZED (
     JOIN (SELECT id AS instance, pool FROM instances) i ON i.instance = q.instance
     JOIN (SELECT c.id, c.cohort, c.instance, c.pool, r.room
           FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:rooms AS integer[])) AS r (bot_id, room)
-          JOIN bots c ON c.id = r.bot_id OFFSET 0) b ON b.cohort = q.cohort
+          CROSS JOIN LATERAL {newest("bots", "id", "r.bot_id")} c OFFSET 0) b ON b.cohort = q.cohort
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = b.id OFFSET 0) bp
     CROSS JOIN LATERAL (

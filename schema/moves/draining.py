@@ -2,6 +2,7 @@
 
 from sqlalchemy import Connection, TextClause, text
 
+from schema.newest import latest_leases
 from schema.timing import KILL_GRACE
 
 # The jobs are locked with their leases, so that the event names the state that the job is in. Both are taken without
@@ -32,13 +33,14 @@ def _stop(subject: str, of: str, where: str) -> TextClause:
     return text(_STOP.format(subject=subject, of=of, where=where, grace=KILL_GRACE))
 
 
-# Arrays of ids leave the planner nothing but the leases of these bots, or of jobs of these instances; and a range of
-# one instance in the order of instances nothing but their index.
+_OF_BOT = latest_leases("d.id", "d.held", columns="job_id")
+# Arrays of ids leave the planner nothing but the leases of these jobs; and a range of one instance in the order of
+# instances nothing but their index.
 STOP_OF_BOTS = _stop(
     "'bot:' || b.name",
     "JOIN bots b ON b.id = l.bot_id",
-    "l.bot_id = ANY (ARRAY(SELECT id FROM bots WHERE draining AND drain_deadline IS NOT NULL"
-    " AND drain_deadline < now() AND in_use > 0))",
+    f"l.job_id = ANY (ARRAY(SELECT n.job_id FROM bots d CROSS JOIN LATERAL {_OF_BOT} n"
+    " WHERE d.draining AND d.drain_deadline IS NOT NULL AND d.drain_deadline < now() AND d.held > 0))",
 )
 STOP_OF_INSTANCES = _stop(
     "'instance:' || i.name",

@@ -14,6 +14,8 @@ from sqlalchemy import Connection, text
 
 from schema import documents
 from schema.limits import MAX_KILLS
+from schema.moves.rooms import Room
+from schema.newest import newest_quota
 
 #: A live lease, in words that match no index of live leases: by its job and fence it is found by its primary key.
 LIVE = "l.ended_at IS NULL"
@@ -59,6 +61,7 @@ class Ended:
     verdict: Verdict
     state: str
     fence: int
+    units: int
     locality_hint: str | None
 
 
@@ -126,8 +129,8 @@ WITH told AS MATERIALIZED (
             WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
             ELSE d.details->>'reason' END
     FROM decided d WHERE j.id = d.id
-    RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.state AS from_state, d.verdict,
-        d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence
+    RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.units, d.state AS from_state,
+        d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence
 ), logged AS (
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
     SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
@@ -138,13 +141,14 @@ WITH told AS MATERIALIZED (
     JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
     WHERE m.evicted
 ), freed AS (
-    UPDATE bots b SET in_use = b.in_use - s.units
-    FROM (SELECT bot_id, sum(units) AS units FROM over GROUP BY bot_id) s WHERE b.id = s.bot_id
+    UPDATE bots b SET in_use = b.in_use - s.units, held = b.held - s.leases
+    FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
+    WHERE :written AND b.id = s.bot_id
 ), counted AS MATERIALIZED (
-    SELECT q.cohort, q.instance, s.units
-    FROM quotas q JOIN (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance) s
-        ON s.cohort = q.cohort AND s.instance = q.instance
-    ORDER BY q.cohort, q.instance FOR NO KEY UPDATE OF q
+    SELECT s.cohort, s.instance, s.units
+    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance
+          ORDER BY cohort, instance) s
+    CROSS JOIN LATERAL {newest_quota("s", columns="usage", lock="FOR NO KEY UPDATE")} q
 ), returned AS (
     UPDATE quotas q SET usage = q.usage - c.units FROM counted c
     WHERE q.cohort = c.cohort AND q.instance = c.instance
@@ -163,7 +167,7 @@ WITH told AS MATERIALIZED (
 ), woken AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
-SELECT id, public_id, bot_id, instance, verdict, state, fence, locality_hint, (SELECT count(*) FROM woken)
+SELECT id, public_id, bot_id, instance, verdict, state, fence, units, locality_hint, (SELECT count(*) FROM woken)
 FROM moved ORDER BY id
 """)
 
@@ -183,6 +187,7 @@ def end(
     actor: str | Sequence[str],
     pace: RetryPace | None = None,
     hold_until: datetime | None = None,
+    rooms: Mapping[int, Room] | None = None,
 ) -> list[Ended]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
@@ -195,7 +200,7 @@ def end(
     if not endings:
         return []
     pace = pace or RetryPace()
-    rows = connection.execute(
+    found = connection.execute(
         END,
         {
             "job_ids": [ending.job_id for ending in endings],
@@ -208,9 +213,10 @@ def end(
             "retry_base": pace.base,
             "retry_cap": pace.cap,
             "hold_until": hold_until,
+            "written": rooms is None,
         },
     )
-    return [
+    ended = [
         Ended(
             row.id,
             str(row.public_id),
@@ -219,7 +225,12 @@ def end(
             Verdict(row.verdict),
             row.state,
             row.fence,
+            row.units,
             row.locality_hint,
         )
-        for row in rows.all()
+        for row in found.all()
     ]
+    if rooms is not None:
+        for job in ended:
+            rooms[job.bot_id].give_back(job.units)
+    return ended

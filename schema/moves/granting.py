@@ -11,6 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from schema import documents
 from schema.gates import DRAIN, HEALTHY, RESERVATION, STATE, serves
 from schema.ledger import EVICTION_COOLDOWN, LIMIT, Guard
+from schema.moves.rooms import Room
+from schema.newest import newest, newest_quota
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,18 @@ class Placement:
 
 @dataclass(frozen=True)
 class Granted:
-    """A lease that came to be."""
+    """A lease that came to be; so many of its units were reserved for it."""
 
     job_id: int
     public_id: str
     bot_id: int
     fence: int
     units: int
+    reserved: int
     instance: int
 
 
-# Bots are locked after jobs, out of order, hence SKIP LOCKED, or a short patience in the order of their ids; a bot
+# Bots have been locked after jobs, out of order, hence SKIP LOCKED, or a short patience in the order of their ids; one
 # takes placements in the order they are given for as long as they fit into the room that the locked row shows, and a
 # quota likewise. The bot's row also decides what the bot may have: since it was chosen, a new session may have given it
 # other properties, or another instance. A job's own reservation is room for that job, and for no other, on its bot and
@@ -51,10 +54,11 @@ WITH wanted AS MATERIALIZED (
     WHERE v.job_id IS NULL
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.properties,
-        b.capacity - b.in_use AS free, b.capacity - b.in_use - b.reserved AS units
-    FROM bots b
-    WHERE b.id = ANY (CAST(:bot_ids AS bigint[])) AND {healthy}
-    ORDER BY b.id FOR NO KEY UPDATE {held}
+        coalesce(r.unused, b.capacity - b.in_use) AS free,
+        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
+        AS r (id, unused, units)
+    CROSS JOIN LATERAL {newest_bot} b
 ), kept AS MATERIALIZED (
     SELECT job_id, bot_id, units FROM reservations
     WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND bot_id = ANY (ARRAY(SELECT id FROM room)) FOR UPDATE
@@ -66,17 +70,18 @@ WITH wanted AS MATERIALIZED (
         AND {serves} AND r.properties @> w.properties
     LEFT JOIN kept v ON v.job_id = w.job_id AND v.bot_id = w.bot_id
 ), seated AS MATERIALIZED (
-    SELECT f.*, q.cohort IS NOT NULL AS counted FROM filled f
-    LEFT JOIN quotas q ON q.cohort = f.cohort AND q.instance = f.instance
-    WHERE f.upto <= f.free AND f.unreserved <= greatest(f.room, 0)
+    SELECT f.* FROM filled f WHERE f.upto <= f.free AND f.unreserved <= greatest(f.room, 0)
+), limited AS MATERIALIZED (
+    SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
+    CROSS JOIN LATERAL {quota} q ORDER BY d.cohort, d.instance
 ), allowed AS MATERIALIZED (
-    SELECT q.cohort, q.instance, q.min_quota, q.max_quota, q.usage FROM quotas q
-    WHERE (q.cohort, q.instance) IN (SELECT s.cohort, s.instance FROM seated s WHERE s.counted)
-    ORDER BY q.cohort, q.instance FOR NO KEY UPDATE OF q {locked}
+    SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
+    LEFT JOIN LATERAL {locked_quota} q ON true
 ), left_over AS MATERIALIZED (
-    SELECT q.cohort, q.instance, {limit} - q.usage AS headroom, kept_units(q.cohort, q.instance) AS kept FROM allowed q
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {limit} - q.usage AS headroom,
+        kept_units(q.cohort, q.instance) AS kept FROM allowed q
 ), within AS MATERIALIZED (
-    SELECT s.*, CASE WHEN NOT s.counted THEN {uncounted} WHEN a.cohort IS NULL THEN false
+    SELECT s.*, CASE WHEN a.cohort IS NULL THEN {uncounted} WHEN a.busy THEN false
         WHEN a.headroom IS NULL THEN true
         ELSE sum(s.units) OVER (PARTITION BY s.cohort, s.instance ORDER BY s.nth) <= a.headroom
             AND sum(s.units - s.reserved) OVER (PARTITION BY s.cohort, s.instance ORDER BY s.nth)
@@ -91,9 +96,14 @@ WITH wanted AS MATERIALIZED (
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
         f.decision, f.reserved
 ), taken AS (
-    UPDATE bots b SET in_use = b.in_use + s.units, reserved = b.reserved - s.reserved
-    FROM (SELECT bot_id, sum(units) AS units, sum(reserved) AS reserved FROM moved GROUP BY bot_id) s
-    WHERE b.id = s.bot_id
+    UPDATE bots b SET in_use = b.in_use + s.units, reserved = b.reserved - s.reserved, held = b.held + s.leases
+    FROM (
+        SELECT m.*, place.ctid
+        FROM (SELECT bot_id, sum(units) AS units, sum(reserved) AS reserved, count(*) AS leases
+              FROM moved GROUP BY bot_id) m
+        CROSS JOIN LATERAL {place} place
+    ) s
+    WHERE :written AND b.ctid = s.ctid
 ), claimed AS (
     DELETE FROM reservations v WHERE v.job_id = ANY (ARRAY(SELECT id FROM moved WHERE reserved > 0))
 ), leased AS (
@@ -112,32 +122,44 @@ WITH wanted AS MATERIALIZED (
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved
+SELECT id, public_id, bot_id, fence, units, reserved, instance, (SELECT count(*) FROM told) FROM moved
 """
 
 
-def _grant(guard: Guard, *, again: bool, patient: bool) -> TextClause:
+def _grant(guard: Guard, *, again: bool) -> TextClause:
     return text(
         _GRANT.format(
             decisions=documents.array("decisions"),
             queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
             over=f"({RESERVATION.of(reservation='v')})",
-            healthy=HEALTHY.of(bot="b"),
+            newest_bot=newest("bots", "id", "r.id"),
+            place=newest("bots", "id", "m.bot_id", columns="ctid"),
             serves=serves("r", "w"),
+            quota=newest_quota("d", columns="usage"),
+            locked_quota=newest_quota(
+                "d",
+                columns="min_quota, max_quota, usage",
+                lock=f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}",
+            ),
             limit=LIMIT[guard],
-            held="" if patient else "SKIP LOCKED",
-            locked="SKIP LOCKED" if again else "",
             uncounted="true" if guard is Guard.MAX else "false",
         )
     )
 
 
-GRANT: dict[tuple[Guard, bool, bool], TextClause] = {
-    (guard, again, patient): _grant(guard, again=again, patient=patient)
-    for guard in Guard
-    for again, patient in ((False, False), (False, True), (True, False))
-}
+def _lock(*, patient: bool) -> TextClause:
+    healthy, held = HEALTHY.of(bot=""), "" if patient else "SKIP LOCKED"
+    bot = newest("bots", "id", "w.id", columns="id", where=healthy, lock=f"FOR NO KEY UPDATE {held}")
+    return text(f"""
+        SELECT b.id FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
+        CROSS JOIN LATERAL {bot} b
+    """)
+
+
+GRANT = {(guard, again): _grant(guard, again=again) for guard in Guard for again in (False, True)}
+# A statement of its own: what the next one finds of a bot is then the version to change, and can be named by its place.
+LOCK = {patient: _lock(patient=patient) for patient in (False, True)}
 LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true), current_setting('lock_timeout') AS before")
 #: The lock that was waited for did not come in time.
 LOCK_NOT_AVAILABLE = "55P03"
@@ -171,6 +193,46 @@ def grant(
     if not placements:
         return []
     values = {
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, tell=tell),
+        **({"cooldown": cooldown} if guard is Guard.MAX else {}),
+    }
+    granted = None
+    if patience and not again:
+        granted = _patiently(connection, GRANT[guard, False], values, patience)
+    if granted is None:
+        granted = _locked(connection, GRANT[guard, again], values, patient=False)
+    return granted
+
+
+def grant_held(
+    connection: Connection,
+    placements: Sequence[Placement],
+    rooms: Mapping[int, Room],
+    *,
+    assigner: Sequence[str],
+    strategy: str,
+    ack: float,
+    cooldown: float,
+) -> list[Granted]:
+    """As `grant` with `again` and without `tell`, for bots whose calls are settled: the caller has locked their rows,
+    found them healthy, and writes them later. `rooms` has one for each of them, says what it has left, and takes note.
+    """
+    if not placements:
+        return []
+    values = {
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, tell=False),
+        "cooldown": cooldown,
+    }
+    granted = _granted(connection, GRANT[Guard.MAX, True], values, sorted(set(values["bot_ids"])), rooms)
+    for lease in granted:
+        rooms[lease.bot_id].take(lease.units, reserved=lease.reserved)
+    return granted
+
+
+def _values(
+    placements: Sequence[Placement], *, assigner: str | Sequence[str], strategy: str, ack: float, tell: bool
+) -> dict[str, Any]:
+    return {
         "job_ids": [placement.job_id for placement in placements],
         "bot_ids": [placement.bot_id for placement in placements],
         "decisions": documents.joined(placement.decision for placement in placements),
@@ -178,14 +240,7 @@ def grant(
         "strategy": strategy,
         "ack": ack,
         "tell": tell,
-        **({"cooldown": cooldown} if guard is Guard.MAX else {}),
     }
-    granted = None
-    if patience and not again:
-        granted = _patiently(connection, GRANT[guard, False, True], values, patience)
-    if granted is None:
-        granted = _granted(connection, GRANT[guard, again, False], values)
-    return granted
 
 
 def _patiently(
@@ -195,7 +250,7 @@ def _patiently(
     try:
         with connection.begin_nested():
             before = connection.execute(LOCK_TIMEOUT, {"timeout": f"{patience * 1000:.0f}ms"}).one().before
-            granted = _granted(connection, statement, values)
+            granted = _locked(connection, statement, values, patient=True)
             connection.execute(LOCK_TIMEOUT, {"timeout": before})
             return granted
     except DBAPIError as error:
@@ -204,6 +259,29 @@ def _patiently(
         raise
 
 
-def _granted(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> list[Granted]:
-    rows = connection.execute(statement, values)
-    return [Granted(row.id, str(row.public_id), row.bot_id, row.fence, row.units, row.instance) for row in rows.all()]
+def _locked(
+    connection: Connection, statement: TextClause, values: Mapping[str, Any], *, patient: bool
+) -> list[Granted]:
+    bots = [row.id for row in connection.execute(LOCK[patient], {"bot_ids": values["bot_ids"]})]
+    return _granted(connection, statement, values, bots, {}) if bots else []
+
+
+def _granted(
+    connection: Connection,
+    statement: TextClause,
+    values: Mapping[str, Any],
+    bots: Sequence[int],
+    rooms: Mapping[int, Room],
+) -> list[Granted]:
+    """Grant to these locked bots; what `rooms` does not tell of them, their rows do, and are written."""
+    known = {
+        "rooms": list(bots),
+        "unused": [rooms[bot_id].unused if rooms else None for bot_id in bots],
+        "units": [rooms[bot_id].units if rooms else None for bot_id in bots],
+        "written": not rooms,
+    }
+    rows = connection.execute(statement, {**values, **known})
+    return [
+        Granted(row.id, str(row.public_id), row.bot_id, row.fence, row.units, row.reserved, row.instance)
+        for row in rows.all()
+    ]

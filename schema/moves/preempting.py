@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from schema.gates import DRAIN, HEALTHY
+from schema.newest import latest_leases
 from schema.reclaiming import IN_TIME
 from schema.timing import KILL_GRACE
 from schema.wakeups import wake
@@ -51,7 +52,8 @@ WITH victims AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
     AND (SELECT b.capacity - b.in_use - b.reserved + (SELECT sum(units) FROM victims) + coalesce((
-             SELECT sum(l.units) FROM leases l WHERE l.bot_id = b.id AND l.state = 'cancelling'), 0) >= :units
+             SELECT sum(l.units) FROM {latest_leases("b.id", "b.held", columns="units, state")} l
+             WHERE l.state = 'cancelling'), 0) >= :units
          FROM bots b WHERE b.id = :bot_id)
     AND NOT EXISTS (
         SELECT FROM asked a JOIN quotas q ON q.cohort = :cohort AND q.instance = a.instance
@@ -96,10 +98,11 @@ WHERE v.bot_id = :bot_id AND j.state = 'queued' AND j.units <= :room
 ORDER BY j.priority, j.queued_at, j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
 
-CLAIMED_QUOTAS = text("""
+CLAIMED_QUOTAS = text(f"""
 WITH involved AS MATERIALIZED (
-    SELECT cohort, instance FROM leases
-    WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND state IN ('pending', 'active', 'cancelling')
+    SELECT l.cohort, l.instance FROM bots b
+    CROSS JOIN LATERAL {latest_leases("b.id", "b.held", columns="cohort, instance")} l
+    WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
     UNION
     SELECT j.cohort, j.instance FROM reservations v JOIN jobs j ON j.id = v.job_id
     WHERE v.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND j.state = 'queued'

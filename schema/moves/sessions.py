@@ -14,6 +14,8 @@ from schema.limits import Properties, escaped
 from schema.moves.considering import release
 from schema.moves.ending import Ended, Ending, Verdict, end
 from schema.moves.preempting import drop_reservations
+from schema.moves.rooms import Room
+from schema.newest import latest_leases, newest
 from schema.wakeups import wake
 
 #: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
@@ -22,9 +24,10 @@ RELEASE_LIMIT = 1000
 BORN = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
 LOCK = text("SELECT id, epoch, session, expires_at FROM bots WHERE name = :name FOR NO KEY UPDATE")
 RENEW = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = :id AND NOT closing")
-HELD_BY = text("""
-SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM leases l
-WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.state IN ('pending', 'active', 'cancelling')
+HELD_BY = text(f"""
+SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM bots b
+CROSS JOIN LATERAL {latest_leases("b.id", "b.held", columns="job_id, fence, bot_id, bot_epoch")} l
+WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
 """)
 OPEN = text("""
 UPDATE bots SET epoch = epoch + 1, session = :session, sync_seq = 0, status = 'ok', closing = false,
@@ -37,6 +40,7 @@ EXPIRED = text("""
 SELECT id FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
+FORGET_ANSWERS = text("DELETE FROM bot_answers WHERE bot_id = :id")
 CLOSE = text("""
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false
 WHERE id = ANY (CAST(:bot_ids AS bigint[]))
@@ -52,16 +56,22 @@ WITH overdue AS MATERIALIZED (
 )
 UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING b.name
 """)
-# A heartbeat that comes soon after another does not write the expiry again.
-SYNCED = text("""
-UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = greatest(coalesce(s.capacity, b.capacity), b.in_use),
+# A heartbeat that comes soon after another does not write the expiry again. Whoever holds a row knows that the version
+# that is found is the one to change, and can name it by its place.
+SYNCED = text(f"""
+UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = s.capacity, in_use = s.in_use, held = s.held,
+    reserved = s.reserved,
     expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
         THEN now() + make_interval(secs => :ttl) ELSE b.expires_at END
-FROM unnest(CAST(:ids AS bigint[]), CAST(:seqs AS bigint[]), CAST(:states AS text[]), CAST(:capacities AS integer[]))
-    AS s (id, seq, status, capacity)
-WHERE b.id = s.id
-RETURNING b.id, b.capacity - b.in_use - b.reserved AS room, b.reserved, b.free, b.draining,
-    extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
+FROM (
+    SELECT s.*, place.ctid FROM unnest(
+        CAST(:ids AS bigint[]), CAST(:seqs AS bigint[]), CAST(:states AS text[]), CAST(:capacities AS integer[]),
+        CAST(:in_use AS integer[]), CAST(:held AS integer[]), CAST(:reserved AS integer[]))
+        AS s (id, seq, status, capacity, in_use, held, reserved)
+    CROSS JOIN LATERAL {newest("bots", "id", "s.id", columns="ctid")} place
+) s
+WHERE b.ctid = s.ctid
+RETURNING b.id, extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
 """)
 # Whoever holds one of these rows is at work on its bot; the next round finds it again.
 RENEW_HELD = text("""
@@ -82,24 +92,12 @@ WHERE name = :name RETURNING id, capacity - in_use - reserved AS room
 
 @dataclass(frozen=True)
 class Word:
-    """What a bot said of itself in call number `seq`; no capacity leaves it as it was."""
+    """What a bot said of itself in call number `seq`, and what it has since that has been settled."""
 
     bot_id: int
     seq: int
     status: str
-    capacity: int | None
-
-
-@dataclass(frozen=True)
-class Synced:
-    """The bot after a sync: free units, units kept for evictors, whether it may be given work, the operator's wish,
-    seconds of session left."""
-
-    room: int
-    reserved: int
-    free: bool
-    draining: bool
-    remaining: float
+    room: Room
 
 
 @dataclass(frozen=True)
@@ -148,6 +146,7 @@ def open_session(
         hold_until=None if dead is not None and dead == bot.session else bot.expires_at,
     )
     drop_reservations(connection, [bot.id], actor=f"bot:{name}")
+    connection.execute(FORGET_ANSWERS, {"id": bot.id})
     epoch = connection.execute(
         OPEN,
         {
@@ -169,12 +168,10 @@ def open_session(
     return Opened(bot.id, int(epoch), ended)
 
 
-def synced(connection: Connection, words: Sequence[Word], *, ttl: float) -> dict[int, Synced]:
-    """Record what bots said of themselves and keep their sessions alive; returns them by id. The caller holds the
-    bots' rows.
-
-    A bot that reports less capacity than it uses keeps what it uses until that has ended.
-    """
+def synced(connection: Connection, words: Sequence[Word], *, ttl: float) -> dict[int, float]:
+    """Write what bots said of themselves and what they have now, and keep their sessions alive; returns the seconds
+    left of each, by the bots' ids. This transaction has locked the bots' rows by an earlier statement, and not written
+    them."""
     if not words:
         return {}
     rows = connection.execute(
@@ -183,11 +180,14 @@ def synced(connection: Connection, words: Sequence[Word], *, ttl: float) -> dict
             "ids": [word.bot_id for word in words],
             "seqs": [word.seq for word in words],
             "states": [word.status for word in words],
-            "capacities": [word.capacity for word in words],
+            "capacities": [word.room.capacity for word in words],
+            "in_use": [word.room.in_use for word in words],
+            "held": [word.room.held for word in words],
+            "reserved": [word.room.reserved for word in words],
             "ttl": ttl,
         },
     )
-    return {row.id: Synced(row.room, row.reserved, row.free, row.draining, float(row.remaining)) for row in rows}
+    return {row.id: float(row.remaining) for row in rows}
 
 
 def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[Ended]]:
