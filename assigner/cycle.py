@@ -14,7 +14,7 @@ from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
 from assigner.registry import StrategySettings
 from assigner.strategies import Snapshot
-from schema import chores, moves, platforms, ready
+from schema import chores, moves, platforms, ready, unservable
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.front import Front
@@ -22,6 +22,7 @@ from schema.ledger import Guard
 from schema.limits import NAME
 from schema.moves import Alike, Granted
 from schema.ready import Order, ReadyJob, Scope
+from schema.seldom import Seldom
 from schema.timing import Timing
 
 #: Jobs of one kind that are postponed together when one of them cannot be placed.
@@ -130,6 +131,7 @@ class PriorityAgeAssigner:
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
         self._batch, self._front, self._offers = Batch(), Front(now), Offers()
+        self._unserved = Seldom(now)
         self._failures = 0
         self._next_reclaim = now()
 
@@ -184,8 +186,10 @@ class PriorityAgeAssigner:
             self._pass(connection, replace(scope, guard=guard), order, cycle)
             if cycle.granted:
                 break
-        if not cycle.picked and platforms.nobody_arrives(connection):
-            unserved = ready.unserved(connection, scope, limit=settings.batch)
+        if not cycle.picked and self._unserved.due and platforms.nobody_arrives(connection):
+            began = self._now()
+            unserved = unservable.unserved(connection, scope, limit=settings.batch)
+            self._unserved.took(self._now() - began)
             alike = [Alike(queue.cohort, queue.instance, queue.platform, 1) for queue in unserved]
             self._postpone(connection, alike, NO_BOT, cycle)
         if self._quotas.preemption and seen.below and (not cycle.granted or self._now() >= self._next_reclaim):

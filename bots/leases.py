@@ -48,9 +48,13 @@ WITH said AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:before AS bigint[]),
                          CAST(:seqs AS bigint[]), CAST(:answers AS bytea[]))
         AS s (bot_id, epoch, before, sync_seq, answer)
+), old AS MATERIALIZED (
+    SELECT a.place FROM said s CROSS JOIN LATERAL (
+        SELECT ctid AS place FROM bot_answers
+        WHERE bot_id = s.bot_id AND epoch = s.epoch AND sync_seq = s.before OFFSET 0) a
+    WHERE s.before < s.sync_seq
 ), gone AS (
-    DELETE FROM bot_answers a USING said s
-    WHERE a.bot_id = s.bot_id AND a.epoch = s.epoch AND a.sync_seq = s.before AND s.before < s.sync_seq
+    DELETE FROM bot_answers a USING old o WHERE a.ctid = o.place
 )
 INSERT INTO bot_answers AS a (bot_id, epoch, sync_seq, answer) SELECT bot_id, epoch, sync_seq, answer FROM said
 ON CONFLICT (bot_id, epoch, sync_seq) DO UPDATE SET answer = EXCLUDED.answer

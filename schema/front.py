@@ -13,14 +13,13 @@ from typing import Any
 
 from schema.clock import Monotonic
 from schema.gates import IN_LINE
+from schema.seldom import Seldom
 
 #: Urgencies of one cohort whose beginning is remembered, the most urgent ones.
 LANES = 16
-#: A walk from the very beginning may take one part in so many of the time.
-SELDOM = 20
 #: A submit that is committed so many seconds after it began comes in front of what is remembered, and waits for the
 #: next walk from the very beginning.
-LATE = 1.0
+LATE = 0.25
 #: After so many times that a wide walk sufficed, a narrower one is tried.
 AGAIN = 8
 #: After so many times that the front did not do, it is looked at again.
@@ -79,25 +78,24 @@ class Front:
         self._now = now
         self._lock = threading.Lock()
         self._since: dict[Lane, float] = {}
-        self._whole_at = self._whole_seconds = float("-inf")
+        self._whole = Seldom(now)
         self._aside = 0
         self._width = self._sufficed = 0
 
     def begin(self) -> "Walk":
         """Where the next walk is to begin."""
-        began = self._now()
         with self._lock:
-            whole = not self._since or began - self._whole_at >= SELDOM * self._whole_seconds
-            return Walk(began, whole, {} if whole else dict(self._since))
+            whole = not self._since or self._whole.due
+            return Walk(self._now(), whole, {} if whole else dict(self._since))
 
     def learn(self, walk: "Walk", told: tuple[int, float, Any], *, limit: int) -> int:
         """A walk that might read so many jobs told `WALKED`; returns how many it read."""
-        ended = self._now()
+        seconds = self._now() - walk.began
         walked, at, lanes = told
         firsts = {Lane(cohort, priority): first for cohort, priority, first in lanes or ()}
         with self._lock:
             if walk.whole:
-                self._whole_at, self._whole_seconds = ended, ended - walk.began
+                self._whole.took(seconds)
             if walked < limit:
                 for lane in self._since:
                     firsts.setdefault(lane, at)

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, Row, TextClause, text
 from schema import front, rings
 from schema.candidates import LOOK
 from schema.front import Front
-from schema.gates import HEALTHY, QUOTA, READY, STILL_READY, serves
+from schema.gates import COHORT, QUOTA, READY, STILL_READY, serves
 from schema.ledger import EVICTION_COOLDOWN, HEADROOM, Guard
-from schema.queues import Queue, fitting, open_queues, ready_priorities, ready_queues
+from schema.queues import fitting, open_queues, ready_priorities, ready_queues
 
 #: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
 #: first few, and only where those did not do, because others hold them, many.
@@ -67,10 +67,16 @@ _WANTED = """wanted AS MATERIALIZED (
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 )"""
 
-# Each of the two looks ends with the first hit, and the first one nearly always decides it. Lateral subqueries with
-# OFFSET 0 keep the planner from joining, and so reading, whole tables when its statistics are old or missing.
+# Each look ends with the first hit; where bots are alike, the first one decides it, at bots that have been read before.
+# Lateral subqueries with OFFSET 0 keep the planner from joining, and so reading, whole tables when its statistics are
+# old or missing.
 _SERVED = f"""
     EXISTS (
+        SELECT FROM (SELECT * FROM roomy LIMIT 2) b
+        CROSS JOIN LATERAL (
+            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = b.id OFFSET 0) bp
+        WHERE {COHORT.of(bot="b", want="w")} AND {serves("b", "w")} OFFSET 0)
+    OR EXISTS (
         SELECT FROM ({rings.offering("w", start=":start", limit=":look")}) near
         CROSS JOIN LATERAL (
             SELECT FROM bots b
@@ -83,11 +89,11 @@ _SERVED = f"""
         OFFSET 0)"""
 
 # No more jobs are picked, and locked, than there are free units for.
-_ROOM = """room AS MATERIALIZED (
-    SELECT least(:batch, coalesce(sum(f.units), 0)) AS jobs
-    FROM (SELECT capacity - in_use - reserved AS units FROM bots
-          WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[])))
-          LIMIT :batch) f
+_ROOM = """roomy AS MATERIALIZED (
+    SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
+    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+), room AS MATERIALIZED (
+    SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
 )"""
 
 _SERVED_QUEUES = f"""served AS MATERIALIZED (
@@ -175,14 +181,15 @@ _LANES = {
 }
 
 
-def _wanted(guard: Guard) -> str:
+def wanted(guard: Guard) -> str:
+    """The CTE `wanted`: those of `queues` that are open and in the scope."""
     return _WANTED.format(open=open_queues("queues", HEADROOM[guard]))
 
 
 PICK: dict[tuple[Order, Guard], TextClause] = {
     (order, guard): text(
         _PICK.format(
-            wanted=_wanted(guard),
+            wanted=wanted(guard),
             order=order.value,
             backwards=", ".join(f"h.{column} DESC" for column in order.value.split(", ")),
             **_LANES[order],
@@ -193,24 +200,10 @@ PICK: dict[tuple[Order, Guard], TextClause] = {
 }
 FROM_FRONT = text(
     _FROM_FRONT.format(
-        wanted=_wanted(Guard.MAX),
+        wanted=wanted(Guard.MAX),
         cohorts="CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))",
     )
 )
-
-# Queues that no healthy bot could serve, were it ever so idle: their jobs are considered, and fail.
-UNSERVED = text(f"""
-WITH RECURSIVE {ready_queues("queues")}, {_wanted(Guard.MAX)}
-SELECT w.cohort, w.instance, w.platform FROM wanted w
-WHERE NOT EXISTS (
-    SELECT FROM (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort OFFSET 0) bp
-    CROSS JOIN LATERAL (
-        SELECT FROM bots b
-        WHERE b.id = bp.bot_id AND {serves("b", "w")}
-            AND {HEALTHY.of(bot="b")} AND b.capacity > 0 OFFSET 0) b
-    OFFSET 0)
-LIMIT :limit
-""")
 
 INSTANCES = text("""
 SELECT id FROM instances WHERE name = ANY (CAST(:names AS text[]))
@@ -289,12 +282,6 @@ def _from_front(connection: Connection, values: dict[str, Any], line: Front) -> 
 def others_hold(*, wanted: int, heads: int, found: int, reach: int) -> bool:
     """Whether too few of the heads that were read were free, while there may be more behind them."""
     return found < wanted and heads >= wanted * reach
-
-
-def unserved(connection: Connection, scope: Scope, *, limit: int) -> list[Queue]:
-    """Queues that hold ready jobs which no healthy bot satisfies, whether free or full."""
-    rows = connection.execute(UNSERVED, {**scope.values(), "limit": limit})
-    return [Queue(row.cohort, row.instance, row.platform) for row in rows]
 
 
 def ready_job(row: Row[Any]) -> ReadyJob:

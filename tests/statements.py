@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from assigner import queries, upkeep
 from bots import listing, vigil
-from schema import candidates, clock, fetching, forgetting, moves, ready, windows
+from schema import candidates, clock, fetching, forgetting, moves, ready, unservable, windows
 from schema.candidates import Wanted
 from schema.fetching import Fetcher
 from schema.front import Front
@@ -94,7 +94,7 @@ ACTS: dict[str, Act] = {
     "pick in an instance": lambda _, connection: ready.pick(
         connection, Scope(instances=[1]), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7)
     ),
-    "unserved queues": lambda _, connection: ready.unserved(connection, Scope(), limit=BATCH),
+    "unserved queues": lambda _, connection: unservable.unserved(connection, Scope(), limit=BATCH),
     "fetch": lambda known, connection: known.fetch(connection),
     "fetch from the front": lambda known, connection: known.fetch(connection, line=Front(clock.monotonic)),
     "fetch to capacity": lambda known, connection: known.fetch(connection, any_wait=True),

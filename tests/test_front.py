@@ -10,8 +10,9 @@ from sqlalchemy import Connection, text
 
 from schema import fetching, front, moves, ready
 from schema.fetching import Fetcher
-from schema.front import SELDOM, Front
+from schema.front import Front
 from schema.ready import Order, ReadyJob, Scope
+from schema.seldom import SELDOM
 from tests.plans import watching
 from tests.pool import Pool
 

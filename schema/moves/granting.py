@@ -41,7 +41,8 @@ class Granted:
 # takes placements in the order they are given for as long as they fit into the room that the locked row shows, and a
 # quota likewise. The bot's row also decides what the bot may have: since it was chosen, a new session may have given it
 # other properties, or another instance. A job's own reservation is room for that job, and for no other, on its bot and
-# in its quota; it is read once its bot is locked, because whoever gives it up holds that and not the job.
+# in its quota; it is read once its bot is locked, because whoever gives it up holds that and not the job. A placement
+# and its quota are brought together by sorting: a join of two sets of unknown size might compare each with each.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
@@ -80,14 +81,19 @@ WITH wanted AS MATERIALIZED (
 ), left_over AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {limit} - q.usage AS headroom,
         kept_units(q.cohort, q.instance) AS kept FROM allowed q
+), weighed AS MATERIALIZED (
+    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, units, reserved,
+        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom, CAST(NULL AS bigint) AS kept FROM seated
+    UNION ALL
+    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom, kept FROM left_over
 ), within AS MATERIALIZED (
-    SELECT s.*, CASE WHEN a.cohort IS NULL THEN {uncounted} WHEN a.busy THEN false
-        WHEN a.headroom IS NULL THEN true
-        ELSE sum(s.units) OVER (PARTITION BY s.cohort, s.instance ORDER BY s.nth) <= a.headroom
-            AND sum(s.units - s.reserved) OVER (PARTITION BY s.cohort, s.instance ORDER BY s.nth)
-                <= greatest(a.headroom - a.kept, 0)
+    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN {uncounted} WHEN bool_or(busy) OVER quota THEN false
+        WHEN max(headroom) OVER quota IS NULL THEN true
+        ELSE sum(units) OVER upto <= max(headroom) OVER quota
+            AND sum(units - reserved) OVER upto <= greatest(max(headroom - kept) OVER quota, 0)
         END AS fits
-    FROM seated s LEFT JOIN left_over a ON a.cohort = s.cohort AND a.instance = s.instance
+    FROM weighed w
+    WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
 ), moved AS (
     UPDATE jobs j SET state = 'leased', fence = j.fence + 1, attempts = j.attempts + 1,
         schedule_after = NULL, considered = 0, reason = NULL
