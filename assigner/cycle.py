@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -130,8 +131,8 @@ class PriorityAgeAssigner:
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
-        self._batch, self._front, self._offers = Batch(), Front(now), Offers()
-        self._unserved = Seldom(now)
+        self._batch, self._offers = Batch(), Offers()
+        self._forget()
         self._failures = 0
         self._next_reclaim = now()
 
@@ -142,7 +143,18 @@ class PriorityAgeAssigner:
     def run_once(self) -> float:
         """One cycle; returns the seconds to sleep before the next one."""
         began = self._now()
-        cycle = self._database.run(self._cycle)
+        tries = count()
+
+        def work(connection: Connection) -> Cycle:
+            if next(tries):
+                self._forget()
+            return self._cycle(connection)
+
+        try:
+            cycle = self._database.run(work)
+        except Exception:
+            self._forget()
+            raise
         seconds = self._now() - began
         self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
@@ -154,6 +166,10 @@ class PriorityAgeAssigner:
             strategy=self._settings.strategy.kind,
         )
         return self._pause(cycle)
+
+    def _forget(self) -> None:
+        """Nothing is known of the front; a transaction that has not happened may have seen writes of its own there."""
+        self._front, self._unserved = Front(self._now), Seldom(self._now)
 
     def _pause(self, cycle: Cycle) -> float:
         """interval + random x jitter, times busy_sleep_factor after work, half an interval after a failed match.
@@ -186,7 +202,7 @@ class PriorityAgeAssigner:
             self._pass(connection, replace(scope, guard=guard), order, cycle)
             if cycle.granted:
                 break
-        if not cycle.picked and self._unserved.due and platforms.nobody_arrives(connection):
+        if not cycle.picked and platforms.nobody_arrives(connection) and self._unserved.begin():
             began = self._now()
             unserved = unservable.unserved(connection, scope, limit=settings.batch)
             self._unserved.took(self._now() - began)

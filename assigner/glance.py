@@ -15,7 +15,7 @@ from assigner.queries import VISIBLE
 from schema import quotas
 from schema.columns import SCHEMA
 from schema.gates import COHORT, READY, REQUIREMENTS, RESTING, UNITS, serves
-from schema.queues import ready_queues
+from schema.queues import ready_priorities, ready_queues
 from schema.states import FINAL, JobState
 
 Rows = list[dict[str, Any]]
@@ -87,15 +87,16 @@ SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
 FROM waiting q GROUP BY q.name ORDER BY q.name
 """)
 
-# The age of the oldest ready job: the head of each queue in the index by age.
+# The age of the oldest ready job: the head of each urgency of each queue.
 OLDEST = text(f"""
 WITH RECURSIVE {ready_queues("queues")}
 SELECT extract(epoch FROM now() - min(head.queued_at)) AS seconds, count(*) >= :most AS more
 FROM (SELECT q.* FROM queues q JOIN instances i ON i.id = q.instance WHERE {VISIBLE} LIMIT :most) q
+CROSS JOIN LATERAL ({ready_priorities("q")}) z
 CROSS JOIN LATERAL (
     SELECT queued_at FROM jobs
-    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND {READY}
-    ORDER BY cohort, instance, platform, queued_at, id LIMIT 1) head
+    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND priority = z.priority AND {READY}
+    ORDER BY cohort, instance, platform, priority, queued_at, id LIMIT 1) head
 """)
 
 # Jobs that are held aside, by instance.

@@ -52,8 +52,9 @@ def _apart(
     that it has plenty of room."""
     wanted = [group.wanted(sample_size) for group in groups]
     if sum(len(group.jobs) for group in groups) >= CROWD:
-        found = candidates.sample(connection, wanted, chance=chance, within=candidates.claim(connection, chance=chance))
-        if all(
+        part = candidates.claim(connection, chance=chance)
+        found = candidates.sample(connection, wanted, chance=chance, within=part)
+        if part == candidates.WHOLE or all(
             len(bots) >= sample_size and sum(bot.room for bot in bots) >= AMPLE * group.units * len(group.jobs)
             for group, bots in zip(groups, found, strict=True)
         ):

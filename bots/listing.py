@@ -66,11 +66,10 @@ def due(connection: Connection, visits: Sequence[Visit]) -> None:
 
 def _reported(visit: Visit) -> Known:
     for report in visit.sync.leases if visit.sync is not None else ():
-        if report.state != "completed":
-            try:
-                yield UUID(report.job), report.fence
-            except ValueError:
-                continue
+        try:
+            yield UUID(report.job), report.fence
+        except ValueError:
+            continue
 
 
 def _left(visit: Visit) -> Known:
@@ -85,10 +84,10 @@ def _gather(
     known: Callable[[Visit], Known],
     into: Callable[[Visit], list[Row[Any]]],
 ) -> None:
-    by_bot = {visit.bot.id: visit for visit in visits if visit.room.held}
-    if not by_bot:
-        return
+    by_bot = {visit.bot.id: visit for visit in visits}
     keys = [(bot_id, job, fence) for bot_id, visit in by_bot.items() for job, fence in known(visit)]
+    if not keys and not any(visit.room.held for visit in visits):
+        return
     values = {
         "bot_ids": list(by_bot),
         "held": [visit.room.held for visit in by_bot.values()],

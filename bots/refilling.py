@@ -36,7 +36,7 @@ def refill(
     rooms = {visit.bot.id: visit.room for visit in free}
     fetch(connection, settings, _wishes(connection, free), rooms, ack=ack, cooldown=cooldown, fronts=fronts)
     spare = [visit for visit in free if visit.room.units > 0]
-    more = {visit.bot.id: room[visit.bot.id] for visit in spare if room[visit.bot.id] > _room_before(visit)}
+    more = {visit.bot.id: visit.room.units for visit in spare if room[visit.bot.id] > _room_before(visit)}
     if more:
         moves.release(connection, more, limit=moves.RELEASE_LIMIT)
     if more or any(job.state == JobState.QUEUED for visit in spare for job in visit.ended):

@@ -62,12 +62,14 @@ SELECT part FROM unnest(CAST(:parts AS integer[])) AS p (part)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.part'), part) LIMIT 1
 """)
 # Lateral subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
+# Of an array that is the value of a subquery the planner does not count the elements, and so makes one plan for all.
 SAMPLE = text(f"""
 SELECT w.nth, s.id, s.name, s.priority, s.capacity, s.room
 FROM (
     SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
-    FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-                CAST(:units AS integer[]), CAST(:counts AS integer[]), CAST(:starts AS double precision[]))
+    FROM unnest((SELECT CAST(:cohorts AS integer[])), (SELECT CAST(:instances AS integer[])),
+                (SELECT CAST(:platforms AS integer[])), (SELECT CAST(:units AS integer[])),
+                (SELECT CAST(:counts AS integer[])), (SELECT CAST(:starts AS double precision[])))
         WITH ORDINALITY AS g (cohort, instance, platform, units, count, start, nth)
     OFFSET 0
 ) w

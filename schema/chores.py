@@ -4,19 +4,23 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.gates import DUE, RESTING
+from schema.gates import DUE, READY, RESTING
 
+#: Quotas `q` of instances that have less than their minimum although jobs of theirs wait.
+BELOW = f"""
+    SELECT FROM quotas q WHERE q.usage < q.min_quota AND (
+        EXISTS (SELECT FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND {READY} OFFSET 0)
+        OR EXISTS (SELECT FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND {RESTING} OFFSET 0))"""
 LOOK = text(f"""
 SELECT EXISTS (SELECT FROM jobs WHERE {RESTING} AND considered = 0 AND {DUE})
         OR EXISTS (SELECT FROM jobs WHERE {RESTING} AND considered > 0 AND {DUE}) AS rested,
-    EXISTS (SELECT FROM quotas q WHERE q.usage < q.min_quota) AS below
+    EXISTS ({BELOW}) AS below
 """)
 
 
 @dataclass(frozen=True)
 class Chores:
-    """`rested`: the wait of some job is over. `below`: some instance has less than its minimum, with or without jobs
-    that wait."""
+    """`rested`: the wait of some job is over. `below`: some instance has less than its minimum, and jobs that wait."""
 
     rested: bool
     below: bool

@@ -83,27 +83,22 @@ class Database:
         """
 
         def once() -> T:
-            pooled = self.engine.raw_connection()
+            try:
+                pooled = self.engine.raw_connection()
+            except psycopg.Error as error:
+                raise _told(error, lost=True) from error
             driver = pooled.driver_connection
             assert isinstance(driver, psycopg.Connection)
             try:
                 return work(driver)
             except psycopg.Error as error:
-                raise self._told(error, lost=driver.broken) from error
+                raise _told(error, lost=driver.broken) from error
             finally:
                 if driver.broken:
                     pooled.invalidate()
                 pooled.close()
 
         return self._tried(once)
-
-    def _told(self, error: psycopg.Error, *, lost: bool) -> DBAPIError:
-        """The driver's error as `run` raises it. The other connections of the pool are lost with this one."""
-        if lost:
-            self.engine.dispose()
-        told = DBAPIError.instance(None, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost)
-        assert isinstance(told, DBAPIError)
-        return told
 
     def _tried(self, once: Callable[[], T]) -> T:
         try:
@@ -156,6 +151,13 @@ class Database:
         self.reserve.dispose()
 
 
+def _told(error: psycopg.Error, *, lost: bool) -> DBAPIError:
+    """The driver's error as SQLAlchemy raises it."""
+    told = DBAPIError.instance(None, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost)
+    assert isinstance(told, DBAPIError)
+    return told
+
+
 def plain(url: str) -> str:
     """The URL as libpq understands it, without SQLAlchemy's driver name."""
     parsed = make_url(url).set(drivername="postgresql")
@@ -172,6 +174,7 @@ def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any
         "search_path": "leasehold,public",
         "timezone": "UTC",
         "jit": "off",
+        "default_transaction_isolation": r"read\ committed",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
         "statement_timeout": int(settings.statement_timeout * 1000),

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from schema import front
+from schema.chores import BELOW
 from schema.front import Front
 from schema.gates import COHORT, QUOTA, READY, RESTING, serves
 from schema.ledger import HEADROOM, Guard
@@ -96,9 +97,10 @@ both_kinds AS MATERIALIZED (
 ), {_PICKED}
 SELECT r.heads, p.* FROM (SELECT count(*) AS heads FROM heads) r LEFT JOIN picked p ON true
 """)
-# While nobody is below the minimum, the order is that of the front.
+# While nobody who waits is below the minimum, the order is that of the front.
 FROM_FRONT_FOR_BOT = text(f"""
-WITH RECURSIVE {front.front(cohorts="c.id = :cohort", limit=":reach")},
+WITH RECURSIVE below AS MATERIALIZED (SELECT EXISTS ({BELOW} AND q.cohort = :cohort) AS is),
+{front.front(cohorts="c.id = :cohort", limit=":reach")},
 queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
 {resting_queues("resting")},
 open_queues AS MATERIALIZED ({_open_to_bot("queues")}),
@@ -114,12 +116,14 @@ offered AS MATERIALIZED (
         SELECT * FROM fit
         UNION ALL
         SELECT id, priority, queued_at FROM ({_RESTING_HEADS}) resting
+        WHERE (SELECT count(*) FROM front) < :reach OR (priority, queued_at, id) <= (
+            SELECT priority, queued_at, id FROM front ORDER BY priority DESC, queued_at DESC, id DESC LIMIT 1)
     ) both_kinds
+    WHERE NOT (SELECT below.is FROM below)
     ORDER BY priority, queued_at, id LIMIT :reach
 ), {_PICKED}
 SELECT r.fit, r.below, CASE WHEN row_number() OVER () = 1 THEN ({front.WALKED}) END AS walked, p.* FROM (
-    SELECT (SELECT count(*) FROM fit) AS fit,
-        EXISTS (SELECT FROM quotas q WHERE q.cohort = :cohort AND q.usage < q.min_quota) AS below) r
+    SELECT (SELECT count(*) FROM fit) AS fit, (SELECT below.is FROM below) AS below) r
 LEFT JOIN picked p ON true
 """)
 
@@ -173,7 +177,7 @@ def pick_for_bot(
         "any": any_wait,
         "literal": literal,
     }
-    if line is not None and (any_wait or not literal) and line.worth:
+    if line is not None and (any_wait or not literal) and line.worth():
         first = _from_front(connection, values, line, limit=limit)
         if first is not None:
             return first

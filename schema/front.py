@@ -27,7 +27,7 @@ ASIDE = 16
 
 _LEAST_PRIORITY, _BEYOND = -1000, 1001
 
-#: Two CTEs, `stretches` and `front`, and the places for: a limit, and columns of `jobs` beside those of the order.
+#: Two CTEs, `stretches` and `front`, with places for a condition on the cohort `c`, a limit, and what is ready.
 _FRONT = """
 stretches AS MATERIALIZED (
     SELECT c.id AS cohort, coalesce(m.priority, {least}) AS priority, coalesce(m.until, {beyond}) AS until,
@@ -69,9 +69,9 @@ class Lane:
 class Front:
     """What is remembered of the front of some cohorts, always the same ones. Losing it costs one slow walk.
 
-    A job that comes to lie before what is remembered, because it was requeued or its submit took long, is found by the
-    next walk from the very beginning. While nobody holds up the clean-up of indexes such a walk takes milliseconds, and
-    nearly every walk is one.
+    A job that comes to lie before what is remembered, because it was requeued, released, promoted or made more urgent,
+    or because its submit took long, is found by the next walk from the very beginning. Such walks are quick, and all
+    walks are such walks, unless the clean-up of indexes is held up.
     """
 
     def __init__(self, now: Monotonic) -> None:
@@ -85,7 +85,7 @@ class Front:
     def begin(self) -> "Walk":
         """Where the next walk is to begin."""
         with self._lock:
-            whole = not self._since or self._whole.due
+            whole = not self._since or self._whole.begin()
             return Walk(self._now(), whole, {} if whole else dict(self._since))
 
     def learn(self, walk: "Walk", told: tuple[int, float, Any], *, limit: int) -> int:
@@ -96,10 +96,15 @@ class Front:
         with self._lock:
             if walk.whole:
                 self._whole.took(seconds)
+                if walked >= limit:
+                    self._since.clear()
             if walked < limit:
                 for lane in self._since:
                     firsts.setdefault(lane, at)
             for lane, first in firsts.items():
+                begun = walk.since.get(lane, float("-inf"))
+                if not walk.whole and self._since.get(lane, begun) < begun:
+                    continue
                 self._since[lane] = min(first, at) - LATE
             for cohort in {lane.cohort for lane in firsts}:
                 lanes = sorted((lane for lane in self._since if lane.cohort == cohort), key=lambda lane: lane.priority)
@@ -121,15 +126,15 @@ class Front:
             if self._sufficed >= AGAIN:
                 self._width, self._sufficed = max(0, width - 1), 0
 
-    @property
     def worth(self) -> bool:
-        """Whether to look at the front at all, or to go on without for a while because it did not do."""
+        """Whether to look at the front at all, or to go on without for a while because it did not do; counts as one
+        time of these."""
         with self._lock:
             self._aside = max(0, self._aside - 1)
             return self._aside == 0
 
     def fail(self) -> None:
-        """Most of the front could not be placed, while there was more behind it."""
+        """The front did not do: most of it could not be placed, though there was more, or others came first."""
         with self._lock:
             self._aside = ASIDE
 
@@ -165,6 +170,10 @@ class Fronts:
     def __init__(self, now: Monotonic) -> None:
         self._now = now
         self._of: dict[int, Front] = {}
+
+    def forget(self) -> None:
+        """A transaction in which walks were made has not happened: what it saw of its own writes is not so."""
+        self._of = {}
 
     def of(self, cohort: int) -> Front:
         """That of one cohort."""

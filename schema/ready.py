@@ -146,10 +146,11 @@ WITH RECURSIVE {ready_queues("queues")}, {{wanted}}, {_ROOM}, {_SERVED_QUEUES}, 
             ) first
         WHERE {QUOTA.of(job="", headroom="s.headroom")}
         ORDER BY {{order}} LIMIT least(s.headroom * :reach, (SELECT heads FROM share))) h
-), found AS MATERIALIZED (
-    SELECT nth, count(*) AS heads FROM first_heads GROUP BY nth
 ), found_in_lane AS MATERIALIZED (
     SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane
+), found AS MATERIALIZED (
+    SELECT l.nth, min(coalesce(f.heads, 0)) AS heads FROM lanes l LEFT JOIN found_in_lane f ON f.lane = l.lane
+    GROUP BY l.nth
 ), cut AS MATERIALIZED (
     SELECT {{order}} FROM (
         SELECT DISTINCT ON (h.lane) h.* FROM first_heads h JOIN found_in_lane f ON f.lane = h.lane
@@ -248,7 +249,7 @@ def pick(
     it each queue is looked into.
     """
     values = {**scope.values(), "start": chance.random(), "look": LOOK, "batch": batch}
-    if line is not None and order is Order.PRIORITY and scope.guard is Guard.MAX and line.worth:
+    if line is not None and order is Order.PRIORITY and scope.guard is Guard.MAX and line.worth():
         first = _from_front(connection, values, line)
         if first is not None:
             return first

@@ -206,11 +206,11 @@ def test_an_invalid_index_that_is_not_ours_is_a_warning_and_can_be_dropped(pool:
 def test_missing_indexes_are_named_and_what_is_to_be_done_makes_them_as_they_were(pool: Pool) -> None:
     every = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'leasehold' ORDER BY 1"
     before = pool.rows(every)
-    pool.change("DROP INDEX jobs_ready_age; DROP INDEX jobs_dedup; DROP INDEX leases_stopping")
+    pool.change("DROP INDEX jobs_ready_order; DROP INDEX jobs_dedup; DROP INDEX leases_stopping")
     pool.change("ALTER TABLE bots DROP CONSTRAINT bots_name_key; ALTER TABLE leases DROP CONSTRAINT leases_pkey")
     found = checks(pool.database)["indexes"]
     assert found.verdict is Verdict.BAD
-    assert found.found == "missing: bots_name_key, jobs_dedup, jobs_ready_age, leases_pkey, leases_stopping"
+    assert found.found == "missing: bots_name_key, jobs_dedup, jobs_ready_order, leases_pkey, leases_stopping"
     outside(pool.database, found.remedy or "")
     assert pool.rows(every) == before
     assert checks(pool.database)["indexes"].verdict is Verdict.OK
@@ -221,7 +221,7 @@ def test_a_table_that_lost_its_vacuum_parameters_is_found_and_put_right(pool: Po
     found = checks(pool.database)["autovacuum"]
     assert found.verdict is Verdict.WARNING
     assert "autovacuum_vacuum_scale_factor of jobs is not set, not 0.01" in found.found
-    assert "fillfactor of bots is 100, not 50" in found.found
+    assert "fillfactor of bots is 100, not 20" in found.found
     pool.change("ALTER TABLE job_events SET (autovacuum_enabled = off)")
     worse = checks(pool.database)["autovacuum"]
     assert worse.verdict is Verdict.BAD

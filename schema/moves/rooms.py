@@ -26,7 +26,7 @@ class Room:
     def give_back(self, units: int) -> None:
         """A lease has ended."""
         self.in_use -= units
-        self.held -= 1
+        self.held = max(0, self.held - 1)
 
     def take(self, units: int, *, reserved: int) -> None:
         """A lease has begun; so many of its units were reserved for it."""

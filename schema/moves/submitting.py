@@ -15,9 +15,7 @@ from schema.limits import escaped
 
 # The function is the one implementation, for callers in SQL as well as for this one.
 SUBMIT = text("SELECT n, job_id, public_id, created, same FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n")
-SUBMIT_ALONE = single.Statement(
-    b"leasehold_submit", b"SELECT job_id, public_id, created, same FROM submit(CAST($1 AS jsonb), $2)"
-)
+SUBMIT_ALONE = b"SELECT job_id, public_id, created, same FROM submit(CAST($1 AS jsonb), $2)"
 #: What the function raises when a label's queue is full.
 QUEUE_FULL = "LH001"
 
