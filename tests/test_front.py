@@ -124,6 +124,35 @@ def test_a_line_that_was_empty_is_walked_from_then_on_too(pool: Pool, line: Line
     assert names(line.pick()) == second
 
 
+def test_a_whole_walk_that_was_cut_forgets_what_it_did_not_reach(pool: Pool, line: Line) -> None:
+    low = pool.submit(2, priority=5)
+    assert names(line.pick()) == low
+    (old,) = pool.submit(priority=5)
+    aged(pool, [old], timedelta(minutes=5))
+    urgent = pool.submit(4 * BATCH)
+    line.later()
+    assert names(line.pick()) == urgent[:BATCH]
+    moved = "UPDATE jobs SET schedule_after = now() + interval '1 h', considered = 1 WHERE priority = 0"
+    pool.change(moved)
+    assert names(line.pick()) == [old, *low]
+
+
+def test_a_walk_that_began_late_does_not_undo_what_a_whole_one_found() -> None:
+    clock = Clock()
+    front = Front(clock)
+    front.learn(front.begin(), (1, 1000.0, [[0, 5, 1000.0]]), limit=2)
+    clock.slow = False
+    partial = front.begin()
+    clock.now += SELDOM * SLOW
+    whole = front.begin()
+    assert (partial.whole, whole.whole) == (False, True)
+    assert not front.begin().whole, "one is under way"
+    clock.slow = True
+    front.learn(whole, (1, 1001.0, [[0, 5, 10.0]]), limit=2)
+    front.learn(partial, (1, 1001.0, [[0, 5, 1000.0]]), limit=2)
+    assert max(front.begin().since.values()) < 10.0
+
+
 @pytest.mark.parametrize("who", ["an assigner", "a bot"])
 def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps(
     pool: Pool, line: Line, who: str, monkeypatch: pytest.MonkeyPatch

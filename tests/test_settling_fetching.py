@@ -187,3 +187,16 @@ def test_a_minimum_is_filled_first_by_a_batch_and_not_beyond(pool: Pool, tenancy
         answers = together(bots[0].desk, *finishing(bots, works))
     assert names(answers) == [["team-a"]] * 2 + [["team-c"]] * 3
     assert sum("first_heads" in statement for statement in sent) == 1, "without a maximum bots that are alike share one"
+
+
+def test_jobs_at_rest_are_released_only_into_the_room_that_is_left(pool: Pool) -> None:
+    bot = pool.bot(capacity=4)
+    pool.submit(4)
+    pool.assigner().run_once()
+    works = bot.sync()["leases"]
+    bot.sync(*[active(work) for work in works])
+    pool.submit(3)
+    (large,) = pool.submit(units=3)
+    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 hour', considered = 5 WHERE units = 3")
+    assert len(bot.sync(*[completed(work) for work in works])["leases"]) == 3
+    assert pool.job(large).considered == 5
