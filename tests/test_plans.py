@@ -180,7 +180,9 @@ def test_a_statement_reads_rows_in_proportion_to_its_batch(measured: Measured, n
 @pytest.mark.parametrize("name", [name for name in ACTS if not name.startswith("fetch")])
 def test_a_statement_costs_the_same_with_a_hundred_times_the_jobs(measured: Measured, name: str) -> None:
     for knowledge in KNOWLEDGE:
-        _same_cost(measured[SHALLOW, knowledge, name], measured[DEEP, knowledge, name], knowledge)
+        # Whether a look for a free bot comes upon one of the few depends on where they are on the ring.
+        looks = 8 * LOOK if name.startswith("pick") else 0
+        _same_cost(measured[SHALLOW, knowledge, name], measured[DEEP, knowledge, name], knowledge, looks=looks)
 
 
 @pytest.mark.parametrize("name", [name for name in ACTS if name.startswith("sample") or name == "grant"])
@@ -189,10 +191,10 @@ def test_a_sample_costs_the_same_with_a_hundred_times_the_bots(measured: Measure
         _same_cost(measured[SMALL, knowledge, name], measured[SHALLOW, knowledge, name], knowledge)
 
 
-def _same_cost(few: Watch, many: Watch, knowledge: str) -> None:
+def _same_cost(few: Watch, many: Watch, knowledge: str, *, looks: int = 0) -> None:
     """Equal but for where on the ring it began, and for indexes that are a level or two higher."""
-    assert many.touched <= 1.25 * few.touched + 2 * BATCH, f"{knowledge}\n{few}\n{many}"
-    assert many.buffers <= 2 * few.buffers + 20 * BATCH, f"{knowledge}\n{few}\n{many}"
+    assert many.touched <= 1.25 * few.touched + 2 * BATCH + looks, f"{knowledge}\n{few}\n{many}"
+    assert many.buffers <= 2 * few.buffers + 20 * BATCH + 4 * looks, f"{knowledge}\n{few}\n{many}"
 
 
 @pytest.mark.parametrize(
