@@ -95,9 +95,18 @@ def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
         worker.database.close()
 
 
-def run(url: str, work: Any, *, processes: int, jobs: int, main: Callable[..., None] = _main) -> Stretch:
+def run(
+    url: str,
+    work: Any,
+    *,
+    processes: int,
+    jobs: int,
+    main: Callable[..., None] = _main,
+    meanwhile: Callable[[Callable[[], int]], None] | None = None,
+) -> Stretch:
     """Let so many processes do `work` until so many jobs are done; the time runs from their common start to the last
-    one's end. `main` is what each process runs."""
+    one's end. `main` is what each process runs. `meanwhile` runs here, and can ask how many jobs are done; when it is
+    over, so is the work."""
     context = multiprocessing.get_context("spawn")
     barrier, results, done = context.Barrier(processes + 1), context.SimpleQueue(), context.Value("q", 0)
     children = [
@@ -111,6 +120,9 @@ def run(url: str, work: Any, *, processes: int, jobs: int, main: Callable[..., N
         with _stopped(children):
             barrier.wait(PATIENCE)
             began = clock.monotonic()
+            if meanwhile is not None:
+                meanwhile(lambda: done.value)
+                done.value = jobs
             ends = []
             for _ in children:
                 number, stretch, ended = results.get()

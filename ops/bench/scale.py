@@ -22,10 +22,12 @@ from rich.table import Table
 from shapes import PROCESSES, TOGETHER
 
 from schema import clock
-from schema.engine import plain
+from schema.engine import Database, plain
 
 #: Jobs assigned in one measurement.
 JOBS = 20_000
+#: Seconds of one measurement of a pace; jobs that are kept queued meanwhile; jobs that are never done.
+WINDOW, DEEP, ENDLESS = 10.0, 30_000, 10**12
 #: Seconds that the snapshot is held, and seconds after its end within which the pace has to be back.
 HELD, RECOVERED = 300.0, 60.0
 
@@ -119,34 +121,54 @@ def history(url: str, scale: float) -> Iterator[Ratio]:
 
 
 def snapshot(url: str, scale: float) -> Iterator[Ratio]:
-    """The rate while a snapshot is held for five minutes under load, and within a minute after its end."""
+    """The rate while a snapshot is held for five minutes under load, and within a minute after its end. The processes
+    are the same ones all the time."""
     shape = Shape(bots=100, capacity=20, quotas=False)
-    piece = 30_000
+    found: list[Ratio] = []
     with empty(url, "scale") as target, opened(target) as database:
         sessions = fill(database, shape)
 
-        def pace() -> float:
-            nonlocal sessions
-            submit(database, shape, piece + 4000)
-            work = Cycling(sessions, capacity=shape.capacity, together=TOGETHER)
-            rate = run(target, work, processes=PROCESSES, jobs=piece).rate
-            sessions = fill(database, shape)
-            return rate
+        def meanwhile(finished: Callable[[], int]) -> None:
+            feed = _Feed(database, shape, finished)
+            feed.pace(WINDOW)
+            before = max(feed.pace(WINDOW), feed.pace(WINDOW))
+            with _held(target):
+                began = clock.monotonic()
+                rates = [feed.pace(WINDOW)]
+                while clock.monotonic() - began < HELD * scale:
+                    rates.append(feed.pace(WINDOW))
+            last = sum(rates[-3:]) / len(rates[-3:])
+            held = f"in the last {3 * WINDOW:.0f} s of a snapshot held for {HELD * scale:.0f} s / before"
+            found.append(Ratio(held, before, last))
+            ended = clock.monotonic()
+            later = []
+            while clock.monotonic() - ended < RECOVERED:
+                later.append(feed.pace(WINDOW))
+            found.append(Ratio(f"within {RECOVERED:.0f} s of its end / before", before, max(later)))
 
-        pace()
-        before = max(pace(), pace())
-        with _held(target):
-            began = clock.monotonic()
-            rates = [pace()]
-            while clock.monotonic() - began < HELD * scale:
-                rates.append(pace())
-        ended = clock.monotonic()
-        later = [pace()]
-        while clock.monotonic() - ended < RECOVERED:
-            later.append(pace())
+        work = Cycling(sessions, capacity=shape.capacity, together=TOGETHER)
+        run(target, work, processes=PROCESSES, jobs=ENDLESS, meanwhile=meanwhile)
         checked(database)
-    yield Ratio(f"at the end of a snapshot held for {HELD * scale:.0f} s / before", before, rates[-1])
-    yield Ratio(f"within {RECOVERED:.0f} s of its end / before", before, max(later))
+    yield from found
+
+
+class _Feed:
+    """Keeps a queue filled, and measures the pace at which it is emptied."""
+
+    def __init__(self, database: Database, shape: Shape, finished: Callable[[], int]) -> None:
+        self._database, self._shape, self._finished = database, shape, finished
+        self._submitted = 0
+
+    def pace(self, seconds: float) -> float:
+        """Jobs finished a second, over so many seconds."""
+        began, before = clock.monotonic(), self._finished()
+        while clock.monotonic() - began < seconds:
+            missing = DEEP - (self._submitted - self._finished())
+            if missing > 0:
+                submit(self._database, self._shape, missing)
+                self._submitted += missing
+            clock.sleep(0.2)
+        return (self._finished() - before) / (clock.monotonic() - began)
 
 
 @contextmanager
