@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -143,18 +142,7 @@ class PriorityAgeAssigner:
     def run_once(self) -> float:
         """One cycle; returns the seconds to sleep before the next one."""
         began = self._now()
-        tries = count()
-
-        def work(connection: Connection) -> Cycle:
-            if next(tries):
-                self._forget()
-            return self._cycle(connection)
-
-        try:
-            cycle = self._database.run(work)
-        except Exception:
-            self._forget()
-            raise
+        cycle = self._database.run(self._cycle, undone=self._forget)
         seconds = self._now() - began
         self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(

@@ -93,7 +93,7 @@ class Upkeep:
         in_grace = self._database.run(self._tick, urgent=True)
         if not in_grace:
             self._expire(done)
-        done.overdue, done.stubborn = self._database.run(self._overdue, urgent=True)
+        done.overdue, done.stubborn = self._database.run(self._overdue, urgent=True, undone=self._overlooked)
         done.drained = self._database.run(self._drained, urgent=True)
         done.waited = self._database.run(lambda connection: moves.time_out(connection, LIMIT, actor=self.name))
         done.reservation = self._database.run(lambda connection: moves.expire_reservations(connection, LIMIT))
@@ -128,6 +128,10 @@ class Upkeep:
             if len(bot_ids) < LIMIT:
                 return
             after = bot_ids[-1]
+
+    def _overlooked(self) -> None:
+        """A round that came to nothing may have been a thorough one."""
+        self._next_thorough = self._now()
 
     def _overdue(self, connection: Connection) -> tuple[int, int]:
         """Ask bots to stop what they did not acknowledge or what runs too long, and close those that do not stop;

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Sequence
-from itertools import count
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -91,18 +90,9 @@ class Desk:
         names = [visits.name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
-        tries = count()
-
-        def work(connection: Connection) -> list[Answer | LeaseholdError]:
-            if next(tries):
-                self._fronts.forget()
-            return self._settle(connection, calls, names)
-
-        try:
-            return self._database.run(work, urgent=True)
-        except Exception:
-            self._fronts.forget()
-            raise
+        return self._database.run(
+            lambda connection: self._settle(connection, calls, names), urgent=True, undone=self._fronts.forget
+        )
 
     def output(self, report: OutputReport) -> int:
         """Keep output of a running lease; returns the chunks written, 0 if the lease is not this bot's any more."""

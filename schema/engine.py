@@ -60,18 +60,26 @@ class Database:
         self.engine = _engine(url, settings, role=role, size=settings.pool)
         self.reserve = _engine(url, settings, role=f"{role}-reserve", size=settings.reserve)
 
-    def run(self, work: Callable[[Connection], T], *, urgent: bool = False) -> T:
+    def run(
+        self, work: Callable[[Connection], T], *, urgent: bool = False, undone: Callable[[], None] | None = None
+    ) -> T:
         """Run `work` in one READ COMMITTED transaction and return what it returned, once committed.
 
         Conflicts are repeated at most 5 times with full jitter; lost connections until `outage_seconds` have passed,
         then NotReady. Any other error is raised at once and nothing of the transaction stays. `urgent` work uses
-        the reserved connections.
+        the reserved connections. `undone` is called for each try that came to nothing, to forget what was remembered
+        of it.
         """
         engine = self.reserve if urgent else self.engine
 
         def once() -> T:
-            with engine.begin() as connection:
-                return work(connection)
+            try:
+                with engine.begin() as connection:
+                    return work(connection)
+            except Exception:
+                if undone is not None:
+                    undone()
+                raise
 
         return self._tried(once)
 

@@ -38,8 +38,10 @@ class _OneTransaction:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def run(self, work: Callable[[Connection], T], *, urgent: bool = False) -> T:
-        del urgent
+    def run(
+        self, work: Callable[[Connection], T], *, urgent: bool = False, undone: Callable[[], None] | None = None
+    ) -> T:
+        del urgent, undone
         return work(self._connection)
 
 

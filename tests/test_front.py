@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import Connection, text
 
 from schema import fetching, front, moves, ready
+from schema.errors import BadInput
 from schema.fetching import Fetcher
-from schema.front import Front
+from schema.front import Front, Fronts
 from schema.ready import Order, ReadyJob, Scope
 from schema.seldom import SELDOM
 from tests.plans import watching
@@ -151,6 +152,27 @@ def test_a_walk_that_began_late_does_not_undo_what_a_whole_one_found() -> None:
     front.learn(whole, (1, 1001.0, [[0, 5, 10.0]]), limit=2)
     front.learn(partial, (1, 1001.0, [[0, 5, 1000.0]]), limit=2)
     assert max(front.begin().since.values()) < 10.0
+
+
+def test_what_a_walk_saw_in_a_transaction_that_did_not_happen_is_forgotten(pool: Pool) -> None:
+    pool.bot(capacity=100)
+    fronts = Fronts(Clock())
+    old = pool.submit(2)
+    aged(pool, old, timedelta(minutes=5))
+
+    def picked(connection: Connection) -> list[ReadyJob]:
+        line = fronts.of(0)
+        return ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1), line=line)
+
+    def undone(connection: Connection) -> None:
+        picked(connection)
+        connection.execute(text("UPDATE jobs SET schedule_after = now() + interval '5 s', considered = 1"))
+        assert not picked(connection)
+        raise BadInput("test", "comes to nothing")
+
+    with pytest.raises(BadInput):
+        pool.database.run(undone, undone=fronts.forget)
+    assert names(pool.database.run(picked)) == old
 
 
 @pytest.mark.parametrize("who", ["an assigner", "a bot"])
