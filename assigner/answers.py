@@ -74,6 +74,8 @@ class Job(JobRow):
     properties: dict[str, list[str]]
     timeout_seconds: float | None
     locality_hint: str | None
+    terms: dict[str, Any] | None = Field(description="what it asks for beside a place; null = nothing")
+    estimated_cost: float | None = Field(description="of a job that asks for more than a place")
     retry_failed: bool
     kills: int = Field(description="bots that were lost while they ran it")
     considered: int = Field(description="times it was looked at since it was queued, without finding a place")

@@ -63,6 +63,7 @@ class Root(click.Group):
         "instance": "assigner.tenants:instance_group",
         "cohort": "assigner.tenants:cohort_group",
         "quota": "assigner.tenants:quota_group",
+        "report": "assigner.reporting:report_command",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:

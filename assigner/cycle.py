@@ -7,14 +7,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from assigner import metrics, snapshot
+from assigner import gatehouse, metrics, snapshot
+from assigner.admission import ByRank, Ordering
 from assigner.batching import CROWD, Batch
 from assigner.offers import Offers
 from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
 from assigner.registry import StrategySettings
 from assigner.strategies import Snapshot
-from schema import chores, moves, platforms, ready, unservable
+from schema import chores, gated, moves, platforms, ready, unservable
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.front import Front
@@ -100,6 +101,14 @@ class Cycle:
     lost: int = 0
     evicted: int = 0
     attempted: bool = False
+    gated: bool = False
+
+    def add(self, other: "Cycle") -> None:
+        """Another transaction did this as well."""
+        self.picked += other.picked
+        self.granted += other.granted
+        self.postponed += other.postponed
+        self.lost += other.lost
 
 
 class PriorityAgeAssigner:
@@ -131,6 +140,8 @@ class PriorityAgeAssigner:
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
         self._batch, self._offers = Batch(), Offers()
+        self._ordering: Ordering = ByRank()
+        self._after = gated.BEGINNING
         self._forget()
         self._failures = 0
         self._next_reclaim = now()
@@ -143,6 +154,8 @@ class PriorityAgeAssigner:
         """One cycle; returns the seconds to sleep before the next one."""
         began = self._now()
         cycle = self._database.run(self._cycle, undone=self._forget)
+        if cycle.gated:
+            cycle.add(self._database.run(self._gated_cycle))
         seconds = self._now() - began
         self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
@@ -177,12 +190,11 @@ class PriorityAgeAssigner:
         return pause
 
     def _cycle(self, connection: Connection) -> Cycle:
-        settings, cycle = self._settings, Cycle()
-        seen = chores.look(connection)
+        settings, seen = self._settings, chores.look(connection)
+        cycle = Cycle(gated=seen.gated)
         if seen.rested:
-            moves.promote(connection, settings.batch)
-        instances = ready.instance_ids(connection, settings.instances) if settings.instances else None
-        scope = Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
+            cycle.gated |= moves.promote(connection, settings.batch).gated > 0
+        scope = self._scope(connection)
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
         guards = (Guard.MIN, Guard.MAX) if seen.below else (Guard.MAX,)
@@ -207,6 +219,30 @@ class PriorityAgeAssigner:
                 again=cycle.attempted,
             )
         return cycle
+
+    def _gated_cycle(self, connection: Connection) -> Cycle:
+        """Place jobs that ask for more than a place, in a transaction that a limit reached meanwhile undoes."""
+        cycle = Cycle()
+        batch = self._batch.size(self._settings.batch)
+        admitted = gatehouse.pick(
+            connection,
+            self._scope(connection),
+            batch=batch,
+            chance=self._chance,
+            after=self._after,
+            ordering=self._ordering,
+        )
+        self._after = admitted.last
+        if admitted.heads:
+            cycle.picked = len(admitted.heads)
+            self._place(connection, [head.job for head in admitted.heads], Guard.MAX, cycle)
+            gatehouse.charge(connection, admitted.heads, cycle.granted)
+        return cycle
+
+    def _scope(self, connection: Connection) -> Scope:
+        names = self._settings.instances
+        instances = ready.instance_ids(connection, names) if names else None
+        return Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
 
     def _pass(self, connection: Connection, scope: Scope, order: Order, cycle: Cycle) -> None:
         """Pick and place until something was placed, or nothing is left that could be postponed."""

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
-from assigner import attempts, gates, lookups, queries, remedies
+from assigner import asked, attempts, gates, lookups, queries, remedies
 from assigner.routes import CALLERS, Caller, JobId, problems
 from schema import evidence
 from schema.evidence import Ahead, Evidence
@@ -108,7 +108,7 @@ def explain(
     history = [dict(event) for event in events.mappings()]
     tried = attempts.attempts(evidence.leases(connection, row_id), history)
     found = evidence.gather(connection, job, everything=everything) if job["state"] in _WAITING else None
-    judged = [] if found is None else gates.judge(found)
+    judged = [] if found is None else gates.judge(found, asked.judge(connection, row_id))
     change = [] if found is None else remedies.changes(found, judged)
     return Explanation(
         **_facts(public_id, job, state=job["state"]),

@@ -4,7 +4,7 @@ Pure functions of what `schema.evidence` has read. A gate about bots is asked of
 left; once none are left, those that follow are neither open nor closed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +25,15 @@ class Judged:
     evidence: Mapping[str, Any]
 
 
-def judge(found: Evidence) -> list[Judged]:
-    """Every gate of the job, in the order in which they are asked."""
-    judged = of_job(found.job)
+def judge(found: Evidence, asked: Sequence[Judged] = ()) -> list[Judged]:
+    """Every gate of the job, in the order in which they are asked; `asked` are those on what it asks for beside a
+    place."""
+    judged = [*of_job(found.job), *asked]
     for one in (_cohort, _requirements, _instance, _healthy, _units, _room):
-        previous = judged[-1]
-        asked = one(found)
+        previous, following = judged[-1], one(found)
         if previous.is_open is not True and previous.gate in _OF_BOTS:
-            asked = Judged(asked.gate, None, "no bot is left to ask it of", {})
-        judged.append(asked)
+            following = Judged(following.gate, None, "no bot is left to ask it of", {})
+        judged.append(following)
     if found.pool["known"] or found.pool["silence"] is not None:
         judged.append(_assigners(found))
     return [*judged, _queue_deadline(found.job)]

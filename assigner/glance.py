@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from assigner.queries import VISIBLE
 from schema import quotas
 from schema.columns import SCHEMA
-from schema.gates import COHORT, READY, REQUIREMENTS, RESTING, UNITS, serves
+from schema.gates import COHORT, GATED, READY, REQUIREMENTS, RESTING, UNITS, serves
 from schema.queues import ready_priorities, ready_queues
 from schema.states import FINAL, JobState
 
@@ -74,6 +74,8 @@ WITH waiting AS MATERIALIZED (
     SELECT * FROM ({_waiting(READY, order=f"{_QUEUE}, units, priority, queued_at, id")}) ready
     UNION ALL
     SELECT * FROM ({_waiting(RESTING, order=f"{_QUEUE}, priority, queued_at, id")}) resting
+    UNION ALL
+    SELECT * FROM ({_waiting(GATED, order=f"{_QUEUE}, gating, rank, queued_at, id")}) gated
 )
 SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,

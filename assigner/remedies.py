@@ -8,6 +8,10 @@ from schema.evidence import Clause, Evidence
 from schema.gates import Gate
 from schema.limits import escaped
 
+_OF_BOTS = frozenset(
+    gate.name for gate in (gates.COHORT, gates.REQUIREMENTS, gates.SERVES, gates.HEALTHY, gates.UNITS, gates.ROOM)
+)
+
 
 def changes(found: Evidence, judged: Sequence[Judged]) -> list[str]:
     """The smallest changes that would start the job, all of which it takes; none if nothing stands in its way."""
@@ -35,6 +39,8 @@ def _change(gate: Gate, found: Evidence) -> str:
             return f"an assigner that serves instance '{job['instance_name']}' in cohort '{job['cohort_name']}'"
         case gates.ASSIGNERS.name:
             return "end the drain of an assigner, or start one" if found.pool["draining"] else "start an assigner"
+        case name if name not in _OF_BOTS:
+            return f"wait until {gate.asks}"
         case _ if not bots["matching"]:
             return _bot(found)
         case _ if not bots["serving"]:

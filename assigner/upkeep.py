@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from assigner import metrics
-from schema import forgetting, ledger, moves, rooms, ticks
+from schema import counters, forgetting, ledger, moves, rooms, ticks
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.states import LeaseState
@@ -100,6 +100,7 @@ class Upkeep:
         if self._now() >= self._next_reconcile:
             self._next_reconcile = self._now() + RECONCILE_INTERVAL
             self._reconcile()
+            self._database.run(counters.sample)
         if self._now() >= self._next_retention:
             self._next_retention = self._now() + self._settings.retention_interval
             self._delete(done)

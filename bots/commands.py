@@ -7,7 +7,7 @@ from typing import IO, Any
 
 import click
 
-from bots import printing, requests, stories
+from bots import asking, printing, requests, stories
 from bots.caller import Caller, caller_options
 from bots.finishing import finish
 from bots.ordering import COMMANDS as ORDERING
@@ -22,7 +22,7 @@ DRAIN_LOOK = 0.5
 #: Options of `submit` that describe one job; in a file they stand in the lines.
 _OF_ONE_JOB = (
     "instance", "priority", "property", "units", "label", "key", "dedup_key", "locality", "timeout", "queue_timeout",
-    "max_attempts", "retry_failed", "env", "stdin_file",
+    "max_attempts", "retry_failed", "env", "stdin_file", *asking.NAMES,
 )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ _OF_ONE_JOB = (
 )
 @click.option("--max-attempts", type=click.IntRange(1, MAX_TRIES), help=f"[{limits.MAX_ATTEMPTS}]")
 @click.option("--retry-failed", is_flag=True, default=None, help="Try again also when the command itself fails.")
+@asking.asking
 @click.option("--env", metavar="KEY=VALUE", multiple=True, help="Environment of the command; repeatable.")
 @click.option("--stdin-file", type=click.File("rb"), help="Text for the command's standard input; - reads ours.")
 @click.option("--wait", is_flag=True, help="Wait until all are final; exit 0 only if all succeeded.")
@@ -237,6 +238,7 @@ def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> requests.Requ
         "queue_timeout_seconds": options["queue_timeout"],
         "max_attempts": options["max_attempts"],
         "retry_failed": options["retry_failed"],
+        **asking.asked(options),
     }
     given = {name: value for name, value in job.items() if value is not None}
     return requests.check(given)

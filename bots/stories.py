@@ -41,6 +41,8 @@ def tell(job: Record) -> None:
         ("priority", job["priority"]),
         ("units", job["units"]),
         ("locality", job["locality_hint"]),
+        ("asks for", _asked(job.get("terms") or {})),
+        ("estimated cost", job.get("estimated_cost")),
         ("timeout", None if job["timeout_seconds"] is None else printing.seconds(job["timeout_seconds"])),
         ("queue timeout", _queue_timeout(job)),
         ("attempts", f"{job['attempts']} of {job['max_attempts']}"),
@@ -197,6 +199,11 @@ def _sharing(job: Record) -> str | None:
     if job.get("dedup_key") is None:
         return None
     return f"{job['submissions']} want it, with the deduplication key '{printing.plain(job['dedup_key'])}'"
+
+
+def _asked(terms: Record) -> str:
+    told = ((name, ", ".join(map(str, value)) if isinstance(value, list) else value) for name, value in terms.items())
+    return "; ".join(f"{name} {value}" for name, value in told)
 
 
 def _queue_timeout(job: Record) -> str | None:

@@ -28,6 +28,7 @@ instances = Table(
     Column("pool", Text),
     Column("draining", Boolean, nullable=False, server_default=text("false")),
     Column("drain_deadline", TIME),
+    Column("managed", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("name", name="instances_name_key"),
     CheckConstraint(name_form(), name="instances_name_form"),
     CheckConstraint(name_form("pool"), name="instances_pool_form"),

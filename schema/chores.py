@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.gates import DUE, READY, RESTING
+from schema.gates import AT_REST, DUE, GATED, READY, RESTING
 
 #: Quotas `q` of instances that have less than their minimum although jobs of theirs wait.
 BELOW = f"""
@@ -12,21 +12,23 @@ BELOW = f"""
         EXISTS (SELECT FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND {READY} OFFSET 0)
         OR EXISTS (SELECT FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND {RESTING} OFFSET 0))"""
 LOOK = text(f"""
-SELECT EXISTS (SELECT FROM jobs WHERE {RESTING} AND considered = 0 AND {DUE})
-        OR EXISTS (SELECT FROM jobs WHERE {RESTING} AND considered > 0 AND {DUE}) AS rested,
-    EXISTS ({BELOW}) AS below
+SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND considered = 0 AND {DUE})
+        OR EXISTS (SELECT FROM jobs WHERE {AT_REST} AND considered > 0 AND {DUE}) AS rested,
+    EXISTS ({BELOW}) AS below, EXISTS (SELECT FROM jobs WHERE {GATED}) AS gated
 """)
 
 
 @dataclass(frozen=True)
 class Chores:
-    """`rested`: the wait of some job is over. `below`: some instance has less than its minimum, and jobs that wait."""
+    """`rested`: the wait of some job is over. `below`: some instance has less than its minimum, and jobs that wait.
+    `gated`: there is a job that asks for more than a place."""
 
     rested: bool
     below: bool
+    gated: bool
 
 
 def look(connection: Connection) -> Chores:
     """Whether there is anything to see to."""
     row = connection.execute(LOOK).one()
-    return Chores(row.rested, row.below)
+    return Chores(row.rested, row.below, row.gated)

@@ -68,14 +68,18 @@ ASSIGNERS = Gate(
 #: It only reminds: the job may be placed until upkeep has given it up.
 QUEUE_DEADLINE = Gate("queue deadline", "true", "it may still wait")
 
-#: A ready job, in words that match the indexes of ready jobs.
-READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')}"
+#: A ready job, in words that match the indexes of ready jobs: one that asks for nothing but a place.
+READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND gating IS NULL"
+#: One that asks for more, in words that match the index of those.
+GATED = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND gating IS NOT NULL"
 #: The same in words that match the index of the front and no other; who looks into a queue must not read that one.
 IN_LINE = f"{READY} AND units >= 1"
-#: The same in words that match none of them, which leaves the planner nothing but the primary key.
+#: Either of them in words that match no index, which leaves the planner nothing but the primary key.
 STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '-infinity'"
-#: A job that rests, and one whose rest is over: a cycle makes those ready before it picks.
-RESTING = f"{STATE.of(job='')} AND schedule_after IS NOT NULL"
+#: A job that rests, one that asks for nothing but a place among them, and one whose rest is over: a cycle makes those
+#: ready before it picks.
+AT_REST = f"{STATE.of(job='')} AND schedule_after IS NOT NULL"
+RESTING = f"{AT_REST} AND gating IS NULL"
 DUE = "schedule_after <= now()"
 
 

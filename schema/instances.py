@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.errors import Conflict
-from schema.gates import READY, RESTING
+from schema.gates import GATED, READY, RESTING
 from schema.ledger import ALONE
 from schema.limits import MAX_LIST, Name, check_name
 from schema.wakeups import wake
@@ -36,6 +36,9 @@ SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota,
              ORDER BY cohort, instance, platform LIMIT :most)
             UNION ALL
             (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {RESTING}
+             ORDER BY cohort, instance, platform LIMIT :most)
+            UNION ALL
+            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {GATED}
              ORDER BY cohort, instance, platform LIMIT :most)
         ) j LIMIT :most) w) AS queued,
     (SELECT count(*) FROM (

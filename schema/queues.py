@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from schema import gates
-from schema.gates import DRAIN, READY, RESTING
+from schema.gates import DRAIN, GATED, READY, RESTING
 from schema.ledger import KEPT
 
 
@@ -81,6 +81,11 @@ def ready_queues(name: str) -> str:
 def resting_queues(name: str) -> str:
     """The same of the queues that hold jobs in backoff."""
     return _WAITING.format(name=name, waiting=RESTING)
+
+
+def gated_queues(name: str) -> str:
+    """The same of the queues that hold ready jobs which ask for more than a place."""
+    return _WAITING.format(name=name, waiting=GATED)
 
 
 def open_queues(queues: str, headroom: str) -> str:

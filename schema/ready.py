@@ -89,14 +89,14 @@ _SERVED = f"""
         OFFSET 0)"""
 
 # No more jobs are picked, and locked, than there are free units for.
-_ROOM = """roomy AS MATERIALIZED (
+ROOM = """roomy AS MATERIALIZED (
     SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
 )"""
 
-_SERVED_QUEUES = f"""served AS MATERIALIZED (
+SERVED = f"""served AS MATERIALIZED (
     SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({_SERVED})
 )"""
 
@@ -110,9 +110,9 @@ _PICKED = f"""picked AS MATERIALIZED (
 
 # What a quota leaves is not much exceeded by what is picked for it, so that a batch is not full of jobs that lose.
 _FROM_FRONT = f"""
-WITH {_ROOM}, {front.front(cohorts="{cohorts}", limit="(SELECT jobs FROM room) * :reach")},
+WITH {ROOM}, {front.front(cohorts="{cohorts}", limit="(SELECT jobs FROM room) * :reach")},
 queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
-{{wanted}}, {_SERVED_QUEUES}, fit AS MATERIALIZED (
+{{wanted}}, {SERVED}, fit AS MATERIALIZED (
     SELECT f.id, f.priority, f.queued_at, s.headroom,
         CASE WHEN s.headroom IS NOT NULL
             THEN row_number() OVER (PARTITION BY s.nth ORDER BY f.priority, f.queued_at, f.id) END AS nth
@@ -129,7 +129,7 @@ LEFT JOIN picked p ON true
 # Where a quota leaves only some units, the first jobs are looked through and, if too few of those fit, the first ones
 # of each size that fits are looked up. By age, each urgency of a queue is looked into.
 _PICK = f"""
-WITH RECURSIVE {ready_queues("queues")}, {{wanted}}, {_ROOM}, {_SERVED_QUEUES}, lanes AS MATERIALIZED (
+WITH RECURSIVE {ready_queues("queues")}, {{wanted}}, {ROOM}, {SERVED}, lanes AS MATERIALIZED (
     SELECT s.*, row_number() OVER () AS lane FROM {{lanes}}
 ), share AS MATERIALIZED (
     SELECT least(jobs * :reach,

@@ -17,6 +17,8 @@ MAX_KEY_BYTES = 200
 MAX_HINT_BYTES = 200
 MAX_DEDUP_KEY_BYTES = 200
 DEFAULT_INSTANCE = "default"
+#: Most locks of one job, and the largest cost.
+MAX_LOCKS, MAX_COST = 16, 1e12
 #: Of one property; only the first bad one is told.
 Values = Annotated[list[str], Field(fail_fast=True)]
 
@@ -57,6 +59,12 @@ class JobRequest(Payload):
         description="joins the unfinished job of the instance that has the same one, whatever else is asked for here, "
         "instead of making another; at most 200 bytes",
     )
+    locks: list[Name] = Field(
+        default=[], max_length=MAX_LOCKS, description="names, of its instance, of what it has for itself while it runs"
+    )
+    estimated_cost: float | None = Field(
+        default=None, ge=0, le=MAX_COST, description="in the unit of its instance's budget; unset = 1"
+    )
     max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
     retry_failed: bool = Field(default=False, description="whether a command that fails is tried again")
 
@@ -66,6 +74,8 @@ class JobRequest(Payload):
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
             "queue_timeout_seconds": self.queue_timeout_seconds,
+            "terms": self._terms() or None,
+            "estimated_cost": self.estimated_cost,
         }
         return {
             "instance": self.instance or instance,
@@ -80,6 +90,10 @@ class JobRequest(Payload):
             "retry_failed": self.retry_failed,
             "payload": self._payload(),
         } | {name: value for name, value in later.items() if value is not None}
+
+    def _terms(self) -> dict[str, Any]:
+        """What it asks for beside a place and shares with others."""
+        return {"locks": sorted(set(self.locks))} if self.locks else {}
 
     def _payload(self) -> dict[str, Any]:
         if not self.command[0]:

@@ -24,15 +24,18 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
-from schema import administration
+from schema import administration, gating
 from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
-__all__ = ["SCHEMA", "administration", "metadata"]
+__all__ = ["SCHEMA", "administration", "gating", "metadata"]
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
-READY = "state = 'queued' AND schedule_after IS NULL"
+WAITING = "state = 'queued'"
+READY = "state = 'queued' AND schedule_after IS NULL AND gating IS NULL"
+GATED = "state = 'queued' AND schedule_after IS NULL AND gating IS NOT NULL"
 QUEUE = "cohort instance platform"
+ORDER = "cohort priority queued_at id"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = "state = 'queued' AND schedule_after IS NOT NULL"
 
@@ -90,6 +93,8 @@ jobs = Table(
     Column("queue_deadline", TIME),
     Column("dedup_key", Text),
     Column("abandoned_at", TIME),
+    Column("gating", Integer),
+    Column("rank", Double),
     UniqueConstraint("public_id", name="jobs_public_id_key"),
     CheckConstraint(
         "state IN ('queued', 'parked', 'leased', 'running', 'cancelling', 'succeeded', 'failed', 'cancelled', 'dead')",
@@ -113,20 +118,13 @@ jobs = Table(
     CheckConstraint("result_fence IS NULL OR result_fence = fence", name="jobs_result_is_current"),
     CheckConstraint("timeout_seconds > 0 AND timeout_seconds <= 31536000", name="jobs_timeout_finite"),
     Index("jobs_ready_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(READY)),
-    Index(
-        "jobs_ready_order",
-        "cohort", "priority", "queued_at", "id",
-        postgresql_where=text(f"{READY} AND units >= 1"),
-    ),
+    Index("jobs_ready_order", *ORDER.split(), postgresql_where=text(f"{READY} AND units >= 1")),
     Index("jobs_ready_units", *f"{QUEUE} units priority queued_at id".split(), postgresql_where=text(READY)),
+    Index("jobs_gated", *f"{QUEUE} gating rank queued_at id".split(), postgresql_where=text(GATED)),
     Index("jobs_backoff_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(BACKOFF)),
     Index("jobs_backoff_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered > 0")),
     Index("jobs_retry_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered = 0")),
-    Index(
-        "jobs_queue_deadline",
-        "queue_deadline",
-        postgresql_where=text("state = 'queued' AND queue_deadline IS NOT NULL"),
-    ),
+    Index("jobs_queue_deadline", "queue_deadline", postgresql_where=text(f"{WAITING} AND queue_deadline IS NOT NULL")),
     Index(
         "jobs_waiting_label",
         "label", "state", "instance", "priority",

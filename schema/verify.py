@@ -161,6 +161,27 @@ ATTEMPTS_ARE_BOUNDED = Invariant(
        WHERE attempts > max_attempts OR (kills >= 3 AND state NOT IN ('dead', 'cancelled'))""",
 )
 
+CHARGES_ARE_LIVE = Invariant(
+    "S18",
+    "live leases of gated jobs that have taken nothing of counters, and leases that are over but have not given back",
+    """SELECT coalesce(c.job_id, l.job_id) AS id
+       FROM charges c
+       FULL JOIN (SELECT live.job_id, live.fence FROM live JOIN jobs j ON j.id = live.job_id
+                  WHERE j.gating IS NOT NULL) l ON l.job_id = c.job_id AND l.fence = c.fence
+       WHERE c.job_id IS NULL OR l.job_id IS NULL""",
+)
+
+COUNTERS_ARE_RIGHT = Invariant(
+    "S19",
+    "counters that are not what live leases have taken and, of costs, what was used within the window",
+    """SELECT c.name AS id
+       FROM counters c
+       LEFT JOIN (SELECT t.name, sum(t.amount) AS amount FROM charges
+                  CROSS JOIN LATERAL unnest(names, amounts) AS t (name, amount) GROUP BY t.name) t ON t.name = c.name
+       LEFT JOIN (SELECT name, sum(amount) AS amount FROM usage WHERE NOT rolled GROUP BY name) u ON u.name = c.name
+       WHERE c.used <> coalesce(t.amount, 0) + coalesce(u.amount, 0)""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -174,6 +195,8 @@ INVARIANTS = (
     HISTORY_IS_A_CHAIN,
     PLACEMENT_IS_LEGAL,
     ATTEMPTS_ARE_BOUNDED,
+    CHARGES_ARE_LIVE,
+    COUNTERS_ARE_RIGHT,
 )
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from schema import drains, moves
+from schema import counters, drains, moves
 from tests.explaining import closed, cohort, explained, park, reserve, rest, status
 from tests.pool import Pool
 from tests.tenancy import Tenancy
@@ -20,11 +20,13 @@ EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
 EXAMPLES = 50
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_answers, bot_platforms, bot_localities, leases,
-    job_events, platforms, instances, ticks, audit, quotas, evictions, reservations, assigners RESTART IDENTITY;
+    job_events, platforms, instances, ticks, audit, quotas, evictions, reservations, assigners, gatings, job_terms,
+    counters, charges, usage RESTART IDENTITY;
 DELETE FROM cohorts WHERE id <> 0"""
 SEED = text("SELECT setseed(0.25)")
 
 INSTANCES = ("team-a", "team-b")
+COUNTED = ("pool:jobs", "pool:cost", *(f"instance:{each}:{what}" for each in INSTANCES for what in ("jobs", "cost")))
 PROPERTIES: list[dict[str, Any]] = [{}, {"os": ["linux"]}, {"os": ["linux"], "gpu": ["a", "b"]}]
 OFFERS: list[dict[str, Any]] = [{}, {"os": "linux"}, {"os": "linux", "gpu": ["a", "b", "c"]}]
 
@@ -45,11 +47,13 @@ class World:
     """A small pool with work in it, and what happens to the one job that waits."""
 
     machines: list[Machine]
-    work: list[tuple[str, int, str]]
+    work: list[tuple[str, int, str, dict[str, Any]]]
     quotas: dict[str, tuple[int, int | None]]
     evicted: int
     pooled: bool
     drained: list[str]
+    managed: list[str]
+    limits: dict[str, float]
     request: dict[str, Any]
     fate: str
 
@@ -71,19 +75,32 @@ def quota(chance: random.Random) -> tuple[int, int | None]:
     return minimum, chance.choice([None, minimum, minimum + 1, minimum + chance.randint(0, 6)])
 
 
+def terms(chance: random.Random) -> dict[str, Any]:
+    """What a job asks for beside a place, most often nothing."""
+    asked: list[dict[str, Any]] = [
+        {"terms": {"locks": ["tree"]}},
+        {"terms": {"locks": ["cache", "tree"]}, "estimated_cost": 2},
+        {"terms": {}, "estimated_cost": 3},
+    ]
+    return chance.choice([*[{}] * 6, *asked])
+
+
 def at_random(chance: random.Random) -> World:
     """A world in which about every third time nothing stands in the job's way."""
     return World(
         machines=[machine(chance) for _ in range(chance.randint(2, 4))],
         work=[
-            (chance.choice(INSTANCES), chance.randint(1, 3), chance.choice(["", "", "gpu"]))
+            (chance.choice(INSTANCES), chance.randint(1, 3), chance.choice(["", "", "gpu"]), terms(chance))
             for _ in range(chance.randint(0, 4))
         ],
         quotas={instance: quota(chance) for instance in INSTANCES if chance.random() < 0.5},
         evicted=chance.choice([0, 0, 1, 2]),
         pooled=chance.random() < 0.5,
         drained=[instance for instance in INSTANCES if chance.random() < 0.08],
+        managed=[instance for instance in INSTANCES if chance.random() < 0.3],
+        limits={name: float(chance.randint(0, 4)) for name in COUNTED if chance.random() < 0.15},
         request={
+            **terms(chance),
             "instance": chance.choice(INSTANCES),
             "properties": chance.choice(PROPERTIES),
             "units": chance.choice([1, 1, 1, 2, 3]),
@@ -100,8 +117,9 @@ def build(pool: Pool, world: World) -> str:
     cohort(pool, "accelerated", "gpu")
     for instance in INSTANCES:
         pool.change(
-            "INSERT INTO instances (name, pool) VALUES (:name, :pool)",
+            "INSERT INTO instances (name, pool, managed) VALUES (:name, :pool, :managed)",
             name=instance,
+            managed=instance in world.managed,
             pool="p" if world.pooled else None,
         )
     for nth, machine in enumerate(world.machines):
@@ -109,7 +127,9 @@ def build(pool: Pool, world: World) -> str:
             f"bot-{nth}", properties=machine.offer, capacity=machine.capacity, labels=machine.labels, **machine.serves
         )
     busy = [
-        job for instance, units, label in world.work for job in pool.submit(instance=instance, units=units, label=label)
+        job
+        for instance, units, label, asked in world.work
+        for job in pool.submit(instance=instance, units=units, label=label, **asked)
     ]
     if busy:
         pool.assigner().run_once()
@@ -119,6 +139,8 @@ def build(pool: Pool, world: World) -> str:
         tenancy.quota(instance, minimum=minimum, maximum=maximum)
         for _ in range(world.evicted):
             tenancy.evicted(instance)
+    for name, most in world.limits.items():
+        pool.database.run(lambda c, name=name, most=most: counters.limit(c, name, most))
     (job,) = pool.submit(**world.request)
     for nth, machine in enumerate(world.machines):
         match machine.state:

@@ -207,12 +207,12 @@ def test_a_job_that_is_being_granted_is_not_promoted_and_one_that_is_promoted_is
     pool.bot()
     pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s', considered = 1")
     with race.first() as first:
-        assert first.database.run(lambda c: moves.promote(c, 9)) == 1
+        assert first.database.run(lambda c: moves.promote(c, 9)).jobs == 1
         race.unhindered(pool.assigner().run_once, by=first)
         first.roll_back()
     with race.first() as first:
         first.assigner().run_once()
-        assert race.unhindered(lambda: pool.database.run(lambda c: moves.promote(c, 9)), by=first) == 0
+        assert race.unhindered(lambda: pool.database.run(lambda c: moves.promote(c, 9)), by=first).jobs == 0
         first.commit()
 
     row = pool.job(job)

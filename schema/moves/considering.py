@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.gates import DUE, READY, RESTING, serves
+from schema.gates import AT_REST, DUE, GATED, READY, RESTING, serves
 from schema.newest import newest
 from schema.queues import resting_queues
 
@@ -21,11 +21,20 @@ WITH alike AS MATERIALIZED (
             AND {READY}
         ORDER BY priority, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
+), gated AS MATERIALIZED (
+    SELECT j.id FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
+                            CAST(:units AS integer[])) AS g (cohort, instance, platform, units)
+    CROSS JOIN LATERAL (
+        SELECT id FROM jobs
+        WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform AND units >= g.units
+            AND {GATED}
+        ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+    LIMIT :limit
 )
 UPDATE jobs j SET considered = j.considered + 1, reason = :reason,
     schedule_after = now() + make_interval(secs =>
         least(:cap, :base * 2.0 ^ least(j.considered, 30)) * (1 + 0.1 * random()))
-WHERE j.id = ANY (ARRAY(SELECT id FROM alike))
+WHERE j.id = ANY (ARRAY(SELECT id FROM alike UNION ALL SELECT id FROM gated))
 RETURNING j.id
 """)
 
@@ -33,17 +42,17 @@ RETURNING j.id
 PROMOTE = text(f"""
 WITH retries AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE {RESTING} AND considered = 0 AND {DUE}
+    WHERE {AT_REST} AND considered = 0 AND {DUE}
     ORDER BY schedule_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), rested AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE {RESTING} AND considered > 0 AND {DUE}
+    WHERE {AT_REST} AND considered > 0 AND {DUE}
     ORDER BY schedule_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), due AS MATERIALIZED (
     SELECT id FROM retries UNION ALL SELECT id FROM rested
 )
 UPDATE jobs j SET schedule_after = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM due))
-RETURNING j.id
+RETURNING j.gating IS NOT NULL AS gated
 """)
 
 RELEASE = text(f"""
@@ -106,9 +115,18 @@ def postpone(
     return len(rows.all())
 
 
-def promote(connection: Connection, limit: int) -> int:
-    """Make up to `limit` retries and `limit` other jobs whose wait is over ready again; returns how many."""
-    return len(connection.execute(PROMOTE, {"limit": limit}).all())
+@dataclass(frozen=True)
+class Promoted:
+    """Jobs whose wait is over, and how many of them ask for more than a place."""
+
+    jobs: int
+    gated: int
+
+
+def promote(connection: Connection, limit: int) -> Promoted:
+    """Make up to `limit` retries and `limit` other jobs whose wait is over ready again."""
+    rows = connection.execute(PROMOTE, {"limit": limit}).all()
+    return Promoted(len(rows), sum(row.gated for row in rows))
 
 
 def release(connection: Connection, rooms: Mapping[int, int], *, limit: int) -> int:

@@ -10,12 +10,14 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
-from schema import documents
+from schema import counters, documents
+from schema.counters import Spent
 from schema.limits import MAX_KILLS
 from schema.moves.rooms import Room
 from schema.newest import newest_quota
+from schema.states import FINAL
 
 #: A live lease, in words that match no index of live leases: by its job and fence it is found by its primary key.
 LIVE = "l.ended_at IS NULL"
@@ -130,7 +132,8 @@ WITH told AS MATERIALIZED (
             ELSE d.details->>'reason' END
     FROM decided d WHERE j.id = d.id
     RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.units, d.state AS from_state,
-        d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence
+        d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence,
+        j.gating IS NOT NULL AS gated
 ), logged AS (
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
     SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
@@ -167,7 +170,8 @@ WITH told AS MATERIALIZED (
 ), woken AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
-SELECT id, public_id, bot_id, instance, verdict, state, fence, units, locality_hint, (SELECT count(*) FROM woken)
+SELECT id, public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence, gated,
+    (SELECT count(*) FROM woken)
 FROM moved ORDER BY id
 """)
 
@@ -216,6 +220,8 @@ def end(
             "written": rooms is None,
         },
     )
+    rows = found.all()
+    _settle(connection, rows, endings)
     ended = [
         Ended(
             row.id,
@@ -228,9 +234,24 @@ def end(
             row.units,
             row.locality_hint,
         )
-        for row in found.all()
+        for row in rows
     ]
     if rooms is not None:
         for job in ended:
             rooms[job.bot_id].give_back(job.units)
     return ended
+
+
+def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[Ending]) -> None:
+    """Give back what attempts have taken of counters. What they have cost is what the bot says."""
+    if not any(row.gated for row in rows):
+        return
+    told = {(ending.job_id, ending.fence): ending.details.get("usage") or {} for ending in endings}
+    counters.settle(
+        connection,
+        [
+            Spent(row.id, row.ended_fence, told[row.id, row.ended_fence].get("cost"), row.state in FINAL)
+            for row in rows
+            if row.gated
+        ],
+    )

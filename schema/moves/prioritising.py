@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.gates import READY, RESTING
+from schema.gates import GATED, READY, RESTING
 from schema.moves import finding
 from schema.moves.finding import Submission
-from schema.queues import ready_queues, resting_queues
+from schema.queues import gated_queues, ready_queues, resting_queues
 from schema.states import JobState
 from schema.submissions import WANTED
 
@@ -39,7 +39,7 @@ CHANGE = text(f"""
 WITH found AS MATERIALIZED (
     SELECT id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))
 ), moved AS (
-    UPDATE jobs j SET priority = :priority
+    UPDATE jobs j SET priority = :priority, rank = j.rank + :priority - j.priority
     FROM found f
     WHERE j.id = f.id AND f.state IN ('queued', 'parked') AND j.state = f.state AND f.priority <> :priority
         AND {_ALLOWED}
@@ -73,13 +73,16 @@ def _in_queues(name: str, waiting: str) -> str:
 
 
 OF_INSTANCES = text(f"""
-WITH RECURSIVE {ready_queues("ready")}, {resting_queues("resting")}, visible AS (
+WITH RECURSIVE {ready_queues("ready")}, {resting_queues("resting")}, {gated_queues("gated")},
+visible AS (
     SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[]))
 )
 SELECT id FROM (
     {_in_queues("ready", READY)}
     UNION ALL
     {_in_queues("resting", RESTING)}
+    UNION ALL
+    {_in_queues("gated", GATED)}
     UNION ALL
     SELECT j.id FROM visible i CROSS JOIN LATERAL ({_others("instance = i.id AND state = 'parked'")}) j
 ) waiting LIMIT :limit

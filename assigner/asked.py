@@ -1,0 +1,22 @@
+"""What a waiting job asks for beside a place, for `explain`: the gates of the cycle, each with its sentence."""
+
+from sqlalchemy import Connection
+
+from assigner import gatehouse, terms
+from assigner.gates import Judged
+from schema import gated
+from schema.gates import Gate
+
+
+def judge(connection: Connection, job_id: int) -> list[Judged]:
+    """The gates on what the job asks for; none if it asks for nothing but a place."""
+    found = gated.job(connection, job_id)
+    if found is None:
+        return []
+    head, now = found
+    book = gatehouse.opened(connection, [head.queue], now=now)
+    judged = []
+    for gate in terms.GATES:
+        why = gate.closed_to(head.queue, book) or gate.closed_for(head, book)
+        judged.append(Judged(Gate(gate.name, "", gate.asks), why is None, why or gate.asks, {}))
+    return judged

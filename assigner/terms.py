@@ -1,0 +1,176 @@
+"""Gates of jobs that ask for more than a place: judged on a working copy of what is counted, without a look anywhere.
+
+Each gate says of a queue, for all of its jobs, or of one job, why it is closed; and what a job that goes through takes
+of what is counted, so that the next one sees it. The same functions serve the cycle and `explain`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from schema.counters import Counter
+from schema.gated import GatedQueue, Head
+
+#: The names of counters that all jobs of the pool take of.
+POOL_JOBS, POOL_COST = "pool:jobs", "pool:cost"
+
+
+@dataclass
+class Book:
+    """A working copy of what is counted, at one moment of the database's time.
+
+    `units`: those that each (cohort, instance) has been given since.
+    """
+
+    now: datetime
+    counters: dict[str, Counter] = field(default_factory=dict)
+    units: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def of(self, name: str) -> Counter:
+        """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""
+        return self.counters.get(name) or Counter(0.0, 1.0 if name.startswith("lock:") else None)
+
+    def given(self, queue: GatedQueue) -> int:
+        """Units that the queue's instance has been given in its cohort since."""
+        return self.units.get((queue.cohort, queue.instance), 0)
+
+    def take(self, head: Head) -> None:
+        """The job starts: count what it takes."""
+        quota = (head.queue.cohort, head.queue.instance)
+        self.units[quota] = self.units.get(quota, 0) + head.job.units
+        for name, amount in amounts(head).items():
+            counter = self.of(name)
+            self.counters[name] = Counter(counter.used + amount, counter.most)
+
+
+class TermsGate(Protocol):
+    """One condition, and where it is closed, why."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def asks(self) -> str:
+        """What has to be so."""
+
+    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
+        """Why no job of the queue may start; None if they may, or if it depends on the job."""
+
+    def closed_for(self, head: Head, book: Book) -> str | None:
+        """Why this job may not start now."""
+
+    def amounts(self, head: Head) -> Mapping[str, float]:
+        """What the job takes of counters while it runs."""
+
+
+def names(queue: GatedQueue) -> list[str]:
+    """The counters that jobs of the queue take of."""
+    return [
+        POOL_COST,
+        POOL_JOBS,
+        f"instance:{queue.instance_name}:cost",
+        f"instance:{queue.instance_name}:jobs",
+        *(f"lock:{queue.instance_name}:{lock}" for lock in queue.terms.get("locks", ())),
+    ]
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """Live leases of the pool and of an instance."""
+
+    name: str = "concurrency"
+    asks: str = "fewer jobs run than may run at once"
+
+    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
+        for counted, whose in ((POOL_JOBS, "the pool"), (f"instance:{queue.instance_name}:jobs", "its instance")):
+            counter = book.of(counted)
+            if not counter.leaves(1.0):
+                return f"{whose} runs {counter.used:g} of at most {counter.most:g} jobs"
+        return None
+
+    def closed_for(self, head: Head, book: Book) -> str | None:
+        return self.closed_to(head.queue, book)
+
+    def amounts(self, head: Head) -> Mapping[str, float]:
+        return {POOL_JOBS: 1.0, f"instance:{head.queue.instance_name}:jobs": 1.0}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Cost of the pool and of an instance, within the rolling window or reserved for what runs."""
+
+    name: str = "budget"
+    asks: str = "what was used and what is reserved leave enough of the budget"
+
+    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
+        for counted, whose in self._counted(queue):
+            counter = book.of(counted)
+            if not counter.leaves(0.0):
+                return f"{whose} has used {counter.used:g} of its budget of {counter.most:g}"
+        return None
+
+    def closed_for(self, head: Head, book: Book) -> str | None:
+        for counted, whose in self._counted(head.queue):
+            counter = book.of(counted)
+            if not counter.leaves(head.estimate):
+                return (
+                    f"{whose} has used {counter.used:g} of its budget of {counter.most:g}, "
+                    f"and this job is estimated at {head.estimate:g}"
+                )
+        return None
+
+    def amounts(self, head: Head) -> Mapping[str, float]:
+        return {name: head.estimate for name, _ in self._counted(head.queue)}
+
+    @staticmethod
+    def _counted(queue: GatedQueue) -> tuple[tuple[str, str], ...]:
+        return (POOL_COST, "the pool"), (f"instance:{queue.instance_name}:cost", "its instance")
+
+
+@dataclass(frozen=True)
+class Locks:
+    """Named locks of an instance; each is held by so many jobs at once as it has slots, by one if nobody says."""
+
+    name: str = "locks"
+    asks: str = "the locks that it names are free"
+
+    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
+        for lock in queue.terms.get("locks", ()):
+            counter = book.of(f"lock:{queue.instance_name}:{lock}")
+            if not counter.leaves(1.0):
+                return f"lock '{lock}' is held {counter.used:g} times of {counter.most:g}"
+        return None
+
+    def closed_for(self, head: Head, book: Book) -> str | None:
+        return self.closed_to(head.queue, book)
+
+    def amounts(self, head: Head) -> Mapping[str, float]:
+        return {f"lock:{head.queue.instance_name}:{lock}": 1.0 for lock in head.queue.terms.get("locks", ())}
+
+
+#: Every gate on what jobs ask for, in the order in which they are asked.
+GATES: tuple[TermsGate, ...] = (Budget(), Locks(), Concurrency())
+
+
+def amounts(head: Head) -> dict[str, float]:
+    """What the job takes of counters while it runs."""
+    taken: dict[str, float] = {}
+    for gate in GATES:
+        taken.update(gate.amounts(head))
+    return taken
+
+
+def closed(head: Head, book: Book) -> tuple[TermsGate, str] | None:
+    """The first gate that is closed for the job, and why."""
+    for gate in GATES:
+        why = gate.closed_for(head, book)
+        if why is not None:
+            return gate, why
+    return None
+
+
+def open_queues(queues: Iterable[GatedQueue], book: Book) -> list[GatedQueue]:
+    """Those of the queues that no gate closes as a whole."""
+    return [queue for queue in queues if all(gate.closed_to(queue, book) is None for gate in GATES)]

@@ -1,0 +1,29 @@
+"""What a job asks for beside a place, as options of `submit`: one row for each field of the request."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Option, field of the request, keywords of the option.
+_ASKED: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("--lock", "locks", {"multiple": True, "metavar": "NAME", "help": "It has this for itself; repeatable."}),
+    ("--estimated-cost", "estimated_cost", {"type": float, "metavar": "COST", "help": "Of its instance's budget [1]."}),
+)
+#: The parameters that the options give.
+NAMES = tuple(option.removeprefix("--").replace("-", "_") for option, _, _ in _ASKED)
+
+
+def asking(command: F) -> F:
+    """Add the options to a command."""
+    for option, _, keywords in reversed(_ASKED):
+        command = click.option(option, **keywords)(command)
+    return command
+
+
+def asked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the request; None where nothing was given."""
+    given = ((field, options[name]) for name, (_, field, _) in zip(NAMES, _ASKED, strict=True))
+    return {field: list(value) or None if isinstance(value, tuple) else value for field, value in given}

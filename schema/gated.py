@@ -1,0 +1,191 @@
+"""Jobs that ask for more than a place: the queues in which they wait, and the heads of these.
+
+Jobs of one cohort, instance and requirement set that ask for the same wait in one queue, so that what they share is
+judged once for all of them, and a queue that is closed costs nothing but that. Within a queue they come by rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from schema.candidates import LOOK
+from schema.gates import GATED
+from schema.ledger import Guard
+from schema.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, ready_job, wanted
+
+#: Queues that one cycle looks at; the next cycle goes on behind the last of them.
+MAX_QUEUES = 2000
+#: Heads that are read, and locked, for each job that may be placed; and from each queue at least.
+SPARE, LEAST_HEADS = 4, 8
+
+# One step along the index for each queue, however many jobs it holds.
+_STEP = f"""
+    SELECT cohort, instance, platform, gating FROM jobs
+    WHERE {GATED} AND (cohort, instance, platform, gating) > ({{after}})
+    ORDER BY cohort, instance, platform, gating LIMIT 1"""
+QUEUES = text(f"""
+WITH RECURSIVE gated AS (
+    SELECT first.*, 1 AS nth FROM ({_STEP.format(after=":cohort, :instance, :platform, :gating")}) first
+    UNION ALL
+    SELECT following.*, g.nth + 1 FROM gated g
+    CROSS JOIN LATERAL ({_STEP.format(after="g.cohort, g.instance, g.platform, g.gating")}) following
+    WHERE g.nth < :queues
+), queues AS MATERIALIZED (
+    SELECT DISTINCT cohort, instance, platform FROM gated
+), {wanted(Guard.MAX)}, {ROOM}, {SERVED}
+SELECT g.*, i.name, s.nth IS NOT NULL AS served, s.headroom, t.terms, (SELECT jobs FROM room) AS room,
+    greatest(q.min_quota - q.usage, 0) AS owed, statement_timestamp() AS now
+FROM gated g
+JOIN gatings t ON t.id = g.gating
+JOIN instances i ON i.id = g.instance
+LEFT JOIN served s ON s.cohort = g.cohort AND s.instance = g.instance AND s.platform = g.platform
+LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
+ORDER BY g.nth
+""")
+
+HEADS = text(f"""
+SELECT q.nth, {", ".join(f"j.{column}" for column in COLUMNS.split(", "))}, j.rank, j.queued_at, j.attempts,
+    t.estimate, t.seconds, t.deadline, t.own
+FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
+            CAST(:gatings AS integer[]), CAST(:limits AS integer[])) WITH ORDINALITY
+    AS q (cohort, instance, platform, gating, most, nth)
+CROSS JOIN LATERAL (
+    SELECT {COLUMNS}, rank, queued_at, attempts FROM jobs
+    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND gating = q.gating AND {GATED}
+    ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT q.most FOR NO KEY UPDATE SKIP LOCKED) j
+LEFT JOIN job_terms t ON t.job_id = j.id
+ORDER BY q.nth, j.rank, j.queued_at, j.id
+""")
+
+# One job, and of its queue what its gates are judged by.
+JOB = text(f"""
+SELECT {", ".join(f"j.{column}" for column in COLUMNS.split(", "))}, j.gating, j.rank, j.queued_at, j.attempts,
+    t.estimate, t.seconds, t.deadline, t.own, g.terms, i.name, statement_timestamp() AS now
+FROM jobs j JOIN gatings g ON g.id = j.gating JOIN instances i ON i.id = j.instance
+LEFT JOIN job_terms t ON t.job_id = j.id
+WHERE j.id = :id
+""")
+
+#: Where a walk over the queues begins.
+BEGINNING = (-1, -1, -1, -1)
+
+
+@dataclass(frozen=True)
+class GatedQueue:
+    """Jobs of one cohort, instance and requirement set that ask for the same `terms`.
+
+    `headroom`: units that the instance's quota leaves, None for any number; `owed`: those that are missing to its
+    minimum.
+    """
+
+    cohort: int
+    instance: int
+    platform: int
+    gating: int
+    instance_name: str
+    terms: Mapping[str, Any]
+    headroom: int | None
+    owed: int
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Where it is among the queues."""
+        return self.cohort, self.instance, self.platform, self.gating
+
+
+@dataclass(frozen=True)
+class Head:
+    """One of the first jobs of a queue, locked. `estimate`: cost that it is expected to have; `seconds`: how long it is
+    expected to run; `own`: what else it asks for by itself."""
+
+    job: ReadyJob
+    queue: GatedQueue
+    rank: float
+    queued_at: datetime
+    attempts: int
+    estimate: float
+    seconds: float | None
+    deadline: datetime | None
+    own: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The queues that may be given anything and for which a free bot is there. `room`: free units, at most as many as
+    were asked for; `now`: the database's time; `last`: the queue behind which the next walk begins."""
+
+    queues: Sequence[GatedQueue]
+    room: int
+    now: datetime | None
+    last: tuple[int, int, int, int]
+
+
+def queues(
+    connection: Connection, scope: Scope, *, batch: int, start: float, after: tuple[int, int, int, int]
+) -> Found:
+    """Up to `MAX_QUEUES` queues behind `after`; `start` is a random place on the ring of bots, 0 to 1."""
+    cohort, instance, platform, gating = after
+    rows = connection.execute(
+        QUEUES,
+        {
+            **scope.values(),
+            **{"cohort": cohort, "instance": instance, "platform": platform, "gating": gating},
+            **{"queues": MAX_QUEUES, "batch": batch, "start": start, "look": LOOK},
+        },
+    ).all()
+    found = [
+        GatedQueue(row.cohort, row.instance, row.platform, row.gating, row.name, row.terms, row.headroom, row.owed or 0)
+        for row in rows
+        if row.served
+    ]
+    last = rows[-1] if len(rows) == MAX_QUEUES else None
+    return Found(
+        found,
+        rows[0].room if rows else 0,
+        rows[0].now if rows else None,
+        BEGINNING if last is None else (last.cohort, last.instance, last.platform, last.gating),
+    )
+
+
+def heads(connection: Connection, queues: Sequence[GatedQueue], *, room: int) -> list[Head]:
+    """Lock the first jobs of each of the queues, so many that `room` can be filled whatever their gates say."""
+    if not queues:
+        return []
+    share = max(LEAST_HEADS, SPARE * room // len(queues))
+    rows = connection.execute(
+        HEADS,
+        {
+            "cohorts": [queue.cohort for queue in queues],
+            "instances": [queue.instance for queue in queues],
+            "platforms": [queue.platform for queue in queues],
+            "gatings": [queue.gating for queue in queues],
+            "limits": [min(share, room) for _ in queues],
+        },
+    )
+    return [_head(row, queues[row.nth - 1]) for row in rows]
+
+
+def job(connection: Connection, job_id: int) -> tuple[Head, datetime] | None:
+    """One job that asks for more than a place, not locked, and the database's time; None for any other job."""
+    row = connection.execute(JOB, {"id": job_id}).one_or_none()
+    if row is None:
+        return None
+    queue = GatedQueue(row.cohort, row.instance, row.platform, row.gating, row.name, row.terms, None, 0)
+    return _head(row, queue), row.now
+
+
+def _head(row: Row[Any], queue: GatedQueue) -> Head:
+    return Head(
+        ready_job(row),
+        queue,
+        row.rank,
+        row.queued_at,
+        row.attempts,
+        1.0 if row.estimate is None else float(row.estimate),
+        row.seconds,
+        row.deadline,
+        row.own or {},
+    )

@@ -1,0 +1,91 @@
+"""The tables of what jobs may ask for beside a place: their gates, and what is counted against limits while they run.
+
+A job that asks for nothing of the kind has no row in any of them, and its own row says so by `gating IS NULL`.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    Numeric,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from schema.columns import NOW, TIME, identity, metadata
+
+#: Amounts of anything that is counted: exact, so that what is taken and given back leaves nothing.
+AMOUNT = Numeric(20, 6)
+
+# Jobs that ask for the same are judged together: one row for each set of terms.
+gatings = Table(
+    "gatings",
+    metadata,
+    identity(Integer),
+    Column("digest", LargeBinary, nullable=False),
+    Column("terms", JSONB, nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    UniqueConstraint("digest", name="gatings_digest_key"),
+)
+
+# What a job does not share with others.
+job_terms = Table(
+    "job_terms",
+    metadata,
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("estimate", AMOUNT, nullable=False, server_default=text("1")),
+    Column("seconds", Double),
+    Column("deadline", TIME),
+    Column("own", JSONB),
+    PrimaryKeyConstraint("job_id"),
+    CheckConstraint("estimate BETWEEN 0 AND 1e12", name="job_terms_estimate_range"),
+    CheckConstraint("seconds > 0 AND seconds <= 31536000", name="job_terms_seconds_range"),
+)
+
+# What is in use of something: live leases of an instance, cost in the window, a lock. No limit is no limit.
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("used", AMOUNT, nullable=False, server_default=text("0")),
+    Column("most", AMOUNT),
+    PrimaryKeyConstraint("name"),
+    CheckConstraint("used >= 0 AND used <> 'NaN'", name="counters_used_positive"),
+    CheckConstraint("most >= 0 AND most <> 'NaN'", name="counters_most_positive"),
+)
+
+# What a live lease has taken of counters; it comes back when the lease ends.
+charges = Table(
+    "charges",
+    metadata,
+    Column("job_id", BigInteger, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("names", ARRAY(Text), nullable=False),
+    Column("amounts", ARRAY(AMOUNT), nullable=False),
+    PrimaryKeyConstraint("job_id", "fence"),
+    CheckConstraint("cardinality(names) = cardinality(amounts)", name="charges_paired"),
+)
+
+# What ended attempts have really used of a counter, by the minute; what is older than the window counts no more.
+usage = Table(
+    "usage",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("bucket", TIME, nullable=False),
+    Column("amount", AMOUNT, nullable=False, server_default=text("0")),
+    Column("jobs", Integer, nullable=False, server_default=text("0")),
+    Column("rolled", Boolean, nullable=False, server_default=text("false")),
+    PrimaryKeyConstraint("name", "bucket"),
+    CheckConstraint("amount >= 0 AND amount <> 'NaN'", name="usage_amount_positive"),
+    CheckConstraint("jobs >= 0", name="usage_jobs_positive"),
+    Index("usage_counted", "bucket", postgresql_where=text("NOT rolled")),
+)
