@@ -9,13 +9,13 @@ from sqlalchemy import Connection
 
 from assigner import gatehouse, metrics, snapshot
 from assigner.admission import ByRank, Ordering
-from assigner.batching import CROWD, Batch
+from assigner.batching import CROWD, Batch, at_once
 from assigner.offers import Offers
 from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
 from assigner.registry import StrategySettings
 from assigner.strategies import Snapshot
-from schema import chores, gated, moves, platforms, ready, unservable
+from schema import chores, gated, moves, platforms, ready, turns, unservable
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.front import Front
@@ -58,6 +58,9 @@ class AssignerSettings(BaseModel):
     failure_backoff_cap: the longest such wait.
     batch: the most jobs placed in one transaction; it takes fewer while there is little to do. Doubling it raises
         throughput under backlog and holds locks longer.
+    at_once: so many assigners of the whole pool place large batches at the same time, the others wait for their turn
+        before they pick; unset means as many as this host has cores, two at least. More than the database server has
+        cores look at jobs, bots and quotas that others hold. One that has waited for `lock_timeout` goes on.
     instances: serve only these and the others of their pools; unset means all.
     cohorts: of a cohort assigner, which cohorts it serves, with a thread for each; unset means all.
     """
@@ -73,6 +76,7 @@ class AssignerSettings(BaseModel):
     failure_backoff: float = Field(default=5.0, ge=0, le=86400)
     failure_backoff_cap: float = Field(default=60.0, ge=0, le=86400)
     batch: int = Field(default=500, ge=1, le=5000)
+    at_once: int | None = Field(default=None, ge=1, le=1000)
     instances: tuple[str, ...] | None = Field(default=None, min_length=1)
     cohorts: tuple[str, ...] | None = Field(default=None, min_length=1)
     strategy: StrategySettings = Field(default_factory=StrategySettings)
@@ -93,7 +97,7 @@ class AssignerSettings(BaseModel):
 
 @dataclass
 class Cycle:
-    """What one cycle did."""
+    """What one cycle did; it waited so many seconds for its turn."""
 
     picked: int = 0
     granted: list[Granted] = field(default_factory=list)
@@ -101,6 +105,7 @@ class Cycle:
     lost: int = 0
     evicted: int = 0
     attempted: bool = False
+    waited: float = 0.0
     gated: bool = False
 
     def add(self, other: "Cycle") -> None:
@@ -109,6 +114,7 @@ class Cycle:
         self.granted += other.granted
         self.postponed += other.postponed
         self.lost += other.lost
+        self.waited += other.waited
 
 
 class PriorityAgeAssigner:
@@ -156,7 +162,7 @@ class PriorityAgeAssigner:
         cycle = self._database.run(self._cycle, undone=self._forget)
         if cycle.gated:
             cycle.add(self._database.run(self._gated_cycle))
-        seconds = self._now() - began
+        seconds = self._now() - began - cycle.waited
         self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
@@ -190,8 +196,10 @@ class PriorityAgeAssigner:
         return pause
 
     def _cycle(self, connection: Connection) -> Cycle:
-        settings, seen = self._settings, chores.look(connection)
-        cycle = Cycle(gated=seen.gated)
+        settings, cycle = self._settings, Cycle()
+        self._take_turn(connection, cycle)
+        seen = chores.look(connection)
+        cycle.gated = seen.gated
         if seen.rested:
             cycle.gated |= moves.promote(connection, settings.batch).gated > 0
         scope = self._scope(connection)
@@ -223,6 +231,7 @@ class PriorityAgeAssigner:
     def _gated_cycle(self, connection: Connection) -> Cycle:
         """Place jobs that ask for more than a place, in a transaction that a limit reached meanwhile undoes."""
         cycle = Cycle()
+        self._take_turn(connection, cycle)
         batch = self._batch.size(self._settings.batch)
         admitted = gatehouse.pick(
             connection,
@@ -238,6 +247,12 @@ class PriorityAgeAssigner:
             self._place(connection, [head.job for head in admitted.heads], Guard.MAX, cycle)
             gatehouse.charge(connection, admitted.heads, cycle.granted)
         return cycle
+
+    def _take_turn(self, connection: Connection, cycle: Cycle) -> None:
+        if self._batch.grown:
+            began = self._now()
+            turns.take(connection, at_once(self._settings.at_once), chance=self._chance)
+            cycle.waited = self._now() - began
 
     def _scope(self, connection: Connection) -> Scope:
         names = self._settings.instances

@@ -19,6 +19,7 @@ from tenacity.wait import wait_base
 from schema import clock
 from schema.adapting import adapt
 from schema.errors import NotReady
+from schema.lending import LendingPool
 
 T = TypeVar("T")
 
@@ -91,20 +92,18 @@ class Database:
         """
 
         def once() -> T:
+            pool = self.engine.pool
+            assert isinstance(pool, LendingPool)
             try:
-                pooled = self.engine.raw_connection()
+                loan = pool.lend()
             except psycopg.Error as error:
                 raise _told(error, lost=True) from error
-            driver = pooled.driver_connection
-            assert isinstance(driver, psycopg.Connection)
             try:
-                return work(driver)
+                return work(loan.driver)
             except psycopg.Error as error:
-                raise _told(error, lost=driver.broken) from error
+                raise _told(error, lost=loan.driver.broken) from error
             finally:
-                if driver.broken:
-                    pooled.invalidate()
-                pooled.close()
+                loan.give_back()
 
         return self._tried(once)
 
@@ -191,6 +190,7 @@ def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any
     }
     return {
         "application_name": role[:63],
+        "client_encoding": "utf8",
         "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
         "connect_timeout": 5,
         "keepalives_idle": 5,
@@ -230,6 +230,7 @@ def _code(error: DBAPIError) -> str | None:
 def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> Engine:
     engine = create_engine(
         make_url(url).set(drivername="postgresql+psycopg"),
+        poolclass=LendingPool,
         pool_size=size,
         max_overflow=0,
         pool_timeout=10,

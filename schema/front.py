@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from schema import seldom
 from schema.clock import Monotonic
 from schema.gates import IN_LINE
-from schema.seldom import Seldom
 
 #: Urgencies of one cohort whose beginning is remembered, the most urgent ones.
 LANES = 16
-#: A submit that is committed so many seconds after it began comes in front of what is remembered, and waits for the
-#: next walk from the very beginning.
+#: A submit that is committed more than so many seconds after it began may come in front of what is remembered, and then
+#: waits for the next walk from the very beginning.
 LATE = 0.25
+#: A pick that read so many jobs from the very beginning on was quick if it took no more than so many seconds, which is
+#: little more than one takes that begins later. A job that waits for the next such walk there waits among many.
+MANY, QUICK = 200, 0.005
 #: After so many times that a wide walk sufficed, a narrower one is tried.
 AGAIN = 8
 #: After so many times that the front did not do, it is looked at again.
@@ -27,29 +30,37 @@ ASIDE = 16
 
 _LEAST_PRIORITY, _BEYOND = -1000, 1001
 
+#: Where in a lane a job is: when it was queued, in seconds of the database's clock, and its id.
+Place = tuple[float, int]
+_BEGINNING: Place = (float("-inf"), 0)
+
 #: Two CTEs, `stretches` and `front`, with places for a condition on the cohort `c`, a limit, and what is ready.
 _FRONT = """
 stretches AS MATERIALIZED (
     SELECT c.id AS cohort, coalesce(m.priority, {least}) AS priority, coalesce(m.until, {beyond}) AS until,
-        to_timestamp(coalesce(m.since, '-infinity')) AS since
+        to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
     FROM cohorts c
     LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_priorities AS integer[]),
-                     CAST(:lane_sinces AS double precision[]), CAST(:lane_untils AS integer[]))
-        AS m (cohort, priority, since, until) ON m.cohort = c.id
+                     CAST(:lane_sinces AS double precision[]), CAST(:lane_firsts AS bigint[]),
+                     CAST(:lane_untils AS integer[]))
+        AS m (cohort, priority, since, first, until) ON m.cohort = c.id
     WHERE {cohorts}
 ), front AS MATERIALIZED (
     SELECT h.* FROM stretches s CROSS JOIN LATERAL (
         SELECT id, cohort, instance, platform, priority, queued_at, units, considered FROM jobs
-        WHERE cohort = s.cohort AND (priority, queued_at) >= (s.priority, s.since) AND priority < s.until AND {ready}
+        WHERE cohort = s.cohort AND (priority, queued_at, id) >= (s.priority, s.since, s.first)
+            AND priority < s.until AND {ready}
         ORDER BY cohort, priority, queued_at, id LIMIT {limit}) h
     ORDER BY h.priority, h.queued_at, h.id LIMIT {limit}
 )"""
 
-#: What a walk tells about itself, a value: how many jobs it read, when, and when the first one of each lane was queued.
+#: What a walk tells about itself, a value: how many jobs it read, when, and of each lane when the first one was queued
+#: and its id.
 WALKED = """
     SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
-        SELECT jsonb_agg(jsonb_build_array(cohort, priority, extract(epoch FROM first)))
-        FROM (SELECT cohort, priority, min(queued_at) AS first FROM front GROUP BY cohort, priority) lane))
+        SELECT jsonb_agg(jsonb_build_array(cohort, priority, extract(epoch FROM queued_at), id))
+        FROM (SELECT DISTINCT ON (cohort, priority) cohort, priority, queued_at, id FROM front
+              ORDER BY cohort, priority, queued_at, id) lane))
     FROM front"""
 
 
@@ -77,8 +88,8 @@ class Front:
     def __init__(self, now: Monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._since: dict[Lane, float] = {}
-        self._whole = Seldom(now)
+        self._since: dict[Lane, Place] = {}
+        self._whole = seldom.Seldom(now)
         self._aside = 0
         self._width = self._sufficed = 0
 
@@ -92,20 +103,23 @@ class Front:
         """A walk that might read so many jobs told `WALKED`; returns how many it read."""
         seconds = self._now() - walk.began
         walked, at, lanes = told
-        firsts = {Lane(cohort, priority): first for cohort, priority, first in lanes or ()}
+        firsts: dict[Lane, Place] = {
+            Lane(cohort, priority): (since, first) for cohort, priority, since, first in lanes or ()
+        }
+        late = at - LATE, 0
         with self._lock:
             if walk.whole:
-                self._whole.took(seconds)
+                self._whole.took(seconds, quick=QUICK if walked >= MANY else seldom.QUICK)
                 if walked >= limit:
                     self._since.clear()
             if walked < limit:
                 for lane in self._since:
-                    firsts.setdefault(lane, at)
+                    firsts.setdefault(lane, late)
             for lane, first in firsts.items():
-                begun = walk.since.get(lane, float("-inf"))
+                begun = walk.since.get(lane, _BEGINNING)
                 if not walk.whole and self._since.get(lane, begun) < begun:
                     continue
-                self._since[lane] = min(first, at) - LATE
+                self._since[lane] = min(first, late)
             for cohort in {lane.cohort for lane in firsts}:
                 lanes = sorted((lane for lane in self._since if lane.cohort == cohort), key=lambda lane: lane.priority)
                 for lane in lanes[LANES:]:
@@ -145,21 +159,22 @@ class Walk:
 
     began: float
     whole: bool
-    since: dict[Lane, float]
+    since: dict[Lane, Place]
 
     def values(self) -> dict[str, Sequence[Any]]:
         """What `front` asks for: stretches from the beginning of one lane to the next lane; before the first and
         after the last one everything."""
-        rows: list[tuple[int, int, float, int]] = []
+        rows: list[tuple[int, int, Place, int]] = []
         for cohort in {lane.cohort for lane in self.since}:
             lanes = sorted((lane for lane in self.since if lane.cohort == cohort), key=lambda lane: lane.priority)
-            starts = [(_LEAST_PRIORITY, float("-inf")), *((lane.priority, self.since[lane]) for lane in lanes)]
+            starts = [(_LEAST_PRIORITY, _BEGINNING), *((lane.priority, self.since[lane]) for lane in lanes)]
             ends = [*(lane.priority for lane in lanes), _BEYOND]
             rows += [(cohort, start, since, end) for (start, since), end in zip(starts, ends, strict=True)]
         return {
             "lane_cohorts": [row[0] for row in rows],
             "lane_priorities": [row[1] for row in rows],
-            "lane_sinces": [row[2] for row in rows],
+            "lane_sinces": [row[2][0] for row in rows],
+            "lane_firsts": [row[2][1] for row in rows],
             "lane_untils": [row[3] for row in rows],
         }
 

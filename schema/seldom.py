@@ -2,7 +2,7 @@
 
 from schema.clock import Monotonic
 
-#: Seconds up to which it is quick; what is slower may take one part in so many of the time.
+#: Seconds up to which it is quick, if nothing else is said; what is slower may take one part in so many of the time.
 QUICK, SELDOM = 0.05, 20
 #: Seconds for which nobody else begins it. It may never end, because the server gave it up.
 UNDER_WAY = 20.0
@@ -23,6 +23,6 @@ class Seldom:
         self._not_before = now + UNDER_WAY
         return True
 
-    def took(self, seconds: float) -> None:
-        """It has been done, and took so long."""
-        self._not_before = self._now() + (SELDOM * seconds if seconds > QUICK else 0.0)
+    def took(self, seconds: float, *, quick: float = QUICK) -> None:
+        """It has been done, and took so long; up to `quick` seconds would have been quick."""
+        self._not_before = self._now() + (SELDOM * seconds if seconds > quick else 0.0)

@@ -25,19 +25,22 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
 from schema import administration, gating
+from schema.bounds import BOUNDED
 from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
 __all__ = ["SCHEMA", "administration", "gating", "metadata"]
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
-WAITING = "state = 'queued'"
+QUEUED = "state = 'queued'"
 READY = "state = 'queued' AND schedule_after IS NULL AND gating IS NULL"
 GATED = "state = 'queued' AND schedule_after IS NULL AND gating IS NOT NULL"
 QUEUE = "cohort instance platform"
 ORDER = "cohort priority queued_at id"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = "state = 'queued' AND schedule_after IS NOT NULL"
+WAITING = "'{queued,parked}'::text[]"
+OPEN, FINAL = "'{queued,parked,leased,running,cancelling}'::text[]", "'{succeeded,failed,cancelled,dead}'::text[]"
 
 reservations = Table(
     "reservations",
@@ -97,26 +100,11 @@ jobs = Table(
     Column("rank", Double),
     UniqueConstraint("public_id", name="jobs_public_id_key"),
     CheckConstraint(
-        "state IN ('queued', 'parked', 'leased', 'running', 'cancelling', 'succeeded', 'failed', 'cancelled', 'dead')",
-        name="jobs_state_known",
+        f"state = ANY (CASE WHEN finished_at IS NULL THEN {OPEN} ELSE {FINAL} END)", name="jobs_finished_at_iff_final"
     ),
-    CheckConstraint(
-        "(finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled', 'dead'))",
-        name="jobs_finished_at_iff_final",
-    ),
-    CheckConstraint("schedule_after IS NULL OR state IN ('queued', 'parked')", name="jobs_backoff_only_waiting"),
-    CheckConstraint("priority BETWEEN -1000 AND 1000", name="jobs_priority_range"),
-    CheckConstraint("octet_length(label) <= 64", name="jobs_label_bounded"),
-    CheckConstraint("octet_length(locality_hint) <= 200", name="jobs_locality_hint_bounded"),
-    CheckConstraint("units >= 1", name="jobs_units_positive"),
-    CheckConstraint("max_attempts >= 1", name="jobs_max_attempts_positive"),
-    CheckConstraint("attempts BETWEEN 0 AND max_attempts", name="jobs_attempts_bounded"),
-    CheckConstraint("kills BETWEEN 0 AND 3", name="jobs_kills_bounded"),
-    CheckConstraint("evictions >= 0", name="jobs_evictions_positive"),
-    CheckConstraint("octet_length(dedup_key) BETWEEN 1 AND 200", name="jobs_dedup_key_bounded"),
-    CheckConstraint("fence >= 0", name="jobs_fence_positive"),
-    CheckConstraint("result_fence IS NULL OR result_fence = fence", name="jobs_result_is_current"),
-    CheckConstraint("timeout_seconds > 0 AND timeout_seconds <= 31536000", name="jobs_timeout_finite"),
+    CheckConstraint(f"schedule_after IS NULL OR state = ANY ({WAITING})", name="jobs_backoff_only_waiting"),
+    CheckConstraint("result_fence = fence", name="jobs_result_is_current"),
+    CheckConstraint(f"job_within_bounds({BOUNDED})", name="jobs_within_bounds"),
     Index("jobs_ready_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(READY)),
     Index("jobs_ready_order", *ORDER.split(), postgresql_where=text(f"{READY} AND units >= 1")),
     Index("jobs_ready_units", *f"{QUEUE} units priority queued_at id".split(), postgresql_where=text(READY)),
@@ -124,7 +112,7 @@ jobs = Table(
     Index("jobs_backoff_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(BACKOFF)),
     Index("jobs_backoff_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered > 0")),
     Index("jobs_retry_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered = 0")),
-    Index("jobs_queue_deadline", "queue_deadline", postgresql_where=text(f"{WAITING} AND queue_deadline IS NOT NULL")),
+    Index("jobs_queue_deadline", "queue_deadline", postgresql_where=text(f"{QUEUED} AND queue_deadline IS NOT NULL")),
     Index(
         "jobs_waiting_label",
         "label", "state", "instance", "priority",

@@ -141,7 +141,7 @@ def test_a_whole_walk_that_was_cut_forgets_what_it_did_not_reach(pool: Pool, lin
 def test_a_walk_that_began_late_does_not_undo_what_a_whole_one_found() -> None:
     clock = Clock()
     front = Front(clock)
-    front.learn(front.begin(), (1, 1000.0, [[0, 5, 1000.0]]), limit=2)
+    front.learn(front.begin(), (1, 1000.0, [[0, 5, 1000.0, 7]]), limit=2)
     clock.slow = False
     partial = front.begin()
     clock.now += SELDOM * SLOW
@@ -149,9 +149,22 @@ def test_a_walk_that_began_late_does_not_undo_what_a_whole_one_found() -> None:
     assert (partial.whole, whole.whole) == (False, True)
     assert not front.begin().whole, "one is under way"
     clock.slow = True
-    front.learn(whole, (1, 1001.0, [[0, 5, 10.0]]), limit=2)
-    front.learn(partial, (1, 1001.0, [[0, 5, 1000.0]]), limit=2)
-    assert max(front.begin().since.values()) < 10.0
+    front.learn(whole, (1, 1001.0, [[0, 5, 10.0, 7]]), limit=2)
+    front.learn(partial, (1, 1001.0, [[0, 5, 1000.0, 7]]), limit=2)
+    assert max(front.begin().since.values()) == (10.0, 7)
+
+
+@pytest.mark.parametrize(("walked", "whole"), [(front.MANY - 1, True), (front.MANY, False)])
+def test_a_long_pick_that_took_a_little_longer_is_followed_by_those_from_where_the_front_began(
+    walked: int, whole: bool
+) -> None:
+    clock = Clock()
+    clock.slow = False
+    line = Front(clock)
+    walk = line.begin()
+    clock.now += 2 * front.QUICK
+    line.learn(walk, (walked, 1000.0, [[0, 5, 1000.0, 7]]), limit=walked + 1)
+    assert line.begin().whole is whole
 
 
 def test_what_a_walk_saw_in_a_transaction_that_did_not_happen_is_forgotten(pool: Pool) -> None:
@@ -176,7 +189,7 @@ def test_what_a_walk_saw_in_a_transaction_that_did_not_happen_is_forgotten(pool:
 
 
 @pytest.mark.parametrize("who", ["an assigner", "a bot"])
-def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps(
+def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps_even_of_the_same_submit(
     pool: Pool, line: Line, who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front, "LATE", 0.0)
@@ -186,9 +199,9 @@ def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps(
         return line.picked(connection) if who == "an assigner" else line.fetched(connection, fetcher)
 
     with snapshot(pool):
-        gone = pool.submit(5000)
+        submitted = pool.submit(5000 + BATCH)
+        gone, jobs = submitted[:-BATCH], submitted[-BATCH:]
         pool.database.run(lambda connection: moves.cancel(connection, gone, instances=None, sync=1, actor="test"))
-        jobs = pool.submit(BATCH)
         buffers = []
         for _walk in ("from the very beginning", "from where the front was seen to begin"):
             with pool.database.engine.begin() as connection, watching(connection) as watch:

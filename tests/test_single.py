@@ -37,6 +37,38 @@ def test_a_statement_commits_by_itself_and_leaves_nothing_when_it_fails(pool: Po
     assert limits(pool) == 1
 
 
+def test_a_statement_that_the_session_has_forgotten_is_prepared_again(database: Database) -> None:
+    def doubled(driver: "psycopg.Connection[object]") -> list[str | None]:
+        return single.row(driver, DOUBLED, "1", "")
+
+    for forgetting in (b"DEALLOCATE ALL", b"DISCARD ALL; SET search_path TO leasehold"):
+        assert [database.run_alone(doubled) for _ in range(2)] == [["2", None, ""]] * 2
+        database.run_alone(lambda driver, forgetting=forgetting: driver.pgconn.exec_(forgetting))
+    with pytest.raises(DBAPIError):
+        database.run(lambda connection: connection.execute(text("SELECT 1 / 0")))
+    assert database.run_alone(doubled) == ["2", None, ""]
+
+
+def test_a_connection_that_comes_back_within_a_transaction_is_not_lent_again(database: Database) -> None:
+    def backend(driver: "psycopg.Connection[object]") -> str | None:
+        return single.row(driver, BACKEND)[0]
+
+    first = database.run_alone(backend)
+    assert database.run_alone(backend) == first
+    database.run_alone(lambda driver: driver.pgconn.exec_(b"BEGIN"))
+    assert database.run_alone(backend) != first
+
+
+def test_statements_alone_and_transactions_share_one_pool(empty_url: str) -> None:
+    narrow = Database(empty_url, DatabaseSettings(pool=1), role="test", chance=random.Random(0))
+    backends = set()
+    for _ in range(3):
+        backends.add(narrow.run_alone(lambda driver: single.row(driver, BACKEND)[0]))
+        backends.add(str(narrow.run(lambda connection: connection.execute(text(BACKEND.decode())).scalar_one())))
+    narrow.close()
+    assert len(backends) == 1
+
+
 def test_connections_that_were_lost_are_replaced(database: Database) -> None:
     with database.engine.connect() as one, database.engine.connect() as other:
         backends = [each.execute(text("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]

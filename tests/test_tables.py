@@ -31,6 +31,12 @@ SELECT relname, indexrelid::regclass::text AS name, pg_get_indexdef(indexrelid) 
 FROM pg_class c JOIN pg_index ON indrelid = c.oid
 WHERE {OURS} ORDER BY relname, name
 """
+# The functions that constraints call.
+FUNCTIONS = f"""
+SELECT DISTINCT proname, pg_get_functiondef(p.oid) AS definition
+FROM pg_depend JOIN pg_proc p ON refclassid = 'pg_proc'::regclass AND refobjid = p.oid
+WHERE classid = 'pg_constraint'::regclass AND pronamespace = '{SCHEMA}'::regnamespace ORDER BY proname
+"""
 STORED = f"SELECT relname, unnest(reloptions) AS option FROM pg_class c WHERE {OURS} AND relkind = 'r'"
 
 
@@ -57,6 +63,12 @@ def test_the_replayed_migrations_give_the_described_tables(database: Database, d
     migrated = rows(database, query)
     assert len(migrated) >= len(metadata.tables)
     assert migrated == rows(described, query)
+
+
+def test_the_replayed_migrations_give_the_described_bounds(database: Database, described: Database) -> None:
+    migrated = rows(database, FUNCTIONS)
+    assert [found.proname for found in migrated] == ["job_within_bounds"]
+    assert migrated == rows(described, FUNCTIONS)
 
 
 def test_every_described_table_exists_and_no_other(database: Database) -> None:

@@ -15,7 +15,7 @@ from schema.limits import escaped
 
 # The function is the one implementation, for callers in SQL as well as for this one.
 SUBMIT = text("SELECT n, job_id, public_id, created, same FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n")
-SUBMIT_ALONE = b"SELECT job_id, public_id, created, same FROM submit(CAST($1 AS jsonb), $2)"
+SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
 #: What the function raises when a label's queue is full.
 QUEUE_FULL = "LH001"
 
@@ -51,15 +51,15 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
     """Queue one request by one statement; for `Database.run_alone`. Takes, answers and raises what `submit` does."""
     try:
-        job_id, public_id, created, same = single.row(driver, SUBMIT_ALONE, json.dumps([request]), actor)
+        (answer,) = single.row(driver, SUBMIT_ALONE, json.dumps(request), actor)
     except psycopg.Error as error:
         if error.sqlstate == QUEUE_FULL:
             raise _full(error) from None
         raise
+    assert answer is not None
+    job_id, public_id, created, same = answer[1:-1].split(",")
     if same != "t":
         raise _reused(0, request)
-    assert job_id is not None
-    assert public_id is not None
     return Submitted(int(job_id), public_id, created == "t")
 
 

@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
@@ -247,20 +247,93 @@ BEGIN
 END $$;
 """
 
+SUBMIT_ALONE = """
+CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
+    OUT job_id bigint, OUT public_id uuid, OUT created boolean, OUT same boolean)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    malformed boolean;
+    limited boolean;
+    of_instance integer;
+    of_gating integer;
+    of_platform integer;
+    is_managed boolean;
+BEGIN
+    SELECT jsonb_typeof(request->'payload'->'command') IS DISTINCT FROM 'array'
+               OR jsonb_typeof(coalesce(request->'properties', '{}')) <> 'object',
+           request->>'dedup_key' IS NOT NULL OR EXISTS (SELECT FROM queue_limits),
+           i.id, i.managed, (SELECT p.id FROM platforms p
+            WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
+        INTO malformed, limited, of_instance, is_managed, of_platform
+        FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
+    IF malformed THEN
+        RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF limited THEN
+        PERFORM prepare_submit(jsonb_build_array(request));
+        PERFORM refuse_full_queues(jsonb_build_array(request));
+        IF request->>'dedup_key' IS NOT NULL THEN
+            SELECT d.job_id, d.public_id, d.created, d.same INTO job_id, public_id, created, same
+            FROM submit_deduplicated(jsonb_build_array(request), actor) d;
+            RETURN;
+        END IF;
+    END IF;
+    IF of_platform IS NULL THEN
+        of_platform := intern_platform(normal_properties(coalesce(request->'properties', '{}')));
+    END IF;
+    IF of_instance IS NULL THEN
+        of_instance := intern_instance(coalesce(request->>'instance', 'default'));
+    END IF;
+    IF is_managed OR request->'terms' IS NOT NULL THEN
+        of_gating := intern_gating(coalesce(request->'terms', '{}'));
+    END IF;
+    job_id := nextval('jobs_id_seq');
+    IF request->>'key' IS NOT NULL THEN
+        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
+        VALUES (of_instance, request->>'key', sha256(convert_to((request - 'key')::text, 'UTF8')), submit_alone.job_id)
+        ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false;
+        IF NOT FOUND THEN
+            SELECT j.id, j.public_id, false, k.request_hash = sha256(convert_to((request - 'key')::text, 'UTF8'))
+                INTO job_id, public_id, created, same
+            FROM submit_keys k JOIN jobs j ON j.id = k.job_id
+            WHERE k.instance = of_instance AND k.key = request->>'key';
+            RETURN;
+        END IF;
+    END IF;
+    INSERT INTO jobs AS j (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
+                      timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
+    VALUES (submit_alone.job_id, overlay(gen_random_uuid()::text PLACING public_id_prefix() FROM 1 FOR 15)::uuid,
+        of_instance, of_platform,
+        CASE WHEN request->>'label' <> '' THEN cohort_of(request->>'label') ELSE 0 END, coalesce(request->>'label', ''),
+        coalesce((request->>'priority')::integer, 0), coalesce((request->>'units')::integer, 1),
+        request->>'locality_hint', (request->>'timeout_seconds')::double precision,
+        now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
+        coalesce((request->>'max_attempts')::integer, 5), coalesce((request->>'retry_failed')::boolean, false),
+        of_gating, CASE WHEN of_gating IS NOT NULL THEN rank_of(request) END)
+    RETURNING j.public_id, true, true INTO public_id, created, same;
+    IF of_gating IS NOT NULL THEN
+        INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
+        SELECT submit_alone.job_id, w.* FROM own_terms(request) w;
+    END IF;
+    INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,
+        CASE WHEN request ?| '{from,queue_timeout_seconds}' THEN origin_of(request) END);
+    PERFORM wake('jobs');
+END $$;
+"""
+
 SUBMIT = """
 CREATE OR REPLACE FUNCTION submit(requests jsonb, actor text DEFAULT 'sql')
 RETURNS TABLE (n integer, job_id bigint, public_id uuid, created boolean, same boolean)
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-    alone jsonb := CASE WHEN requests->1 IS NULL THEN requests->0 END;
     malformed boolean;
     deduplicated integer;
     limited boolean;
-    of_instance integer;
-    of_gating integer;
-    of_platform integer;
-    is_managed boolean;
     sets jsonb[];
     set_ids integer[];
     born_ns integer[];
@@ -268,22 +341,15 @@ DECLARE
     born_public uuid[];
     nested_loops text;
 BEGIN
-    IF alone IS NULL THEN
-        SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
-                       OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
-               count(r->>'dedup_key'), EXISTS (SELECT FROM queue_limits)
-            INTO malformed, deduplicated, limited
-            FROM jsonb_array_elements(requests) r;
-    ELSE
-        malformed := jsonb_typeof(alone->'payload'->'command') IS DISTINCT FROM 'array'
-            OR jsonb_typeof(coalesce(alone->'properties', '{}')) <> 'object';
-        deduplicated := CASE WHEN alone->>'dedup_key' IS NULL THEN 0 ELSE 1 END;
-        SELECT EXISTS (SELECT FROM queue_limits),
-               i.id, i.managed, (SELECT p.id FROM platforms p
-                WHERE p.digest = sha256(convert_to(coalesce(alone->'properties', '{}')::text, 'UTF8')))
-            INTO limited, of_instance, is_managed, of_platform
-            FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(alone->>'instance', 'default');
+    IF jsonb_array_length(requests) = 1 THEN
+        RETURN QUERY SELECT 0, a.job_id, a.public_id, a.created, a.same FROM submit_alone(requests->0, actor) a;
+        RETURN;
     END IF;
+    SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
+                   OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
+           count(r->>'dedup_key'), EXISTS (SELECT FROM queue_limits)
+        INTO malformed, deduplicated, limited
+        FROM jsonb_array_elements(requests) r;
     IF malformed THEN
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
@@ -293,138 +359,93 @@ BEGIN
         PERFORM refuse_full_queues(requests);
     END IF;
 
-    IF alone IS NULL THEN
-        nested_loops := current_setting('enable_nestloop');
-        SELECT array_agg(known.given), array_agg(known.id) INTO sets, set_ids FROM (
-            SELECT normal.given, intern_platform(normal.properties) AS id FROM (
-                SELECT raw.given, normal_properties(raw.given) AS properties FROM (
-                    SELECT DISTINCT coalesce(r->'properties', '{}') AS given FROM jsonb_array_elements(requests) r
-                    OFFSET 0) raw
-                ORDER BY 2) normal
-            OFFSET 0) known;
-        -- The planner cannot know how many requests there are; a nested loop over ten thousand would take half a
-        -- minute.
-        PERFORM set_config('enable_nestloop', 'off', true);
-        WITH asked AS MATERIALIZED (
-            SELECT (r.ordinality - 1)::integer AS n, coalesce(r.instance, 'default') AS instance_name,
-                   coalesce(r.properties, '{}') AS properties, r.key, coalesce(r.priority, 0) AS priority,
-                   coalesce(r.units, 1) AS units, coalesce(r.label, '') AS label, r.locality_hint, r.timeout_seconds,
-                   now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
-                   coalesce(r.max_attempts, 5) AS max_attempts, coalesce(r.retry_failed, false) AS retry_failed,
-                   coalesce(r.payload, '{}') AS payload, r.terms, r.request AS whole,
-                   CASE WHEN r.request ?| '{from,queue_timeout_seconds}' THEN origin_of(r.request) END AS origin,
-                   CASE WHEN r.key IS NOT NULL
-                       THEN sha256(convert_to((r.request - 'key')::text, 'UTF8')) END AS request_hash
-            FROM ROWS FROM (
-                jsonb_array_elements(requests),
-                jsonb_to_recordset(requests) AS (
-                    instance text, properties jsonb, key text, dedup_key text, priority integer, units integer,
-                    label text, locality_hint text, timeout_seconds double precision,
-                    queue_timeout_seconds double precision, max_attempts integer, retry_failed boolean, payload jsonb,
-                    terms jsonb)
-            ) WITH ORDINALITY AS r (request, instance, properties, key, dedup_key, priority, units, label,
-                locality_hint, timeout_seconds, queue_timeout_seconds, max_attempts, retry_failed, payload, terms,
-                ordinality)
-            WHERE r.dedup_key IS NULL
-        ), known_instances AS MATERIALIZED (
-            SELECT k.name, k.id, coalesce(i.managed, false) AS managed FROM (
-                SELECT name, intern_instance(name) AS id
-                FROM (SELECT DISTINCT instance_name AS name FROM asked ORDER BY 1) names
-                OFFSET 0) k
-            LEFT JOIN instances i ON i.id = k.id
-        ), known_terms AS MATERIALIZED (
-            SELECT terms, intern_gating(terms) AS id FROM (
-                SELECT DISTINCT coalesce(a.terms, '{}') AS terms
-                FROM asked a JOIN known_instances i ON i.name = a.instance_name
-                WHERE a.terms IS NOT NULL OR i.managed ORDER BY 1) sets
-        ), known_labels AS MATERIALIZED (
-            SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
-        ), moment AS MATERIALIZED (
-            SELECT public_id_prefix() AS prefix
-        ), numbered AS MATERIALIZED (
-            SELECT known.*, nextval('jobs_id_seq') AS new_id,
-                   overlay(gen_random_uuid()::text PLACING moment.prefix FROM 1 FOR 15)::uuid AS public_id
-            FROM moment CROSS JOIN (
-                SELECT a.*, i.id AS instance, p.id AS platform, l.cohort, t.id AS gating,
-                    CASE WHEN t.id IS NOT NULL THEN rank_of(a.whole) END AS rank
-                FROM asked a
-                JOIN known_instances i ON i.name = a.instance_name
-                LEFT JOIN known_terms t
-                    ON t.terms = CASE WHEN a.terms IS NOT NULL OR i.managed THEN coalesce(a.terms, '{}') END
-                JOIN known_labels l ON l.label = a.label
-                JOIN unnest(sets, set_ids) AS p (properties, id) ON p.properties = a.properties
-                ORDER BY a.n) known
-        ), claimed AS (
-            INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
-            SELECT DISTINCT ON (instance, key) instance, key, request_hash, new_id
-            FROM numbered WHERE key IS NOT NULL ORDER BY instance, key, n
-            ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
-            RETURNING k.job_id
-        ), fresh AS MATERIALIZED (
-            SELECT * FROM numbered m WHERE m.key IS NULL OR m.new_id IN (SELECT c.job_id FROM claimed c)
-        ), born AS (
-            INSERT INTO jobs (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
-                              timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
-            SELECT f.new_id, f.public_id, f.instance, f.platform, f.cohort, f.label, f.priority, f.units,
-                   f.locality_hint, f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed,
-                   f.gating, f.rank
-            FROM fresh f
-        ), termed AS (
-            INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
-            SELECT f.new_id, w.* FROM fresh f CROSS JOIN LATERAL own_terms(f.whole) w WHERE f.gating IS NOT NULL
-        ), kept AS (
-            INSERT INTO job_payloads (job_id, payload) SELECT f.new_id, f.payload FROM fresh f
-        ), noted AS (
-            INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-            SELECT f.new_id, 'submit', NULL, 'queued', 0, submit.actor, f.origin FROM fresh f
-        )
-        SELECT array_agg(f.n), array_agg(f.new_id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
-        FROM fresh f;
-        PERFORM set_config('enable_nestloop', nested_loops, true);
-    ELSIF deduplicated = 0 THEN
-        IF of_platform IS NULL THEN
-            of_platform := intern_platform(normal_properties(coalesce(alone->'properties', '{}')));
-        END IF;
-        IF of_instance IS NULL THEN
-            of_instance := intern_instance(coalesce(alone->>'instance', 'default'));
-        END IF;
-        IF is_managed OR alone->'terms' IS NOT NULL THEN
-            of_gating := intern_gating(coalesce(alone->'terms', '{}'));
-        END IF;
-        n := 0;
-        job_id := nextval('jobs_id_seq');
-        created := true;
-        same := true;
-        IF alone->>'key' IS NOT NULL THEN
-            INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
-            VALUES (of_instance, alone->>'key', sha256(convert_to((alone - 'key')::text, 'UTF8')), submit.job_id)
-            ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false;
-            created := FOUND;
-        END IF;
-        IF created THEN
-            INSERT INTO jobs AS j (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
-                              timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
-            VALUES (submit.job_id, overlay(gen_random_uuid()::text PLACING public_id_prefix() FROM 1 FOR 15)::uuid,
-                of_instance, of_platform, cohort_of(coalesce(alone->>'label', '')), coalesce(alone->>'label', ''),
-                coalesce((alone->>'priority')::integer, 0), coalesce((alone->>'units')::integer, 1),
-                alone->>'locality_hint', (alone->>'timeout_seconds')::double precision,
-                now() + make_interval(secs => (alone->>'queue_timeout_seconds')::double precision),
-                coalesce((alone->>'max_attempts')::integer, 5), coalesce((alone->>'retry_failed')::boolean, false),
-                of_gating, CASE WHEN of_gating IS NOT NULL THEN rank_of(alone) END)
-            RETURNING j.public_id INTO public_id;
-            IF of_gating IS NOT NULL THEN
-                INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
-                SELECT submit.job_id, w.* FROM own_terms(alone) w;
-            END IF;
-            INSERT INTO job_payloads (job_id, payload) VALUES (submit.job_id, alone->'payload');
-            INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-            VALUES (submit.job_id, 'submit', NULL, 'queued', 0, submit.actor,
-                CASE WHEN alone ?| '{from,queue_timeout_seconds}' THEN origin_of(alone) END);
-            PERFORM wake('jobs');
-            RETURN NEXT;
-            RETURN;
-        END IF;
-    END IF;
+    nested_loops := current_setting('enable_nestloop');
+    SELECT array_agg(known.given), array_agg(known.id) INTO sets, set_ids FROM (
+        SELECT normal.given, intern_platform(normal.properties) AS id FROM (
+            SELECT raw.given, normal_properties(raw.given) AS properties FROM (
+                SELECT DISTINCT coalesce(r->'properties', '{}') AS given FROM jsonb_array_elements(requests) r
+                OFFSET 0) raw
+            ORDER BY 2) normal
+        OFFSET 0) known;
+    -- The planner cannot know how many requests there are; a nested loop over ten thousand would take half a
+    -- minute.
+    PERFORM set_config('enable_nestloop', 'off', true);
+    WITH asked AS MATERIALIZED (
+        SELECT (r.ordinality - 1)::integer AS n, coalesce(r.instance, 'default') AS instance_name,
+               coalesce(r.properties, '{}') AS properties, r.key, coalesce(r.priority, 0) AS priority,
+               coalesce(r.units, 1) AS units, coalesce(r.label, '') AS label, r.locality_hint, r.timeout_seconds,
+               now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
+               coalesce(r.max_attempts, 5) AS max_attempts, coalesce(r.retry_failed, false) AS retry_failed,
+               coalesce(r.payload, '{}') AS payload, r.terms, r.request AS whole,
+               CASE WHEN r.request ?| '{from,queue_timeout_seconds}' THEN origin_of(r.request) END AS origin,
+               CASE WHEN r.key IS NOT NULL
+                   THEN sha256(convert_to((r.request - 'key')::text, 'UTF8')) END AS request_hash
+        FROM ROWS FROM (
+            jsonb_array_elements(requests),
+            jsonb_to_recordset(requests) AS (
+                instance text, properties jsonb, key text, dedup_key text, priority integer, units integer,
+                label text, locality_hint text, timeout_seconds double precision,
+                queue_timeout_seconds double precision, max_attempts integer, retry_failed boolean, payload jsonb,
+                terms jsonb)
+        ) WITH ORDINALITY AS r (request, instance, properties, key, dedup_key, priority, units, label,
+            locality_hint, timeout_seconds, queue_timeout_seconds, max_attempts, retry_failed, payload, terms,
+            ordinality)
+        WHERE r.dedup_key IS NULL
+    ), known_instances AS MATERIALIZED (
+        SELECT k.name, k.id, coalesce(i.managed, false) AS managed FROM (
+            SELECT name, intern_instance(name) AS id
+            FROM (SELECT DISTINCT instance_name AS name FROM asked ORDER BY 1) names
+            OFFSET 0) k
+        LEFT JOIN instances i ON i.id = k.id
+    ), known_terms AS MATERIALIZED (
+        SELECT terms, intern_gating(terms) AS id FROM (
+            SELECT DISTINCT coalesce(a.terms, '{}') AS terms
+            FROM asked a JOIN known_instances i ON i.name = a.instance_name
+            WHERE a.terms IS NOT NULL OR i.managed ORDER BY 1) sets
+    ), known_labels AS MATERIALIZED (
+        SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
+    ), moment AS MATERIALIZED (
+        SELECT public_id_prefix() AS prefix
+    ), numbered AS MATERIALIZED (
+        SELECT known.*, nextval('jobs_id_seq') AS new_id,
+               overlay(gen_random_uuid()::text PLACING moment.prefix FROM 1 FOR 15)::uuid AS public_id
+        FROM moment CROSS JOIN (
+            SELECT a.*, i.id AS instance, p.id AS platform, l.cohort, t.id AS gating,
+                CASE WHEN t.id IS NOT NULL THEN rank_of(a.whole) END AS rank
+            FROM asked a
+            JOIN known_instances i ON i.name = a.instance_name
+            LEFT JOIN known_terms t
+                ON t.terms = CASE WHEN a.terms IS NOT NULL OR i.managed THEN coalesce(a.terms, '{}') END
+            JOIN known_labels l ON l.label = a.label
+            JOIN unnest(sets, set_ids) AS p (properties, id) ON p.properties = a.properties
+            ORDER BY a.n) known
+    ), claimed AS (
+        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
+        SELECT DISTINCT ON (instance, key) instance, key, request_hash, new_id
+        FROM numbered WHERE key IS NOT NULL ORDER BY instance, key, n
+        ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
+        RETURNING k.job_id
+    ), fresh AS MATERIALIZED (
+        SELECT * FROM numbered m WHERE m.key IS NULL OR m.new_id IN (SELECT c.job_id FROM claimed c)
+    ), born AS (
+        INSERT INTO jobs (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
+        SELECT f.new_id, f.public_id, f.instance, f.platform, f.cohort, f.label, f.priority, f.units,
+               f.locality_hint, f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed,
+               f.gating, f.rank
+        FROM fresh f
+    ), termed AS (
+        INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
+        SELECT f.new_id, w.* FROM fresh f CROSS JOIN LATERAL own_terms(f.whole) w WHERE f.gating IS NOT NULL
+    ), kept AS (
+        INSERT INTO job_payloads (job_id, payload) SELECT f.new_id, f.payload FROM fresh f
+    ), noted AS (
+        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+        SELECT f.new_id, 'submit', NULL, 'queued', 0, submit.actor, f.origin FROM fresh f
+    )
+    SELECT array_agg(f.n), array_agg(f.new_id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
+    FROM fresh f;
+    PERFORM set_config('enable_nestloop', nested_loops, true);
     IF born_ns IS NOT NULL THEN
         PERFORM wake('jobs');
         RETURN QUERY SELECT u.n, u.id, u.public_id, true, true
@@ -449,7 +470,7 @@ END $$;
 
 
 def upgrade() -> None:
-    for part in (JOBS, TABLES, INTERN, RANK, CHARGE, SETTLE, SUBMIT_ONE, SUBMIT):
+    for part in (JOBS, TABLES, INTERN, RANK, CHARGE, SETTLE, SUBMIT_ONE, SUBMIT_ALONE, SUBMIT):
         op.execute(part)
 
 

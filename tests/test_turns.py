@@ -1,0 +1,84 @@
+"""Turns: those who place many jobs wait for each other before they begin, and not for long."""
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, text
+
+from assigner.batching import LEAST, LEAST_AT_ONCE, at_once
+from assigner.cycle import PriorityAgeAssigner
+from schema import ready, turns
+from schema.ready import Order, Scope
+from tests.pool import Pool
+from tests.racing import Race, outcome
+
+JOBS = 4 * LEAST
+
+
+def taken(connection: Connection, number: int) -> bool:
+    return turns.take(connection, number, chance=random.Random(1))
+
+
+@pytest.fixture
+def race(pool: Pool) -> Iterator[Race]:
+    made = Race(pool)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def busy(pool: Pool) -> PriorityAgeAssigner:
+    """An assigner, one at a time, that has had much to place, and has more."""
+    pool.bot(capacity=JOBS)
+    pool.submit(JOBS)
+    assigner = pool.assigner(at_once=1)
+    assigner.run_once()
+    assert len(queued(pool)) == JOBS - LEAST
+    return assigner
+
+
+def queued(pool: Pool) -> list[str]:
+    """The jobs that wait and that nobody holds."""
+
+    def work(connection: Connection) -> list[str]:
+        found = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=JOBS, chance=random.Random(1))
+        return [job.public_id for job in found]
+
+    return pool.database.run(work)
+
+
+def test_who_waits_for_a_turn_holds_nothing_meanwhile(pool: Pool, busy: PriorityAgeAssigner, race: Race) -> None:
+    with race.first() as first:
+        assert taken(first.connection, 1)
+        waiting = race.second(busy.run_once, behind=first)
+        assert len(queued(pool)) == JOBS - LEAST
+        first.commit()
+        outcome(waiting)
+    assert len(queued(pool)) == JOBS - 3 * LEAST
+
+
+def test_who_has_little_to_place_waits_for_nobody(pool: Pool, race: Race) -> None:
+    pool.bot(capacity=1)
+    pool.submit(1)
+    with race.first() as first:
+        assert taken(first.connection, 1)
+        race.unhindered(pool.assigner(at_once=1).run_once, by=first)
+    assert not queued(pool)
+
+
+def test_who_gets_no_turn_in_time_goes_on_without(pool: Pool) -> None:
+    with pool.database.engine.begin() as one, pool.database.engine.begin() as other:
+        assert taken(one, 1)
+        other.execute(text("SET LOCAL lock_timeout = '10ms'"))
+        assert not taken(other, 1)
+        assert taken(other, 2), "its transaction goes on, and there was another turn"
+
+
+@pytest.mark.parametrize(("cores", "number"), [(None, LEAST_AT_ONCE), (1, LEAST_AT_ONCE), (12, 12)])
+def test_there_are_as_many_turns_as_cores_unless_configured(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, number: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert (at_once(None), at_once(3)) == (number, 3)
