@@ -186,6 +186,27 @@ class Bot(BaseModel):
     epoch: int
     opened_at: datetime | None
     expires_in: float | None = Field(description="seconds until its session ends unless it syncs")
+    probation: float | None = Field(
+        description="seconds for which it holds one lease at a time unless it succeeds; unset = not on probation"
+    )
+    success_rate: float | None = Field(description="0 to 1, of its latest attempts; unset = none was counted")
+    avg_latency_ms: float | None = Field(description="of its latest attempts with a result; unset = none was counted")
+
+
+class LabelSuccess(BaseModel):
+    """A bot's latest attempts with jobs of one label. Counts are not whole numbers where older ones fade."""
+
+    label: str
+    successes: float
+    failures: float
+    returned: float = Field(description="failures that were given back, because their jobs failed elsewhere too")
+    success_rate: float = Field(description="0 to 1, above a prior of two successes")
+    avg_latency_ms: float | None
+    at: datetime = Field(description="of the latest change")
+
+
+class ShownBot(Bot):
+    success: list[LabelSuccess] = Field(description="by label, the latest first; none while successes are not counted")
 
 
 class BotList(BaseModel):

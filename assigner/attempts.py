@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 _HELD = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
 #: Moves whose details are the receipt of a preemption.
 RECEIPTS = ("preempt", "preempted")
-_PARTS = ("priority", "capacity", "locality")
+_PARTS = ("priority", "capacity", "locality", "success", "success_rate", "load")
 
 
 def attempts(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+from assigner.scoring import Score
 from assigner.strategies import Policy, Snapshot, decision
 from schema.candidates import FreeBot
 from schema.moves import Placement
@@ -18,26 +19,31 @@ class Capacity:
     """
 
     wants_warm = False
+    wants_success = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
-        copy = _Copy(snapshot.candidates, policy)
+        copy = _Copy(snapshot, policy)
         warm = snapshot.warm()
-        benches = {
-            job.id: (nth, bench)
-            for nth, (group, bots) in enumerate(zip(snapshot.groups, snapshot.candidates, strict=True))
-            for bench in [_Bench(bots, copy, units=group.units)]
-            for job in group.jobs
-        }
+        benches: dict[tuple[int, str], _Bench] = {}
+        places: dict[int, tuple[int, _Bench]] = {}
+        for nth, (group, bots) in enumerate(zip(snapshot.groups, snapshot.candidates, strict=True)):
+            for job in group.jobs:
+                label = snapshot.label(job)
+                if (bench := benches.get((nth, label))) is None:
+                    bench = benches[nth, label] = _Bench(bots, copy, label, units=group.units)
+                places[job.id] = nth, bench
         placements: list[Placement] = []
         for job in snapshot.jobs:
-            nth, bench = benches[job.id]
+            nth, bench = places[job.id]
             hits = () if job.locality_hint is None else warm.get((nth, job.locality_hint), ())
             bot = bench.best(hits)
             if bot is None:
                 continue
-            found = policy.score(bot, room=copy.rooms[bot.id], hit=bot in hits)
+            found = copy.score(bot, bench.label, hit=bot in hits)
             copy.take(bot, job.units)
-            bench.changed(bot)
+            if copy.rises:
+                for each in benches.values():
+                    each.changed(bot)
             placements.append(Placement(job.id, bot.id, decision(bot, found, bench.size, how)))
         return placements
 
@@ -45,23 +51,41 @@ class Capacity:
 class _Copy:
     """The working copy: of each bot the room that is left, and what it scores with that, locality aside."""
 
-    def __init__(self, candidates: Sequence[Sequence[FreeBot]], policy: Policy) -> None:
-        self.policy = policy
-        bots = {bot.id: bot for some in candidates for bot in some}
-        self.rooms = {bot.id: bot.room for bot in bots.values()}
-        self.totals = {bot.id: policy.score(bot, room=bot.room, hit=False).total for bot in bots.values()}
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self.snapshot, self.policy = snapshot, policy
+        self.rises = policy.weights.capacity < 0 or policy.weights.success < 0
+        self._by_rate = policy.weights.success != 0
+        self._bots = {bot.id: bot for some in snapshot.candidates for bot in some}
+        self.rooms = {bot.id: bot.room for bot in self._bots.values()}
+        self._totals: dict[str, dict[int, float]] = {}
+
+    def totals(self, label: str) -> dict[int, float]:
+        """What each bot scores for jobs of this label, kept current."""
+        if label not in self._totals:
+            self._totals[label] = {bot.id: self.score(bot, label, hit=False).total for bot in self._bots.values()}
+        return self._totals[label]
 
     def take(self, bot: FreeBot, units: int) -> None:
         """A job takes so many units of the bot."""
-        self.rooms[bot.id] = room = self.rooms[bot.id] - units
-        self.totals[bot.id] = self.policy.score(bot, room=room, hit=False).total
+        self.rooms[bot.id] -= units
+        for label, totals in self._totals.items():
+            totals[bot.id] = self.score(bot, label, hit=False).total
+
+    def score(self, bot: FreeBot, label: str, *, hit: bool) -> Score:
+        """Its score for a job of this label, with the room that it has left."""
+        room = self.rooms[bot.id]
+        if not self._by_rate:
+            return self.policy.score(bot, room=room, hit=hit)
+        return self.policy.score(bot, room=room, hit=hit, rate=self.snapshot.rate(bot, label))
 
 
 class _Bench:
-    """A group's candidates in a heap by score. Entries go stale when a job takes room; `best` mends them."""
+    """The candidates of a group's jobs of one label in a heap by score. Entries go stale when a job takes room; `best`
+    mends them."""
 
-    def __init__(self, bots: Sequence[FreeBot], copy: _Copy, *, units: int) -> None:
-        self._bots, self._copy, self._units = bots, copy, units
+    def __init__(self, bots: Sequence[FreeBot], copy: _Copy, label: str, *, units: int) -> None:
+        self.label, self._bots, self._copy, self._units = label, bots, copy, units
+        self._totals = copy.totals(label)
 
     @cached_property
     def _nth(self) -> dict[int, int]:
@@ -69,7 +93,7 @@ class _Bench:
 
     @cached_property
     def _heap(self) -> list[tuple[float, int, int]]:
-        totals, rooms = self._copy.totals, self._copy.rooms
+        totals, rooms = self._totals, self._copy.rooms
         heap = [(-totals[bot.id], nth, rooms[bot.id]) for nth, bot in enumerate(self._bots)]
         heapq.heapify(heap)
         return heap
@@ -89,7 +113,7 @@ class _Bench:
         ids = {bot.id for bot in warm}
         return max(
             (bot for bot in contenders if rooms[bot.id] >= self._units),
-            key=lambda bot: (policy.score(bot, room=rooms[bot.id], hit=bot.id in ids).total, -self._nth[bot.id]),
+            key=lambda bot: (self._copy.score(bot, self.label, hit=bot.id in ids).total, -self._nth[bot.id]),
         )
 
     def _top(self) -> FreeBot | None:
@@ -102,13 +126,13 @@ class _Bench:
             if room < self._units:
                 heapq.heappop(heap)
             elif room != seen:
-                heapq.heapreplace(heap, (-self._copy.totals[bot.id], nth, room))
+                heapq.heapreplace(heap, (-self._totals[bot.id], nth, room))
             else:
                 return bot
         return None
 
     def changed(self, bot: FreeBot) -> None:
-        """The bot has less room; a score that has risen by that, and only such a one, would otherwise stay buried."""
-        if self._copy.policy.weights.capacity < 0:
-            entry = -self._copy.totals[bot.id], self._nth[bot.id], self._copy.rooms[bot.id]
-            heapq.heappush(self._heap, entry)
+        """The bot has less room and may score more for that, which would otherwise stay buried."""
+        nth = self._nth.get(bot.id)
+        if nth is not None:
+            heapq.heappush(self._heap, (-self._totals[bot.id], nth, self._copy.rooms[bot.id]))

@@ -13,7 +13,7 @@ from assigner.batching import CROWD, Batch, at_once
 from assigner.offers import Offers
 from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
-from assigner.registry import StrategySettings
+from assigner.registry import SUCCESS, StrategySettings
 from assigner.strategies import Snapshot
 from schema import chores, gated, moves, platforms, ready, turns, unservable
 from schema.clock import Monotonic
@@ -284,13 +284,15 @@ class PriorityAgeAssigner:
                 offers=self._offers,
                 chance=self._chance,
                 with_warm=strategy.strategy.wants_warm,
+                with_success=strategy.wants_success,
             )
             jobs = self._commit(connection, seen, guard, cycle, round_number=attempt)
             if not jobs:
                 return
         hopeless = snapshot.without_candidates(seen)
         if cycle.lost or hopeless:
-            jobs = self._commit(connection, snapshot.any_healthy(connection, jobs), guard, cycle, round_number=0)
+            seen = snapshot.any_healthy(connection, jobs, with_success=strategy.wants_success)
+            jobs = self._commit(connection, seen, guard, cycle, round_number=0)
             stuck = {job.id for job in jobs}
             hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
             self._postpone(connection, snapshot.too_large(connection, hopeless, chance=self._chance), NO_ROOM, cycle)
@@ -317,6 +319,8 @@ class PriorityAgeAssigner:
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}
+        if strategy.kind == SUCCESS:
+            metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
         return [job for job in seen.jobs if job.id not in placed]
 
     def _postpone(self, connection: Connection, groups: list[Alike], reason: str, cycle: Cycle) -> None:

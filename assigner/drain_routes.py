@@ -48,13 +48,13 @@ router = APIRouter(prefix="/v1", tags=["callers"])
 
 
 @router.get("/bots/{name}", responses=problems(400, 404), openapi_extra=OPERATORS)
-async def bot(request: Request, name: str) -> answers.Bot:
+async def bot(request: Request, name: str) -> answers.ShownBot:
     """One bot."""
     limits.check_name("name", name)
     row = await request.app.state.run(lambda connection: queries.bot(connection, name))
     if row is None:
         raise NotFound(f"bot: no bot '{name}'")
-    return answers.Bot.model_validate(row)
+    return answers.ShownBot.model_validate(row)
 
 
 @router.post("/bots/{name}/drain", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS)

@@ -29,7 +29,7 @@ def judge(found: Evidence, asked: Sequence[Judged] = ()) -> list[Judged]:
     """Every gate of the job, in the order in which they are asked; `asked` are those on what it asks for beside a
     place."""
     judged = [*of_job(found.job), *asked]
-    for one in (_cohort, _requirements, _instance, _healthy, _units, _room):
+    for one in (_cohort, _requirements, _instance, _healthy, _units, _probation, _room):
         previous, following = judged[-1], one(found)
         if previous.is_open is not True and previous.gate in _OF_BOTS:
             following = Judged(following.gate, None, "no bot is left to ask it of", {})
@@ -44,7 +44,15 @@ def of_job(job: Row) -> list[Judged]:
     return [_state(job), _backoff(job), _reservation(job), _drain(job), _quota(job)]
 
 
-_OF_BOTS = (gates.COHORT, gates.REQUIREMENTS, gates.SERVES, gates.HEALTHY, gates.UNITS, gates.ROOM)
+_OF_BOTS = (
+    gates.COHORT,
+    gates.REQUIREMENTS,
+    gates.SERVES,
+    gates.HEALTHY,
+    gates.UNITS,
+    gates.PROBATION,
+    gates.ROOM,
+)
 
 
 def _state(job: Row) -> Judged:
@@ -184,13 +192,29 @@ def _units(found: Evidence) -> Judged:
     return Judged(gates.UNITS, bots["large"] > 0, sentence, evidence)
 
 
+def _probation(found: Evidence) -> Judged:
+    bots = found.bots
+    busy = bots["large"] - bots["trusted"]
+    if not busy:
+        sentence = "no such bot is on probation with a lease"
+    elif bots["trusted"]:
+        sentence = (
+            f"{busy} of {some(found, bots['large'], 'such bot')} on probation with the one lease that it may have"
+        )
+    else:
+        sentence = f"{some(found, busy, 'such bot')}, all on probation with the one lease that each may have"
+    return Judged(gates.PROBATION, bots["trusted"] > 0, sentence, {"on_probation_with_lease": busy})
+
+
 def _room(found: Evidence) -> Judged:
     bots, units = found.bots, found.job["units"]
     if bots["able"]:
         sentence = f"{some(found, bots['able'], 'bot')} with room for it now"
     else:
         most = max(0, bots["roomiest"] or 0)
-        sentence = f"none of {some(found, bots['large'], 'bot')} has {_plural(units, 'free unit')}: the most is {most}"
+        sentence = (
+            f"none of {some(found, bots['trusted'], 'bot')} has {_plural(units, 'free unit')}: the most is {most}"
+        )
     evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
     return Judged(gates.ROOM, bots["able"] > 0, sentence, evidence)
 

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from assigner.queries import VISIBLE
-from schema import quotas
+from schema import quotas, swarm
 from schema.columns import SCHEMA
 from schema.gates import COHORT, GATED, READY, REQUIREMENTS, RESTING, UNITS, serves
 from schema.queues import ready_priorities, ready_queues
@@ -213,7 +213,7 @@ def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: f
     """The pool at a glance, as its rows; `cooldown` is that of evictions, in seconds.
 
     `more` are the states of which not all jobs were counted. Only a caller of every instance gets an estimate of all
-    finished jobs, None if PostgreSQL has none.
+    finished jobs, None if PostgreSQL has none, and is told of the bots of each cohort.
     """
     where: dict[str, Any] = {"instances": instances}
     waiting = _rows(connection, WAITING, where | {"most": MAX_COUNTED})
@@ -228,6 +228,7 @@ def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: f
         "oldest": dict(connection.execute(OLDEST, where | {"most": MAX_QUEUES}).mappings().one()),
         "finished_estimate": _estimate(connection) if instances is None else None,
         "bots": _rows(connection, BOT_COUNTS, where),
+        "swarm": [asdict(one) for one in swarm.swarms(connection)] if instances is None else [],
         "ticks": _rows(connection, TICKS, {}),
         "quotas": [asdict(quota) for quota in held if instances is None or quota.instance in instances],
         "rates": _rates(connection, instances=instances),

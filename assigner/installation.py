@@ -24,6 +24,7 @@ from schema.errors import LeaseholdError, NotReady
 from schema.instances import InstanceSettings
 from schema.limits import escaped
 from schema.queue_limits import QueueSettings
+from schema.success import SuccessSettings
 from schema.timing import Timing
 
 #: Seconds a command, as opposed to a process of the pool, waits for a database that is away.
@@ -39,6 +40,7 @@ class PoolSettings(ConfigModel):
     quotas: QuotaSettings = Field(default_factory=QuotaSettings)
     upkeep: UpkeepSettings = Field(default_factory=UpkeepSettings)
     cohorts: tuple[CohortSettings, ...] = Field(default=(), max_length=1000)
+    success: SuccessSettings = Field(default_factory=SuccessSettings)
     queues: tuple[QueueSettings, ...] = Field(default=(), max_length=10_000)
     instances: tuple[InstanceSettings, ...] = Field(default=(), max_length=10_000)
 

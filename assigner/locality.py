@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from assigner.scoring import Score
 from assigner.strategies import Policy, Snapshot, Strategy, decision
 from schema.candidates import FreeBot
 from schema.moves import Placement
@@ -27,6 +28,11 @@ class Locality:
         """Always: a sample of a large fleet would hardly ever hold the few bots that are hits."""
         return True
 
+    @property
+    def wants_success(self) -> bool:
+        """If its fallback does."""
+        return self.fallback.wants_success
+
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         copy = _WorkingCopy(snapshot, policy)
         placements: list[Placement] = []
@@ -40,7 +46,7 @@ class Locality:
             if bot is None:
                 run.append(job)
                 continue
-            found = policy.score(bot, room=copy.rooms[bot.id], hit=True)
+            found = copy.score(job, bot)
             placements.append(Placement(job.id, bot.id, decision(bot, found, len(hits), how)))
             copy.take(job, bot.id)
         return placements + self._fall_back(copy, run, how)
@@ -72,9 +78,12 @@ class _WorkingCopy:
     def best(self, job: ReadyJob, hits: Sequence[FreeBot]) -> FreeBot | None:
         """The first with the highest score of those that have room for the job."""
         fitting = [bot for bot in hits if self.rooms[bot.id] >= job.units]
-        return max(
-            fitting, key=lambda bot: self.policy.score(bot, room=self.rooms[bot.id], hit=True).total, default=None
-        )
+        return max(fitting, key=lambda bot: self.score(job, bot).total, default=None)
+
+    def score(self, job: ReadyJob, bot: FreeBot) -> Score:
+        """What a bot that is a hit scores for the job."""
+        rate = self._snapshot.rate(bot, self._snapshot.label(job))
+        return self.policy.score(bot, room=self.rooms[bot.id], hit=True, rate=rate)
 
     def take(self, job: ReadyJob, bot_id: int) -> None:
         """The job goes to this bot."""
@@ -92,7 +101,7 @@ class _WorkingCopy:
         ]
         hints = {job.locality_hint for job in jobs}
         hits = frozenset(hit for hit in self._snapshot.hits if hit[1] in hints) if hints != {None} else frozenset()
-        return Snapshot(jobs, groups, candidates, hits)
+        return replace(self._snapshot, jobs=jobs, groups=groups, candidates=candidates, hits=hits)
 
     def _with_room(self, group: int, *, units: int, count: int) -> list[FreeBot]:
         found: list[FreeBot] = []

@@ -1,10 +1,12 @@
 """What assigners and upkeep count. Labels are bounded: names of the configuration or words listed here, never ids."""
 
 import math
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from schema import clock
+from schema.swarm import Swarm
 
 CYCLES = Counter(
     "leasehold_assigner_cycles_total",
@@ -44,6 +46,32 @@ CAPACITY_DRIFT = Counter(
     "leasehold_capacity_drift_total",
     "Bots whose units in use differed from their live leases or reservations, and were repaired: each is a defect.",
 )
+
+ASSIGNMENT_SCORE = Histogram(
+    "leasehold_assignment_score",
+    "Scores, 0 to 1, of the bots that the strategy `success` gave jobs to: success rate over one plus load.",
+    buckets=tuple(step / 10 for step in range(1, 11)),
+)
+COHORT_LOAD = Gauge(
+    "leasehold_cohort_load",
+    "Average share of their units that the present bots of a cohort have in use, NaN without bots.",
+    ["cohort"],
+)
+COHORT_SUCCESS = Gauge(
+    "leasehold_cohort_success_rate",
+    "Average success rate of the present bots of a cohort, NaN without bots or while successes are not counted.",
+    ["cohort"],
+)
+COHORT_BOTS = Gauge("leasehold_cohort_bots", "Bots of a cohort that are idle, busy or offline.", ["cohort", "state"])
+COHORT_PROBATION = Gauge("leasehold_cohort_bots_on_probation", "Bots of a cohort that are on probation.", ["cohort"])
+COHORT_IN_FLIGHT = Gauge("leasehold_cohort_units_in_flight", "Units in use on the bots of a cohort.", ["cohort"])
+COHORT_CONCENTRATION = Gauge(
+    "leasehold_cohort_concentration",
+    "Herfindahl index of the units in use by bot, over what it would be if every bot of the cohort were loaded alike: "
+    "1 is even, NaN if none are in use.",
+    ["cohort"],
+)
+_OF_COHORTS = (COHORT_LOAD, COHORT_SUCCESS, COHORT_BOTS, COHORT_PROBATION, COHORT_IN_FLIGHT, COHORT_CONCENTRATION)
 
 REAPED = Counter(
     "leasehold_upkeep_reaped_total",
@@ -86,6 +114,31 @@ def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, ev
         RACES_LOST.labels(kind="grant").inc(lost)
     if evicted:
         PREEMPTIONS.inc(evicted)
+
+
+def observe_scores(scores: Iterable[float]) -> None:
+    """Placements that became leases, by what the strategy `success` thought of their bots."""
+    for score in scores:
+        ASSIGNMENT_SCORE.observe(score)
+
+
+def observe_swarms(swarms: Sequence[Swarm]) -> None:
+    """How the bots of every cohort are; cohorts that are no more are dropped."""
+    for gauge in _OF_COHORTS:
+        gauge.clear()
+    for one in swarms:
+        spread, even = one.concentration, one.even_concentration
+        COHORT_LOAD.labels(one.cohort).set(_known(one.avg_load))
+        COHORT_SUCCESS.labels(one.cohort).set(_known(one.avg_success_rate))
+        COHORT_PROBATION.labels(one.cohort).set(one.on_probation)
+        COHORT_IN_FLIGHT.labels(one.cohort).set(one.total_in_flight)
+        COHORT_CONCENTRATION.labels(one.cohort).set(spread / even if spread and even else math.nan)
+        for state, number in (("idle", one.idle), ("busy", one.busy), ("offline", one.offline)):
+            COHORT_BOTS.labels(one.cohort, state).set(number)
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def observe_reaped(kind: str, count: int) -> None:

@@ -94,6 +94,10 @@ def warnings(settings: PoolSettings) -> list[str]:
     bot: BaseModel | None = getattr(settings, "bot", None)
     capacity = getattr(bot, "capacity", None)
     for n, assigner in enumerate(settings.assigners):
+        if assigner.strategy.wants_success and not settings.success.statistics:
+            found.append(
+                f"assigners[{n}].strategy: it goes by the success of bots, which success.statistics does not turn on"
+            )
         weights, term = assigner.strategy.weights, assigner.strategy.capacity_term
         units = scoring.outweighing_units(weights, term)
         most = 1 if term == "normalised" else capacity

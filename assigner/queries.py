@@ -7,6 +7,7 @@ from sqlalchemy import Connection, text
 
 from schema.gates import COHORT, HEALTHY, REQUIREMENTS, UNITS, able, serves
 from schema.submissions import FINISHED_AT, JOINED, NAMED, REASON, RESULT, STATE, WANTED, WITHDRAWN
+from schema.success import PRIOR, rate
 
 Rows = list[dict[str, Any]]
 
@@ -109,14 +110,25 @@ LEFT JOIN LATERAL (
 WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
 
-_BOTS = """
+_BOTS = f"""
 SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
     b.in_use, b.properties, b.epoch, b.opened_at, extract(epoch FROM b.expires_at - now()) AS expires_in,
-    b.held AS leases
+    b.held AS leases, extract(epoch FROM b.probation_until - now()) AS probation, s.success_rate, s.avg_latency_ms
 FROM bots b JOIN cohorts c ON c.id = b.cohort LEFT JOIN instances i ON i.id = b.instance
+LEFT JOIN LATERAL (
+    SELECT (sum(successes) + {PRIOR}) / (sum(successes + failures) + {PRIOR}) AS success_rate,
+        1000 * sum(seconds) / nullif(sum(finished), 0) AS avg_latency_ms
+    FROM bot_success WHERE bot_id = b.id) s ON true
 """
 BOTS = text(f"{_BOTS} WHERE b.name > :after ORDER BY b.name LIMIT :limit")
 BOT = text(f"{_BOTS} WHERE b.name = :name")
+
+# What is known of one bot's work, by label, the latest first.
+BOT_SUCCESS = text(f"""
+SELECT s.label, s.successes, s.failures, s.returned, {rate("s")} AS success_rate,
+    1000 * s.seconds / nullif(s.finished, 0) AS avg_latency_ms, s.at
+FROM bot_success s JOIN bots b ON b.id = s.bot_id WHERE b.name = :name ORDER BY s.at DESC, s.label
+""")
 
 
 def row_of(connection: Connection, job: str, *, instances: Sequence[str] | None) -> int | None:
@@ -160,6 +172,9 @@ def bots(connection: Connection, *, after: str, limit: int) -> Rows:
 
 
 def bot(connection: Connection, name: str) -> dict[str, Any] | None:
-    """One bot, None if there is none of this name."""
+    """One bot with what is known of its work (`success`), None if there is none of this name."""
     row = connection.execute(BOT, {"name": name}).mappings().one_or_none()
-    return None if row is None else dict(row)
+    if row is None:
+        return None
+    known = connection.execute(BOT_SUCCESS, {"name": name}).mappings()
+    return dict(row) | {"success": [dict(each) for each in known]}

@@ -12,19 +12,22 @@ from assigner import keys
 from assigner.capacity import Capacity
 from assigner.locality import Locality
 from assigner.strategies import Policy, Snapshot, Strategy
+from assigner.success import Success
 from schema.errors import LeaseholdError
 from schema.limits import escaped
 from schema.moves import Placement
 
 GROUP = "leasehold.strategies"
-CAPACITY, LOCALITY = "capacity", "locality"
+CAPACITY, LOCALITY, SUCCESS = "capacity", "locality", "success"
+
+_BUILT_IN: Mapping[str, type[Strategy]] = {CAPACITY: Capacity, SUCCESS: Success}
 
 
 class StrategySettings(Policy):
     """Which strategy chooses the bot, and what it goes by.
 
-    kind: `capacity`, `locality`, or the name of an entry point of the group `leasehold.strategies`; built-in names
-        cannot be taken by packages.
+    kind: `capacity`, `locality`, `success`, or the name of an entry point of the group `leasehold.strategies`;
+        built-in names cannot be taken by packages.
     fallback: the strategy that `locality` leaves a job to if it has no hint, or no candidate is a hit.
     """
 
@@ -51,17 +54,22 @@ class StrategySettings(Policy):
         """The strategy that `kind` names."""
         return Locality(load(self.fallback), self.fallback) if self.kind == LOCALITY else load(self.kind)
 
+    @cached_property
+    def wants_success(self) -> bool:
+        """Whether the success rates of bots are to be read."""
+        return self.weights.success != 0 or self.strategy.wants_success
+
 
 def load(kind: str) -> Strategy:
     """The strategy of this name, but for `locality`, which needs another one.
 
     Raises ValueError if there is none, several packages offer one, or it cannot be used.
     """
-    if kind == CAPACITY:
-        return Capacity()
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind]()
     found = list(entry_points(group=GROUP, name=kind))
     if not found:
-        known = sorted({CAPACITY, LOCALITY, *entry_points(group=GROUP).names})
+        known = sorted({LOCALITY, *_BUILT_IN, *entry_points(group=GROUP).names})
         listed = ", ".join(f"'{escaped(name, 80)}'" for name in known)
         raise ValueError(f"'{escaped(kind, 80)}' is not a strategy: there are {listed}{keys.meant(kind, known)}")
     if len(found) > 1:
@@ -75,6 +83,8 @@ def load(kind: str) -> Strategy:
         raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {escaped(str(error))}") from error
     if not isinstance(getattr(made, "wants_warm", None), bool):
         raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
+    if not isinstance(getattr(made, "wants_success", False), bool):
+        raise ValueError(f"{place} is not a strategy: its wants_success is neither True nor False")
     try:
         inspect.signature(made.choose).bind(None, None, how={})
     except (AttributeError, TypeError, ValueError):
@@ -93,6 +103,11 @@ class Offered:
     def wants_warm(self) -> bool:
         """What it says itself."""
         return self.strategy.wants_warm
+
+    @property
+    def wants_success(self) -> bool:
+        """What it says itself; it does not if it says nothing."""
+        return getattr(self.strategy, "wants_success", False)
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Its placements. Raises LeaseholdError for a job that was not asked for or comes twice, and for a bot that is

@@ -9,7 +9,16 @@ from schema.gates import Gate
 from schema.limits import escaped
 
 _OF_BOTS = frozenset(
-    gate.name for gate in (gates.COHORT, gates.REQUIREMENTS, gates.SERVES, gates.HEALTHY, gates.UNITS, gates.ROOM)
+    gate.name
+    for gate in (
+        gates.COHORT,
+        gates.REQUIREMENTS,
+        gates.SERVES,
+        gates.HEALTHY,
+        gates.UNITS,
+        gates.PROBATION,
+        gates.ROOM,
+    )
 )
 
 
@@ -51,6 +60,8 @@ def _change(gate: Gate, found: Evidence) -> str:
             return "a matching bot that is healthy again"
         case _ if not bots["large"]:
             return f"a matching bot with {_units(job['units'])}; the largest has {bots['largest']}"
+        case _ if not bots["trusted"]:
+            return "a success of a matching bot on probation, or the end of that"
         case _:
             missing = job["units"] - bots["roomiest"]
             return f"{missing} more free {'unit' if missing == 1 else 'units'} on a matching bot"

@@ -22,6 +22,8 @@ class Weights(BaseModel):
     locality: for a bot that lately worked on the job's locality hint. Doubling it makes warm caches outweigh twice
         as much spare capacity.
     capacity: per free unit. Doubling it spreads load more evenly, against locality; negative packs bots full.
+    success: for a bot whose work with the job's label always succeeded and that is idle, see `Worth`; 0 leaves it out,
+        and then nothing about it is read. Doubling it makes reliable, idle bots outweigh twice as much of the rest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -29,6 +31,7 @@ class Weights(BaseModel):
     priority: float = Field(default=-10.0, ge=-_LIMIT, le=_LIMIT)
     locality: float = Field(default=5.0, ge=-_LIMIT, le=_LIMIT)
     capacity: float = Field(default=1.0, ge=-_LIMIT, le=_LIMIT)
+    success: float = Field(default=0.0, ge=-_LIMIT, le=_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,49 @@ class Score:
             "capacity": self.capacity,
             "locality": self.locality,
         }
+
+
+@dataclass(frozen=True)
+class FourTerms(Score):
+    """The same where success has a weight."""
+
+    success: float
+
+    @property
+    def total(self) -> float:
+        """The score; higher is better."""
+        return super().total + self.success
+
+    def stored(self) -> dict[str, Any]:
+        """The form in which a decision keeps it."""
+        return {**super().stored(), "success": self.success}
+
+
+@dataclass(frozen=True)
+class Worth:
+    """success_rate / (1 + load)^load_power, from 0 to 1: Vapora's assignment score (ADR-018), where the power is 1.
+
+    `rate` is that of the bot's attempts with jobs of the label, `load` the share of its units that are taken, both from
+    0 to 1. A bot that is full is worth half of what it is worth idle; with a power of 2, a quarter; with 0, as much.
+    """
+
+    rate: float
+    load: float
+    load_power: float = 1.0
+
+    @property
+    def total(self) -> float:
+        """The score; higher is better."""
+        return float(self.rate / (1.0 + self.load) ** self.load_power)
+
+    def stored(self) -> dict[str, Any]:
+        """The form in which a decision keeps it."""
+        return {"total": self.total, "success_rate": self.rate, "load": self.load}
+
+
+def worth(bot: FreeBot, *, room: int, rate: float, load_power: float = 1.0) -> Worth:
+    """What a bot is worth that has succeeded at this `rate` and still has `room` free units, of at least one."""
+    return Worth(rate, (bot.capacity - room) / bot.capacity, load_power)
 
 
 def score(bot: FreeBot, *, room: int, hit: bool, weights: Weights, term: CapacityTerm = "raw") -> Score:
@@ -91,4 +137,5 @@ def dominance(weights: Weights, term: CapacityTerm) -> str:
         free = f"a bot that is wholly free ({abs(weights.capacity):g}) outweighs it"
     else:
         free = f"free capacity outweighs it from {units} more free unit{'s' if units > 1 else ''} on"
-    return f"one step of bot priority ({step:g}) {verb} a locality hit ({hit:g}); {free}"
+    success = f"; success adds at most {weights.success:g}" if weights.success else ""
+    return f"one step of bot priority ({step:g}) {verb} a locality hit ({hit:g}); {free}{success}"

@@ -11,7 +11,7 @@ from assigner.drawing import drawn
 from assigner.offers import Offers
 from assigner.sampling import Group, grouped
 from assigner.strategies import Snapshot
-from schema import candidates
+from schema import candidates, success
 from schema.candidates import FreeBot, Wanted
 from schema.moves import Alike
 from schema.ready import ReadyJob
@@ -30,8 +30,10 @@ def sampled(
     offers: Offers,
     chance: random.Random,
     with_warm: bool = False,
+    with_success: bool = False,
 ) -> Snapshot:
-    """Candidates for every group of the jobs, read without locks; `with_warm` adds bots that hold the jobs' hints.
+    """Candidates for every group of the jobs, read without locks; `with_warm` adds bots that hold the jobs' hints,
+    `with_success` the rates at which the candidates have succeeded with jobs of the same labels.
 
     `offers` is what is remembered of this pool's bots; more of it may be learnt.
     """
@@ -42,7 +44,8 @@ def sampled(
         found = drawn(connection, groups, sample_size=sample_size, offers=offers, chance=chance)
     if with_warm:
         found = _with_warm(connection, groups, found)
-    return _with_hits(connection, jobs, groups, found)
+    seen = _with_hits(connection, jobs, groups, found)
+    return _with_rates(connection, seen) if with_success else seen
 
 
 def _apart(
@@ -62,11 +65,12 @@ def _apart(
     return candidates.sample(connection, wanted, chance=chance)
 
 
-def any_healthy(connection: Connection, jobs: Sequence[ReadyJob]) -> Snapshot:
+def any_healthy(connection: Connection, jobs: Sequence[ReadyJob], *, with_success: bool = False) -> Snapshot:
     """For every group as many free bots as it has jobs, the first that nobody else holds, locked."""
     groups = grouped(jobs)
     found = [candidates.any_free(connection, group.wanted(1)) for group in groups]
-    return _with_hits(connection, jobs, groups, found)
+    seen = _with_hits(connection, jobs, groups, found)
+    return _with_rates(connection, seen) if with_success else seen
 
 
 def without_candidates(seen: Snapshot) -> list[Group]:
@@ -117,3 +121,9 @@ def _with_hits(
     bot_ids = {bot.id for bots in found for bot in bots}
     hints = {job.locality_hint for job in jobs if job.locality_hint is not None}
     return Snapshot(jobs, groups, found, candidates.hinted(connection, sorted(bot_ids), sorted(hints)))
+
+
+def _with_rates(connection: Connection, seen: Snapshot) -> Snapshot:
+    labels = success.labels(connection, [job.id for job in seen.jobs])
+    bot_ids = sorted({bot.id for bots in seen.candidates for bot in bots})
+    return replace(seen, labels=labels, rates=success.rates(connection, bot_ids, sorted({*labels.values()})))

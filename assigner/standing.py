@@ -20,6 +20,24 @@ class BotsAtAGlance(BaseModel):
     in_use: int
 
 
+class Swarm(BaseModel):
+    """The bots of one cohort, in units; averages are over those that are present, unset without any."""
+
+    cohort: str
+    total: int
+    idle: int
+    busy: int
+    offline: int
+    on_probation: int
+    total_in_flight: int
+    avg_success_rate: float | None = Field(description="0 to 1; unset while successes are not counted")
+    avg_load: float | None = Field(description="0 to 1")
+    concentration: float | None = Field(
+        description="Herfindahl index of the units in use: 1 if one bot has all, one over their number if they are even"
+    )
+    even_concentration: float | None = Field(description="the same if every bot were loaded alike")
+
+
 class Rates(BaseModel):
     """Jobs per second over the last minute, or over `span` seconds of it when more happens than is looked at."""
 
@@ -70,6 +88,7 @@ class Status(BaseModel):
     oldest_queued_seconds: float | None
     unmatchable: int = Field(description="queued jobs that no present bot could run")
     bots: dict[str, BotsAtAGlance] = Field(description="by status")
+    swarm: list[Swarm] = Field(description="by cohort; only for callers of every instance")
     capacity: int = Field(description="units of the bots that have a session")
     in_use: int
     upkeep: list[Tick]
@@ -98,6 +117,7 @@ def status(found: Mapping[str, Any]) -> Status:
         oldest_queued_seconds=max((float(age) for age in ages if age is not None), default=None),
         unmatchable=sum(int(count["unmatchable"]) for count in queued),
         bots=bots,
+        swarm=[Swarm.model_validate(one) for one in found["swarm"]],
         capacity=sum(seen.capacity for seen in present),
         in_use=sum(seen.in_use for seen in present),
         upkeep=[Tick.model_validate(tick) for tick in found["ticks"]],

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from assigner import metrics
-from schema import counters, forgetting, ledger, moves, rooms, ticks
+from schema import counters, forgetting, ledger, moves, probation, rooms, swarm, ticks
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.states import LeaseState
@@ -20,7 +20,7 @@ LIMIT = 500
 DELETIONS = 10
 HOUR = 3600.0
 DAY = 24 * HOUR
-#: Seconds between two checks of the quotas' and the bots' counters.
+#: Seconds between two checks of the quotas' and the bots' counters, and two looks at the bots of every cohort.
 RECONCILE_INTERVAL = 60.0
 
 #: Seconds between two looks at all leases that are overdue; the others look at what became overdue within so many
@@ -62,7 +62,7 @@ class UpkeepSettings(BaseModel):
 @dataclass
 class Round:
     """What one round of upkeep ended: sessions, leases asked to stop because they are overdue or because a drain's time
-    is over, bots that would not, jobs that waited too long, reservations, old jobs."""
+    is over, bots that would not, jobs that waited too long, reservations, old jobs; bots put on probation."""
 
     session: int = 0
     reservation: int = 0
@@ -70,6 +70,7 @@ class Round:
     drained: int = 0
     stubborn: int = 0
     waited: int = 0
+    probation: int = 0
     retention: int = 0
 
 
@@ -97,10 +98,12 @@ class Upkeep:
         done.drained = self._database.run(self._drained, urgent=True)
         done.waited = self._database.run(lambda connection: moves.time_out(connection, LIMIT, actor=self.name))
         done.reservation = self._database.run(lambda connection: moves.expire_reservations(connection, LIMIT))
+        done.probation = self._probation()
         if self._now() >= self._next_reconcile:
             self._next_reconcile = self._now() + RECONCILE_INTERVAL
             self._reconcile()
             self._database.run(counters.sample)
+            metrics.observe_swarms(self._database.run(swarm.swarms))
         if self._now() >= self._next_retention:
             self._next_retention = self._now() + self._settings.retention_interval
             self._delete(done)
@@ -156,6 +159,15 @@ class Upkeep:
     def _drained(self, connection: Connection) -> int:
         return moves.stop_drained(connection, LIMIT, sync=self._timing.sync, actor=self.name)
 
+    def _probation(self) -> int:
+        """Tell of every bot that is put on probation, and of every one that upkeep takes off it."""
+        found = self._database.run(probation.review)
+        for name in found.begun:
+            log.warning("a bot is on probation: jobs that failed there passed elsewhere", bot=name)
+        for name in found.over:
+            log.info("a bot's probation is over", bot=name)
+        return len(found.begun)
+
     def _reconcile(self) -> None:
         """Compare the quotas' and the bots' counters with what they count. A difference is a defect: it is repaired and
         reported."""
@@ -173,6 +185,7 @@ class Upkeep:
         kept = max(settings.keep_dead, DAY)
         duties: tuple[Callable[[Connection], int], ...] = (
             lambda connection: forgetting.forget_evictions(connection, age=kept, limit=LIMIT),
+            lambda connection: forgetting.forget_blames(connection, age=DAY, limit=LIMIT),
             lambda connection: forgetting.forget_audit(connection, age=settings.keep_audit, limit=LIMIT),
             lambda connection: forgetting.forget_bots(connection, age=settings.keep_gone_bots, limit=LIMIT),
             lambda connection: forgetting.forget_assigners(connection, age=DAY),

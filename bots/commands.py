@@ -184,6 +184,17 @@ def list_bots(caller: Caller, /) -> None:
     printing.print_json(found) if caller.json else stories.list_bots(found)
 
 
+@bots.command("show")
+@click.argument("name")
+@caller_options
+def show_bot(caller: Caller, /, name: str) -> None:
+    """Show a bot: what it holds, how its work succeeds, and whether it is on probation."""
+    limits.check_name("NAME", name)
+    with caller.client() as client:
+        found = client.bot(name)
+    printing.print_json(found) if caller.json else stories.show_bot(found)
+
+
 @bots.command()
 @click.argument("name")
 @click.option("--undo", is_flag=True, help="Let it take work again.")

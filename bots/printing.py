@@ -25,6 +25,7 @@ _COLOURS = {
     "ok": "green",
     "unhealthy": "red",
     "draining": "yellow",
+    "probation": "yellow",
     "gone": "dim",
 }
 

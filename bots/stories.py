@@ -83,6 +83,47 @@ def list_jobs(jobs: Sequence[Record]) -> None:
     )
 
 
+def _standing(bot: Record) -> str:
+    """A bot's status, or why it gets less than others although that is ok."""
+    if bot["status"] != "ok":
+        return str(bot["status"])
+    return "draining" if bot["draining"] else "probation" if bot["probation"] is not None else "ok"
+
+
+def show_bot(bot: Record) -> None:
+    """Everything about one bot."""
+    facts = (
+        ("status", printing.state(_standing(bot))),
+        ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
+        ("cohort", bot["cohort"]),
+        ("properties", printing.properties(bot["properties"])),
+        ("expires in", printing.seconds(bot["expires_in"])),
+        ("probation", printing.seconds(bot["probation"])),
+        ("success", _share(bot["success_rate"])),
+        ("latency", _latency(bot)),
+    )
+    for name, value in facts:
+        printing.line(f"{name:12}", value)
+    if bot["success"]:
+        click.echo()
+        table(
+            ("label", "successes", "failures", "given back", "success", "latency"),
+            (
+                (each["label"], *(f"{each[name]:.1f}" for name in ("successes", "failures", "returned")),
+                 _share(each["success_rate"]), _latency(each))
+                for each in bot["success"]
+            ),
+        )  # fmt: skip
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _latency(row: Record) -> str:
+    return printing.seconds(None if row["avg_latency_ms"] is None else row["avg_latency_ms"] / 1000)
+
+
 def list_bots(bots: Sequence[Record]) -> None:
     """One line for each bot."""
     table(
@@ -103,7 +144,7 @@ def list_bots(bots: Sequence[Record]) -> None:
         (
             (
                 bot["name"],
-                printing.state("draining" if bot["draining"] and bot["status"] == "ok" else bot["status"]),
+                printing.state(_standing(bot)),
                 bot["in_use"],
                 bot["capacity"],
                 bot["leases"],
@@ -159,6 +200,9 @@ def show_status(found: Record) -> None:
     click.echo()
     bots = ", ".join(f"{seen['bots']} {status}" for status, seen in found["bots"].items()) or "none"
     click.echo(f"bots      {bots}; {found['in_use']} of {found['capacity']} units in use")
+    if len(found["swarm"]) > 1 or any(one["avg_success_rate"] is not None for one in found["swarm"]):
+        click.echo()
+        _swarm(found["swarm"])
     if found["quotas"]:
         click.echo()
         list_quotas(found["quotas"])
@@ -173,6 +217,20 @@ def show_status(found: Record) -> None:
     for tick in found["upkeep"]:
         grace = ", in grace" if tick["grace"] else ""
         click.echo(f"upkeep    {printing.plain(tick['name'])} {printing.seconds(tick['age_seconds'])} ago{grace}")
+
+
+def _swarm(swarm: Sequence[Record]) -> None:
+    """One line for each cohort's bots."""
+    columns = ("total", "idle", "busy", "offline", "on_probation", "total_in_flight")
+    averages = ("avg_load", "avg_success_rate", "concentration")
+    table(
+        ("cohort", *(name.replace("_", " ") for name in columns), "load", "success", "concentration"),
+        (
+            (one["cohort"], *(one[name] for name in columns),
+             *(_share(one[name]) for name in averages))
+            for one in swarm
+        ),
+    )  # fmt: skip
 
 
 def _pace(rates: Record, waits: Record) -> None:

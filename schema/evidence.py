@@ -16,6 +16,7 @@ from schema.gates import (
     DRAIN,
     DUE,
     HEALTHY,
+    PROBATION,
     QUEUE_DEADLINE,
     QUOTA,
     READY,
@@ -115,7 +116,7 @@ WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
 ), matching AS MATERIALIZED (
     SELECT b.name, b.status, b.draining, b.closing, b.capacity, b.capacity - b.in_use - b.reserved AS room,
         {SERVES.of(bot="b", want="w")} AS serving, {HEALTHY.of(bot="b")} AS healthy,
-        {UNITS.of(bot="b", want="w")} AS large, {able("b", "w")} AS able
+        {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {able("b", "w")} AS able
     FROM near bp CROSS JOIN w CROSS JOIN LATERAL (SELECT * FROM bots c WHERE c.id = bp.bot_id OFFSET 0) b
     WHERE {REQUIREMENTS.of(bot="b", want="w")} AND {COHORT.of(bot="b", want="w")} AND b.status <> 'gone'
         AND (CAST(:everything AS boolean) OR {_SERVES})
@@ -128,7 +129,8 @@ SELECT count(*) AS matching,
     count(*) FILTER (WHERE serving AND status = 'unhealthy') AS unhealthy,
     max(capacity) FILTER (WHERE serving AND healthy) AS largest,
     count(*) FILTER (WHERE serving AND healthy AND large) AS large,
-    max(room) FILTER (WHERE serving AND healthy AND large) AS roomiest,
+    count(*) FILTER (WHERE serving AND healthy AND large AND trusted) AS trusted,
+    max(room) FILTER (WHERE serving AND healthy AND large AND trusted) AS roomiest,
     count(*) FILTER (WHERE able) AS able,
     (array_agg(name ORDER BY able DESC, serving AND healthy AND large DESC, room DESC, name))[1:{NAMES}] AS names
 FROM matching

@@ -1,4 +1,4 @@
-"""What is kept for a while and belongs to no job: evictions, the audit, bots that have gone, assigners not seen."""
+"""What is kept for a while: evictions, blames, the audit, bots that have gone, assigners not seen."""
 
 from sqlalchemy import Connection, text
 
@@ -20,8 +20,14 @@ WITH old AS MATERIALIZED (
         AND NOT EXISTS (SELECT FROM leases l WHERE l.bot_id = b.id)
     ORDER BY b.id LIMIT :limit FOR UPDATE SKIP LOCKED
 ), answers AS (DELETE FROM bot_answers WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
-localities AS (DELETE FROM bot_localities WHERE bot_id = ANY (ARRAY(SELECT id FROM old)))
+localities AS (DELETE FROM bot_localities WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
+success AS (DELETE FROM bot_success WHERE bot_id = ANY (ARRAY(SELECT id FROM old)))
 DELETE FROM bots WHERE id = ANY (ARRAY(SELECT id FROM old))
+""")
+# Of jobs that never ended where failures are judged, and of failures long past.
+OLD_BLAMES = text("""
+DELETE FROM blames WHERE job_id = ANY (ARRAY(
+    SELECT job_id FROM blames WHERE at < now() - make_interval(secs => :age) LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
 UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_interval(secs => :age)")
 
@@ -40,6 +46,11 @@ def forget_bots(connection: Connection, *, age: float, limit: int) -> int:
     """Delete up to `limit` bots that have no session and no lease, whose last session began more than `age` seconds
     ago and which nobody has drained; returns how many. Reads all leases if there are such bots."""
     return connection.execute(GONE_BOTS, {"age": age, "limit": limit}).rowcount
+
+
+def forget_blames(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete up to `limit` blames for failures more than `age` seconds ago; returns how many. Reads all of them."""
+    return connection.execute(OLD_BLAMES, {"age": age, "limit": limit}).rowcount
 
 
 def forget_assigners(connection: Connection, *, age: float) -> int:

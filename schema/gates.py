@@ -49,6 +49,11 @@ SERVES = Gate(
 HEALTHY = Gate(
     "healthy", "{bot}status = 'ok' AND NOT {bot}draining AND NOT {bot}closing", "such a bot is healthy and takes work"
 )
+PROBATION = Gate(
+    "probation",
+    "({bot}probation_until IS NULL OR {bot}in_use = 0)",
+    "such a bot is not on probation, or holds nothing",
+)
 UNITS = Gate("units", "{bot}capacity >= {want}units", "such a bot is large enough")
 ROOM = Gate("room", "{bot}free AND {bot}capacity - {bot}in_use - {bot}reserved >= {want}units", "such a bot has room")
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, text
 
-from schema.gates import DRAIN, HEALTHY, READY, RESTING, UNITS, serves
+from schema.gates import DRAIN, HEALTHY, PROBATION, READY, RESTING, UNITS, serves
 from schema.newest import latest_leases
 from schema.queues import ready_queues, resting_queues
 from schema.ready import JOBS_LOOK, Scope
@@ -139,7 +139,7 @@ WITH want AS MATERIALIZED (
     FROM (SELECT bot_id FROM bot_platforms WHERE platform = :platform AND cohort = :cohort
           ORDER BY sample_key LIMIT :look) near
     JOIN bots b ON b.id = near.bot_id CROSS JOIN want w
-    WHERE {HEALTHY.of(bot="b")} AND b.cohort = :cohort
+    WHERE {HEALTHY.of(bot="b")} AND {PROBATION.of(bot="b")} AND b.cohort = :cohort
         AND {UNITS.of(bot="b", want="w")} AND {serves("b", "w")}
 ), stopping AS MATERIALIZED (
     SELECT instance, sum(units) AS units FROM leases

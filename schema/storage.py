@@ -11,5 +11,6 @@ STORAGE: Mapping[str, Mapping[str, float]] = {
     "jobs": {"fillfactor": 45, "autovacuum_vacuum_scale_factor": 0.01, "autovacuum_analyze_scale_factor": 0.02},
     "leases": {"fillfactor": 45, "autovacuum_vacuum_scale_factor": 0.01},
     "bots": {"fillfactor": 20, "autovacuum_vacuum_scale_factor": 0.01},
+    "bot_success": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
     "quotas": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
 }

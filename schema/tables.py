@@ -24,11 +24,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
-from schema import administration, gating
+from schema import administration, gating, success_tables
 from schema.bounds import BOUNDED
 from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
-__all__ = ["SCHEMA", "administration", "gating", "metadata"]
+__all__ = ["SCHEMA", "administration", "gating", "metadata", "success_tables"]
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
@@ -179,10 +179,15 @@ bots = Table(
     Column("pool", Text),
     Column("reserved", Integer, nullable=False, server_default=text("0")),
     Column("drain_deadline", TIME),
+    Column("probation_until", TIME),
     Column(
         "free",
         Boolean,
-        Computed("status = 'ok' AND NOT draining AND NOT closing AND in_use + reserved < capacity", persisted=True),
+        Computed(
+            "status = 'ok' AND NOT draining AND NOT closing AND in_use + reserved < capacity"
+            " AND (probation_until IS NULL OR in_use = 0)",
+            persisted=True,
+        ),
     ),
     Column("held", Integer, nullable=False, server_default=text("0")),
     Column("kind", BigInteger, Computed("hashtextextended(properties::text, 0)", persisted=True)),
@@ -199,6 +204,7 @@ bots = Table(
     CheckConstraint("instance IS NULL OR pool IS NULL", name="bots_serve_instance_or_pool"),
     CheckConstraint("reserved >= 0", name="bots_reserved_positive"),
     CheckConstraint("held >= 0", name="bots_held_positive"),
+    Index("bots_probation", "id", postgresql_where=text("probation_until IS NOT NULL")),
     Index("bots_free", "cohort", "instance", "pool", "sample_key", postgresql_where=text("free")),
     Index("bots_of_cohort", "cohort", "instance", "pool", "sample_key", postgresql_where=text("status <> 'gone'")),
     Index("bots_drain_deadline", "drain_deadline", postgresql_where=text("draining AND drain_deadline IS NOT NULL")),

@@ -168,6 +168,7 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
                 "oldest_queued_seconds": 90.0,
                 "unmatchable": 2,
                 "bots": {"ok": {"bots": 1, "capacity": 4, "in_use": 1}},
+                "swarm": [],
                 "capacity": 4,
                 "in_use": 1,
                 "upkeep": [{"name": "reap", "age_seconds": 0.5, "grace": False}],
@@ -206,6 +207,7 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
                         "epoch": 1,
                         "opened_at": f"{AT}0Z",
                         "expires_in": 29.0,
+                        "probation": None,
                     }
                 ]
             }

@@ -47,6 +47,7 @@ def test_wrong_usage_is_refused_before_anything_is_sent(stands: Gateway, argumen
         (["cancel", "../bots"], "id"),
         (["logs", ""], "id"),
         (["bots", "drain", "../x"], "NAME"),
+        (["bots", "show", "../x"], "NAME"),
     ],
 )
 def test_wrong_input_is_one_clear_line_before_anything_is_sent(

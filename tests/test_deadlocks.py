@@ -16,6 +16,7 @@ from schema import clock, ledger, quotas, verify
 from schema.engine import Database, DatabaseSettings
 from schema.errors import Conflict, NotFound
 from schema.timing import Timing
+from tests.counting import count
 from tests.patience import eventually
 from tests.pool import Bot, Pool, active, completed
 from tests.racing import ask_stop, cancel, drain, expire, retention
@@ -180,7 +181,9 @@ def crowd(database_url: str, timing: Timing, chance: random.Random) -> Iterator[
     database.close()
 
 
-def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: random.Random) -> None:
+@pytest.mark.parametrize("counting", [False, True], ids=["plain", "counting"])
+def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: random.Random, counting: bool) -> None:
+    count(crowd, statistics=counting, probation_failures=1)
     errors, turns, over = list[str | None](), Counter[str](), threading.Event()
 
     def note(context: ExceptionContext) -> None:
@@ -206,6 +209,7 @@ def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: ra
 
     print(f"turns: {dict(turns)}, errors: {Counter(errors)}, moves: {moved}")
     assert "40P01" not in errors
+    assert bool(crowd.rows("SELECT FROM bot_success WHERE failures > 0")) == counting
     # A backend's counters are certain to be written once it has gone.
     crowd.database.close()
     eventually(lambda: crowd.row(BACKENDS).others == 0)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, text
 from schema import counters, documents
 from schema.counters import Spent
 from schema.limits import MAX_KILLS
+from schema.moves.crediting import Credit, credit
 from schema.moves.rooms import Room
 from schema.newest import newest_quota
 from schema.states import FINAL
@@ -171,7 +172,7 @@ WITH told AS MATERIALIZED (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
 SELECT id, public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence, gated,
-    (SELECT count(*) FROM woken)
+    (SELECT count(*) FROM woken), (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id
 """)
 
@@ -199,7 +200,7 @@ def end(
     the quotas' come back, and each job moves to where its verdict, its attempts and a pending cancellation send it; the
     event of a final one keeps its result. Who waits for a job that is final now is woken. Until `hold_until` (database
     time) a lost bot may still run what it had been given: such jobs are not granted again before that, while those it
-    never heard of are.
+    never heard of are. Where successes are counted, so are these.
     """
     if not endings:
         return []
@@ -222,6 +223,8 @@ def end(
     )
     rows = found.all()
     _settle(connection, rows, endings)
+    if rows and rows[0].credited:
+        credit(connection, [Credit(row.id, row.ended_fence, row.verdict, row.state) for row in rows])
     ended = [
         Ended(
             row.id,

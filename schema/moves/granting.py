@@ -56,22 +56,24 @@ WITH wanted AS MATERIALIZED (
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.properties,
         coalesce(r.unused, b.capacity - b.in_use) AS free,
-        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units
+        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted
     FROM unnest(CAST(:rooms AS bigint[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
         AS r (id, unused, units)
     CROSS JOIN LATERAL {newest_bot} b
+    WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
 ), kept AS MATERIALIZED (
     SELECT job_id, bot_id, units FROM reservations
     WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND bot_id = ANY (ARRAY(SELECT id FROM room)) FOR UPDATE
 ), filled AS MATERIALIZED (
-    SELECT w.*, coalesce(v.units, 0) AS reserved, r.epoch, r.free, r.units AS room,
+    SELECT w.*, coalesce(v.units, 0) AS reserved, r.epoch, r.free, r.units AS room, r.trusted,
         sum(w.units) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS upto,
         sum(w.units - coalesce(v.units, 0)) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS unreserved
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
         AND {serves} AND r.properties @> w.properties
     LEFT JOIN kept v ON v.job_id = w.job_id AND v.bot_id = w.bot_id
 ), seated AS MATERIALIZED (
-    SELECT f.* FROM filled f WHERE f.upto <= f.free AND f.unreserved <= greatest(f.room, 0)
+    SELECT f.* FROM filled f
+    WHERE f.upto <= f.free AND f.unreserved <= greatest(f.room, 0) AND (f.trusted OR f.upto = f.units)
 ), limited AS MATERIALIZED (
     SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
     CROSS JOIN LATERAL {quota} q ORDER BY d.cohort, d.instance
