@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from schema import limits
+from schema.states import JobState as JobStates
 
 
 class SubmittedJob(BaseModel):
@@ -35,10 +36,17 @@ class Event(BaseModel):
 
 
 class WaitingFor(BaseModel):
-    """Why a queued job does not run."""
+    """Why a waiting job does not run."""
 
     unmatchable: bool = Field(description="no present bot could run it, even if it were idle")
     sentence: str
+
+
+class NodeOf(BaseModel):
+    id: UUID
+    name: str
+    node: int
+    depth: int
 
 
 class JobRow(BaseModel):
@@ -83,6 +91,7 @@ class Job(JobRow):
     result: dict[str, Any] | None
     events: list[Event]
     waiting: WaitingFor | None = None
+    graph: NodeOf | None = Field(default=None, description="the graph that it is a node of")
 
 
 class JobList(BaseModel):
@@ -224,6 +233,8 @@ def job(row: Mapping[str, Any]) -> Job:
     """One job as `queries.job` found it."""
     chances = row.get("chances")
     waiting = None if chances is None else _waiting(row, chances)
+    if row["state"] == JobStates.BLOCKED:
+        waiting = WaitingFor(unmatchable=False, sentence=row["held_up"])
     return Job.model_validate(dict(row) | {"waiting": waiting})
 
 

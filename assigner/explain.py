@@ -17,7 +17,7 @@ from schema.states import JobState
 
 router = APIRouter(prefix="/v1", tags=["callers"])
 
-_WAITING = (JobState.QUEUED, JobState.PARKED)
+_WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED)
 
 
 class GateAnswer(BaseModel):

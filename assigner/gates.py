@@ -10,7 +10,7 @@ from typing import Any
 
 from schema import gates
 from schema.drains import DEAD_AFTER
-from schema.evidence import Clause, Evidence, Row
+from schema.evidence import NAMES, Clause, Evidence, Row
 from schema.gates import Gate
 from schema.limits import escaped
 
@@ -41,7 +41,8 @@ def judge(found: Evidence, asked: Sequence[Judged] = ()) -> list[Judged]:
 
 def of_job(job: Row) -> list[Judged]:
     """The gates on the job itself, its instance and its quota, which no bot can open."""
-    return [_state(job), _backoff(job), _reservation(job), _drain(job), _quota(job)]
+    before = [] if job["node_no"] is None else [_dependencies(job)]
+    return [*before, _state(job), _backoff(job), _reservation(job), _drain(job), _quota(job)]
 
 
 _OF_BOTS = (
@@ -55,9 +56,37 @@ _OF_BOTS = (
 )
 
 
+def _dependencies(job: Row) -> Judged:
+    node = f"node {job['node_no']} of graph '{job['graph_name']}'"
+    facts: dict[str, Any] = {"graph": str(job["graph"]), "name": job["graph_name"], "node": job["node_no"]}
+    if _open(job, gates.DEPENDENCIES):
+        return _judged(job, gates.DEPENDENCIES, f"{node} waits for no other node", **facts)
+    unmet, missing = job["unmet"], job["missing"]
+    told = [f"node {one['node']} is {one['state']}" for one in unmet]
+    if missing:
+        told.append(f"no node has the number {', '.join(map(str, missing[:NAMES]))}")
+    left = job["pending_deps"] - len(unmet) - len(missing)
+    told += [f"and {left} more"] if left > 0 else []
+    sentence = f"{node} waits for {_plural(job['pending_deps'], 'node')}: {', '.join(told)}"
+    if job["hopeless"] is not None:
+        because = "" if job["hopeless"] == job["node_no"] else f", because of node {job['hopeless']}"
+        sentence = f"BLOCKED_FOREVER: {sentence}; it can never run{because}"
+    parents = [one | {"job": None if one["job"] is None else str(one["job"])} for one in unmet]
+    return _judged(
+        job,
+        gates.DEPENDENCIES,
+        sentence,
+        **facts,
+        waits_for=job["pending_deps"],
+        parents=parents,
+        missing=list(missing),
+        blocked_forever=job["hopeless"] is not None,
+    )
+
+
 def _state(job: Row) -> Judged:
     why = f" ({escaped(job['reason'])})" if job["reason"] else ""
-    sentence = "it waits in the queue" if _open(job, gates.STATE) else f"it is parked{why}"
+    sentence = "it waits in the queue" if _open(job, gates.STATE) else f"it is {job['state']}{why}"
     return _judged(job, gates.STATE, sentence, state=job["state"], reason=job["reason"])
 
 

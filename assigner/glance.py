@@ -110,6 +110,16 @@ FROM instances i CROSS JOIN LATERAL (
 WHERE {VISIBLE} AND p.jobs > 0
 """)
 
+# Nodes of graphs that wait for others, by instance.
+BLOCKED = text(f"""
+SELECT i.name AS instance, count(*) AS jobs, bool_or(b.seen >= :most) AS more
+FROM (
+    SELECT instance, count(*) OVER () AS seen FROM (
+        SELECT g.instance FROM graphs g JOIN graph_nodes n ON n.graph = g.id
+        WHERE g.finished_at IS NULL AND n.outcome IS NULL AND n.pending_deps > 0 ORDER BY g.id LIMIT :most) first) b
+JOIN instances i ON i.id = b.instance WHERE {VISIBLE} GROUP BY i.name
+""")
+
 # Jobs that bots have, of every instance: by their leases, and of a lease that is taken back the job itself says what it
 # is.
 HELD = text("""
@@ -219,6 +229,7 @@ def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: f
     waiting = _rows(connection, WAITING, where | {"most": MAX_COUNTED})
     counts = [{**row, "state": JobState.QUEUED} for row in waiting]
     counts += [{**row, "state": JobState.PARKED} for row in _rows(connection, PARKED, where | {"most": MAX_COUNTED})]
+    counts += [{**row, "state": JobState.BLOCKED} for row in _rows(connection, BLOCKED, where | {"most": MAX_COUNTED})]
     others = _rows(connection, HELD, {"most": MAX_COUNTED}) + _rows(connection, FINISHED, {"most": MAX_FINISHED})
     counts += [row for row in others if instances is None or row["instance"] in instances]
     held = quotas.quotas(connection, cooldown=cooldown)

@@ -19,6 +19,7 @@ from assigner import (
     drain_routes,
     explain,
     glance,
+    graph_routes,
     lookups,
     queries,
     standing,
@@ -248,4 +249,4 @@ async def bots(
 
 
 #: Everything that callers and operators may ask for here.
-ROUTERS = (router, drain_routes.router, explain.router, tenant_routes.router)
+ROUTERS = (router, graph_routes.router, drain_routes.router, explain.router, tenant_routes.router)

@@ -72,6 +72,10 @@ COHORT_CONCENTRATION = Gauge(
     ["cohort"],
 )
 _OF_COHORTS = (COHORT_LOAD, COHORT_SUCCESS, COHORT_BOTS, COHORT_PROBATION, COHORT_IN_FLIGHT, COHORT_CONCENTRATION)
+BLOCKED_FOREVER = Gauge(
+    "leasehold_graph_nodes_blocked_forever",
+    "Nodes of unfinished graphs with a dependency that is absent or ended otherwise than they ask, at the last upkeep.",
+)
 
 REAPED = Counter(
     "leasehold_upkeep_reaped_total",

@@ -38,10 +38,14 @@ JOB = text(f"""
 SELECT {_SUBMISSION}, {_FACTS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds, j.locality_hint,
     j.retry_failed, j.kills, j.considered, greatest(0, extract(epoch FROM j.schedule_after - now())) AS backoff,
     j.dedup_key, j.queue_deadline, {WANTED} AS submissions,
-    g.terms, CAST(t.estimate AS double precision) AS estimated_cost,
+    t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {RESULT} END AS result
 FROM {_NAMED} JOIN platforms p ON p.id = j.platform
-LEFT JOIN gatings g ON g.id = j.gating LEFT JOIN job_terms t ON t.job_id = j.id
+LEFT JOIN LATERAL (
+    SELECT g.terms, o.estimate FROM gatings g LEFT JOIN job_terms o ON o.job_id = j.id WHERE g.id = j.gating) t ON true
+LEFT JOIN LATERAL (
+    SELECT jsonb_build_object('id', g.public_id, 'name', g.name, 'node', m.node_no, 'depth', m.depth) AS graph
+    FROM graph_nodes m JOIN graphs g ON g.id = m.graph WHERE m.job_id = j.id) n ON true
 LEFT JOIN job_payloads w ON w.job_id = j.id {_LAST_BOT}
 WHERE {VISIBLE}
 """)

@@ -28,12 +28,18 @@ def changes(found: Evidence, judged: Sequence[Judged]) -> list[str]:
     if gates.RESERVATION in closed and gates.BACKOFF in closed:
         closed.remove(gates.BACKOFF)  # it rests for as long as the bot is being freed
         closed = [gate for gate in closed if gate is not gates.ROOM]
+    if gates.DEPENDENCIES in closed:
+        closed.remove(gates.STATE)  # it is queued as soon as they are met
     return [_change(gate, found) for gate in closed]
 
 
 def _change(gate: Gate, found: Evidence) -> str:
     job, bots = found.job, found.bots
     match gate.name:
+        case gates.DEPENDENCIES.name if job["hopeless"] is not None:
+            return "nothing will: cancel it, or submit its graph again"
+        case gates.DEPENDENCIES.name:
+            return f"wait for {job['pending_deps']} of the nodes that it depends on"
         case gates.STATE.name:
             return "release it"
         case gates.BACKOFF.name:

@@ -1,8 +1,8 @@
 """What callers submit: which of it their token allows, and the one keyed transaction that takes it."""
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import psycopg
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +14,8 @@ from schema.errors import BadInput, Forbidden, NotReady
 from schema.moves import Submitted
 from schema.requests import DEFAULT_INSTANCE, JobRequest
 from schema.tokens import Principal
+
+T = TypeVar("T")
 
 
 class Asked(BaseModel):
@@ -58,22 +60,41 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
         return [moves.submit_alone(driver, requests[0], actor=caller.actor)]
 
     def work(connection: Connection) -> list[Submitted]:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
-        attempt.begin(driver)
         taken = moves.submit(connection, requests, actor=caller.actor)
         if caller.is_operator:
             names = sorted({request["instance"] for request in requests})
             created = sum(job.created for job in taken)
             details = {"jobs": len(taken), "created": created, "instances": names[:20]}
             audit.write(connection, "jobs.submit", actor=caller.actor, subject=names[0], details=details)
+        return taken
+
+    # Without a key, only a commit of its own tells a statement that may have happened from one that did not.
+    if len(requests) == 1 and keyed and not caller.is_operator:
+        return _watched(lambda: database.run_alone(alone), attempt)
+    return safely(database, work, keyed=keyed)
+
+
+def safely(database: Database, work: Callable[[Connection], T], *, keyed: bool) -> T:
+    """Run what submits something in one transaction and return once it is safe. `keyed`: doing it again is harmless.
+
+    Raises OutcomeUnknown as `submit` does.
+    """
+    attempt = _Attempt(keyed=keyed)
+
+    def once(connection: Connection) -> T:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        attempt.begin(driver)
+        taken = work(connection)
         attempt.commit()
         return taken
 
+    return _watched(lambda: database.run(once), attempt)
+
+
+def _watched(submitting: Callable[[], T], attempt: "_Attempt") -> T:
     try:
-        # Without a key, only a commit of its own tells a statement that may have happened from one that did not.
-        is_alone = len(requests) == 1 and keyed and not caller.is_operator
-        taken = database.run_alone(alone) if is_alone else database.run(work)
+        taken = submitting()
     except NotReady:
         if attempt.committing:
             raise OutcomeUnknown from None

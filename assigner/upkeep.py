@@ -27,6 +27,8 @@ RECONCILE_INTERVAL = 60.0
 #: rounds, for that is what there is unless a round failed.
 THOROUGH_INTERVAL, LOOK_BACK = 60.0, 10
 EVER = 1e9
+#: Nodes of graphs that are counted because they can never run.
+MAX_DEAD_ENDS = 100_000
 
 log = structlog.get_logger()
 
@@ -43,6 +45,7 @@ ORDER BY due_at LIMIT :limit
 class UpkeepSettings(BaseModel):
     """How long things are kept, in seconds, and how often to look. Doubling an age doubles the disk space.
 
+    keep_succeeded: of jobs that succeeded, and of graphs that are over and of which no job is kept.
     keep_dead: of dead jobs, and of the log of evictions, which is kept for a day at least.
     keep_gone_bots: of bots without a session, counted from when their last one began, unless they are drained.
     retention_interval: seconds between two looks for jobs to delete.
@@ -71,6 +74,7 @@ class Round:
     stubborn: int = 0
     waited: int = 0
     probation: int = 0
+    graph: int = 0
     retention: int = 0
 
 
@@ -97,6 +101,7 @@ class Upkeep:
         done.overdue, done.stubborn = self._database.run(self._overdue, urgent=True, undone=self._overlooked)
         done.drained = self._database.run(self._drained, urgent=True)
         done.waited = self._database.run(lambda connection: moves.time_out(connection, LIMIT, actor=self.name))
+        self._graphs(done)
         done.reservation = self._database.run(lambda connection: moves.expire_reservations(connection, LIMIT))
         done.probation = self._probation()
         if self._now() >= self._next_reconcile:
@@ -168,6 +173,21 @@ class Upkeep:
             log.info("a bot's probation is over", bot=name)
         return len(found.begun)
 
+    def _graphs(self, done: Round) -> None:
+        """Queue or cancel nodes whose jobs were locked when it was their turn, cancel what is left of graphs that were
+        given up, and note which graphs are over."""
+        run = self._database.run
+        if not run(moves.any_graph):
+            metrics.BLOCKED_FOREVER.set(0)
+            return
+        settled = run(lambda connection: moves.settle_due(connection, LIMIT))
+        done.graph += settled.queued + settled.cancelled
+        done.graph += run(
+            lambda connection: moves.cancel_left_over(connection, LIMIT, sync=self._timing.sync, actor=self.name)
+        )
+        run(lambda connection: moves.finish_graphs(connection, LIMIT))
+        metrics.BLOCKED_FOREVER.set(run(lambda connection: moves.count_dead_ends(connection, MAX_DEAD_ENDS)))
+
     def _reconcile(self) -> None:
         """Compare the quotas' and the bots' counters with what they count. A difference is a defect: it is repaired and
         reported."""
@@ -210,6 +230,9 @@ class Upkeep:
                 limit=LIMIT,
             )
 
+        for _ in range(DELETIONS):
+            if not self._database.run(lambda connection: moves.forget_graph(connection, age=settings.keep_succeeded)):
+                break
         for _ in range(DELETIONS):
             count = self._database.run(batch)
             done.retention += count

@@ -16,6 +16,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from bots.backlog import Backlog
+from bots.graphs import Graphs
 from bots.transport import Record, TooLarge, Transport
 from schema import clock, limits
 from schema.errors import BadInput, Conflict
@@ -79,6 +80,7 @@ class Client:
         self._chance = chance
         #: What may be done to jobs that wait.
         self.backlog = Backlog(self._transport, each=self._each, key=self._key)
+        self.graphs = Graphs(self._transport, key=self._key, held=SUBMIT_TIME)
 
     def close(self) -> None:
         self._transport.close()

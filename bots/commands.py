@@ -10,6 +10,7 @@ import click
 from bots import asking, printing, requests, stories
 from bots.caller import Caller, caller_options
 from bots.finishing import finish
+from bots.graph_commands import graph
 from bots.ordering import COMMANDS as ORDERING
 from bots.reasons import explain
 from schema import clock, limits
@@ -221,7 +222,19 @@ def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait
         click.echo(f"{name} {'takes work again' if undo else 'holds nothing' if wait else 'takes no more work'}")
 
 
-COMMANDS: tuple[click.Command, ...] = (submit, wait, show, explain, list_jobs, logs, cancel, *ORDERING, status, bots)
+COMMANDS: tuple[click.Command, ...] = (
+    submit,
+    wait,
+    show,
+    explain,
+    list_jobs,
+    logs,
+    cancel,
+    *ORDERING,
+    graph,
+    status,
+    bots,
+)
 
 
 def _refuse_options_of_one_job(options: dict[str, Any]) -> None:

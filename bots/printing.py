@@ -10,9 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from schema import limits
+
 Record = Mapping[str, Any]
 
 _COLOURS = {
+    "blocked": "magenta",
+    "stalled": "red",
     "queued": "cyan",
     "parked": "magenta",
     "leased": "blue",
@@ -83,9 +87,7 @@ def properties(values: Mapping[str, Any] | None) -> str:
 
 def plain(value: object) -> str:
     """Text that cannot write to the terminal: what is not printable is escaped."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in str(value)
-    )
+    return limits.printable(str(value))
 
 
 def _cell(value: object) -> str:

@@ -34,6 +34,7 @@ def tell(job: Record) -> None:
         ("joined", job.get("joined")),
         ("submissions", _sharing(job)),
         ("state", printing.state(job["state"])),
+        ("graph", _node_of(job)),
         ("instance", job["instance"]),
         ("label", job["label"]),
         ("command", _cut(shlex.join((job.get("payload") or {}).get("command", [])))),
@@ -262,6 +263,11 @@ def _sharing(job: Record) -> str | None:
 def _asked(terms: Record) -> str:
     told = ((name, ", ".join(map(str, value)) if isinstance(value, list) else value) for name, value in terms.items())
     return "; ".join(f"{name} {value}" for name, value in told)
+
+
+def _node_of(job: Record) -> str | None:
+    graph = job.get("graph")
+    return None if graph is None else f"node {graph['node']} of {printing.plain(graph['name'])}, {graph['id']}"
 
 
 def _queue_timeout(job: Record) -> str | None:

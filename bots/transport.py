@@ -15,6 +15,8 @@ Record = dict[str, Any]
 
 #: Seconds a gateway that has never answered is given to come up.
 FIRST_CONTACT = 3.0
+#: Characters of a refusal that are shown: the way round a circle may be long.
+MAX_DETAIL = 2000
 
 _AGAIN = frozenset({429, 502, 503, 504})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -162,7 +164,8 @@ def _refusal(response: httpx.Response) -> LeaseholdError:
         problem = None
     if not isinstance(problem, dict):
         problem = {}
-    detail = limits.escaped(str(problem.get("detail") or problem.get("title") or response.reason_phrase), 500)
+    told = str(problem.get("detail") or problem.get("title") or response.reason_phrase)
+    detail = limits.printable(told, MAX_DETAIL)
     match response.status_code:
         case 413 if "field" not in problem:
             return TooLarge("request", "is larger than what is taken on the way to the gateway")

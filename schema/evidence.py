@@ -8,11 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, TextClause, text
 
-from schema import rings
+from schema import dependencies, rings
 from schema.gates import (
     ASSIGNERS,
     BACKOFF,
     COHORT,
+    DEPENDENCIES,
     DRAIN,
     DUE,
     HEALTHY,
@@ -61,6 +62,8 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.units, j.queued_at, j.con
     (SELECT count(*) FROM evictions e WHERE e.cohort = j.cohort AND e.instance = j.instance
         AND e.at > clock_timestamp() - make_interval(secs => :cooldown)) AS evicted_lately,
     b.name AS reserved_bot, v.units AS reserved_units, extract(epoch FROM v.until - clock_timestamp()) AS reserved_for,
+    g.public_id AS graph, g.name AS graph_name, n.node_no, n.pending_deps, n.missing,
+    {DEPENDENCIES.of(job="j")} AS "open_{DEPENDENCIES.name}",
     {STATE.of(job="j")} AS "open_{STATE.name}",
     {BACKOFF.of(job="j")} OR {DUE} AS "open_{BACKOFF.name}",
     coalesce({RESERVATION.of(reservation="v")}, true) AS "open_{RESERVATION.name}",
@@ -75,6 +78,8 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (SELECT {HEADROOM[Guard.MAX]} AS headroom) h
 LEFT JOIN reservations v ON v.job_id = j.id
 LEFT JOIN bots b ON b.id = v.bot_id
+LEFT JOIN graph_nodes n ON n.job_id = j.id
+LEFT JOIN graphs g ON g.id = n.graph
 """)
 
 _WANT = """
@@ -230,8 +235,11 @@ class Evidence:
 
 def job(connection: Connection, job_id: int, *, cooldown: float) -> Row:
     """The job with its instance, its quota and whether each of its own gates is open. `cooldown` is that of evictions,
-    in seconds."""
-    return _row(connection, JOB, {"id": job_id, "cooldown": cooldown})
+    in seconds. Of a blocked one also what it waits for, and by number the node because of which it waits for ever."""
+    found = _row(connection, JOB, {"id": job_id, "cooldown": cooldown})
+    if not found[f"open_{DEPENDENCIES.name}"]:
+        found |= dependencies.unmet(connection, job_id, limit=NAMES)
+    return found
 
 
 def gather(connection: Connection, job: Row, *, everything: bool) -> Evidence:

@@ -26,7 +26,8 @@ class Gate:
         return self.sql.format(headroom=headroom, **{kind: f"{row}." if row else "" for kind, row in rows.items()})
 
 
-# On the job, its instance, its quota.
+# On the job, its instance, its quota. Whoever picks need not ask about dependencies: a blocked job is not queued.
+DEPENDENCIES = Gate("dependencies", "{job}state <> 'blocked'", "what it depends on in its graph has ended as it asks")
 STATE = Gate("state", "{job}state = 'queued'", "it waits, and is neither held aside nor over")
 BACKOFF = Gate("backoff", "{job}schedule_after IS NULL", "it does not rest after a failure")
 RESERVATION = Gate("reservation", "{reservation}until < clock_timestamp()", "no bot is being freed for it")

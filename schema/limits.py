@@ -46,6 +46,14 @@ def escaped(value: object, limit: int = 200) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def printable(text: str, limit: int | None = None) -> str:
+    """Text that cannot write to the terminal: what is not printable is escaped, and it is cut at `limit` characters."""
+    shown = "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
+    )
+    return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
 def _stored_label(value: str) -> str:
     try:
         return check_text("label", value, MAX_LABEL)

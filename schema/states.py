@@ -9,6 +9,7 @@ from enum import StrEnum
 class JobState(StrEnum):
     """Where a job is. The last four are final: the database refuses to leave them."""
 
+    BLOCKED = "blocked"  # a node of a graph that waits for what it depends on
     QUEUED = "queued"
     PARKED = "parked"  # held aside until an operator releases it
     LEASED = "leased"  # granted to a bot that has not acknowledged it yet
@@ -45,8 +46,9 @@ LIVE = frozenset({LeaseState.PENDING, LeaseState.ACTIVE, LeaseState.CANCELLING})
 
 _J = JobState
 
-#: from → every state that one move may lead to. A job is born `queued`.
+#: from → every state that one move may lead to. A job is born `queued`, or in a graph `blocked`.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    _J.BLOCKED: frozenset({_J.QUEUED, _J.CANCELLED}),
     _J.QUEUED: frozenset({_J.LEASED, _J.PARKED, _J.CANCELLED, _J.DEAD}),
     _J.PARKED: frozenset({_J.QUEUED, _J.CANCELLED}),
     _J.LEASED: frozenset({_J.RUNNING, _J.CANCELLING, _J.QUEUED} | FINAL),

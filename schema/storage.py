@@ -13,4 +13,5 @@ STORAGE: Mapping[str, Mapping[str, float]] = {
     "bots": {"fillfactor": 20, "autovacuum_vacuum_scale_factor": 0.01},
     "bot_success": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
     "quotas": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
+    "graph_nodes": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.01},
 }

@@ -24,11 +24,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
-from schema import administration, gating, success_tables
+from schema import administration, gating, graph_tables, success_tables
 from schema.bounds import BOUNDED
 from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
-__all__ = ["SCHEMA", "administration", "gating", "metadata", "success_tables"]
+__all__ = ["SCHEMA", "administration", "gating", "graph_tables", "metadata", "success_tables"]
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
@@ -40,7 +40,8 @@ ORDER = "cohort priority queued_at id"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = "state = 'queued' AND schedule_after IS NOT NULL"
 WAITING = "'{queued,parked}'::text[]"
-OPEN, FINAL = "'{queued,parked,leased,running,cancelling}'::text[]", "'{succeeded,failed,cancelled,dead}'::text[]"
+OPEN = "'{blocked,queued,parked,leased,running,cancelling}'::text[]"
+FINAL = "'{succeeded,failed,cancelled,dead}'::text[]"
 
 reservations = Table(
     "reservations",

@@ -154,6 +154,34 @@ PLACEMENT_IS_LEGAL = Invariant(
           OR l.instance <> j.instance""",
 )
 
+# An edge counts until its parent has succeeded, or ended at all if it says so. Who was blocked may be cancelled at any
+# time. A parent's job may be deleted; its node tells how it ended.
+DEPENDENCIES_FIRST = Invariant(
+    "S14",
+    "jobs that could run before what they depend on ended as asked, or whose node counts other than its edges",
+    """SELECT n.job_id AS id
+       FROM graph_nodes n
+       LEFT JOIN jobs j ON j.id = n.job_id
+       LEFT JOIN (
+           SELECT e.child,
+               count(*) FILTER (WHERE (p.outcome = 'succeeded' OR p.outcome IS NOT NULL AND e.on_failure = 'run')
+                   IS NOT TRUE) AS unmet,
+               count(*) FILTER (WHERE p.outcome <> 'succeeded' AND e.on_failure <> 'run') AS dead
+           FROM graph_edges e LEFT JOIN graph_nodes p ON p.job_id = e.parent GROUP BY e.child) d ON d.child = n.job_id
+       WHERE n.pending_deps <> coalesce(d.unmet, 0) + cardinality(n.missing)
+          OR n.dead_ends <> coalesce(d.dead, 0) + cardinality(n.missing)
+          OR n.pending_deps > 0 AND (j.state NOT IN ('blocked', 'cancelled') OR j.attempts > 0)
+          OR n.pending_deps = 0 AND j.state = 'blocked' AND NOT n.due
+          OR n.outcome IS DISTINCT FROM CASE WHEN j.finished_at IS NOT NULL THEN j.state END AND j.id IS NOT NULL
+          OR n.outcome IS NULL AND j.id IS NULL
+       UNION
+       SELECT j.id FROM jobs j LEFT JOIN graph_nodes n ON n.job_id = j.id WHERE j.state = 'blocked' AND n.job_id IS NULL
+       UNION
+       SELECT e.child FROM graph_edges e
+       LEFT JOIN graph_nodes p ON p.job_id = e.parent LEFT JOIN graph_nodes c ON c.job_id = e.child
+       WHERE p.graph IS DISTINCT FROM c.graph OR c.graph IS NULL""",
+)
+
 ATTEMPTS_ARE_BOUNDED = Invariant(
     "S16",
     "jobs with more attempts than allowed, or alive after killing three bots",
@@ -194,6 +222,7 @@ INVARIANTS = (
     NO_JOB_IS_DROPPED,
     HISTORY_IS_A_CHAIN,
     PLACEMENT_IS_LEGAL,
+    DEPENDENCIES_FIRST,
     ATTEMPTS_ARE_BOUNDED,
     CHARGES_ARE_LIVE,
     COUNTERS_ARE_RIGHT,

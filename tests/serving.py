@@ -58,7 +58,17 @@ class Bot:
 
 def counts(database: Database) -> dict[str, int]:
     """How many rows each table of jobs and bots has."""
-    names = ("jobs", "job_payloads", "job_outputs", "submit_keys", "bots", "bot_answers", "leases", "job_events")
+    names = (
+        "jobs",
+        "job_payloads",
+        "job_outputs",
+        "submit_keys",
+        "bots",
+        "bot_answers",
+        "leases",
+        "job_events",
+        "graphs",
+    )
     rows = database.run(
         lambda c: {name: c.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
     )

@@ -26,6 +26,9 @@ pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
         ["list", "--limit", "0"],
         ["cancel"],
         ["bots", "drain"],
+        ["graph", "submit", "/nowhere/graph.json"],
+        ["graph", "list", "--limit", "101"],
+        ["graph", "show"],
     ],
 )
 def test_wrong_usage_is_refused_before_anything_is_sent(stands: Gateway, arguments: list[str]) -> None:

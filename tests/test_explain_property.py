@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from schema import counters, drains, moves
 from tests.explaining import closed, cohort, explained, park, reserve, rest, status
+from tests.graphs import graph_of, taken
 from tests.pool import Pool
 from tests.tenancy import Tenancy
 
@@ -21,7 +22,7 @@ EXAMPLES = 50
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_answers, bot_platforms, bot_localities, leases,
     job_events, platforms, instances, ticks, audit, quotas, evictions, reservations, assigners, gatings, job_terms,
-    counters, charges, usage RESTART IDENTITY;
+    counters, charges, usage, graphs, graph_nodes, graph_edges RESTART IDENTITY;
 DELETE FROM cohorts WHERE id <> 0"""
 SEED = text("SELECT setseed(0.25)")
 
@@ -106,8 +107,22 @@ def at_random(chance: random.Random) -> World:
             "units": chance.choice([1, 1, 1, 2, 3]),
             "label": chance.choice([*[""] * 7, "gpu", "other"]),
         },
-        fate=chance.choice([*["ready"] * 16, "rested", "rested", "resting", "parked", "reserved"]),
+        fate=chance.choice(
+            [*["ready"] * 16, "rested", "rested", "resting", "parked", "reserved", "blocked", "blocked", "freed"]
+        ),
     )
+
+
+def node_of_graph(pool: Pool, world: World) -> str:
+    """The job as a node that comes after another one, which is held aside, or was cancelled and may be."""
+    fields = {name: value for name, value in world.request.items() if name != "instance"}
+    request = graph_of({1: [], 2: [{"node": 1, "on_failure": "run"}]}, instance=world.request["instance"])
+    request["nodes"][1] |= fields
+    graph = taken(pool, request)
+    park(pool, graph.jobs[1])
+    if world.fate == "freed":
+        pool.database.run(lambda c: moves.cancel(c, [graph.jobs[1]], instances=None, sync=1, actor="test"))
+    return graph.jobs[2]
 
 
 def build(pool: Pool, world: World) -> str:
@@ -141,7 +156,7 @@ def build(pool: Pool, world: World) -> str:
             tenancy.evicted(instance)
     for name, most in world.limits.items():
         pool.database.run(lambda c, name=name, most=most: counters.limit(c, name, most))
-    (job,) = pool.submit(**world.request)
+    job = node_of_graph(pool, world) if world.fate in ("blocked", "freed") else pool.submit(**world.request)[0]
     for nth, machine in enumerate(world.machines):
         match machine.state:
             case "unhealthy" | "draining":
@@ -200,4 +215,5 @@ def test_a_job_is_granted_if_and_only_if_no_gate_is_closed(pool: Pool) -> None:
 
     agree()
     assert seen["none"] >= EXAMPLES / 10, f"too few that nothing stood in the way of: {seen}"
+    assert seen["dependencies"], f"no job waited for another: {seen}"
     assert len(seen) >= 10, f"too few gates were ever closed: {seen}"

@@ -8,7 +8,8 @@ from schema.engine import Database
 
 # One bot with three units in use, one with a unit kept for a job, quotas, and a job in each state a history can end in:
 # 1 queued again, 2 leased, 3 running, 4 cancelling, 5 succeeded, 6 cancelled while queued,
-# 7 dead after three kills.
+# 7 dead after three kills, 8 blocked. All but 4 are nodes of a graph: 8 waits for 3 and for what is absent, 2 ran after
+# 5, 3 runs although 7 is dead, and 6 never could.
 SOUND = """
 INSERT INTO instances (id, name) VALUES (1, 'default'), (2, 'other');
 INSERT INTO platforms (id, digest, properties) VALUES
@@ -25,7 +26,8 @@ INSERT INTO jobs (id, instance, platform, state, fence, result_fence, attempts, 
     (4, 1, 1, 'cancelling', 1, NULL, 1, 0, NULL),
     (5, 1, 1, 'succeeded', 1, 1, 1, 0, now()),
     (6, 1, 1, 'cancelled', 0, NULL, 0, 0, now()),
-    (7, 1, 1, 'dead', 6, NULL, 3, 3, now());
+    (7, 1, 1, 'dead', 6, NULL, 3, 3, now()),
+    (8, 1, 1, 'blocked', 0, NULL, 0, 0, NULL);
 INSERT INTO job_payloads (job_id, payload) SELECT id, '{}' FROM jobs;
 INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy, ended_at) VALUES
     (1, 1, 1, 1, 1, 'cancelled', 1, 'a', 's', now()),
@@ -47,7 +49,14 @@ INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor) VALUES
     (5, 'submit', NULL, 'queued', 0, 'x'), (5, 'grant', 'queued', 'leased', 1, 'x'),
     (5, 'finish', 'leased', 'succeeded', 1, 'x'),
     (6, 'submit', NULL, 'queued', 0, 'x'), (6, 'cancel', 'queued', 'cancelled', 0, 'x'),
-    (7, 'submit', NULL, 'queued', 0, 'x'), (7, 'expire', 'queued', 'dead', 6, 'x');
+    (7, 'submit', NULL, 'queued', 0, 'x'), (7, 'expire', 'queued', 'dead', 6, 'x'),
+    (8, 'submit', NULL, 'blocked', 0, 'x');
+INSERT INTO graphs (id, instance, name, nodes, edges, ready, missing, actor) VALUES (1, 1, 'g', 7, 4, 3, '{99}', 'x');
+INSERT INTO graph_nodes (job_id, graph, node_no, depth, pending_deps, dead_ends, missing, outcome) VALUES
+    (1, 1, 1, 0, 0, 0, '{}', NULL), (2, 1, 2, 1, 0, 0, '{}', NULL), (3, 1, 3, 1, 0, 0, '{}', NULL),
+    (5, 1, 5, 0, 0, 0, '{}', 'succeeded'), (6, 1, 6, 1, 1, 1, '{}', 'cancelled'), (7, 1, 7, 0, 0, 0, '{}', 'dead'),
+    (8, 1, 8, 2, 2, 1, '{99}', NULL);
+INSERT INTO graph_edges VALUES (5, 2, 'block'), (7, 3, 'run'), (7, 6, 'block'), (3, 8, 'block');
 """
 
 # What broke, the statements that break it, and the ids that must be shown for it.
@@ -102,6 +111,20 @@ BROKEN = [
     ("S13", "UPDATE jobs SET platform = 77 WHERE id = 3", ["3"]),
     ("S13", "UPDATE bots SET properties = '{}' WHERE id = 1", ["2"]),
     ("S13", "UPDATE bots SET instance = 2 WHERE id = 1", ["2", "3", "4"]),
+    ("S14", "UPDATE graph_nodes SET pending_deps = 3 WHERE job_id = 8", ["8"]),
+    ("S14", "UPDATE graph_nodes SET dead_ends = 0 WHERE job_id = 6", ["6"]),
+    ("S14", "UPDATE graph_nodes SET pending_deps = 1 WHERE job_id = 2; INSERT INTO graph_edges VALUES (3, 2, 'run')",
+     ["2"]),
+    ("S14", "UPDATE jobs SET state = 'queued' WHERE id = 8", ["8"]),
+    ("S14", "UPDATE jobs SET attempts = 1 WHERE id = 6", ["6"]),
+    ("S14", "DELETE FROM graph_edges WHERE child = 8; DELETE FROM graph_nodes WHERE job_id = 8", ["8"]),
+    ("S14", "DELETE FROM graph_edges WHERE child = 8;"
+            "UPDATE graph_nodes SET pending_deps = 0, dead_ends = 0, missing = '{}' WHERE job_id = 8", ["8"]),
+    ("S14", "UPDATE graph_nodes SET outcome = 'failed' WHERE job_id = 5", ["2", "5"]),
+    ("S14", "UPDATE graph_nodes SET outcome = NULL WHERE job_id = 5", ["2", "5"]),
+    ("S14", "UPDATE graph_nodes SET outcome = 'dead' WHERE job_id = 1", ["1"]),
+    ("S14", "UPDATE graph_nodes SET graph = 2 WHERE job_id = 5", ["2"]),
+    ("S14", "INSERT INTO graph_edges VALUES (7, 99, 'run')", ["99"]),
     ("S16", "ALTER TABLE jobs DROP CONSTRAINT jobs_attempts_bounded; UPDATE jobs SET attempts = 6 WHERE id = 1", ["1"]),
     ("S16", "UPDATE jobs SET kills = 3 WHERE id = 3", ["3"]),
     ("S18", "UPDATE jobs SET gating = 1, rank = 0 WHERE id = 3", ["3"]),
@@ -123,7 +146,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     database.run(lambda connection: execute(connection, SOUND))
     findings = verify.verify(database)
     assert [finding.id for finding in findings] == [
-        "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S16", "S18", "S19",
+        "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S18", "S19",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)
@@ -162,7 +185,7 @@ def test_all_invariants_see_one_snapshot(database: Database) -> None:
     database.run(lambda connection: execute(connection, SOUND))
     with database.engine.connect() as reader:
         reader.execute(verify.SNAPSHOT)
-        assert reader.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 7
+        assert reader.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 8
         database.run(
             lambda connection: execute(
                 connection,
@@ -170,6 +193,8 @@ def test_all_invariants_see_one_snapshot(database: Database) -> None:
                    UPDATE bots SET in_use = 2, held = 2 WHERE id = 1;
                    UPDATE quotas SET usage = 2 WHERE instance = 1;
                    UPDATE jobs SET state = 'failed', result_fence = 1, finished_at = now() WHERE id = 3;
+                   UPDATE graph_nodes SET outcome = 'failed' WHERE job_id = 3;
+                   UPDATE graph_nodes SET dead_ends = 2 WHERE job_id = 8;
                    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
                        VALUES (3, 'finish', 'running', 'failed', 1, 'x')""",
             )

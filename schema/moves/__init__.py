@@ -2,13 +2,14 @@
 
 A move takes a connection inside a transaction and lists of rows; its statement carries the fence in its WHERE and
 writes the event of each row it changed. A row that does not come back lost a race, which is a normal outcome.
-Locks are taken in one order, bot → job → lease → quota, each sorted by id; what is taken out of order skips
+Locks are taken in one order, bot → job → lease → quota → node, each sorted by id; what is taken out of order skips
 locked rows.
 
     queued -> leased: grant            leased -> running: acknowledge
     leased, running -> cancelling: cancel    queued, parked -> cancelled: cancel
     queued -> parked: park                   parked -> queued: unpark, requeue
     queued -> dead: time_out
+    blocked -> queued: unblock               blocked -> cancelled: cancel
     leased, running, cancelling -> final, queued: the endings (finish, retry, requeue, evict, expire)
 """
 
@@ -17,6 +18,15 @@ from schema.moves.considering import Alike, postpone, promote, release
 from schema.moves.draining import stop_drained
 from schema.moves.ending import Ended, Ending, RetryPace, Verdict, end
 from schema.moves.granting import Granted, Placement, grant, grant_held
+from schema.moves.graphing import (
+    CancelledGraph,
+    SubmittedGraph,
+    cancel_graph,
+    cancel_left_over,
+    finish_graphs,
+    forget_graph,
+    submit_graph,
+)
 from schema.moves.holding import Held, park, unpark
 from schema.moves.localities import remember_localities
 from schema.moves.overdue import time_out
@@ -40,6 +50,7 @@ from schema.moves.sessions import (
     synced,
 )
 from schema.moves.submitting import Submitted, submit, submit_alone
+from schema.moves.unblocking import Settled, any_graph, count_dead_ends, settle_due
 
 __all__ = [
     "MAX_REQUEUED",
@@ -47,6 +58,7 @@ __all__ = [
     "RELEASE_LIMIT",
     "Alike",
     "Cancelled",
+    "CancelledGraph",
     "Ended",
     "Ending",
     "Granted",
@@ -58,16 +70,22 @@ __all__ = [
     "Requeued",
     "RetryPace",
     "Room",
+    "Settled",
     "Start",
     "Submitted",
+    "SubmittedGraph",
     "Verdict",
     "Word",
     "acknowledge",
+    "any_graph",
     "ask_stop",
     "cancel",
+    "cancel_graph",
+    "cancel_left_over",
     "claims",
     "close",
     "close_overdue",
+    "count_dead_ends",
     "delete_finished",
     "deliver",
     "drain",
@@ -75,6 +93,8 @@ __all__ = [
     "end",
     "expire",
     "expire_reservations",
+    "finish_graphs",
+    "forget_graph",
     "grant",
     "grant_held",
     "hold",
@@ -91,9 +111,11 @@ __all__ = [
     "requeue",
     "set_priority",
     "set_priority_where",
+    "settle_due",
     "stop_drained",
     "submit",
     "submit_alone",
+    "submit_graph",
     "synced",
     "time_out",
     "unpark",

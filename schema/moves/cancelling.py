@@ -1,11 +1,13 @@
-"""queued, parked -> cancelled, and leased, running -> cancelling: cancel. A shared job goes on while others want it:
-who cancels a submission of it withdraws that one only. Asking a bot to stop is a change of the lease."""
+"""blocked, queued, parked -> cancelled, and leased, running -> cancelling: cancel. A shared job goes on while others
+want it: who cancels a submission of it withdraws that one only. Asking a bot to stop is a change of the lease."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from schema.moves.unblocking import ANY_GRAPH, settle
+from schema.states import JobState
 from schema.submissions import NAMED
 from schema.timing import KILL_GRACE
 
@@ -18,6 +20,8 @@ class Cancelled:
     state: str | None
     changed: bool
 
+
+WAITS = "f.state IN ('blocked', 'queued', 'parked')"
 
 # Locks first, so that the next statement's snapshot shows what the rows became while we waited. Whoever joins a job,
 # or withdraws from it, holds its row.
@@ -43,13 +47,13 @@ WITH named AS MATERIALIZED (
     WHERE n.id IS NULL AND NOT CAST(:whole AS boolean)
 ), judged AS MATERIALIZED (
     SELECT f.*, w.job_id IS NOT NULL AS shared FROM found f LEFT JOIN wanted w ON w.job_id = f.id
-    WHERE f.state IN ('queued', 'parked', 'leased', 'running')
+    WHERE f.state IN ('blocked', 'queued', 'parked', 'leased', 'running')
 ), moved AS (
     UPDATE jobs j SET
-        state = CASE WHEN f.state IN ('queued', 'parked') THEN 'cancelled' ELSE 'cancelling' END,
-        finished_at = CASE WHEN f.state IN ('queued', 'parked') THEN clock_timestamp() END,
+        state = CASE WHEN {WAITS} THEN 'cancelled' ELSE 'cancelling' END,
+        finished_at = CASE WHEN {WAITS} THEN clock_timestamp() END,
         schedule_after = NULL,
-        reason = CASE WHEN f.state IN ('queued', 'parked') THEN 'cancelled before it started' ELSE j.reason END
+        reason = CASE WHEN {WAITS} THEN 'cancelled before it started' ELSE j.reason END
     FROM judged f WHERE j.id = f.id AND NOT f.shared
     RETURNING j.id, j.public_id, j.state, j.fence, f.state AS from_state
 ), leaving AS MATERIALIZED (
@@ -79,6 +83,7 @@ WITH named AS MATERIALIZED (
 )
 SELECT n.id, coalesce(l.job_id, m.id) IS NOT NULL AS changed,
     CASE WHEN coalesce(l.id, w.id) IS NULL THEN coalesce(m.state, f.state) ELSE 'cancelled' END AS state,
+    CASE WHEN m.state = 'cancelled' THEN m.id END AS ended, {ANY_GRAPH} AS graphs,
     (SELECT count(*) FROM told) + (SELECT count(*) FROM done) AS woken
 FROM named n JOIN found f ON f.id = n.job_id
 LEFT JOIN moved m ON m.id = f.id LEFT JOIN leaving l ON l.id = n.id
@@ -124,7 +129,11 @@ def cancel(
     where = {"ids": list(public_ids), "instances": None if instances is None else list(instances)}
     job_ids = [row.id for row in connection.execute(LOCK, where)]
     values = {"ids": list(public_ids), "job_ids": job_ids, "sync": sync, "actor": actor, "whole": whole}
-    found = {str(row.id): Cancelled(str(row.id), row.state, row.changed) for row in connection.execute(CANCEL, values)}
+    rows = connection.execute(CANCEL, values).all()
+    ended = {row.ended: JobState.CANCELLED.value for row in rows if row.ended is not None}
+    if ended and rows[0].graphs:
+        settle(connection, ended)
+    found = {str(row.id): Cancelled(str(row.id), row.state, row.changed) for row in rows}
     return [found.get(public_id, Cancelled(public_id, None, changed=False)) for public_id in public_ids]
 
 

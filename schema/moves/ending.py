@@ -17,6 +17,7 @@ from schema.counters import Spent
 from schema.limits import MAX_KILLS
 from schema.moves.crediting import Credit, credit
 from schema.moves.rooms import Room
+from schema.moves.unblocking import ANY_GRAPH, settle
 from schema.newest import newest_quota
 from schema.states import FINAL
 
@@ -172,7 +173,7 @@ WITH told AS MATERIALIZED (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
 SELECT id, public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence, gated,
-    (SELECT count(*) FROM woken), (SELECT EXISTS (SELECT FROM success_policy)) AS credited
+    (SELECT count(*) FROM woken), {ANY_GRAPH} AS graphs, (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id
 """)
 
@@ -198,14 +199,15 @@ def end(
 
     The caller holds the bots' rows locked; `actor` is who ends them, one for all or one for each. The bots' units and
     the quotas' come back, and each job moves to where its verdict, its attempts and a pending cancellation send it; the
-    event of a final one keeps its result. Who waits for a job that is final now is woken. Until `hold_until` (database
-    time) a lost bot may still run what it had been given: such jobs are not granted again before that, while those it
-    never heard of are. Where successes are counted, so are these.
+    event of a final one keeps its result. Who waits for a job that is final now is woken, and so are the nodes of its
+    graph that depend on it. Until `hold_until` (database time) a lost bot may still run what it had been given: such
+    jobs are not granted again before that, while those it never heard of are. Where successes are counted, so are
+    these.
     """
     if not endings:
         return []
     pace = pace or RetryPace()
-    found = connection.execute(
+    rows = connection.execute(
         END,
         {
             "job_ids": [ending.job_id for ending in endings],
@@ -220,8 +222,7 @@ def end(
             "hold_until": hold_until,
             "written": rooms is None,
         },
-    )
-    rows = found.all()
+    ).all()
     _settle(connection, rows, endings)
     if rows and rows[0].credited:
         credit(connection, [Credit(row.id, row.ended_fence, row.verdict, row.state) for row in rows])
@@ -239,6 +240,9 @@ def end(
         )
         for row in rows
     ]
+    final = {job.job_id: job.state for job in ended if job.state in FINAL}
+    if final and rows[0].graphs:
+        settle(connection, final)
     if rooms is not None:
         for job in ended:
             rooms[job.bot_id].give_back(job.units)

@@ -2,8 +2,11 @@
 
 from sqlalchemy import Connection, text
 
+from schema.moves.unblocking import ANY_GRAPH, settle
+from schema.states import JobState
+
 # Judged on the locked rows: what somebody else is about to grant, to park or to cancel is left to them.
-TIME_OUT = text("""
+TIME_OUT = text(f"""
 WITH late AS MATERIALIZED (
     SELECT id FROM jobs
     WHERE state = 'queued' AND queue_deadline IS NOT NULL AND queue_deadline < now()
@@ -20,7 +23,7 @@ WITH late AS MATERIALIZED (
 ), done AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved HAVING count(*) > 0
 )
-SELECT count(*), (SELECT count(*) FROM done) FROM moved
+SELECT id, {ANY_GRAPH} AS graphs, (SELECT count(*) FROM done) FROM moved
 """)
 
 
@@ -30,4 +33,7 @@ def time_out(connection: Connection, limit: int, *, actor: str) -> int:
     A job that has been started once has no deadline any more, and a parked one is not queued. Rows that somebody else
     has locked are left for the next time.
     """
-    return int(connection.execute(TIME_OUT, {"limit": limit, "actor": actor}).one()[0])
+    rows = connection.execute(TIME_OUT, {"limit": limit, "actor": actor}).all()
+    if rows and rows[0].graphs:
+        settle(connection, {row.id: JobState.DEAD.value for row in rows})
+    return len(rows)

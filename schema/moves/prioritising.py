@@ -41,7 +41,7 @@ WITH found AS MATERIALIZED (
 ), moved AS (
     UPDATE jobs j SET priority = :priority, rank = j.rank + :priority - j.priority
     FROM found f
-    WHERE j.id = f.id AND f.state IN ('queued', 'parked') AND j.state = f.state AND f.priority <> :priority
+    WHERE j.id = f.id AND f.state IN ('blocked', 'queued', 'parked') AND j.state = f.state AND f.priority <> :priority
         AND {_ALLOWED}
     RETURNING j.id, j.state, j.fence, j.priority, f.priority AS before
 ), noted AS (
@@ -109,7 +109,7 @@ def set_priority(
     reason: str | None,
     actor: str,
 ) -> list[Prioritised]:
-    """Give queued and held-aside jobs another priority (lower = more urgent); all others keep theirs.
+    """Give blocked, queued and held-aside jobs another priority (lower = more urgent); all others keep theirs.
 
     Only jobs of `instances` are seen, None means all; of those, jobs that several submissions share are left unless
     `shared`. Answers are in the order of `public_ids`, which must be UUIDs.

@@ -1,0 +1,114 @@
+"""A graph of jobs as somebody asks for it: one model and one set of checks, for callers and for the gateway."""
+
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from schema import limits
+from schema.errors import BadInput
+from schema.limits import Name
+from schema.requests import DEFAULT_INSTANCE, MAX_KEY_BYTES, JobRequest
+
+MAX_GRAPH_NODES, MAX_GRAPH_EDGES = 10_000, 100_000
+MAX_NODE_NO = 2**31 - 1
+
+OnFailure = Literal["block", "run", "cancel"]
+OnPhantom = Literal["warn", "reject", "ignore"]
+NodeNo = Annotated[int, Field(ge=0, le=MAX_NODE_NO)]
+
+#: What a job may have by itself and a node has from its graph.
+_OF_THE_GRAPH = ("instance", "key", "dedup_key")
+
+
+class Parent(BaseModel):
+    """A node that another one comes after."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    node: NodeNo
+    on_failure: OnFailure | None = Field(default=None, description="unset = as the graph says")
+
+    def normal(self) -> int | dict[str, Any]:
+        """As `moves.submit_graph` takes it."""
+        return self.node if self.on_failure is None else {"node": self.node, "on_failure": self.on_failure}
+
+
+def _parent(given: Any) -> Any:
+    return {"node": given} if type(given) is int else given
+
+
+class NodeRequest(JobRequest):
+    """One job of a graph. It has no instance, key or dedup_key of its own."""
+
+    node: NodeNo = Field(description="its number, unique in the graph")
+    after: list[Annotated[Parent, BeforeValidator(_parent, json_schema_input_type=int | Parent)]] = Field(
+        default=[], max_length=MAX_GRAPH_EDGES, fail_fast=True, description="what it depends on, by number"
+    )
+
+    def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
+        """The node as `moves.submit_graph` takes it. Raises BadInput."""
+        for field in _OF_THE_GRAPH:
+            if getattr(self, field) is not None:
+                raise BadInput(field, "belongs to the graph and not to one of its nodes")
+        counted = Counter(parent.node for parent in self.after)
+        number, times = counted.most_common(1)[0] if counted else (0, 1)
+        if times > 1:
+            raise BadInput("after", f"names node {number} {times} times")
+        found = super().normal(instance=instance) | {"node": self.node}
+        for field in _OF_THE_GRAPH:
+            found.pop(field, None)
+        if "priority" not in self.model_fields_set:
+            del found["priority"]
+        if self.after:
+            found["after"] = [parent.normal() for parent in self.after]
+        return found
+
+
+class GraphRequest(BaseModel):
+    """Jobs that depend on each other, all of which are taken, or none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: Name = Field(description="an unfinished graph of the same name in the instance is replaced")
+    instance: Name | None = Field(default=None, description="tenant; unset = the token's own, or `default`")
+    key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="makes the submit safe to repeat: the same key and request is the same graph; at most 200 bytes",
+    )
+    priority: int = Field(
+        default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX, description="of nodes without one; lower = sooner"
+    )
+    on_failure: OnFailure = Field(
+        default="block",
+        description="what a node does if one it comes after does not succeed: stay blocked, run, or be cancelled",
+    )
+    on_phantom: OnPhantom = Field(
+        default="warn", description="what to do about dependencies on numbers that no node has: `warn` blocks for ever"
+    )
+    nodes: list[NodeRequest] = Field(min_length=1, max_length=MAX_GRAPH_NODES, fail_fast=True)
+
+    def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
+        """The request as `moves.submit_graph` takes it; `instance` is for one that names none. Raises BadInput."""
+        edges = sum(len(node.after) for node in self.nodes)
+        if edges > MAX_GRAPH_EDGES:
+            raise BadInput("nodes", f"have {edges} dependencies, at most {MAX_GRAPH_EDGES} are allowed")
+        request: dict[str, Any] = {
+            "name": self.name,
+            "instance": self.instance or instance,
+            "priority": self.priority,
+            "on_failure": self.on_failure,
+            "on_phantom": self.on_phantom,
+            "nodes": [_placed(index, node) for index, node in enumerate(self.nodes)],
+        }
+        if self.key is not None:
+            request["key"] = limits.check_text("key", self.key, MAX_KEY_BYTES)
+        return request
+
+
+def _placed(index: int, node: NodeRequest) -> dict[str, Any]:
+    try:
+        return node.normal()
+    except BadInput as refused:
+        raise BadInput(f"nodes.{index}.{refused.field}", refused.reason) from None
