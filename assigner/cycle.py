@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from assigner import gatehouse, metrics, snapshot
-from assigner.admission import ByRank, Ordering
 from assigner.batching import CROWD, Batch, at_once
 from assigner.offers import Offers
 from assigner.quotas import QuotaSettings
 from assigner.reclaim import reclaim
 from assigner.registry import SUCCESS, StrategySettings
 from assigner.strategies import Snapshot
+from assigner.turns import Turns
 from schema import chores, gated, moves, platforms, ready, turns, unservable
 from schema.clock import Monotonic
 from schema.engine import Database
@@ -24,6 +24,7 @@ from schema.limits import NAME
 from schema.moves import Alike, Granted
 from schema.ready import Order, ReadyJob, Scope
 from schema.seldom import Seldom
+from schema.shares import FairShareSettings
 from schema.timing import Timing
 
 #: Jobs of one kind that are postponed together when one of them cannot be placed.
@@ -139,29 +140,29 @@ class PriorityAgeAssigner:
         now: Monotonic,
         quotas: QuotaSettings | None = None,
         cohort: int | None = None,
+        fair: FairShareSettings | None = None,
     ) -> None:
         self.name = name
         self._database, self._settings, self._timing = database, settings, timing
-        self._quotas = quotas or QuotaSettings()
+        self._quotas, self._fair = quotas or QuotaSettings(), fair or FairShareSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
         self._batch, self._offers = Batch(), Offers()
-        self._ordering: Ordering = ByRank()
-        self._after = gated.BEGINNING
+        self._after, self._turns = gated.BEGINNING, Turns(now)
         self._forget()
         self._failures = 0
         self._next_reclaim = now()
 
-    def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings) -> None:
+    def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings, fair: FairShareSettings) -> None:
         """Use other settings from the next cycle on."""
-        self._settings, self._quotas = settings, quotas
+        self._settings, self._quotas, self._fair = settings, quotas, fair
 
     def run_once(self) -> float:
         """One cycle; returns the seconds to sleep before the next one."""
         began = self._now()
         cycle = self._database.run(self._cycle, undone=self._forget)
         if cycle.gated:
-            cycle.add(self._database.run(self._gated_cycle))
+            cycle.add(self._turns.run(self._database, self._gated_cycle) or Cycle())
         seconds = self._now() - began - cycle.waited
         self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
@@ -239,13 +240,13 @@ class PriorityAgeAssigner:
             batch=batch,
             chance=self._chance,
             after=self._after,
-            ordering=self._ordering,
+            fair=self._fair,
         )
         self._after = admitted.last
         if admitted.heads:
             cycle.picked = len(admitted.heads)
             self._place(connection, [head.job for head in admitted.heads], Guard.MAX, cycle)
-            gatehouse.charge(connection, admitted.heads, cycle.granted)
+            gatehouse.charge(connection, admitted.heads, cycle.granted, fair=self._fair)
         return cycle
 
     def _take_turn(self, connection: Connection, cycle: Cycle) -> None:

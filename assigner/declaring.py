@@ -1,11 +1,12 @@
-"""What the configuration says of cohorts, queues, success and instances, made so in the database."""
+"""What the configuration says of cohorts, queues, success, instances and their shares, made so in the database."""
 
 from functools import partial
 
 import structlog
 
 from assigner.installation import PoolSettings
-from schema import cohorts, instances, queue_limits, success
+from schema import accounts, cohorts, instances, queue_limits, success
+from schema.accounts import PoolLimits
 from schema.engine import Database
 from schema.errors import Conflict
 
@@ -27,3 +28,10 @@ def declare(database: Database, settings: PoolSettings) -> None:
             database.run(partial(instances.put_instance, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON))
         except Conflict as error:
             log.error("an instance cannot be as configured now", instance=each.name, error=str(error))
+    shares = {each.name: each for each in settings.instances if each.given}
+    if shares:
+        database.run(lambda connection: accounts.declare(connection, shares, actor=ACTOR, reason=REASON))
+    given = settings.fair_share.model_dump(include=set(PoolLimits.model_fields), exclude_none=True)
+    if given:
+        limits = PoolLimits.model_validate(given)
+        database.run(lambda connection: accounts.limit_pool(connection, limits, actor=ACTOR, reason=REASON))

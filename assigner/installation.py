@@ -24,6 +24,7 @@ from schema.errors import LeaseholdError, NotReady
 from schema.instances import InstanceSettings
 from schema.limits import escaped
 from schema.queue_limits import QueueSettings
+from schema.shares import FairShareSettings
 from schema.success import SuccessSettings
 from schema.timing import Timing
 
@@ -39,6 +40,7 @@ class PoolSettings(ConfigModel):
     assigners: tuple[AssignerSettings, ...] = Field(default=(AssignerSettings(),), min_length=1, max_length=100)
     quotas: QuotaSettings = Field(default_factory=QuotaSettings)
     upkeep: UpkeepSettings = Field(default_factory=UpkeepSettings)
+    fair_share: FairShareSettings = Field(default_factory=FairShareSettings)
     cohorts: tuple[CohortSettings, ...] = Field(default=(), max_length=1000)
     success: SuccessSettings = Field(default_factory=SuccessSettings)
     queues: tuple[QueueSettings, ...] = Field(default=(), max_length=10_000)

@@ -38,6 +38,11 @@ PREEMPTIONS = Counter(
     "leasehold_preemptions_total",
     "Running jobs that were asked to stop so that an instance gets its minimum.",
 )
+FAIRNESS = Gauge(
+    "leasehold_fairness_index",
+    "Jain's index of what managed instances with jobs waiting have used for their weights: 1 = alike; NaN = nobody.",
+)
+FAIRNESS.set(math.nan)
 QUOTA_DRIFT = Counter(
     "leasehold_quota_drift_total",
     "Quota counters that differed from the live leases they count, and were repaired: each is a defect.",
@@ -143,6 +148,11 @@ def observe_swarms(swarms: Sequence[Swarm]) -> None:
 
 def _known(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def observe_fairness(index: float | None) -> None:
+    """How evenly the instances that have jobs waiting have been served, None if there is nothing to compare."""
+    FAIRNESS.set(math.nan if index is None else index)
 
 
 def observe_reaped(kind: str, count: int) -> None:

@@ -4,11 +4,13 @@ Read from the newest jobs that ended, at most `MAX_ENDED`, so that it costs the 
 cut the window short, the report says from when on it speaks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
 from sqlalchemy import Connection, Row, TextClause, text
+
+from assigner import fairness
 
 #: Jobs that ended that one report is made from, the newest.
 MAX_ENDED = 50_000
@@ -156,16 +158,6 @@ class Report:
     hours: Sequence[HourReport]
 
 
-def jain(shares: Iterable[float]) -> float | None:
-    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1 / n if one has everything; None for none.
-
-    Source: R. Jain, D. Chiu, W. Hawe, A Quantitative Measure of Fairness, DEC-TR-301, 1984.
-    """
-    values = list(shares)
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else None
-
-
 def report(connection: Connection, *, window: float) -> Report:
     """The report of the last `window` seconds."""
 
@@ -181,7 +173,7 @@ def report(connection: Connection, *, window: float) -> Report:
         until=span.until,
         seconds=span.seconds,
         throughput=sum(each.ended for each in instances) / span.seconds,
-        fairness=jain(each.unit_seconds for each in instances),
+        fairness=fairness.jain(each.unit_seconds for each in instances),
         efficiency=seen.busy / seen.available if seen.available else None,
         instances=instances,
         days=[DayReport(**row._mapping) for row in rows(DAYS)],

@@ -39,7 +39,14 @@ class AssignerProcess:
         self._database, self._reloader, self._in_force = database, reloader, settings
         self._wakeups = Wakeups(database, chance=seeded(chance))
         self._presence = Presence(database, name, interval=settings.timing.reap)
-        self._upkeep = Upkeep(database, settings.upkeep, timing=settings.timing, name=name, now=clock.monotonic)
+        self._upkeep = Upkeep(
+            database,
+            settings.upkeep,
+            timing=settings.timing,
+            name=name,
+            now=clock.monotonic,
+            fair=settings.fair_share,
+        )
         self._staff = Staff(
             database, settings, name=name, wakeups=self._wakeups, presence=self._presence, chance=seeded(chance)
         )
@@ -89,7 +96,7 @@ class AssignerProcess:
         self._staff.reconfigure(now)
         if self._cohort_loop is not None:
             self._cohort_loop.wake()
-        self._upkeep.reconfigure(now.upkeep)
+        self._upkeep.reconfigure(now.upkeep, now.fair_share)
         posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
         if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
             log.warning(

@@ -94,7 +94,7 @@ class Staff:
             self._settings = settings
             for post, held in self._held.items():
                 if (entry := self._entry(post.entry)) is not None:
-                    held.assigner.reconfigure(entry, settings.quotas)
+                    held.assigner.reconfigure(entry, settings.quotas, settings.fair_share)
             for number in range(len(self._kinds)):
                 if (entry := self._entry(number)) is not None:
                     self._filters[number] = _filters(entry)
@@ -150,6 +150,7 @@ class Staff:
             now=clock.monotonic,
             quotas=self._settings.quotas,
             cohort=post.cohort,
+            fair=self._settings.fair_share,
         )
         signal = self._wakeups.signal("jobs")
         loop = Loop(

@@ -4,13 +4,14 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from assigner import standing
 from assigner.routes import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
 from assigner.submission import Asked
-from schema import cohorts, instances, limits, quotas
+from schema import accounts, cohorts, instances, limits, quotas, usage
+from schema.accounts import Account, PoolLimits
 
 Reason = Annotated[str, Query(max_length=MAX_REASON_BYTES, description="for the audit; at most 500 bytes")]
 
@@ -31,6 +32,43 @@ class CohortRequest(Asked):
 class InstanceRequest(Asked):
     pool: str | None = Field(default=None, description="its pool; unset = none")
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class AccountRequest(Account):
+    model_config = ConfigDict(strict=True)
+
+    reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class PoolLimitsRequest(PoolLimits):
+    model_config = ConfigDict(strict=True)
+
+    reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class PoolLimit(BaseModel):
+    used: float
+    most: float | None = Field(description="unset = any number")
+
+
+class PoolLimitList(BaseModel):
+    """What all managed instances have together."""
+
+    max_concurrent: PoolLimit
+    budget: PoolLimit
+
+
+class Reported(BaseModel):
+    instance: str
+    unit: str
+    amount: float
+    jobs: int = Field(description="that are done and said something of it")
+
+
+class UsageList(BaseModel):
+    """By instance and unit."""
+
+    usage: list[Reported]
 
 
 class QuotaList(BaseModel):
@@ -61,6 +99,12 @@ class Instance(BaseModel):
     max_quota: int | None
     queued: int = Field(description=f"jobs, counted up to {instances.MAX_COUNTED}")
     running: int = Field(description=f"jobs, counted up to {instances.MAX_COUNTED}")
+    credit_weight: float | None = Field(description="its part beside the others'; unset = it is not managed")
+    unit: str | None = Field(description="that its budget counts")
+    used: float | None = Field(description="within the window, with what is reserved for what runs")
+    budget: float | None = Field(description="unset = any amount, as of the limits that follow")
+    max_concurrent: float | None
+    slots: float | None
 
 
 class InstanceList(BaseModel):
@@ -162,3 +206,54 @@ async def set_instance(request: Request, name: str, body: Annotated[InstanceRequ
 
     await request.app.state.run(work)
     return Done(name=name)
+
+
+@router.put("/instances/{name}/account", responses=problems(400, 408, 413, 415), openapi_extra=OPERATORS)
+async def set_account(request: Request, name: str, body: Annotated[AccountRequest, Read], caller: Caller) -> Done:
+    """Give an instance a share of the pool, or change it; what is not given stays, and null takes a limit away."""
+    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
+
+    def work(connection: Connection) -> None:
+        accounts.put_account(connection, name, body, actor=caller.actor, reason=reason)
+
+    await request.app.state.run(work)
+    return Done(name=name)
+
+
+@router.delete("/instances/{name}/account", responses=problems(404), openapi_extra=OPERATORS)
+async def remove_account(request: Request, name: str, caller: Caller, reason: Reason = "") -> Done:
+    """Let an instance have any number of places, as they come, without a share."""
+
+    def work(connection: Connection) -> None:
+        accounts.remove_account(connection, name, actor=caller.actor, reason=reason)
+
+    await request.app.state.run(work)
+    return Done(name=name)
+
+
+@router.get("/usage", responses=problems(), openapi_extra=OPERATORS)
+async def list_usage(
+    request: Request, hours: Annotated[float, Query(ge=0, le=usage.MAX_HOURS, allow_inf_nan=False)] = 24.0
+) -> UsageList:
+    """What bots say that jobs at gates have used within so many hours, in every unit."""
+    found = await request.app.state.run(lambda connection: usage.reported(connection, hours=hours))
+    return UsageList(usage=[Reported(**asdict(each)) for each in found])
+
+
+@router.get("/limits", responses=problems(), openapi_extra=OPERATORS)
+async def list_limits(request: Request) -> PoolLimitList:
+    """What all managed instances have together, and may have."""
+    found = await request.app.state.run(accounts.pool_limits)
+    return PoolLimitList.model_validate({name: asdict(counter) for name, counter in found.items()})
+
+
+@router.put("/limits", responses=problems(400, 408, 413, 415), openapi_extra=OPERATORS)
+async def set_limits(request: Request, body: Annotated[PoolLimitsRequest, Read], caller: Caller) -> Done:
+    """Limit what all managed instances may have together; what is not given stays, and null takes a limit away."""
+    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
+
+    def work(connection: Connection) -> None:
+        accounts.limit_pool(connection, body, actor=caller.actor, reason=reason)
+
+    await request.app.state.run(work)
+    return Done(name="pool")

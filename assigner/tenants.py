@@ -10,7 +10,9 @@ from sqlalchemy import Connection
 from assigner.drains import drain_instance, reason_option, undrain_instance
 from assigner.installation import COMMAND_PATIENCE, Installation
 from assigner.operate import as_json, pass_installation, print_json, print_table
-from schema import cohorts, instances, quotas
+from assigner.sharing import asked, limit_options, share_options
+from schema import accounts, cohorts, instances, quotas, usage
+from schema.accounts import Account, PoolLimits
 from schema.errors import BadInput
 from schema.limits import check_name, escaped
 
@@ -52,20 +54,62 @@ instance_group.add_command(undrain_instance)
 @click.argument("name")
 @click.option("--pool", metavar="NAME", help="The instances of one pool are served together.")
 @click.option("--no-pool", is_flag=True, help="Of no pool.")
+@share_options
+@click.option("--no-share", is_flag=True, help="No share of the pool, and no limits.")
 @reason_option
 @as_json
 @pass_installation
 def set_instance(
-    installation: Installation, name: str, pool: str | None, no_pool: bool, reason: str, as_json: bool
+    installation: Installation,
+    /,
+    name: str,
+    pool: str | None,
+    no_pool: bool,
+    no_share: bool,
+    reason: str,
+    as_json: bool,
+    **share: Any,
 ) -> None:
-    """Make an instance, or change its pool."""
+    """Make an instance, or change its pool or its share; what is not given stays."""
     check_name("NAME", name)
-    if (pool is None) == (not no_pool):
-        raise click.UsageError("give exactly one of: --pool, --no-pool")
+    account = asked(Account, share)
+    if pool is not None and no_pool:
+        raise click.UsageError("give at most one of: --pool, --no-pool")
+    if account and no_share:
+        raise click.UsageError("--no-share means nothing together with a share")
+    if pool is None and not (no_pool or no_share or account):
+        raise click.UsageError("give a pool, --no-pool, a part of its share, or --no-share")
     if pool is not None:
         check_name("--pool", pool)
-    _run(installation, lambda c: instances.put_instance(c, name, pool=pool, actor=ACTOR, reason=reason))
-    _told(f"{name} is of {f'pool {pool}' if pool else 'no pool'}", as_json=as_json, name=name, pool=pool)
+
+    def work(connection: Connection) -> None:
+        if pool is not None or no_pool:
+            instances.put_instance(connection, name, pool=pool, actor=ACTOR, reason=reason)
+        if no_share:
+            accounts.remove_account(connection, name, actor=ACTOR, reason=reason)
+        elif account:
+            accounts.put_account(connection, name, account, actor=ACTOR, reason=reason)
+
+    _run(installation, work)
+    done = [f"{name} is of {f'pool {pool}' if pool else 'no pool'}"] if pool is not None or no_pool else []
+    done += [f"{name} has no share"] if no_share else [f"the share of {name} is set"] if account else []
+    placed = {"pool": pool} if pool is not None or no_pool else {}
+    given = account.model_dump(exclude_unset=True) if account else {"share": False} if no_share else {}
+    _told("\n".join(done), as_json=as_json, name=name, **placed, **given)
+
+
+@instance_group.command("limit-all")
+@limit_options
+@reason_option
+@as_json
+@pass_installation
+def limit_all(installation: Installation, /, reason: str, as_json: bool, **limits: Any) -> None:
+    """Limit what all instances that have a share may have together; what is not given stays."""
+    wanted = asked(PoolLimits, limits)
+    if wanted is None:
+        raise click.UsageError("give --max-concurrent, --budget or both")
+    _run(installation, lambda c: accounts.limit_pool(c, wanted, actor=ACTOR, reason=reason))
+    _told("the limits of all are set", as_json=as_json, **wanted.model_dump(exclude_unset=True))
 
 
 @instance_group.command("list")
@@ -77,13 +121,28 @@ def list_instances(installation: Installation, as_json: bool) -> None:
     if as_json:
         print_json([asdict(each) for each in found])
         return
-    columns = ["instance", "pool", "draining", "usage", "min", "max", "queued", "running"]
+    columns = ["instance", "pool", "draining", "usage", "min", "max", "queued", "running", "weight", "used", "budget"]
     rows = [
         (each.name, each.pool, "yes" if each.draining else "no", each.usage, each.min_quota, each.max_quota,
-         each.queued, each.running)
+         each.queued, each.running, each.credit_weight, each.used, each.budget)
         for each in found
     ]  # fmt: skip
     print_table(columns, rows)
+
+
+@instance_group.command("usage")
+@click.option("--hours", type=click.FloatRange(0, usage.MAX_HOURS), default=24.0, show_default=True)
+@as_json
+@pass_installation
+def show_usage(installation: Installation, hours: float, as_json: bool) -> None:
+    """Show what bots say the jobs at gates have used, in every unit."""
+    found = _run(installation, lambda c: usage.reported(c, hours=hours))
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    print_table(
+        ["instance", "unit", "amount", "jobs"], [(each.instance, each.unit, each.amount, each.jobs) for each in found]
+    )
 
 
 @click.group("quota")

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from schema.counters import Counter
 from schema.gated import GatedQueue, Head
+from schema.shares import Shares
 
 #: The names of counters that all jobs of the pool take of.
 POOL_JOBS, POOL_COST = "pool:jobs", "pool:cost"
@@ -20,12 +21,15 @@ POOL_JOBS, POOL_COST = "pool:jobs", "pool:cost"
 class Book:
     """A working copy of what is counted, at one moment of the database's time.
 
-    `units`: those that each (cohort, instance) has been given since.
+    `units`: those that each (cohort, instance) has been given since; `shares`: None where no instance is managed;
+    `reserve`: an estimate has to fit into what is left of a budget.
     """
 
     now: datetime
     counters: dict[str, Counter] = field(default_factory=dict)
     units: dict[tuple[int, int], int] = field(default_factory=dict)
+    shares: Shares | None = None
+    reserve: bool = True
 
     def of(self, name: str) -> Counter:
         """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""
@@ -72,6 +76,7 @@ def names(queue: GatedQueue) -> list[str]:
         POOL_JOBS,
         f"instance:{queue.instance_name}:cost",
         f"instance:{queue.instance_name}:jobs",
+        f"instance:{queue.instance_name}:slots",
         *(f"lock:{queue.instance_name}:{lock}" for lock in queue.terms.get("locks", ())),
     ]
 
@@ -114,7 +119,7 @@ class Budget:
     def closed_for(self, head: Head, book: Book) -> str | None:
         for counted, whose in self._counted(head.queue):
             counter = book.of(counted)
-            if not counter.leaves(head.estimate):
+            if not counter.leaves(head.estimate if book.reserve else 0.0):
                 return (
                     f"{whose} has used {counter.used:g} of its budget of {counter.most:g}, "
                     f"and this job is estimated at {head.estimate:g}"
@@ -150,8 +155,30 @@ class Locks:
         return {f"lock:{head.queue.instance_name}:{lock}": 1.0 for lock in head.queue.terms.get("locks", ())}
 
 
+@dataclass(frozen=True)
+class Slots:
+    """Places in which an instance's jobs work, one for each; an instance for which nobody says has any number."""
+
+    name: str = "slots"
+    asks: str = "its instance has a slot free"
+
+    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
+        counter = book.of(f"instance:{queue.instance_name}:slots")
+        if not counter.leaves(1.0):
+            return f"its instance uses {counter.used:g} of {counter.most:g} slots"
+        if counter.most is None and book.shares is not None and book.shares.slotted:
+            return "its instance has no slots, while others have"
+        return None
+
+    def closed_for(self, head: Head, book: Book) -> str | None:
+        return self.closed_to(head.queue, book)
+
+    def amounts(self, head: Head) -> Mapping[str, float]:
+        return {f"instance:{head.queue.instance_name}:slots": 1.0}
+
+
 #: Every gate on what jobs ask for, in the order in which they are asked.
-GATES: tuple[TermsGate, ...] = (Budget(), Locks(), Concurrency())
+GATES: tuple[TermsGate, ...] = (Budget(), Slots(), Locks(), Concurrency())
 
 
 def amounts(head: Head) -> dict[str, float]:

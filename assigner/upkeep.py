@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from assigner import metrics
-from schema import counters, forgetting, ledger, moves, probation, rooms, swarm, ticks
+from schema import counters, forgetting, ledger, moves, probation, rooms, shares, swarm, ticks
 from schema.clock import Monotonic
 from schema.engine import Database
+from schema.shares import FairShareSettings
 from schema.states import LeaseState
 from schema.timing import Timing
 
@@ -20,8 +22,9 @@ LIMIT = 500
 DELETIONS = 10
 HOUR = 3600.0
 DAY = 24 * HOUR
-#: Seconds between two checks of the quotas' and the bots' counters, and two looks at the bots of every cohort.
-RECONCILE_INTERVAL = 60.0
+#: Seconds between two checks of the quotas' and the bots' counters, and two looks at the bots of every cohort or for
+#: usage to be forgotten.
+RECONCILE_INTERVAL = ROLL_INTERVAL = 60.0
 
 #: Seconds between two looks at all leases that are overdue; the others look at what became overdue within so many
 #: rounds, for that is what there is unless a round failed.
@@ -47,6 +50,7 @@ class UpkeepSettings(BaseModel):
 
     keep_succeeded: of jobs that succeeded, and of graphs that are over and of which no job is kept.
     keep_dead: of dead jobs, and of the log of evictions, which is kept for a day at least.
+    keep_usage: of what instances have used, counted from when it left the rolling window at the earliest.
     keep_gone_bots: of bots without a session, counted from when their last one began, unless they are drained.
     retention_interval: seconds between two looks for jobs to delete.
     """
@@ -59,6 +63,7 @@ class UpkeepSettings(BaseModel):
     keep_dead: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
     keep_gone_bots: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
     keep_audit: float = Field(default=365 * DAY, ge=0, le=3650 * DAY)
+    keep_usage: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
     retention_interval: float = Field(default=60.0, gt=0, le=DAY)
 
 
@@ -82,15 +87,24 @@ class Upkeep:
     """The duties, in rounds. Every duty is a bounded batch that skips locked rows, so rounds may overlap freely."""
 
     def __init__(
-        self, database: Database, settings: UpkeepSettings, *, timing: Timing, name: str, now: Monotonic
+        self,
+        database: Database,
+        settings: UpkeepSettings,
+        *,
+        timing: Timing,
+        name: str,
+        now: Monotonic,
+        fair: FairShareSettings | None = None,
     ) -> None:
         self.name = name
         self._database, self._settings, self._timing, self._now = database, settings, timing, now
+        self._fair = fair or FairShareSettings()
         self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
+        self._next_share = self._next_roll = now()
 
-    def reconfigure(self, settings: UpkeepSettings) -> None:
+    def reconfigure(self, settings: UpkeepSettings, fair: FairShareSettings) -> None:
         """Use other settings from the next round on."""
-        self._settings = settings
+        self._settings, self._fair = settings, fair
 
     def run_once(self) -> float:
         """One round; returns the seconds until the next one is due."""
@@ -109,6 +123,12 @@ class Upkeep:
             self._reconcile()
             self._database.run(counters.sample)
             metrics.observe_swarms(self._database.run(swarm.swarms))
+        if self._now() >= self._next_share:
+            self._next_share = self._now() + shares.NOTE_INTERVAL
+            self._share()
+        if self._now() >= self._next_roll:
+            self._next_roll = self._now() + ROLL_INTERVAL
+            self._roll()
         if self._now() >= self._next_retention:
             self._next_retention = self._now() + self._settings.retention_interval
             self._delete(done)
@@ -198,9 +218,28 @@ class Upkeep:
             metrics.CAPACITY_DRIFT.inc()
             log.error("a bot's units in use were wrong and are repaired", **asdict(room))
 
+    def _share(self) -> None:
+        """Note which managed instances ask for anything, and take over the jobs of those that have become managed or
+        are so no more."""
+        run = self._database.run
+        run(lambda connection: shares.note_demand(connection, shares.wanting(connection), self._fair))
+        for move in (moves.adopt, moves.dismiss):
+            if not self._in_batches(partial(move, limit=LIMIT)):
+                self._next_share = self._now()
+
+    def _roll(self) -> None:
+        """What was used before the window began counts no more."""
+        window = self._fair.window
+        if not self._in_batches(lambda connection: counters.roll(connection, window=window, limit=LIMIT)):
+            self._next_roll = self._now()
+
+    def _in_batches(self, duty: Callable[[Connection], int]) -> bool:
+        """Do it a batch at a time until a batch is not full; tells whether that was reached."""
+        return any(self._database.run(duty) < LIMIT for _ in range(DELETIONS))
+
     def _forget(self) -> None:
         """Delete what belongs to no job, a batch of each kind at a time, until a batch is not full."""
-        settings, run = self._settings, self._database.run
+        settings = self._settings
         # The cooldown of evictions counts those of the last day at most.
         kept = max(settings.keep_dead, DAY)
         duties: tuple[Callable[[Connection], int], ...] = (
@@ -209,12 +248,10 @@ class Upkeep:
             lambda connection: forgetting.forget_audit(connection, age=settings.keep_audit, limit=LIMIT),
             lambda connection: forgetting.forget_bots(connection, age=settings.keep_gone_bots, limit=LIMIT),
             lambda connection: forgetting.forget_assigners(connection, age=DAY),
+            lambda connection: forgetting.forget_usage(connection, age=settings.keep_usage, limit=LIMIT),
         )
         for duty in duties:
-            for _ in range(DELETIONS):
-                if run(duty) < LIMIT:
-                    break
-            else:
+            if not self._in_batches(duty):
                 self._next_forget = self._now()
 
     def _delete(self, done: Round) -> None:

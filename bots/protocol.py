@@ -18,6 +18,15 @@ MAX_COUNT = 2**63 - 1
 MAX_LEASES = 10_000
 
 
+#: Units in which one attempt may tell what it has used, and the largest amount of each.
+MAX_UNITS_USED, MAX_USED = 16, 1e12
+#: Amounts by unit, each of them a name: `tokens`, `seconds`, `cost`.
+Usage = Annotated[
+    dict[Name, Annotated[float, Field(ge=0, le=MAX_USED, allow_inf_nan=False, strict=True)]],
+    Field(max_length=MAX_UNITS_USED),
+]
+
+
 class Message(BaseModel):
     """Every message is immutable, refuses unknown fields, and takes only finite numbers."""
 
@@ -84,6 +93,7 @@ class Outcome(Message):
     seconds: float | None = Field(default=None, ge=0, description="run time on the bot's monotonic clock")
     output_bytes: int | None = Field(default=None, ge=0, description="bytes written by the command, also those cut")
     output_truncated: bool = False
+    usage: Usage | None = Field(default=None, description="what it has used, by unit: tokens, seconds, cost")
 
 
 class LeaseReport(Message):

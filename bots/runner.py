@@ -16,12 +16,14 @@ from typing import Any, Literal, assert_never
 import structlog
 from pydantic import ValidationError
 
+from bots import usage
 from bots.launcher import Launcher
 from bots.output import Output
 from bots.protocol import Outcome
 from bots.watch import Watch, ending, inability
 from bots.workplace import MARK, Workplace, remove
 from schema import clock, limits
+from schema.errors import BadInput
 from schema.requests import Payload
 
 _log = structlog.get_logger("leasehold.agent")
@@ -167,6 +169,7 @@ class Run:
             "LEASEHOLD_FENCE": str(self.assignment.fence),
             "LEASEHOLD_ATTEMPT": str(self.assignment.attempt),
             "LEASEHOLD_INSTANCE": self.assignment.instance,
+            "LEASEHOLD_USAGE": str(directory / usage.FILE),
             "LEASEHOLD_BOT": self._place.workplace.name,
             MARK: str(directory),
         }
@@ -182,7 +185,16 @@ class Run:
         if not watch.ready and watch.over and self._stop is None:
             # Only a guardian that was dying when it was asked, so nothing has run: another one is asked, once.
             watch = self._launch(payload, directory, text)
-        return self._verdict(watch, payload.command[0])
+        return self._with_usage(self._verdict(watch, payload.command[0]), directory)
+
+    def _with_usage(self, outcome: Outcome | None, directory: Path) -> Outcome | None:
+        """What the command says it has used; where that cannot be understood it has said nothing."""
+        try:
+            used = None if outcome is None else usage.read(directory / usage.FILE)
+        except BadInput as error:
+            _log.warning("what a command says it used is no use", job=self.assignment.job, reason=str(error))
+            return outcome
+        return outcome if outcome is None or used is None else outcome.model_copy(update={"usage": used})
 
     def _launch(self, payload: Payload, directory: Path, request: bytes) -> Watch:
         """Have the command started and stay until nothing is left of it. Raises OSError."""

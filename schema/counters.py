@@ -6,8 +6,9 @@ used within the rolling window and what is reserved for live leases, `lock:NAME`
 quotas, in the order of their names.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, text
 
@@ -25,12 +26,9 @@ WITH taken AS (
                 CAST(:amounts AS numeric[])) AS c (job_id, fence, name, amount)
     GROUP BY c.job_id, c.fence
 )
-SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]))
+SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)
 """)
-SETTLE = text("""
-SELECT settle(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:costs AS numeric[]),
-              CAST(:finals AS boolean[]))
-""")
+SETTLE = text("SELECT settle(CAST(:spent AS jsonb))")
 LIMIT = text("""
 INSERT INTO counters (name, most) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET most = :most
 """)
@@ -70,11 +68,13 @@ class Charge:
 
 @dataclass(frozen=True)
 class Spent:
-    """One lease that is over. `cost`: what it has used, None if nobody says; `final`: its job will not run again."""
+    """One lease that is over. `usage`: what its bot says it has used, by unit; `seconds`: how long it ran, None if
+    nobody says; `final`: its job will not run again."""
 
     job_id: int
     fence: int
-    cost: float | None
+    usage: Mapping[str, float]
+    seconds: float | None
     final: bool
 
 
@@ -86,8 +86,9 @@ def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
     return {row.name: Counter(float(row.used), None if row.most is None else float(row.most)) for row in rows}
 
 
-def take(connection: Connection, charges: Sequence[Charge]) -> None:
-    """Take what these leases need, all of it.
+def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bool = False) -> None:
+    """Take what these leases need, all of it. Of a cost of which anything is left, the last one of them `may_overshoot`
+    the limit.
 
     If a limit was reached since it was looked at, the transaction has to begin anew: raises DBAPIError with the
     SQLSTATE of a serialization failure, which `Database.run` repeats.
@@ -101,23 +102,17 @@ def take(connection: Connection, charges: Sequence[Charge]) -> None:
                 "fences": [charge.fence for charge, _, _ in rows],
                 "names": [name for _, name, _ in rows],
                 "amounts": [amount for _, _, amount in rows],
+                "may_overshoot": may_overshoot,
             },
         )
 
 
 def settle(connection: Connection, spent: Sequence[Spent]) -> None:
     """Give back what these leases have taken, once. Of a cost, what was used stays counted until it is older than the
-    window: what the bot said, or the estimate if its job has ended and nobody said."""
+    window: what the bot said of the unit in which its instance counts, or the estimate if its job has ended and nobody
+    said."""
     if spent:
-        connection.execute(
-            SETTLE,
-            {
-                "job_ids": [each.job_id for each in spent],
-                "fences": [each.fence for each in spent],
-                "costs": [each.cost for each in spent],
-                "finals": [each.final for each in spent],
-            },
-        )
+        connection.execute(SETTLE, {"spent": json.dumps([asdict(each) for each in spent])})
 
 
 def limit(connection: Connection, name: str, most: float | None) -> None:

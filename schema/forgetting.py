@@ -29,6 +29,14 @@ OLD_BLAMES = text("""
 DELETE FROM blames WHERE job_id = ANY (ARRAY(
     SELECT job_id FROM blames WHERE at < now() - make_interval(secs => :age) LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
+# What is within the window still counts, however short a time it is to be kept.
+OLD_USAGE = text("""
+WITH old AS MATERIALIZED (
+    SELECT name, bucket FROM usage WHERE rolled AND bucket < now() - make_interval(secs => :age)
+    ORDER BY bucket LIMIT :limit FOR UPDATE SKIP LOCKED
+)
+DELETE FROM usage u USING old o WHERE u.name = o.name AND u.bucket = o.bucket
+""")
 UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_interval(secs => :age)")
 
 
@@ -51,6 +59,11 @@ def forget_bots(connection: Connection, *, age: float, limit: int) -> int:
 def forget_blames(connection: Connection, *, age: float, limit: int) -> int:
     """Delete up to `limit` blames for failures more than `age` seconds ago; returns how many. Reads all of them."""
     return connection.execute(OLD_BLAMES, {"age": age, "limit": limit}).rowcount
+
+
+def forget_usage(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete up to `limit` minutes of usage that count no more and are older than `age` seconds; returns how many."""
+    return connection.execute(OLD_USAGE, {"age": age, "limit": limit}).rowcount
 
 
 def forget_assigners(connection: Connection, *, age: float) -> int:

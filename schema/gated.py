@@ -21,22 +21,22 @@ MAX_QUEUES = 2000
 #: Heads that are read, and locked, for each job that may be placed; and from each queue at least.
 SPARE, LEAST_HEADS = 4, 8
 
-# One step along the index for each queue, however many jobs it holds.
-_STEP = f"""
+#: One step along the index for each queue, however many jobs it holds.
+STEP = f"""
     SELECT cohort, instance, platform, gating FROM jobs
     WHERE {GATED} AND (cohort, instance, platform, gating) > ({{after}})
     ORDER BY cohort, instance, platform, gating LIMIT 1"""
 QUEUES = text(f"""
 WITH RECURSIVE gated AS (
-    SELECT first.*, 1 AS nth FROM ({_STEP.format(after=":cohort, :instance, :platform, :gating")}) first
+    SELECT first.*, 1 AS nth FROM ({STEP.format(after=":cohort, :instance, :platform, :gating")}) first
     UNION ALL
     SELECT following.*, g.nth + 1 FROM gated g
-    CROSS JOIN LATERAL ({_STEP.format(after="g.cohort, g.instance, g.platform, g.gating")}) following
+    CROSS JOIN LATERAL ({STEP.format(after="g.cohort, g.instance, g.platform, g.gating")}) following
     WHERE g.nth < :queues
 ), queues AS MATERIALIZED (
     SELECT DISTINCT cohort, instance, platform FROM gated
 ), {wanted(Guard.MAX)}, {ROOM}, {SERVED}
-SELECT g.*, i.name, s.nth IS NOT NULL AS served, s.headroom, t.terms, (SELECT jobs FROM room) AS room,
+SELECT g.*, i.name, i.managed, s.nth IS NOT NULL AS served, s.headroom, t.terms, (SELECT jobs FROM room) AS room,
     greatest(q.min_quota - q.usage, 0) AS owed, statement_timestamp() AS now
 FROM gated g
 JOIN gatings t ON t.id = g.gating
@@ -78,7 +78,7 @@ class GatedQueue:
     """Jobs of one cohort, instance and requirement set that ask for the same `terms`.
 
     `headroom`: units that the instance's quota leaves, None for any number; `owed`: those that are missing to its
-    minimum.
+    minimum; `managed`: the instance has a share of the pool.
     """
 
     cohort: int
@@ -89,6 +89,7 @@ class GatedQueue:
     terms: Mapping[str, Any]
     headroom: int | None
     owed: int
+    managed: bool = False
 
     @property
     def place(self) -> tuple[int, int, int, int]:
@@ -137,7 +138,17 @@ def queues(
         },
     ).all()
     found = [
-        GatedQueue(row.cohort, row.instance, row.platform, row.gating, row.name, row.terms, row.headroom, row.owed or 0)
+        GatedQueue(
+            row.cohort,
+            row.instance,
+            row.platform,
+            row.gating,
+            row.name,
+            row.terms,
+            row.headroom,
+            row.owed or 0,
+            row.managed,
+        )
         for row in rows
         if row.served
     ]

@@ -21,10 +21,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from schema.columns import NOW, TIME, identity, metadata
+from schema.columns import NOW, TIME, identity, metadata, name_form
 
 #: Amounts of anything that is counted: exact, so that what is taken and given back leaves nothing.
-AMOUNT = Numeric(20, 6)
+AMOUNT = Numeric(30, 6)
 
 # Jobs that ask for the same are judged together: one row for each set of terms.
 gatings = Table(
@@ -61,6 +61,7 @@ counters = Table(
     PrimaryKeyConstraint("name"),
     CheckConstraint("used >= 0 AND used <> 'NaN'", name="counters_used_positive"),
     CheckConstraint("most >= 0 AND most <> 'NaN'", name="counters_most_positive"),
+    Index("counters_of_instances", "name", postgresql_where=text("name LIKE 'instance:%'")),
 )
 
 # What a live lease has taken of counters; it comes back when the lease ends.
@@ -88,4 +89,22 @@ usage = Table(
     CheckConstraint("amount >= 0 AND amount <> 'NaN'", name="usage_amount_positive"),
     CheckConstraint("jobs >= 0", name="usage_jobs_positive"),
     Index("usage_counted", "bucket", postgresql_where=text("NOT rolled")),
+    Index("usage_rolled", "bucket", postgresql_where=text("rolled")),
+)
+
+# Instances that have a share of the pool: their weight beside each other, the unit in which they count, when they last
+# asked for anything, and what was added to their usage when they came back.
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("instance", Integer, autoincrement=False, nullable=False),
+    Column("credit_weight", Double, nullable=False, server_default=text("1")),
+    Column("unit", Text, nullable=False, server_default=text("'cost'")),
+    Column("demand_at", TIME, nullable=False, server_default=text("'-infinity'")),
+    Column("lift", Double, nullable=False, server_default=text("0")),
+    Column("lifted_at", TIME, nullable=False, server_default=text("'-infinity'")),
+    PrimaryKeyConstraint("instance"),
+    CheckConstraint("credit_weight >= 0 AND credit_weight <= 1e6", name="accounts_credit_weight_range"),
+    CheckConstraint(name_form("unit"), name="accounts_unit_form"),
+    CheckConstraint("lift >= 0 AND lift < 'infinity'", name="accounts_lift_range"),
 )

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, text
 
 from schema import audit
+from schema.accounts import Account
 from schema.errors import Conflict
 from schema.gates import GATED, READY, RESTING
 from schema.ledger import ALONE
@@ -29,7 +29,9 @@ SELECT EXISTS (
 # The indexes of queues begin with the cohort, of which there are few. OFFSET 0 keeps the planner from joining, and so
 # reading, the whole table of jobs; so does a range of one instance in the order of instances, that of leases.
 _LIST = text(f"""
-SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota,
+SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight, a.unit,
+    used.used::double precision AS used, used.most::double precision AS budget,
+    jobs.most::double precision AS max_concurrent, slots.most::double precision AS slots,
     (SELECT count(*) FROM (
         SELECT FROM (SELECT id FROM cohorts OFFSET 0) c CROSS JOIN LATERAL (
             (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {READY}
@@ -49,17 +51,19 @@ LEFT JOIN LATERAL (
     SELECT sum(usage)::bigint AS usage, sum(min_quota)::bigint AS min_quota,
         CASE WHEN bool_and(max_quota IS NOT NULL) THEN sum(max_quota)::bigint END AS max_quota
     FROM quotas WHERE instance = i.id) q ON true
+LEFT JOIN accounts a ON a.instance = i.id
+LEFT JOIN counters used ON a.instance IS NOT NULL AND used.name = 'instance:' || i.name || '\\:cost'
+LEFT JOIN counters jobs ON a.instance IS NOT NULL AND jobs.name = 'instance:' || i.name || '\\:jobs'
+LEFT JOIN counters slots ON a.instance IS NOT NULL AND slots.name = 'instance:' || i.name || '\\:slots'
 ORDER BY i.name
 """)
 
 
-class InstanceSettings(BaseModel):
-    """One instance that the configuration names.
+class InstanceSettings(Account):
+    """One instance that the configuration names, with its share of the pool if any of that is given.
 
     pool: the instances of one pool are served together, by bots of that pool and by assigners of any of them.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Name
     pool: Name | None = None
@@ -68,7 +72,10 @@ class InstanceSettings(BaseModel):
 @dataclass(frozen=True)
 class Instance:
     """One instance for an operator. `usage`, `min_quota` and `max_quota` are units in all cohorts with a quota, None
-    without one (or without a maximum); `queued` and `running` jobs are counted up to MAX_COUNTED."""
+    without one (or without a maximum); `queued` and `running` jobs are counted up to MAX_COUNTED.
+
+    `credit_weight` and `unit` are None if it is not managed; `used` is its cost within the window with what is
+    reserved, of `budget`; limits are None for any number."""
 
     name: str
     pool: str | None
@@ -78,6 +85,12 @@ class Instance:
     max_quota: int | None
     queued: int
     running: int
+    credit_weight: float | None = None
+    unit: str | None = None
+    used: float | None = None
+    budget: float | None = None
+    max_concurrent: float | None = None
+    slots: float | None = None
 
 
 def put_instance(connection: Connection, name: str, *, pool: str | None, actor: str, reason: str = "") -> None:
@@ -107,8 +120,8 @@ def put_instance(connection: Connection, name: str, *, pool: str | None, actor: 
 def different(connection: Connection, wanted: Sequence[InstanceSettings]) -> list[InstanceSettings]:
     """Those of the wanted instances that are not there or are of another pool, by name."""
     found = connection.execute(_POOLS, {"names": [each.name for each in wanted]})
-    known = {InstanceSettings(name=row.name, pool=row.pool) for row in found}
-    return sorted((each for each in wanted if each not in known), key=lambda one: one.name)
+    known = {(row.name, row.pool) for row in found}
+    return sorted((each for each in wanted if (each.name, each.pool) not in known), key=lambda one: one.name)
 
 
 def instances(connection: Connection, *, after: str = "", limit: int = MAX_LIST) -> list[Instance]:

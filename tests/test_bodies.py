@@ -21,6 +21,7 @@ from bots.client import MAX_BYTES
 from bots.crew import Busy, Crew
 from bots.gateway import house
 from bots.protocol import MAX_LEASES, Sync
+from bots.usage import MAX_TOLD_BYTES
 from schema import limits
 from schema.engine import Database
 from schema.errors import BadInput
@@ -154,7 +155,9 @@ def largest_sync() -> dict[str, Any]:
         "seconds": 12345678.123456789,
         "output_bytes": 2**63 - 1,
         "output_truncated": False,
+        "usage": {f"unit-{n:05d}": 1234567.1234 for n in range(7)},
     }
+    assert MAX_TOLD_BYTES - 30 < len(json.dumps(outcome["usage"], separators=(",", ":"))) <= MAX_TOLD_BYTES
     lease = {"job": "0" * 36, "fence": 2**63 - 1, "state": "completed", "outcome": outcome, "output": []}
     output = [{"start": n << 18, "data": "A" * (limits.MAX_OUTPUT_BYTES // 3)} for n in range(4)]
     identity = {"bot": "b" * 63, "epoch": 2**63 - 1, "secret": "s" * 200, "seq": 2**63 - 1, "wait": 60.0}

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from assigner import exits, report
+from assigner import exits, fairness, report
 from assigner.installation import Installation, PoolSettings
 from assigner.reporting import report_command
 from schema import counters
@@ -42,7 +42,7 @@ def aged(pool: Pool, seconds: float) -> None:
     [([1, 1, 1], 1.0), ([1000 / 3, 500 / 1], 0.962), ([5, 0, 0, 0], 0.25), ([0, 0], None), ([], None)],
 )
 def test_a_25_fairness_is_jains_index(shares: list[float], index: float | None) -> None:
-    found = report.jain(shares)
+    found = fairness.jain(shares)
     assert found == (None if index is None else pytest.approx(index, abs=5e-4))
 
 

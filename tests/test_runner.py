@@ -39,6 +39,7 @@ def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(p
     seen = dict(line.split("=", 1) for line in text_of(run).splitlines())
     directory = seen.pop("LEASEHOLD_WORK")
     assert Path(directory).parent == place.workplace.root
+    assert seen.pop("LEASEHOLD_USAGE").startswith(f"{directory}/")
     assert seen == {
         "PATH": os.defpath,
         "HOME": directory,

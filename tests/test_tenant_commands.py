@@ -35,8 +35,15 @@ WRONG = [
     ("cohort set default --position 1", "position: the default cohort has no labels and comes last"),
     ("cohort rm default", "name: the default cohort cannot be removed"),
     ("cohort rm absent", "cohort: no cohort 'absent'"),
-    ("instance set team-a", "give exactly one of: --pool, --no-pool"),
-    ("instance set team-a --pool a --no-pool", "give exactly one of: --pool, --no-pool"),
+    ("instance set team-a", "give a pool, --no-pool, a part of its share, or --no-share"),
+    ("instance set team-a --pool a --no-pool", "give at most one of: --pool, --no-pool"),
+    ("instance set team-a --weight -1", "--weight: must be greater than or equal to 0"),
+    ("instance set team-a --weight heavy", "--weight: 'heavy' is neither a number nor 'none'"),
+    ("instance set team-a --budget inf", "--budget: must be a finite number"),
+    ("instance set team-a --slots 1.5", "--slots: must be a valid integer"),
+    ("instance set team-a --lock tree", "--lock: 'tree' is not NAME=SLOTS"),
+    ("instance set team-a --lock tree=2 --no-share", "--no-share means nothing together with a share"),
+    ("instance limit-all", "give --max-concurrent, --budget or both"),
     ("instance set team-a --pool Builds", "--pool: 'Builds' is not a name"),
     ("instance set Team --no-pool", "NAME: 'Team' is not a name"),
 ]
@@ -165,3 +172,19 @@ def test_an_instance_is_of_one_pool_only_and_can_leave_it(good: Answer) -> None:
     assert "tests" in good("instance", "list")
     assert good("instance", "set", "team-a", "--no-pool") == "team-a is of no pool\n"
     assert listed(good, "instance")["team-a"]["pool"] is None
+
+
+def test_the_share_of_an_instance_is_set_shown_and_taken_away(good: Answer, refused: Answer) -> None:
+    share = ["--weight", "3", "--budget", "10.5", "--max-concurrent", "4", "--lock", "tree=2"]
+    assert json.loads(good("instance", "set", "team-a", *share, "--json")) == {
+        **{"name": "team-a", "credit_weight": 3.0, "budget": 10.5, "max_concurrent": 4, "locks": {"tree": 2}}
+    }
+    said = good("instance", "set", "team-a", "--budget", "none", "--unit", "tokens")
+    assert said == "the share of team-a is set\n"
+    (row,) = [one for one in json.loads(good("instance", "list", "--json")) if one["name"] == "team-a"]
+    shown = {"credit_weight": 3.0, "unit": "tokens", "budget": None, "max_concurrent": 4.0}
+    assert {key: row[key] for key in shown} == shown
+    assert "weight" in good("instance", "list").splitlines()[0]
+    good("instance", "limit-all", "--budget", "100", "--max-concurrent", "none")
+    assert good("instance", "set", "team-a", "--no-share") == "team-a has no share\n"
+    assert "'team-a' has no share of the pool" in refused("instance", "set", "team-a", "--no-share")

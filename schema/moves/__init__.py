@@ -29,6 +29,7 @@ from schema.moves.graphing import (
 )
 from schema.moves.holding import Held, park, unpark
 from schema.moves.localities import remember_localities
+from schema.moves.managing import adopt, dismiss
 from schema.moves.overdue import time_out
 from schema.moves.preempting import claims, drop_reservations, expire_reservations, hold_quotas, preempt
 from schema.moves.prioritising import ManyPrioritised, Prioritised, set_priority, set_priority_where
@@ -77,6 +78,7 @@ __all__ = [
     "Verdict",
     "Word",
     "acknowledge",
+    "adopt",
     "any_graph",
     "ask_stop",
     "cancel",
@@ -88,6 +90,7 @@ __all__ = [
     "count_dead_ends",
     "delete_finished",
     "deliver",
+    "dismiss",
     "drain",
     "drop_reservations",
     "end",

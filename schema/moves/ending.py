@@ -253,12 +253,11 @@ def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[
     """Give back what attempts have taken of counters. What they have cost is what the bot says."""
     if not any(row.gated for row in rows):
         return
-    told = {(ending.job_id, ending.fence): ending.details.get("usage") or {} for ending in endings}
+    told = {(ending.job_id, ending.fence): ending.details for ending in endings}
     counters.settle(
         connection,
         [
-            Spent(row.id, row.ended_fence, told[row.id, row.ended_fence].get("cost"), row.state in FINAL)
-            for row in rows
-            if row.gated
+            Spent(row.id, row.ended_fence, said.get("usage") or {}, said.get("seconds"), row.state in FINAL)
+            for row, said in ((row, told[row.id, row.ended_fence]) for row in rows if row.gated)
         ],
     )

@@ -34,7 +34,7 @@ CREATE TABLE gatings (
 );
 CREATE TABLE job_terms (
     job_id bigint NOT NULL,
-    estimate numeric(20, 6) NOT NULL DEFAULT 1,
+    estimate numeric(30, 6) NOT NULL DEFAULT 1,
     seconds double precision,
     deadline timestamptz,
     own jsonb,
@@ -44,8 +44,8 @@ CREATE TABLE job_terms (
 );
 CREATE TABLE counters (
     name text NOT NULL,
-    used numeric(20, 6) NOT NULL DEFAULT 0,
-    most numeric(20, 6),
+    used numeric(30, 6) NOT NULL DEFAULT 0,
+    most numeric(30, 6),
     CONSTRAINT counters_pkey PRIMARY KEY (name),
     CONSTRAINT counters_used_positive CHECK (used >= 0 AND used <> 'NaN'),
     CONSTRAINT counters_most_positive CHECK (most >= 0 AND most <> 'NaN')
@@ -54,14 +54,14 @@ CREATE TABLE charges (
     job_id bigint NOT NULL,
     fence bigint NOT NULL,
     names text[] NOT NULL,
-    amounts numeric(20, 6)[] NOT NULL,
+    amounts numeric(30, 6)[] NOT NULL,
     CONSTRAINT charges_pkey PRIMARY KEY (job_id, fence),
     CONSTRAINT charges_paired CHECK (cardinality(names) = cardinality(amounts))
 );
 CREATE TABLE usage (
     name text NOT NULL,
     bucket timestamptz NOT NULL,
-    amount numeric(20, 6) NOT NULL DEFAULT 0,
+    amount numeric(30, 6) NOT NULL DEFAULT 0,
     jobs integer NOT NULL DEFAULT 0,
     rolled boolean NOT NULL DEFAULT false,
     CONSTRAINT usage_pkey PRIMARY KEY (name, bucket),

@@ -1,0 +1,69 @@
+"""An instance gets a share of the pool, or has none any more: the jobs that wait go into the other kind of queue.
+
+Their state stays, so these moves write no event. They are placed all the while, from whichever queue they are in.
+"""
+
+from sqlalchemy import Connection, text
+
+from schema.gated import STEP
+from schema.gates import GATED, READY, RESTING
+
+_OF = "cohort = c.id AND instance = a.instance"
+_PLACES = "(SELECT instance FROM accounts ORDER BY instance OFFSET 0) a CROSS JOIN (SELECT id FROM cohorts OFFSET 0) c"
+
+# Nobody knows what else was said when they were submitted, but they asked for nothing then.
+ADOPT = text(f"""
+WITH ready AS MATERIALIZED (
+    SELECT j.id FROM {_PLACES} CROSS JOIN LATERAL (
+        SELECT id FROM jobs WHERE {_OF} AND {READY}
+        ORDER BY cohort, instance, platform LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+    LIMIT :limit
+), resting AS MATERIALIZED (
+    SELECT j.id FROM {_PLACES} CROSS JOIN LATERAL (
+        SELECT id FROM jobs WHERE {_OF} AND {RESTING}
+        ORDER BY cohort, instance, platform LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+    LIMIT :limit
+), moved AS (
+    UPDATE jobs j SET gating = (SELECT intern_gating('{{}}')),
+        rank = rank_of(jsonb_build_object('priority', j.priority))
+    WHERE j.id = ANY (ARRAY(SELECT id FROM ready UNION ALL SELECT id FROM resting))
+    RETURNING j.id, j.priority
+), termed AS (
+    INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
+    SELECT m.id, w.* FROM moved m CROSS JOIN LATERAL own_terms(jsonb_build_object('priority', m.priority)) w
+    ON CONFLICT (job_id) DO NOTHING
+)
+SELECT count(*) FROM moved
+""")
+
+# What each of them asked for stays known, should the instance get a share again.
+DISMISS = text(f"""
+WITH RECURSIVE gated AS (
+    SELECT first.* FROM ({STEP.format(after="-1, -1, -1, -1")}) first
+    UNION ALL
+    SELECT following.* FROM gated g
+    CROSS JOIN LATERAL ({STEP.format(after="g.cohort, g.instance, g.platform, g.gating")}) following
+), alone AS MATERIALIZED (
+    SELECT j.id FROM gated g
+    JOIN instances i ON i.id = g.instance AND NOT i.managed
+    JOIN gatings t ON t.id = g.gating AND t.terms = '{{}}'
+    CROSS JOIN LATERAL (
+        SELECT id FROM jobs
+        WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform AND gating = g.gating AND {GATED}
+        ORDER BY cohort, instance, platform, gating LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+    LIMIT :limit
+)
+UPDATE jobs j SET gating = NULL, rank = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
+""")
+
+
+def adopt(connection: Connection, limit: int) -> int:
+    """Up to `limit` ready and `limit` resting jobs of managed instances that do not wait at gates yet do from now on;
+    returns how many. A job that runs is taken over when it is queued again."""
+    return int(connection.execute(ADOPT, {"limit": limit}).scalar_one())
+
+
+def dismiss(connection: Connection, limit: int) -> int:
+    """Up to `limit` ready jobs that ask for nothing but a place, of instances that are not managed any more, wait for a
+    place alone; returns how many."""
+    return len(connection.execute(DISMISS, {"limit": limit}).all())
