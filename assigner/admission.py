@@ -1,7 +1,7 @@
 """Which of the jobs that ask for more than a place may start now, in which order. Pure."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from assigner import terms
@@ -10,20 +10,37 @@ from schema.gated import Head
 
 
 class Ordering(Protocol):
-    """In which order jobs start: each time the instance that comes first, and of its jobs the first that may."""
+    """In which order jobs are asked to start."""
+
+    def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
+        """Each of the heads once. Between two of them `book` changes: who starts is counted before the next is asked
+        for."""
+
+
+class ByInstance:
+    """Each time the instance that comes first, and of its jobs the one with the lowest rank."""
+
+    def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
+        waiting: dict[int, list[Head]] = defaultdict(list)
+        for head in sorted(heads, key=order, reverse=True):
+            waiting[head.job.instance].append(head)
+        while waiting:
+            instances = list(waiting)
+            instance = instances[self.first([waiting[each][-1] for each in instances], book)]
+            yield waiting[instance].pop()
+            if not waiting[instance]:
+                del waiting[instance]
 
     def first(self, heads: Sequence[Head], book: Book) -> int:
         """Which of the heads, one of each instance, comes first: its index."""
+        raise NotImplementedError
 
 
-class ByRank:
+class ByRank(ByInstance):
     """Instances below their minimum quota first, then whatever job has the lowest rank, then the oldest."""
 
     def first(self, heads: Sequence[Head], book: Book) -> int:
-        return min(
-            range(len(heads)),
-            key=lambda nth: (heads[nth].queue.owed <= book.given(heads[nth].queue), order(heads[nth])),
-        )
+        return min(range(len(heads)), key=lambda nth: (not owed(heads[nth], book), order(heads[nth])))
 
 
 def order(head: Head) -> tuple[float, float, int]:
@@ -31,26 +48,32 @@ def order(head: Head) -> tuple[float, float, int]:
     return head.rank, head.queued_at.timestamp(), head.job.id
 
 
-def admit(heads: Sequence[Head], book: Book, *, room: int, ordering: Ordering) -> list[Head]:
+def owed(head: Head, book: Book) -> bool:
+    """Whether the job's instance is still below its minimum quota."""
+    return head.queue.owed > book.given(head.queue)
+
+
+def admit(
+    heads: Sequence[Head], book: Book, *, room: int, ordering: Ordering, closed: Counter[str] | None = None
+) -> list[Head]:
     """Up to `room` of the heads that go through their gates, in the order in which they are to be placed.
 
     What each takes is counted in `book`, so that those behind it are judged by what is left. A job that may not start
-    keeps nobody behind it waiting.
+    keeps nobody behind it waiting; in `closed` it is counted by the gate that was closed for it.
     """
-    waiting: dict[int, list[Head]] = defaultdict(list)
-    for head in sorted(heads, key=order, reverse=True):
-        waiting[head.job.instance].append(head)
     admitted: list[Head] = []
-    while room > 0 and waiting:
-        instances = list(waiting)
-        instance = instances[ordering.first([waiting[each][-1] for each in instances], book)]
-        head = waiting[instance].pop()
-        if not waiting[instance]:
-            del waiting[instance]
+    for head in ordering.sequence(heads, book):
+        if room <= 0:
+            break
         headroom = head.queue.headroom
         leaves = headroom is None or book.given(head.queue) + head.job.units <= headroom
-        if leaves and terms.closed(head, book) is None:
+        if not leaves:
+            continue
+        found = terms.closed(head, book)
+        if found is None:
             room -= 1
             book.take(head)
             admitted.append(head)
+        elif closed is not None:
+            closed[found[0].name] += 1
     return admitted

@@ -3,22 +3,20 @@
 from sqlalchemy import Connection
 
 from assigner import gatehouse, terms
+from assigner.gatehouse import Rules
 from assigner.gates import Judged
 from schema import gated
 from schema.gates import Gate
-from schema.shares import FairShareSettings
-
-#: Shares as they are unless configured otherwise.
-FAIR = FairShareSettings()
 
 
-def judge(connection: Connection, job_id: int, *, fair: FairShareSettings = FAIR) -> list[Judged]:
-    """The gates on what the job asks for; none if it asks for nothing but a place."""
+def judge(connection: Connection, job_id: int, rules: Rules) -> list[Judged]:
+    """The gates on what the job asks for; none if it asks for nothing but a place. What a checker would say, and for
+    how long an assigner still waits, nobody else knows."""
     found = gated.job(connection, job_id)
     if found is None:
         return []
     head, now = found
-    book = gatehouse.opened(connection, [head.queue], now=now, fair=fair)
+    book = gatehouse.opened(connection, [head.queue], now=now, rules=rules)
     judged = []
     for gate in terms.GATES:
         why = gate.closed_to(head.queue, book) or gate.closed_for(head, book)

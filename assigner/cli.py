@@ -63,6 +63,8 @@ class Root(click.Group):
         "instance": "assigner.tenants:instance_group",
         "cohort": "assigner.tenants:cohort_group",
         "quota": "assigner.tenants:quota_group",
+        "rate": "assigner.rates:rate_group",
+        "backpressure": "assigner.rates:backpressure_group",
         "report": "assigner.reporting:report_command",
     }
 
@@ -212,6 +214,7 @@ def gateway_command(installation: "Installation") -> int:
             wakeups=wakeups,
             routers=[*intake.ROUTERS, backlog.router],
         )
+        app.state.ordering = settings.ordering
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
     return 130 if signal.SIGINT in stopped_by else 0
 

@@ -8,13 +8,13 @@ bot because it was behind when the cycle began.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from assigner.admission import ByRank, order
+from assigner.admission import ByInstance, ByRank, order, owed
 from assigner.terms import Book
 from schema.gated import Head
 from schema.shares import Share, Shares
 
 
-class Fair:
+class Fair(ByInstance):
     """Instances below their minimum quota first; then those that have not had their minimum of jobs; then the one with
     the lowest deficit. One of weight 0 gets what those of positive weight leave."""
 
@@ -29,8 +29,7 @@ class Fair:
             share, weight = shares.of[instance], weighed.weights[instance]
             # Only one that would lack it is looked up.
             had = not weight or share.completed >= shares.guarantee or _had_with_running(share, shares.guarantee, book)
-            owed = head.queue.owed <= book.given(head.queue)
-            return owed, not weight, had, weighed.deficit(instance), order(head)
+            return not owed(head, book), not weight, had, weighed.deficit(instance), order(head)
 
         return min(range(len(heads)), key=key)
 

@@ -1,61 +1,223 @@
 """The way of jobs that ask for more than a place: their queues are read, those that may start go through and count."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
+import structlog
 from sqlalchemy import Connection
 
-from assigner import admission, fairness, metrics, terms
-from assigner.fairness import Fair
+from assigner import admission, fairness, metrics, portions, terms
+from assigner.checkers import FAILURES, CheckerSettings
+from assigner.graph_order import ordering
+from assigner.pace import Return
+from assigner.portions import OrderingSettings
+from assigner.pressure import Backpressure
+from assigner.rate import Rate
 from assigner.terms import Book
-from schema import counters, gated, shares
+from schema import backpressure, counters, gated, graph_shares, moves, rates, shares
+from schema.backpressure import Advice
+from schema.clock import Monotonic
 from schema.counters import Charge
 from schema.gated import GatedQueue, Head
 from schema.moves import Granted
 from schema.ready import Scope
 from schema.shares import FairShareSettings
 
-#: In which order instances come.
-ORDERING = Fair()
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the configuration says of jobs that ask for more than a place."""
+
+    ordering: OrderingSettings = field(default_factory=OrderingSettings)
+    checkers: CheckerSettings = field(default_factory=CheckerSettings)
+    fair: FairShareSettings = field(default_factory=FairShareSettings)
+
+
+#: Those of a configuration that says nothing of them.
+RULES = Rules()
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """Jobs that may start, locked, in their order, and the queue behind which the next walk begins."""
+    """Jobs that may start, locked, in their order.
 
-    heads: Sequence[Head]
-    last: tuple[int, int, int, int] = gated.BEGINNING
+    `closed_queues`, `closed_jobs`: how many a gate has kept waiting, by its name; `empty`: why there are no jobs at
+    all, if no gate has; `returns`: when the first of them may start.
+    """
+
+    heads: Sequence[Head] = ()
+    closed_queues: Mapping[str, int] = field(default_factory=dict)
+    closed_jobs: Mapping[str, int] = field(default_factory=dict)
+    empty: str | None = None
+    returns: Return | None = None
 
 
-def pick(
+class Gatehouse:
+    """What one assigner goes by, and what it keeps between two looks: how far it has come, and whom it lets wait."""
+
+    def __init__(self, rules: Rules, *, name: str, chance: random.Random, now: Monotonic) -> None:
+        self._name, self._chance, self._now = name, chance, now
+        self._after = gated.BEGINNING
+        self._until: dict[str, float] = {}
+        self._delays: dict[str, float] = {}
+        self._book: Book
+        self._dispatched: list[Head] = []
+        self.reconfigure(rules)
+
+    def reconfigure(self, rules: Rules) -> None:
+        """Go by other rules from the next look on."""
+        self._rules, self._ordering = rules, ordering(rules.ordering)
+
+    def pick(self, connection: Connection, scope: Scope, *, batch: int, pace: float) -> Admitted:
+        """Lock up to `batch` jobs that go through their gates and for which a free bot is there. `pace`: seconds within
+        which no job's failed check is counted twice."""
+        found = gated.queues(connection, scope, batch=batch, start=self._chance.random(), after=self._after)
+        self._after = found.last
+        if found.now is None or not found.queues or not found.room:
+            return Admitted(empty="empty queue" if found.now is None else "no room")
+        queues = _noted(connection, found.queues, self._rules.fair)
+        book = opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
+        if book.shares is not None:
+            metrics.observe_fairness(fairness.index(book.shares, book))
+        self._book = book
+        self._advised(queues, book)
+        shut = {queue.place: terms.shut(queue, book) for queue in queues}
+        if self._rules.checkers.checks_limits:
+            asked = [queue for queue in queues if shut[queue.place] is None]
+            self._check(connection, asked, book, room=found.room, pace=pace)
+            shut |= {queue.place: terms.shut(queue, book) for queue in asked}
+        open_ones = [queue for queue in queues if shut[queue.place] is None]
+        most = [terms.most(queue, book) for queue in open_ones]
+        heads = gated.heads(connection, open_ones, room=found.room, most=most)
+        closed = Counter[str]()
+        admitted = admission.admit(heads, book, room=found.room, ordering=self._ordering, closed=closed)
+        closed_queues = Counter(gate.name for gate in shut.values() if gate is not None)
+        empty = None if admitted or closed or closed_queues else "others have them"
+        return Admitted(admitted, closed_queues, closed, empty, self._returns(queues, book))
+
+    def charge(self, connection: Connection, admitted: Admitted, granted: Sequence[Granted]) -> None:
+        """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""
+        fences = {lease.job_id: lease.fence for lease in granted}
+        started = [head for head in admitted.heads if head.job.id in fences]
+        counters.take(
+            connection,
+            [Charge(head.job.id, fences[head.job.id], terms.amounts(head)) for head in started],
+            may_overshoot=not self._rules.fair.budget_reserve,
+        )
+        rates.draw(connection, [head.queue.terms for head in started])
+        graphs = {graph for head in started if (graph := portions.graph_of(head.queue.terms)) is not None}
+        if self._book.portion is not None:
+            graph_shares.keep(
+                connection, {portions.counter_of(each): self._book.portion.cap for each in sorted(graphs)}
+            )
+        for used in {_class_of(head.queue) for head in started} & self._delays.keys():
+            self._until[used] = self._now() + self._delays[used]
+        self._dispatched = [head for head in started if portions.graph_of(head.queue.terms) is not None]
+
+    def tell(self) -> None:
+        """What was charged last has been committed."""
+        for head in self._dispatched:
+            log.debug(
+                "leasehold.sheet_dispatched",
+                job=head.job.public_id,
+                graph=portions.graph_of(head.queue.terms),
+                priority=round(self._book.scores.get(head.job.id, head.rank), 2),
+                active=int(self._book.of(terms.POOL_JOBS).used),
+            )
+        self._dispatched = []
+
+    def _advised(self, queues: Iterable[GatedQueue], book: Book) -> None:
+        """What is advised, and for how long this assigner still waits: the first time before anything starts."""
+        try:
+            allowed, delay = self._rules.checkers.pressure.can_start()
+        except FAILURES as error:
+            log.warning("leasehold.backpressure_checker_error", error=str(error))
+            allowed, delay = True, 0.0
+        if not allowed or delay > 0:
+            general = book.advice.get(backpressure.ALL, Advice(allowed=True))
+            book.advice[backpressure.ALL] = Advice(general.allowed and allowed, max(general.delay, delay))
+        now = self._now()
+        used = {_class_of(queue) for queue in queues}
+        self._delays = {each: delay for each in used if (delay := backpressure.of(book.advice, each).delay) > 0}
+        self._until = {
+            each: min(self._until.get(each, now + delay), now + delay) for each, delay in self._delays.items()
+        }
+        book.waits = {each: until - now for each, until in self._until.items()}
+
+    def _check(
+        self, connection: Connection, queues: Sequence[GatedQueue], book: Book, *, room: int, pace: float
+    ) -> None:
+        """Ask the checker once for each resource; count for the first jobs of a queue that it could not tell."""
+        settings = self._rules.checkers
+        failed: dict[str, str] = {}
+        for used in sorted({each for queue in queues if (each := rates.resource(queue.terms)) is not None}):
+            resource_class, _, model = used.partition("/")
+            try:
+                if settings.limits.is_rate_limited(resource_class, model or None):
+                    book.refused[used] = f"'{used}' is limited, says the checker '{settings.rate_limit}'"
+            except FAILURES as error:
+                failed[used] = f"{type(error).__name__}: {error}"
+                book.refused[used] = f"the rate limit of '{used}' cannot be checked: {failed[used]}"
+                log.warning("leasehold.rate_limiter_error", resource=used, error=failed[used])
+            else:
+                moves.forget_skips(connection, used)
+        if not failed:
+            return
+        heads = gated.heads(connection, [each for each in queues if rates.resource(each.terms) in failed], room=room)
+        skipped = [
+            moves.Skipped(head.job.id, used := str(rates.resource(head.queue.terms)), failed[used]) for head in heads
+        ]
+        most = settings.max_rate_limit_skips
+        for job in moves.skip(connection, skipped, most=most, pace=pace, actor=self._name):
+            log.error("leasehold.rate_limiter_error_exhausted", job=job, skips=most)
+
+    def _returns(self, queues: Sequence[GatedQueue], book: Book) -> Return | None:
+        """When the first of the queues that wait for nothing else may start a job again."""
+        found: list[Return] = []
+        if not book.rates and not book.waits:
+            return None
+        for queue in queues:
+            gate = terms.shut(queue, book)
+            if isinstance(gate, Rate):
+                buckets = [book.rates[name] for name in rates.names(queue.terms) if name in book.rates]
+                empty = [bucket for bucket in buckets if bucket.tokens < 1.0]
+                if empty:
+                    slowest = max(empty, key=lambda bucket: bucket.due)
+                    found.append(Return(slowest.due, slowest.slack))
+            elif isinstance(gate, Backpressure) and (wait := book.waits.get(_class_of(queue), 0.0)) > 0:
+                found.append(Return(wait, wait))
+        return min(found, key=lambda each: each.due, default=None)
+
+
+def opened(
     connection: Connection,
-    scope: Scope,
+    queues: Sequence[GatedQueue],
     *,
-    batch: int,
-    chance: random.Random,
-    after: tuple[int, int, int, int],
-    fair: FairShareSettings,
-) -> Admitted:
-    """Lock up to `batch` jobs that go through their gates and for which a free bot is there."""
-    found = gated.queues(connection, scope, batch=batch, start=chance.random(), after=after)
-    if found.now is None or not found.queues or not found.room:
-        return Admitted([], found.last)
-    queues = _noted(connection, found.queues, fair)
-    book = opened(connection, queues, now=found.now, fair=fair)
-    if book.shares is not None:
-        metrics.observe_fairness(fairness.index(book.shares, book))
-    heads = gated.heads(connection, terms.open_queues(queues, book), room=found.room)
-    return Admitted(admission.admit(heads, book, room=found.room, ordering=ORDERING), found.last)
-
-
-def opened(connection: Connection, queues: Sequence[GatedQueue], *, now: datetime, fair: FairShareSettings) -> Book:
-    """All that the gates of these queues are judged by."""
+    now: datetime,
+    rules: Rules,
+    pressed: bool = True,
+) -> Book:
+    """All that the gates of these queues are judged by; `pressed`: there may be advice to hold back."""
     names = sorted({name for queue in queues for name in terms.names(queue)})
-    book = Book(now, counters.read(connection, names), reserve=fair.budget_reserve)
+    buckets = sorted({name for queue in queues for name in rates.names(queue.terms)})
+    book = Book(
+        now,
+        counters.read(connection, names),
+        reserve=rules.fair.budget_reserve,
+        rates=rates.read(connection, buckets),
+    )
     if any(queue.managed for queue in queues):
-        book.shares = shares.read(connection, _instances(queues), fair)
+        book.shares = shares.read(connection, _instances(queues), rules.fair)
+    if pressed:
+        book.advice = backpressure.read(connection)
+    if rules.ordering.kind == "graph":
+        limit = book.of(terms.POOL_JOBS).most
+        book.portion = portions.portion(rules.ordering, limit=limit, graphs=graph_shares.active(connection))
     return book
 
 
@@ -71,13 +233,5 @@ def _instances(queues: Sequence[GatedQueue]) -> list[int]:
     return sorted({queue.instance for queue in queues})
 
 
-def charge(
-    connection: Connection, admitted: Sequence[Head], granted: Sequence[Granted], *, fair: FairShareSettings
-) -> None:
-    """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""
-    fences = {lease.job_id: lease.fence for lease in granted}
-    counters.take(
-        connection,
-        [Charge(head.job.id, fences[head.job.id], terms.amounts(head)) for head in admitted if head.job.id in fences],
-        may_overshoot=not fair.budget_reserve,
-    )
+def _class_of(queue: GatedQueue) -> str:
+    return queue.terms.get("resource_class") or backpressure.ALL

@@ -15,7 +15,7 @@ _FACTS = """
 SELECT s.public_id AS id, s.graph, s.instance, s.name, s.state, s.priority, s.nodes, s.edges, s.missing, s.actor,
     s.created_at, s.finished_at, s.blocked, s.blocked_forever, s.queued, s.parked, s.active, s.succeeded, s.failed,
     s.cancelled, s.dead
-FROM scheduler_stats s
+FROM graph_stats s
 """
 GRAPH = text(f"{_FACTS} WHERE s.graph = :graph")
 

@@ -13,9 +13,11 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from assigner import config
+from assigner.checkers import CheckerSettings
 from assigner.config import ConfigModel
-from assigner.cycle import AssignerSettings
+from assigner.portions import OrderingSettings
 from assigner.quotas import QuotaSettings
+from assigner.tuning import AssignerSettings
 from assigner.upkeep import UpkeepSettings
 from schema import embedded, migrate
 from schema.cohorts import CohortSettings
@@ -24,12 +26,15 @@ from schema.errors import LeaseholdError, NotReady
 from schema.instances import InstanceSettings
 from schema.limits import escaped
 from schema.queue_limits import QueueSettings
+from schema.rates import RateSettings
 from schema.shares import FairShareSettings
 from schema.success import SuccessSettings
 from schema.timing import Timing
 
 #: Seconds a command, as opposed to a process of the pool, waits for a database that is away.
 COMMAND_PATIENCE = 3.0
+#: What an entry of a list of sections may be called by.
+NAMES = ("name", "label", "resource")
 
 
 class PoolSettings(ConfigModel):
@@ -45,11 +50,14 @@ class PoolSettings(ConfigModel):
     success: SuccessSettings = Field(default_factory=SuccessSettings)
     queues: tuple[QueueSettings, ...] = Field(default=(), max_length=10_000)
     instances: tuple[InstanceSettings, ...] = Field(default=(), max_length=10_000)
+    ordering: OrderingSettings = Field(default_factory=OrderingSettings)
+    checkers: CheckerSettings = Field(default_factory=CheckerSettings)
+    rates: tuple[RateSettings, ...] = Field(default=(), max_length=10_000)
 
-    @field_validator("cohorts", "queues", "instances")
+    @field_validator("cohorts", "queues", "instances", "rates")
     @classmethod
     def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
-        names = [str(getattr(each, "name", None) or getattr(each, "label", None)) for each in settings]
+        names = [str(next(getattr(each, key) for key in NAMES if hasattr(each, key))) for each in settings]
         repeated = (
             next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
         )

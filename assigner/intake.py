@@ -22,6 +22,7 @@ from assigner import (
     graph_routes,
     lookups,
     queries,
+    rate_routes,
     standing,
     submission,
     tenant_routes,
@@ -249,4 +250,4 @@ async def bots(
 
 
 #: Everything that callers and operators may ask for here.
-ROUTERS = (router, graph_routes.router, drain_routes.router, explain.router, tenant_routes.router)
+ROUTERS = (router, graph_routes.router, drain_routes.router, explain.router, tenant_routes.router, rate_routes.router)

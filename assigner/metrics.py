@@ -1,7 +1,7 @@
 """What assigners and upkeep count. Labels are bounded: names of the configuration or words listed here, never ids."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -32,6 +32,23 @@ RACES_LOST = Counter(
     "leasehold_races_lost_total",
     "Rows that a move did not change because another transaction was faster, by the kind of move.",
     ["kind"],
+)
+
+QUEUES_CLOSED = Counter(
+    "leasehold_gated_queues_closed_total",
+    "Queues of jobs that ask for more than a place which a gate kept waiting as a whole, counted each cycle.",
+    ["gate"],
+)
+JOBS_CLOSED = Counter(
+    "leasehold_gated_jobs_closed_total",
+    "Jobs of open queues which a gate kept waiting, counted each cycle.",
+    ["gate"],
+)
+PICKS_EMPTY = Counter(
+    "leasehold_gated_picks_empty_total",
+    "Looks at jobs that ask for more than a place which gave none, by the reason: a gate, no room, empty queue, "
+    "or others have them.",
+    ["reason"],
 )
 
 PREEMPTIONS = Counter(
@@ -153,6 +170,18 @@ def _known(value: float | None) -> float:
 def observe_fairness(index: float | None) -> None:
     """How evenly the instances that have jobs waiting have been served, None if there is nothing to compare."""
     FAIRNESS.set(math.nan if index is None else index)
+
+
+def observe_gates(*, queues: Mapping[str, int], jobs: Mapping[str, int], picked: int, empty: str | None) -> None:
+    """Count one look at jobs that ask for more than a place: what gates have closed, by their names, and why it gave
+    none of `picked` jobs."""
+    for gate, count in queues.items():
+        QUEUES_CLOSED.labels(gate=gate).inc(count)
+    for gate, count in jobs.items():
+        JOBS_CLOSED.labels(gate=gate).inc(count)
+    if not picked:
+        for reason in {*queues, *jobs} or {empty or "no room"}:
+            PICKS_EMPTY.labels(reason=reason).inc()
 
 
 def observe_reaped(kind: str, count: int) -> None:

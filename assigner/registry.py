@@ -4,17 +4,15 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
 
 from pydantic import field_validator
 
-from assigner import keys
+from assigner import plugins
 from assigner.capacity import Capacity
 from assigner.locality import Locality
 from assigner.strategies import Policy, Snapshot, Strategy
 from assigner.success import Success
 from schema.errors import LeaseholdError
-from schema.limits import escaped
 from schema.moves import Placement
 
 GROUP = "leasehold.strategies"
@@ -67,20 +65,7 @@ def load(kind: str) -> Strategy:
     """
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]()
-    found = list(entry_points(group=GROUP, name=kind))
-    if not found:
-        known = sorted({LOCALITY, *_BUILT_IN, *entry_points(group=GROUP).names})
-        listed = ", ".join(f"'{escaped(name, 80)}'" for name in known)
-        raise ValueError(f"'{escaped(kind, 80)}' is not a strategy: there are {listed}{keys.meant(kind, known)}")
-    if len(found) > 1:
-        raise ValueError(f"'{escaped(kind, 80)}' is offered by {len(found)} packages")
-    place = f"'{escaped(kind, 80)}' ({escaped(found[0].value, 80)})"
-    try:
-        made = found[0].load()
-        if isinstance(made, type):
-            made = made()
-    except Exception as error:
-        raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {escaped(str(error))}") from error
+    place, made = plugins.offered(GROUP, kind, noun="strategy", built_in=(LOCALITY, *_BUILT_IN))
     if not isinstance(getattr(made, "wants_warm", None), bool):
         raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
     if not isinstance(getattr(made, "wants_success", False), bool):

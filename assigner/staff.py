@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import structlog
 
 from assigner.cohorts import CohortAssigner
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
+from assigner.gatehouse import Rules
 from assigner.installation import PoolSettings
 from assigner.loops import Loop
 from assigner.presence import Presence
+from assigner.tuning import AssignerSettings
 from schema import clock
 from schema.cohorts import Cohort, cohorts
 from schema.engine import Database
@@ -94,7 +96,7 @@ class Staff:
             self._settings = settings
             for post, held in self._held.items():
                 if (entry := self._entry(post.entry)) is not None:
-                    held.assigner.reconfigure(entry, settings.quotas, settings.fair_share)
+                    held.assigner.reconfigure(entry, settings.quotas, rules(settings))
             for number in range(len(self._kinds)):
                 if (entry := self._entry(number)) is not None:
                     self._filters[number] = _filters(entry)
@@ -150,7 +152,7 @@ class Staff:
             now=clock.monotonic,
             quotas=self._settings.quotas,
             cohort=post.cohort,
-            fair=self._settings.fair_share,
+            rules=rules(self._settings),
         )
         signal = self._wakeups.signal("jobs")
         loop = Loop(
@@ -177,6 +179,11 @@ class Staff:
 
 def _filters(settings: AssignerSettings) -> Mapping[str, Sequence[str] | None]:
     return {"instances": settings.instances, "cohorts": settings.cohorts}
+
+
+def rules(settings: PoolSettings) -> Rules:
+    """What the configuration says of jobs that ask for more than a place."""
+    return Rules(settings.ordering, settings.checkers, settings.fair_share)
 
 
 def seeded(chance: random.Random) -> random.Random:

@@ -4,13 +4,21 @@ Each gate says of a queue, for all of its jobs, or of one job, why it is closed;
 of what is counted, so that the next one sees it. The same functions serve the cycle and `explain`.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from schema.counters import Counter
+from assigner import portions
+from assigner.portions import GraphShare, Portion
+from assigner.pressure import Backpressure
+from assigner.rate import Rate
+from schema import rates
+from schema.backpressure import Advice
+from schema.counters import COST, Counter
 from schema.gated import GatedQueue, Head
+from schema.rates import Bucket
 from schema.shares import Shares
 
 #: The names of counters that all jobs of the pool take of.
@@ -22,7 +30,9 @@ class Book:
     """A working copy of what is counted, at one moment of the database's time.
 
     `units`: those that each (cohort, instance) has been given since; `shares`: None where no instance is managed;
-    `reserve`: an estimate has to fit into what is left of a budget.
+    `reserve`: an estimate has to fit into what is left of a budget; `rates`: buckets by name; `refused`: what checkers
+    say of resources; `advice` and `waits`: see `Backpressure`; `portion`: of each graph; `scores`: by which jobs have
+    started.
     """
 
     now: datetime
@@ -30,6 +40,12 @@ class Book:
     units: dict[tuple[int, int], int] = field(default_factory=dict)
     shares: Shares | None = None
     reserve: bool = True
+    rates: dict[str, Bucket] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    advice: dict[str, Advice] = field(default_factory=dict)
+    waits: dict[str, float] = field(default_factory=dict)
+    portion: Portion | None = None
+    scores: dict[int, float] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:
         """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""
@@ -46,6 +62,9 @@ class Book:
         for name, amount in amounts(head).items():
             counter = self.of(name)
             self.counters[name] = Counter(counter.used + amount, counter.most)
+        for name in rates.names(head.queue.terms):
+            if name in self.rates:
+                self.rates[name] = self.rates[name].less(1)
 
 
 class TermsGate(Protocol):
@@ -71,7 +90,9 @@ class TermsGate(Protocol):
 
 def names(queue: GatedQueue) -> list[str]:
     """The counters that jobs of the queue take of."""
+    graph = portions.graph_of(queue.terms)
     return [
+        *([] if graph is None else [portions.counter_of(graph)]),
         POOL_COST,
         POOL_JOBS,
         f"instance:{queue.instance_name}:cost",
@@ -178,7 +199,7 @@ class Slots:
 
 
 #: Every gate on what jobs ask for, in the order in which they are asked.
-GATES: tuple[TermsGate, ...] = (Budget(), Slots(), Locks(), Concurrency())
+GATES: tuple[TermsGate, ...] = (Budget(), Slots(), Locks(), Concurrency(), GraphShare(), Backpressure(), Rate())
 
 
 def amounts(head: Head) -> dict[str, float]:
@@ -198,6 +219,17 @@ def closed(head: Head, book: Book) -> tuple[TermsGate, str] | None:
     return None
 
 
-def open_queues(queues: Iterable[GatedQueue], book: Book) -> list[GatedQueue]:
-    """Those of the queues that no gate closes as a whole."""
-    return [queue for queue in queues if all(gate.closed_to(queue, book) is None for gate in GATES)]
+def shut(queue: GatedQueue, book: Book) -> TermsGate | None:
+    """The first gate that closes the queue as a whole."""
+    return next((gate for gate in GATES if gate.closed_to(queue, book) is not None), None)
+
+
+def most(queue: GatedQueue, book: Book) -> float:
+    """Jobs of the queue that may start at once, as far as tokens, caps and counters of whole jobs tell."""
+    counted = [each for each in names(queue) if not each.endswith(COST)]
+    left = [counter.most - counter.used for name in counted if (counter := book.of(name)).most is not None]
+    left += [book.rates[name].tokens for name in rates.names(queue.terms) if name in book.rates]
+    graph = portions.graph_of(queue.terms)
+    if graph is not None and book.portion is not None:
+        left.append(book.portion.cap - portions.running(graph, book))
+    return max(0.0, min(left, default=math.inf))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from assigner import metrics
-from schema import counters, forgetting, ledger, moves, probation, rooms, shares, swarm, ticks
+from schema import counters, forgetting, graph_shares, ledger, moves, probation, rooms, shares, swarm, ticks
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.shares import FairShareSettings
@@ -249,6 +249,7 @@ class Upkeep:
             lambda connection: forgetting.forget_bots(connection, age=settings.keep_gone_bots, limit=LIMIT),
             lambda connection: forgetting.forget_assigners(connection, age=DAY),
             lambda connection: forgetting.forget_usage(connection, age=settings.keep_usage, limit=LIMIT),
+            lambda connection: graph_shares.forget(connection, limit=LIMIT),
         )
         for duty in duties:
             if not self._in_batches(duty):

@@ -95,15 +95,17 @@ class Database:
             pool = self.engine.pool
             assert isinstance(pool, LendingPool)
             try:
-                loan = pool.lend()
+                entry = pool.lend()
             except psycopg.Error as error:
                 raise _told(error, lost=True) from error
+            driver = entry.dbapi_connection
+            assert isinstance(driver, psycopg.Connection)
             try:
-                return work(loan.driver)
+                return work(driver)
             except psycopg.Error as error:
-                raise _told(error, lost=loan.driver.broken) from error
+                raise _told(error, lost=driver.broken) from error
             finally:
-                loan.give_back()
+                pool.take_back(entry, driver)
 
         return self._tried(once)
 

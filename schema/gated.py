@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+from schema import backpressure
 from schema.candidates import LOOK
 from schema.gates import GATED
 from schema.ledger import Guard
@@ -37,7 +38,7 @@ WITH RECURSIVE gated AS (
     SELECT DISTINCT cohort, instance, platform FROM gated
 ), {wanted(Guard.MAX)}, {ROOM}, {SERVED}
 SELECT g.*, i.name, i.managed, s.nth IS NOT NULL AS served, s.headroom, t.terms, (SELECT jobs FROM room) AS room,
-    greatest(q.min_quota - q.usage, 0) AS owed, statement_timestamp() AS now
+    greatest(q.min_quota - q.usage, 0) AS owed, statement_timestamp() AS now, {backpressure.ANY} AS pressed
 FROM gated g
 JOIN gatings t ON t.id = g.gating
 JOIN instances i ON i.id = g.instance
@@ -116,12 +117,14 @@ class Head:
 @dataclass(frozen=True)
 class Found:
     """The queues that may be given anything and for which a free bot is there. `room`: free units, at most as many as
-    were asked for; `now`: the database's time; `last`: the queue behind which the next walk begins."""
+    were asked for; `now`: the database's time, None without a queue; `last`: the queue behind which the next walk
+    begins; `pressed`: there is advice to hold back."""
 
     queues: Sequence[GatedQueue]
     room: int
     now: datetime | None
     last: tuple[int, int, int, int]
+    pressed: bool = False
 
 
 def queues(
@@ -158,11 +161,15 @@ def queues(
         rows[0].room if rows else 0,
         rows[0].now if rows else None,
         BEGINNING if last is None else (last.cohort, last.instance, last.platform, last.gating),
+        bool(rows) and rows[0].pressed,
     )
 
 
-def heads(connection: Connection, queues: Sequence[GatedQueue], *, room: int) -> list[Head]:
-    """Lock the first jobs of each of the queues, so many that `room` can be filled whatever their gates say."""
+def heads(
+    connection: Connection, queues: Sequence[GatedQueue], *, room: int, most: Sequence[float] | None = None
+) -> list[Head]:
+    """Lock the first jobs of each of the queues, so many that `room` can be filled whatever their gates say; of each
+    queue `most`, where it is given, can start at all."""
     if not queues:
         return []
     share = max(LEAST_HEADS, SPARE * room // len(queues))
@@ -173,7 +180,7 @@ def heads(connection: Connection, queues: Sequence[GatedQueue], *, room: int) ->
             "instances": [queue.instance for queue in queues],
             "platforms": [queue.platform for queue in queues],
             "gatings": [queue.gating for queue in queues],
-            "limits": [min(share, room) for _ in queues],
+            "limits": [int(min(share, room, LEAST_HEADS + SPARE * each)) for each in most or [room] * len(queues)],
         },
     )
     return [_head(row, queues[row.nth - 1]) for row in rows]

@@ -19,6 +19,8 @@ MAX_DEDUP_KEY_BYTES = 200
 DEFAULT_INSTANCE = "default"
 #: Most locks of one job, and the largest cost.
 MAX_LOCKS, MAX_COST = 16, 1e12
+#: The least urgent graph.
+MAX_GRAPH_PRIORITY = 1000
 #: Of one property; only the first bad one is told.
 Values = Annotated[list[str], Field(fail_fast=True)]
 
@@ -65,6 +67,13 @@ class JobRequest(Payload):
     estimated_cost: float | None = Field(
         default=None, ge=0, le=MAX_COST, description="in the unit of its instance's budget; unset = 1"
     )
+    resource_class: Name | None = Field(
+        default=None, description="what it uses, whose rate is limited; unset = nothing"
+    )
+    model: Name | None = Field(default=None, description="of its resource class, which may have a rate of its own")
+    graph_priority: int | None = Field(
+        default=None, ge=1, le=MAX_GRAPH_PRIORITY, description="of its graph among graphs, lower = sooner; unset = 5"
+    )
     max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
     retry_failed: bool = Field(default=False, description="whether a command that fails is tried again")
 
@@ -93,7 +102,15 @@ class JobRequest(Payload):
 
     def _terms(self) -> dict[str, Any]:
         """What it asks for beside a place and shares with others."""
-        return {"locks": sorted(set(self.locks))} if self.locks else {}
+        if self.model is not None and self.resource_class is None:
+            raise BadInput("model", "needs a resource_class")
+        given = {
+            "locks": sorted(set(self.locks)) or None,
+            "resource_class": self.resource_class,
+            "model": self.model,
+            "graph_priority": self.graph_priority,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
     def _payload(self) -> dict[str, Any]:
         if not self.command[0]:

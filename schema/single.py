@@ -3,6 +3,7 @@
 What the layers above spend on a statement is worth it for most, and more than the whole of a short one.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -11,20 +12,19 @@ import psycopg
 from psycopg import errors, pq
 
 UNKNOWN_STATEMENT = b"26000"
+TUPLES = pq.ExecStatus.TUPLES_OK
 
 
-def row(driver: "psycopg.Connection[Any]", statement: bytes, *values: str) -> list[str | None]:
-    """The one row that the statement, with parameters $1, $2 and so on, answers with, as text; it has been committed
-    then.
+def row(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes) -> list[bytes | None]:
+    """The one row that the statement, with parameters $1, $2 and so on, answers with; it has been committed then.
 
-    The connection must be one of `schema.engine`, outside a transaction. Raises psycopg.Error.
+    All is text in UTF-8, so the connection must be one of `schema.engine`; it is outside a transaction. Raises
+    psycopg.Error.
     """
-    parameters = [value.encode() for value in values]
-    result = driver.pgconn.exec_prepared(_name(statement), parameters)
-    if result.status != pq.ExecStatus.TUPLES_OK:
-        result = _unprepared(driver, result, statement, parameters)
-    fields = (result.get_value(0, column) for column in range(result.nfields))
-    return [None if field is None else field.decode() for field in fields]
+    result = driver.pgconn.exec_prepared(_name(statement), values)
+    if result.status != TUPLES:
+        result = _unprepared(driver, result, statement, values)
+    return [result.get_value(0, column) for column in range(result.nfields)]
 
 
 @cache
@@ -34,7 +34,7 @@ def _name(statement: bytes) -> bytes:
 
 
 def _unprepared(
-    driver: "psycopg.Connection[Any]", failed: pq.abc.PGresult, statement: bytes, parameters: list[bytes]
+    driver: "psycopg.Connection[Any]", failed: pq.abc.PGresult, statement: bytes, values: Sequence[bytes]
 ) -> pq.abc.PGresult:
     """The result without what was prepared, if only that was missing.
 
@@ -43,8 +43,8 @@ def _unprepared(
     """
     if _code(failed) != UNKNOWN_STATEMENT:
         raise _error(driver, failed)
-    result = driver.pgconn.exec_params(statement, parameters)
-    if result.status != pq.ExecStatus.TUPLES_OK:
+    result = driver.pgconn.exec_params(statement, values)
+    if result.status != TUPLES:
         raise _error(driver, result)
     driver.pgconn.prepare(_name(statement), statement)
     return result

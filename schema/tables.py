@@ -24,11 +24,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
-from schema import administration, gating, graph_tables, success_tables
-from schema.bounds import BOUNDED
+from schema import administration, gating, graph_tables, pacing, soundness, success_tables
 from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
-__all__ = ["SCHEMA", "administration", "gating", "graph_tables", "metadata", "success_tables"]
+__all__ = ["SCHEMA", "administration", "gating", "graph_tables", "metadata", "pacing", "success_tables"]
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
@@ -39,9 +38,6 @@ QUEUE = "cohort instance platform"
 ORDER = "cohort priority queued_at id"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = "state = 'queued' AND schedule_after IS NOT NULL"
-WAITING = "'{queued,parked}'::text[]"
-OPEN = "'{blocked,queued,parked,leased,running,cancelling}'::text[]"
-FINAL = "'{succeeded,failed,cancelled,dead}'::text[]"
 
 reservations = Table(
     "reservations",
@@ -100,12 +96,7 @@ jobs = Table(
     Column("gating", Integer),
     Column("rank", Double),
     UniqueConstraint("public_id", name="jobs_public_id_key"),
-    CheckConstraint(
-        f"state = ANY (CASE WHEN finished_at IS NULL THEN {OPEN} ELSE {FINAL} END)", name="jobs_finished_at_iff_final"
-    ),
-    CheckConstraint(f"schedule_after IS NULL OR state = ANY ({WAITING})", name="jobs_backoff_only_waiting"),
-    CheckConstraint("result_fence = fence", name="jobs_result_is_current"),
-    CheckConstraint(f"job_within_bounds({BOUNDED})", name="jobs_within_bounds"),
+    CheckConstraint(soundness.CHECK, name="jobs_sound"),
     Index("jobs_ready_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(READY)),
     Index("jobs_ready_order", *ORDER.split(), postgresql_where=text(f"{READY} AND units >= 1")),
     Index("jobs_ready_units", *f"{QUEUE} units priority queued_at id".split(), postgresql_where=text(READY)),

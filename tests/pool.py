@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import text
 
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
+from assigner.tuning import AssignerSettings
 from assigner.upkeep import Upkeep, UpkeepSettings
 from bots import sessions
 from bots.fetch import FetchSettings

@@ -3,8 +3,9 @@
 from typing import Any
 
 from assigner.cohorts import CohortAssigner
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
 from assigner.quotas import QuotaSettings
+from assigner.tuning import AssignerSettings
 from schema import clock, ledger, quotas
 from tests.pool import Bot, Pool
 

@@ -7,9 +7,10 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError
 
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
 from assigner.declaring import declare
 from assigner.installation import PoolSettings
+from assigner.tuning import AssignerSettings
 from schema import accounts, clock, moves
 from schema.accounts import Account, PoolLimits
 from schema.errors import NotFound

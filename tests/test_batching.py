@@ -3,7 +3,8 @@
 import pytest
 
 from assigner.batching import LEAST, QUICK, SLOW, Batch
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
+from assigner.tuning import AssignerSettings
 from tests.filling import fill_bots, fill_jobs, fill_queues
 from tests.pool import Pool
 

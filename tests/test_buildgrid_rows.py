@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from assigner.config import Reloader
-from assigner.cycle import AssignerSettings
 from assigner.installation import PoolSettings
 from assigner.loops import Loop
 from assigner.running import AssignerProcess
+from assigner.tuning import AssignerSettings
 from schema.wakeups import Wakeups, wake
 from tests.patience import eventually
 from tests.pool import Pool, completed

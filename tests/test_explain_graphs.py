@@ -45,7 +45,7 @@ def test_a_19_what_can_never_run_is_blocked_for_ever_and_so_is_what_depends_on_i
     below = explained(pool, graph.jobs[3])
     assert below.sentence.endswith("waits for 1 node: node 2 is blocked; it can never run, because of node 2")
     assert below.change[0] == "nothing will: cancel it, or submit its graph again"
-    row = pool.row("SELECT state, blocked, blocked_forever FROM scheduler_stats")
+    row = pool.row("SELECT state, blocked, blocked_forever FROM graph_stats")
     assert tuple(row) == ("stalled", 2, 2)
 
 
@@ -61,7 +61,7 @@ def test_ma_27_the_numbers_of_a_graph_are_those_of_its_nodes(pool: Pool) -> None
     pool.assigner(batch=1).run_once()
     bot.take()
     cancel(pool, graph.jobs[3])
-    row = pool.row("SELECT state, nodes, queued, active, blocked, blocked_forever, cancelled FROM scheduler_stats")
+    row = pool.row("SELECT state, nodes, queued, active, blocked, blocked_forever, cancelled FROM graph_stats")
     assert tuple(row) == ("active", 6, 1, 1, 2, 1, 2)
 
 

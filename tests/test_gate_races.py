@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import text
 
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
+from assigner.tuning import AssignerSettings
 from assigner.turns import CAREFUL
 from schema import counters
 from tests.pool import Pool, active, completed

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
 from assigner.quotas import QuotaSettings
+from assigner.tuning import AssignerSettings
 from schema import clock, moves, quotas
 from schema.errors import NotFound
 from tests.ledger import Entry, Ledger

@@ -12,8 +12,9 @@ from multiprocessing.synchronize import Event
 import pytest
 from sqlalchemy import Connection
 
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
 from assigner.loops import Loop
+from assigner.tuning import AssignerSettings
 from bots.fetch import FetchSettings
 from schema import clock, verify
 from schema.engine import Database, DatabaseSettings

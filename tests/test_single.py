@@ -1,6 +1,8 @@
 """A statement that is a transaction of its own, and what becomes of it when the connection or a lock is not there."""
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -23,34 +25,38 @@ def limits(pool: Pool) -> int:
 
 
 def test_a_row_comes_as_text(database: Database) -> None:
-    assert database.run_alone(lambda driver: single.row(driver, DOUBLED, "21", "é")) == ["42", None, "é"]
+    assert database.run_alone(lambda driver: single.row(driver, DOUBLED, b"21", "é".encode())) == [
+        b"42",
+        None,
+        "é".encode(),
+    ]
 
 
 def test_a_statement_commits_by_itself_and_leaves_nothing_when_it_fails(pool: Pool) -> None:
-    def written(label: str, divisor: str) -> list[str | None]:
+    def written(label: bytes, divisor: bytes) -> list[bytes | None]:
         return pool.database.run_alone(lambda driver: single.row(driver, WRITTEN, label, divisor))
 
-    assert written("a", "1") == ["a"]
+    assert written(b"a", b"1") == [b"a"]
     with pytest.raises(DBAPIError) as failed:
-        written("b", "0")
+        written(b"b", b"0")
     assert isinstance(failed.value.orig, psycopg.errors.DivisionByZero)
     assert limits(pool) == 1
 
 
 def test_a_statement_that_the_session_has_forgotten_is_prepared_again(database: Database) -> None:
-    def doubled(driver: "psycopg.Connection[object]") -> list[str | None]:
-        return single.row(driver, DOUBLED, "1", "")
+    def doubled(driver: "psycopg.Connection[object]") -> list[bytes | None]:
+        return single.row(driver, DOUBLED, b"1", b"")
 
     for forgetting in (b"DEALLOCATE ALL", b"DISCARD ALL; SET search_path TO leasehold"):
-        assert [database.run_alone(doubled) for _ in range(2)] == [["2", None, ""]] * 2
+        assert [database.run_alone(doubled) for _ in range(2)] == [[b"2", None, b""]] * 2
         database.run_alone(lambda driver, forgetting=forgetting: driver.pgconn.exec_(forgetting))
     with pytest.raises(DBAPIError):
         database.run(lambda connection: connection.execute(text("SELECT 1 / 0")))
-    assert database.run_alone(doubled) == ["2", None, ""]
+    assert database.run_alone(doubled) == [b"2", None, b""]
 
 
 def test_a_connection_that_comes_back_within_a_transaction_is_not_lent_again(database: Database) -> None:
-    def backend(driver: "psycopg.Connection[object]") -> str | None:
+    def backend(driver: "psycopg.Connection[object]") -> bytes | None:
         return single.row(driver, BACKEND)[0]
 
     first = database.run_alone(backend)
@@ -64,9 +70,28 @@ def test_statements_alone_and_transactions_share_one_pool(empty_url: str) -> Non
     backends = set()
     for _ in range(3):
         backends.add(narrow.run_alone(lambda driver: single.row(driver, BACKEND)[0]))
-        backends.add(str(narrow.run(lambda connection: connection.execute(text(BACKEND.decode())).scalar_one())))
+        found = narrow.run(lambda connection: connection.execute(text(BACKEND.decode())).scalar_one())
+        backends.add(str(found).encode())
     narrow.close()
     assert len(backends) == 1
+
+
+def test_whoever_waits_for_a_connection_gets_the_one_that_comes_back(empty_url: str) -> None:
+    narrow = Database(empty_url, DatabaseSettings(pool=1), role="test", chance=random.Random(0))
+    asked = threading.Event()
+
+    def waiting() -> bytes | None:
+        asked.set()
+        return narrow.run_alone(lambda driver: single.row(driver, BACKEND)[0])
+
+    with ThreadPoolExecutor(1) as threads:
+        with narrow.engine.connect() as held:
+            backend = held.execute(text(BACKEND.decode())).scalar_one()
+            waits = threads.submit(waiting)
+            assert asked.wait(10)
+            assert not waits.done()
+        assert waits.result(timeout=10) == str(backend).encode()
+    narrow.close()
 
 
 def test_connections_that_were_lost_are_replaced(database: Database) -> None:
@@ -76,7 +101,7 @@ def test_connections_that_were_lost_are_replaced(database: Database) -> None:
     database.run(lambda connection: connection.execute(ended, {"pids": backends}).all(), urgent=True)
     tries: list[int] = []
 
-    def counted(driver: "psycopg.Connection[object]") -> str | None:
+    def counted(driver: "psycopg.Connection[object]") -> bytes | None:
         tries.append(1)
         return single.row(driver, BACKEND)[0]
 
@@ -90,13 +115,13 @@ def test_a_lock_that_cannot_be_had_in_time_is_tried_for_again(pool: Pool) -> Non
     with pool.database.engine.connect() as holder:
         holder.execute(text("LOCK TABLE queue_limits IN ACCESS EXCLUSIVE MODE"))
 
-        def written(driver: "psycopg.Connection[object]") -> list[str | None]:
+        def written(driver: "psycopg.Connection[object]") -> list[bytes | None]:
             tries.append(1)
             if len(tries) == 2:
                 holder.rollback()
-            return single.row(driver, WRITTEN, "a", "1")
+            return single.row(driver, WRITTEN, b"a", b"1")
 
-        assert pool.database.run_alone(written) == ["a"]
+        assert pool.database.run_alone(written) == [b"a"]
     assert len(tries) == 2
     assert limits(pool) == 1
 

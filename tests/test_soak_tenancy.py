@@ -14,9 +14,10 @@ import pytest
 from sqlalchemy import text
 
 from assigner.cohorts import CohortAssigner
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
 from assigner.loops import Loop
 from assigner.quotas import QuotaSettings
+from assigner.tuning import AssignerSettings
 from schema import clock, moves, quotas
 from schema.engine import Database, DatabaseSettings
 from schema.errors import NotFound

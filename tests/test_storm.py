@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
 from assigner.loops import Loop
 from assigner.quotas import QuotaSettings
+from assigner.tuning import AssignerSettings
 from bots.fetch import FetchSettings
 from schema import clock
 from schema.engine import Database, DatabaseSettings

@@ -65,9 +65,9 @@ def test_the_replayed_migrations_give_the_described_tables(database: Database, d
     assert migrated == rows(described, query)
 
 
-def test_the_replayed_migrations_give_the_described_bounds(database: Database, described: Database) -> None:
+def test_the_replayed_migrations_judge_rows_as_described(database: Database, described: Database) -> None:
     migrated = rows(database, FUNCTIONS)
-    assert [found.proname for found in migrated] == ["job_within_bounds"]
+    assert [found.proname for found in migrated] == ["job_is_sound"]
     assert migrated == rows(described, FUNCTIONS)
 
 

@@ -83,7 +83,7 @@ BROKEN = [
     ("S4", "UPDATE quotas SET usage = 2 WHERE instance = 1", ["0/1"]),
     ("S4", "UPDATE quotas SET usage = 1 WHERE instance = 2", ["0/2"]),
     ("S4", "UPDATE leases SET units = 2 WHERE job_id = 3", ["0/1"]),
-    ("S6", "ALTER TABLE jobs DROP CONSTRAINT jobs_result_is_current; SET session_replication_role = replica;"
+    ("S6", "ALTER TABLE jobs DROP CONSTRAINT jobs_sound; SET session_replication_role = replica;"
            "UPDATE jobs SET result_fence = 0 WHERE id = 5", ["5"]),
     ("S6", "UPDATE jobs SET result_fence = fence WHERE id = 3", ["3"]),
     ("S6", "SET session_replication_role = replica; UPDATE jobs SET result_fence = NULL WHERE id = 5", ["5"]),
@@ -125,7 +125,7 @@ BROKEN = [
     ("S14", "UPDATE graph_nodes SET outcome = 'dead' WHERE job_id = 1", ["1"]),
     ("S14", "UPDATE graph_nodes SET graph = 2 WHERE job_id = 5", ["2"]),
     ("S14", "INSERT INTO graph_edges VALUES (7, 99, 'run')", ["99"]),
-    ("S16", "ALTER TABLE jobs DROP CONSTRAINT jobs_attempts_bounded; UPDATE jobs SET attempts = 6 WHERE id = 1", ["1"]),
+    ("S16", "ALTER TABLE jobs DROP CONSTRAINT jobs_sound; UPDATE jobs SET attempts = 6 WHERE id = 1", ["1"]),
     ("S16", "UPDATE jobs SET kills = 3 WHERE id = 3", ["3"]),
     ("S18", "UPDATE jobs SET gating = 1, rank = 0 WHERE id = 3", ["3"]),
     ("S18", "INSERT INTO charges (job_id, fence, names, amounts) VALUES (1, 1, '{}', '{}')", ["1"]),

@@ -13,7 +13,8 @@ from pools import TIMING, Shape, request
 from prometheus_client import REGISTRY
 from sqlalchemy import Connection, event
 
-from assigner.cycle import AssignerSettings, PriorityAgeAssigner
+from assigner.cycle import PriorityAgeAssigner
+from assigner.tuning import AssignerSettings
 from bots.fetch import FetchSettings
 from bots.leases import Asked, Desk
 from bots.protocol import LeaseReport, Outcome, Session, Sync

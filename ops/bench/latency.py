@@ -28,7 +28,7 @@ from rich.table import Table
 from sqlalchemy import text
 
 from assigner.children import Child, Children, Role
-from assigner.cycle import AssignerSettings
+from assigner.tuning import AssignerSettings
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer
 from schema import clock, embedded, migrate, moves, tokens
 from schema.engine import Database, DatabaseSettings

@@ -7,7 +7,7 @@ locked rows.
 
     queued -> leased: grant            leased -> running: acknowledge
     leased, running -> cancelling: cancel    queued, parked -> cancelled: cancel
-    queued -> parked: park                   parked -> queued: unpark, requeue
+    queued -> parked: park, skip             parked -> queued: unpark, requeue
     queued -> dead: time_out
     blocked -> queued: unblock               blocked -> cancelled: cancel
     leased, running, cancelling -> final, queued: the endings (finish, retry, requeue, evict, expire)
@@ -50,6 +50,7 @@ from schema.moves.sessions import (
     renew,
     synced,
 )
+from schema.moves.skipping import Skipped, forget_skips, skip
 from schema.moves.submitting import Submitted, submit, submit_alone
 from schema.moves.unblocking import Settled, any_graph, count_dead_ends, settle_due
 
@@ -72,6 +73,7 @@ __all__ = [
     "RetryPace",
     "Room",
     "Settled",
+    "Skipped",
     "Start",
     "Submitted",
     "SubmittedGraph",
@@ -98,6 +100,7 @@ __all__ = [
     "expire_reservations",
     "finish_graphs",
     "forget_graph",
+    "forget_skips",
     "grant",
     "grant_held",
     "hold",
@@ -115,6 +118,7 @@ __all__ = [
     "set_priority",
     "set_priority_where",
     "settle_due",
+    "skip",
     "stop_drained",
     "submit",
     "submit_alone",

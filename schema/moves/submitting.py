@@ -1,11 +1,11 @@
 """nothing -> queued: submit."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from pydantic_core import to_json
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
@@ -41,7 +41,7 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     was used before in its instance gets the earlier job; raises Conflict `key_reused` when that one was submitted with
     another content, and QueueFull when a label has no room for all of its new jobs.
     """
-    rows = taken(connection, SUBMIT, {"requests": json.dumps(list(requests)), "actor": actor})
+    rows = taken(connection, SUBMIT, {"requests": to_json(list(requests)).decode(), "actor": actor})
     for row in rows:
         if not row.same:
             raise _reused(row.n, requests[row.n])
@@ -51,13 +51,13 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
     """Queue one request by one statement; for `Database.run_alone`. Takes, answers and raises what `submit` does."""
     try:
-        (answer,) = single.row(driver, SUBMIT_ALONE, json.dumps(request), actor)
+        (answer,) = single.row(driver, SUBMIT_ALONE, to_json(request), actor.encode())
     except psycopg.Error as error:
         if error.sqlstate == QUEUE_FULL:
             raise _full(error) from None
         raise
     assert answer is not None
-    job_id, public_id, created, same = answer[1:-1].split(",")
+    job_id, public_id, created, same = answer[1:-1].decode().split(",")
     if same != "t":
         raise _reused(0, request)
     return Submitted(int(job_id), public_id, created == "t")

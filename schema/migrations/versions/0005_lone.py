@@ -7,16 +7,21 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-# PostgreSQL reads the stored form of each check anew for each statement, whose cost is that of its length; the body of
-# a function it reads once in a session. What is true of each value by itself is judged by one, under the names that it
-# had; what relates a job's state to its other columns stays in words of the table, in few of them.
+# PostgreSQL reads the stored form of each check anew in each statement, which costs what it is long; the body of a
+# function it reads once in a session. Each condition keeps the name that it had.
 CHECKS = """
-CREATE FUNCTION job_within_bounds(priority integer, label text, locality_hint text, units integer,
-    max_attempts integer, attempts integer, kills integer, evictions integer, dedup_key text, fence bigint,
-    timeout_seconds double precision)
+CREATE FUNCTION job_is_sound(state text, finished_at timestamptz, schedule_after timestamptz, fence bigint,
+    result_fence bigint, priority integer, label text, locality_hint text, units integer, max_attempts integer,
+    attempts integer, kills integer, evictions integer, dedup_key text, timeout_seconds double precision)
 RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
     broken text := CASE
+        WHEN finished_at IS NULL AND state NOT IN ('queued', 'parked', 'leased', 'running', 'cancelling')
+            OR finished_at IS NOT NULL AND state NOT IN ('succeeded', 'failed', 'cancelled', 'dead')
+            THEN 'jobs_finished_at_iff_final'
+        WHEN schedule_after IS NOT NULL AND state NOT IN ('queued', 'parked') THEN 'jobs_backoff_only_waiting'
+        WHEN fence < 0 THEN 'jobs_fence_positive'
+        WHEN result_fence <> fence THEN 'jobs_result_is_current'
         WHEN priority NOT BETWEEN -1000 AND 1000 THEN 'jobs_priority_range'
         WHEN octet_length(label) > 64 THEN 'jobs_label_bounded'
         WHEN octet_length(locality_hint) > 200 THEN 'jobs_locality_hint_bounded'
@@ -26,7 +31,6 @@ DECLARE
         WHEN kills NOT BETWEEN 0 AND 3 THEN 'jobs_kills_bounded'
         WHEN evictions < 0 THEN 'jobs_evictions_positive'
         WHEN octet_length(dedup_key) NOT BETWEEN 1 AND 200 THEN 'jobs_dedup_key_bounded'
-        WHEN fence < 0 THEN 'jobs_fence_positive'
         WHEN NOT (timeout_seconds > 0 AND timeout_seconds <= 31536000) THEN 'jobs_timeout_finite'
     END;
 BEGIN
@@ -38,6 +42,10 @@ BEGIN
 END $$;
 
 ALTER TABLE jobs
+    DROP CONSTRAINT jobs_state_known,
+    DROP CONSTRAINT jobs_finished_at_iff_final,
+    DROP CONSTRAINT jobs_backoff_only_waiting,
+    DROP CONSTRAINT jobs_result_is_current,
     DROP CONSTRAINT jobs_priority_range,
     DROP CONSTRAINT jobs_label_bounded,
     DROP CONSTRAINT jobs_locality_hint_bounded,
@@ -49,19 +57,18 @@ ALTER TABLE jobs
     DROP CONSTRAINT jobs_dedup_key_bounded,
     DROP CONSTRAINT jobs_fence_positive,
     DROP CONSTRAINT jobs_timeout_finite,
-    ADD CONSTRAINT jobs_within_bounds CHECK (job_within_bounds(priority, label, locality_hint, units, max_attempts,
-        attempts, kills, evictions, dedup_key, fence, timeout_seconds)),
-    DROP CONSTRAINT jobs_state_known,
-    DROP CONSTRAINT jobs_finished_at_iff_final,
-    ADD CONSTRAINT jobs_finished_at_iff_final CHECK (state = ANY (CASE WHEN finished_at IS NULL
-        THEN '{queued,parked,leased,running,cancelling}'::text[] ELSE '{succeeded,failed,cancelled,dead}'::text[] END)),
-    DROP CONSTRAINT jobs_backoff_only_waiting,
-    ADD CONSTRAINT jobs_backoff_only_waiting CHECK (schedule_after IS NULL OR state = ANY ('{queued,parked}'::text[])),
-    DROP CONSTRAINT jobs_result_is_current,
-    ADD CONSTRAINT jobs_result_is_current CHECK (result_fence = fence);
+    ADD CONSTRAINT jobs_sound CHECK (job_is_sound(state, finished_at, schedule_after, fence, result_fence, priority,
+        label, locality_hint, units, max_attempts, attempts, kills, evictions, dedup_key, timeout_seconds));
 """
 
-# A query costs several expressions.
+# The digits that ids of one moment begin with: 48 bits of milliseconds and the version, 7.
+PUBLIC_IDS = """
+CREATE OR REPLACE FUNCTION public_id_prefix() RETURNS text LANGUAGE sql VOLATILE AS $$
+    SELECT lpad(to_hex((date_part('epoch', clock_timestamp()) * 1000)::bigint * 16 + 7), 13, '0')
+$$;
+"""
+
+# A query costs several expressions, and PERFORM is one.
 WAKE = """
 CREATE OR REPLACE FUNCTION wake(topic text, keys text DEFAULT '') RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -82,42 +89,43 @@ CREATE FUNCTION submit_alone(request jsonb, actor text,
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    malformed boolean;
-    limited boolean;
+    woken boolean;
     of_instance integer;
     of_platform integer;
 BEGIN
-    SELECT jsonb_typeof(request->'payload'->'command') IS DISTINCT FROM 'array'
-               OR jsonb_typeof(coalesce(request->'properties', '{}')) <> 'object',
-           request->>'dedup_key' IS NOT NULL OR EXISTS (SELECT FROM queue_limits),
-           (SELECT i.id FROM instances i WHERE i.name = coalesce(request->>'instance', 'default')),
-           (SELECT p.id FROM platforms p
-            WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
-        INTO malformed, limited, of_instance, of_platform;
-    IF malformed THEN
+    IF jsonb_typeof(request->'payload'->'command') IS DISTINCT FROM 'array'
+            OR jsonb_typeof(coalesce(request->'properties', '{}')) <> 'object' THEN
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF limited THEN
-        PERFORM prepare_submit(jsonb_build_array(request));
-        PERFORM refuse_full_queues(jsonb_build_array(request));
+    IF request->>'label' <> '' OR request->>'dedup_key' IS NOT NULL THEN
+        IF request->>'dedup_key' IS NOT NULL
+                OR EXISTS (SELECT FROM queue_limits q WHERE q.label = request->>'label') THEN
+            PERFORM prepare_submit(jsonb_build_array(request));
+            PERFORM refuse_full_queues(jsonb_build_array(request));
+        END IF;
         IF request->>'dedup_key' IS NOT NULL THEN
             SELECT d.job_id, d.public_id, d.created, d.same INTO job_id, public_id, created, same
             FROM submit_deduplicated(jsonb_build_array(request), actor) d;
             RETURN;
         END IF;
     END IF;
+    SELECT (SELECT i.id FROM instances i WHERE i.name = coalesce(request->>'instance', 'default')),
+           (SELECT p.id FROM platforms p
+            WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
+        INTO of_instance, of_platform;
     IF of_platform IS NULL THEN
         of_platform := intern_platform(normal_properties(coalesce(request->'properties', '{}')));
     END IF;
     IF of_instance IS NULL THEN
         of_instance := intern_instance(coalesce(request->>'instance', 'default'));
     END IF;
-    job_id := nextval('jobs_id_seq');
     IF request->>'key' IS NOT NULL THEN
         INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
-        VALUES (of_instance, request->>'key', sha256(convert_to((request - 'key')::text, 'UTF8')), submit_alone.job_id)
-        ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false;
+        VALUES (of_instance, request->>'key', sha256(convert_to((request - 'key')::text, 'UTF8')),
+            nextval('jobs_id_seq'))
+        ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
+        RETURNING k.job_id INTO job_id;
         IF NOT FOUND THEN
             SELECT j.id, j.public_id, false, k.request_hash = sha256(convert_to((request - 'key')::text, 'UTF8'))
                 INTO job_id, public_id, created, same
@@ -128,19 +136,20 @@ BEGIN
     END IF;
     INSERT INTO jobs AS j (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
                       timeout_seconds, queue_deadline, max_attempts, retry_failed)
-    VALUES (submit_alone.job_id, overlay(gen_random_uuid()::text PLACING public_id_prefix() FROM 1 FOR 15)::uuid,
+    VALUES (coalesce(submit_alone.job_id, nextval('jobs_id_seq')),
+        (public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
         of_instance, of_platform,
         CASE WHEN request->>'label' <> '' THEN cohort_of(request->>'label') ELSE 0 END, coalesce(request->>'label', ''),
         coalesce((request->>'priority')::integer, 0), coalesce((request->>'units')::integer, 1),
         request->>'locality_hint', (request->>'timeout_seconds')::double precision,
         now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
         coalesce((request->>'max_attempts')::integer, 5), coalesce((request->>'retry_failed')::boolean, false))
-    RETURNING j.public_id, true, true INTO public_id, created, same;
+    RETURNING j.id, j.public_id, true, true INTO job_id, public_id, created, same;
     INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,
         CASE WHEN request ?| '{from,queue_timeout_seconds}' THEN origin_of(request) END);
-    PERFORM wake('jobs');
+    woken := wake('jobs');
 END $$;
 """
 
@@ -218,7 +227,7 @@ BEGIN
         SELECT public_id_prefix() AS prefix
     ), numbered AS MATERIALIZED (
         SELECT known.*, nextval('jobs_id_seq') AS new_id,
-               overlay(gen_random_uuid()::text PLACING moment.prefix FROM 1 FOR 15)::uuid AS public_id
+               (moment.prefix || substr(gen_random_uuid()::text, 16))::uuid AS public_id
         FROM moment CROSS JOIN (
             SELECT a.*, i.id AS instance, p.id AS platform, l.cohort
             FROM asked a
@@ -273,7 +282,7 @@ END $$;
 
 
 def upgrade() -> None:
-    for part in (CHECKS, WAKE, SUBMIT_ALONE, SUBMIT):
+    for part in (CHECKS, PUBLIC_IDS, WAKE, SUBMIT_ALONE, SUBMIT):
         op.execute(part)
 
 

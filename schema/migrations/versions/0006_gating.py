@@ -253,33 +253,33 @@ CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    malformed boolean;
-    limited boolean;
+    woken boolean;
     of_instance integer;
     of_gating integer;
     of_platform integer;
     is_managed boolean;
 BEGIN
-    SELECT jsonb_typeof(request->'payload'->'command') IS DISTINCT FROM 'array'
-               OR jsonb_typeof(coalesce(request->'properties', '{}')) <> 'object',
-           request->>'dedup_key' IS NOT NULL OR EXISTS (SELECT FROM queue_limits),
-           i.id, i.managed, (SELECT p.id FROM platforms p
-            WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
-        INTO malformed, limited, of_instance, is_managed, of_platform
-        FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
-    IF malformed THEN
+    IF jsonb_typeof(request->'payload'->'command') IS DISTINCT FROM 'array'
+            OR jsonb_typeof(coalesce(request->'properties', '{}')) <> 'object' THEN
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF limited THEN
-        PERFORM prepare_submit(jsonb_build_array(request));
-        PERFORM refuse_full_queues(jsonb_build_array(request));
+    IF request->>'label' <> '' OR request->>'dedup_key' IS NOT NULL THEN
+        IF request->>'dedup_key' IS NOT NULL
+                OR EXISTS (SELECT FROM queue_limits q WHERE q.label = request->>'label') THEN
+            PERFORM prepare_submit(jsonb_build_array(request));
+            PERFORM refuse_full_queues(jsonb_build_array(request));
+        END IF;
         IF request->>'dedup_key' IS NOT NULL THEN
             SELECT d.job_id, d.public_id, d.created, d.same INTO job_id, public_id, created, same
             FROM submit_deduplicated(jsonb_build_array(request), actor) d;
             RETURN;
         END IF;
     END IF;
+    SELECT i.id, i.managed, (SELECT p.id FROM platforms p
+            WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
+        INTO of_instance, is_managed, of_platform
+        FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
     IF of_platform IS NULL THEN
         of_platform := intern_platform(normal_properties(coalesce(request->'properties', '{}')));
     END IF;
@@ -289,11 +289,12 @@ BEGIN
     IF is_managed OR request->'terms' IS NOT NULL THEN
         of_gating := intern_gating(coalesce(request->'terms', '{}'));
     END IF;
-    job_id := nextval('jobs_id_seq');
     IF request->>'key' IS NOT NULL THEN
         INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
-        VALUES (of_instance, request->>'key', sha256(convert_to((request - 'key')::text, 'UTF8')), submit_alone.job_id)
-        ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false;
+        VALUES (of_instance, request->>'key', sha256(convert_to((request - 'key')::text, 'UTF8')),
+            nextval('jobs_id_seq'))
+        ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
+        RETURNING k.job_id INTO job_id;
         IF NOT FOUND THEN
             SELECT j.id, j.public_id, false, k.request_hash = sha256(convert_to((request - 'key')::text, 'UTF8'))
                 INTO job_id, public_id, created, same
@@ -304,7 +305,8 @@ BEGIN
     END IF;
     INSERT INTO jobs AS j (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
                       timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
-    VALUES (submit_alone.job_id, overlay(gen_random_uuid()::text PLACING public_id_prefix() FROM 1 FOR 15)::uuid,
+    VALUES (coalesce(submit_alone.job_id, nextval('jobs_id_seq')),
+        (public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
         of_instance, of_platform,
         CASE WHEN request->>'label' <> '' THEN cohort_of(request->>'label') ELSE 0 END, coalesce(request->>'label', ''),
         coalesce((request->>'priority')::integer, 0), coalesce((request->>'units')::integer, 1),
@@ -312,7 +314,7 @@ BEGIN
         now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
         coalesce((request->>'max_attempts')::integer, 5), coalesce((request->>'retry_failed')::boolean, false),
         of_gating, CASE WHEN of_gating IS NOT NULL THEN rank_of(request) END)
-    RETURNING j.public_id, true, true INTO public_id, created, same;
+    RETURNING j.id, j.public_id, true, true INTO job_id, public_id, created, same;
     IF of_gating IS NOT NULL THEN
         INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
         SELECT submit_alone.job_id, w.* FROM own_terms(request) w;
@@ -321,7 +323,7 @@ BEGIN
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,
         CASE WHEN request ?| '{from,queue_timeout_seconds}' THEN origin_of(request) END);
-    PERFORM wake('jobs');
+    woken := wake('jobs');
 END $$;
 """
 
@@ -408,7 +410,7 @@ BEGIN
         SELECT public_id_prefix() AS prefix
     ), numbered AS MATERIALIZED (
         SELECT known.*, nextval('jobs_id_seq') AS new_id,
-               overlay(gen_random_uuid()::text PLACING moment.prefix FROM 1 FOR 15)::uuid AS public_id
+               (moment.prefix || substr(gen_random_uuid()::text, 16))::uuid AS public_id
         FROM moment CROSS JOIN (
             SELECT a.*, i.id AS instance, p.id AS platform, l.cohort, t.id AS gating,
                 CASE WHEN t.id IS NOT NULL THEN rank_of(a.whole) END AS rank

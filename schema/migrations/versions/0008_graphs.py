@@ -11,11 +11,37 @@ NAME = "'^[a-z0-9][a-z0-9._-]{0,62}$'"
 
 # A job that waits for others is in no index of jobs that wait for bots.
 BLOCKED = """
-ALTER TABLE jobs
-    DROP CONSTRAINT jobs_finished_at_iff_final,
-    ADD CONSTRAINT jobs_finished_at_iff_final CHECK (state = ANY (CASE WHEN finished_at IS NULL
-        THEN '{blocked,queued,parked,leased,running,cancelling}'::text[]
-        ELSE '{succeeded,failed,cancelled,dead}'::text[] END));
+CREATE OR REPLACE FUNCTION job_is_sound(state text, finished_at timestamptz, schedule_after timestamptz, fence bigint,
+    result_fence bigint, priority integer, label text, locality_hint text, units integer, max_attempts integer,
+    attempts integer, kills integer, evictions integer, dedup_key text, timeout_seconds double precision)
+RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    broken text := CASE
+        WHEN finished_at IS NULL AND state NOT IN
+                ('blocked', 'queued', 'parked', 'leased', 'running', 'cancelling')
+            OR finished_at IS NOT NULL AND state NOT IN ('succeeded', 'failed', 'cancelled', 'dead')
+            THEN 'jobs_finished_at_iff_final'
+        WHEN schedule_after IS NOT NULL AND state NOT IN ('queued', 'parked') THEN 'jobs_backoff_only_waiting'
+        WHEN fence < 0 THEN 'jobs_fence_positive'
+        WHEN result_fence <> fence THEN 'jobs_result_is_current'
+        WHEN priority NOT BETWEEN -1000 AND 1000 THEN 'jobs_priority_range'
+        WHEN octet_length(label) > 64 THEN 'jobs_label_bounded'
+        WHEN octet_length(locality_hint) > 200 THEN 'jobs_locality_hint_bounded'
+        WHEN units < 1 THEN 'jobs_units_positive'
+        WHEN max_attempts < 1 THEN 'jobs_max_attempts_positive'
+        WHEN attempts NOT BETWEEN 0 AND max_attempts THEN 'jobs_attempts_bounded'
+        WHEN kills NOT BETWEEN 0 AND 3 THEN 'jobs_kills_bounded'
+        WHEN evictions < 0 THEN 'jobs_evictions_positive'
+        WHEN octet_length(dedup_key) NOT BETWEEN 1 AND 200 THEN 'jobs_dedup_key_bounded'
+        WHEN NOT (timeout_seconds > 0 AND timeout_seconds <= 31536000) THEN 'jobs_timeout_finite'
+    END;
+BEGIN
+    IF broken IS NULL THEN
+        RETURN true;
+    END IF;
+    RAISE EXCEPTION 'new row for relation "jobs" violates check constraint "%"', broken
+        USING ERRCODE = 'check_violation', TABLE = 'jobs', CONSTRAINT = broken;
+END $$;
 """
 
 # What a node waits for is counted beside the jobs, so that jobs without a graph are what they were. A node keeps how
@@ -260,7 +286,7 @@ BEGIN
         SELECT public_id_prefix() AS prefix
     ), placed AS MATERIALIZED (
         SELECT p.place, nextval('jobs_id_seq') AS new_id,
-               overlay(gen_random_uuid()::text PLACING moment.prefix FROM 1 FOR 15)::uuid AS public_id
+               (moment.prefix || substr(gen_random_uuid()::text, 16))::uuid AS public_id
         FROM moment CROSS JOIN unnest(places) AS p (place)
     ), edges AS MATERIALIZED (
         SELECT p.new_id AS parent, c.new_id AS child, e.on_failure
@@ -347,7 +373,7 @@ END $$;
 # What each graph is at. Who depends on a node that can never run can never run either, whatever its edge says. Reads
 # the nodes of the graphs that are asked for.
 STATS = """
-CREATE VIEW scheduler_stats AS
+CREATE VIEW graph_stats AS
 SELECT g.id AS graph, g.public_id, i.name AS instance, g.name, g.nodes, g.edges, g.missing, g.priority, g.actor,
     g.created_at, g.finished_at, c.blocked, f.blocked_forever, c.queued, c.parked, c.active, c.succeeded, c.failed,
     c.cancelled, c.dead,

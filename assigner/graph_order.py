@@ -1,0 +1,51 @@
+"""The order of jobs by the scores of their graphs. Pure."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from assigner import portions
+from assigner.admission import Ordering, order, owed
+from assigner.fairness import Fair
+from assigner.portions import OrderingSettings
+from assigner.terms import Book
+from schema.gated import Head
+
+Score = tuple[bool, float, tuple[float, float, int]]
+
+
+class ByGraph:
+    """Instances below their minimum quota first, then the lowest score, then rank and age (MA-03, MA-04).
+
+    Every job that starts adds to the penalty of its graph, so that scores are those of the moment at each pick. They
+    never fall while jobs start: only the one in front has to be looked at again, not all that wait.
+    """
+
+    def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
+        lanes: dict[tuple[int, str | None], list[Head]] = defaultdict(list)
+        for head in sorted(heads, key=lambda each: (portions.merit(each), order(each)), reverse=True):
+            lanes[head.job.instance, portions.graph_of(head.queue.terms)].append(head)
+        front = [(scored(lane[-1], book), lane) for lane in lanes.values()]
+        heapq.heapify(front)
+        while front:
+            seen, lane = front[0]
+            now = scored(lane[-1], book)
+            if now > seen:
+                heapq.heapreplace(front, (now, lane))
+                continue
+            book.scores[lane[-1].job.id] = now[1]
+            yield lane.pop()
+            if lane:
+                heapq.heapreplace(front, (scored(lane[-1], book), lane))
+            else:
+                heapq.heappop(front)
+
+
+def scored(head: Head, book: Book) -> Score:
+    """Lower starts sooner."""
+    return not owed(head, book), portions.merit(head) + portions.penalty_of(head, book), order(head)
+
+
+def ordering(settings: OrderingSettings) -> Ordering:
+    """The order that the settings name."""
+    return ByGraph() if settings.kind == "graph" else Fair()

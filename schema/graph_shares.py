@@ -1,0 +1,58 @@
+"""Which graphs have jobs that wait or run, and how many each of them may run."""
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, text
+
+from schema.gates import GATED
+
+PREFIX = "graph:"
+
+# One step along the index for each queue of jobs that ask for more than a place, however many jobs it holds.
+_STEP = f"""
+    SELECT cohort, instance, platform, gating FROM jobs
+    WHERE {GATED} AND (cohort, instance, platform, gating) > ({{after}})
+    ORDER BY cohort, instance, platform, gating LIMIT 1"""
+ACTIVE = text(f"""
+WITH RECURSIVE gated AS (
+    SELECT first.* FROM ({_STEP.format(after="-1, -1, -1, -1")}) first
+    UNION ALL
+    SELECT following.* FROM gated g
+    CROSS JOIN LATERAL ({_STEP.format(after="g.cohort, g.instance, g.platform, g.gating")}) following
+), waiting AS (
+    SELECT t.terms->>'graph' AS graph FROM (SELECT DISTINCT gating FROM gated) g
+    CROSS JOIN LATERAL (SELECT terms FROM gatings WHERE id = g.gating OFFSET 0) t
+    WHERE t.terms->>'graph' IS NOT NULL
+)
+SELECT count(*) FROM (
+    SELECT graph FROM waiting
+    UNION
+    SELECT split_part(name, ':', 2) FROM counters WHERE name LIKE 'graph:%' AND used > 0) active
+""")
+KEEP = text("SELECT keep_caps(CAST(:names AS text[]), CAST(:caps AS numeric[]))")
+# What a graph counts begins anew with its next job.
+FORGET = text("""
+DELETE FROM counters WHERE used = 0 AND most IS NULL AND name = ANY (ARRAY(
+    SELECT name FROM counters WHERE name LIKE 'graph:%' AND used = 0 AND most IS NULL
+    ORDER BY name COLLATE "C" LIMIT :limit FOR UPDATE SKIP LOCKED))
+""")
+
+
+def active(connection: Connection) -> int:
+    """Graphs that have jobs ready to start or running. One step along an index for each queue of gated jobs."""
+    return int(connection.execute(ACTIVE).scalar_one())
+
+
+def keep(connection: Connection, caps: Mapping[str, int]) -> None:
+    """The counters that this transaction has taken of must not be above these numbers.
+
+    If others took of them since they were looked at, the transaction has to begin anew: raises DBAPIError with the
+    SQLSTATE of a serialization failure, which `Database.run` repeats.
+    """
+    if caps:
+        connection.execute(KEEP, {"names": list(caps), "caps": list(caps.values())})
+
+
+def forget(connection: Connection, *, limit: int) -> int:
+    """Delete up to `limit` counters of graphs that run nothing; returns how many."""
+    return connection.execute(FORGET, {"limit": limit}).rowcount

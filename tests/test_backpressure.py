@@ -1,0 +1,272 @@
+"""Advice to hold back, of operators and of checkers, and checks of rates that fail."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from assigner import gatehouse
+from assigner.checkers import CheckerSettings
+from assigner.cycle import PriorityAgeAssigner
+from assigner.gatehouse import Rules
+from schema import backpressure, counters, moves, rates
+from schema.errors import BadInput, NotFound
+from tests.pool import Pool
+
+CLAUDE = {"resource_class": "claude_cli"}
+CODEX = {"resource_class": "codex", "model": "large"}
+
+
+class Limits:
+    """A checker that answers what it is told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Callable[[], bool]] = {}
+        self.asked: list[tuple[str, str | None]] = []
+
+    def is_rate_limited(self, resource_class: str, model: str | None) -> bool:
+        self.asked.append((resource_class, model))
+        return self.answers.get(resource_class, lambda: False)()
+
+
+class Pressure:
+    def __init__(self, allowed: bool = True, delay: float = 0.0, error: Exception | None = None) -> None:
+        self.allowed, self.delay, self.error = allowed, delay, error
+
+    def can_start(self) -> tuple[bool, float]:
+        if self.error is not None:
+            raise self.error
+        return self.allowed, self.delay
+
+
+def failing(error: Exception) -> Callable[[], bool]:
+    def fail() -> bool:
+        raise error
+
+    return fail
+
+
+def checked(
+    pool: Pool, limits: Limits | None = None, pressure: Pressure | None = None, **settings: Any
+) -> PriorityAgeAssigner:
+    """An assigner that asks these, whose names no package offers."""
+    found = CheckerSettings().model_copy(update={"rate_limit": "test"} if limits else {})
+    found.__dict__.update(
+        {"limits": limits or CheckerSettings().limits, "pressure": pressure or CheckerSettings().pressure}
+    )
+    made = pool.assigner(**{"interval": 0.000001, "jitter": 0, **settings})
+    made.reconfigure(made._settings, made._quotas, Rules(checkers=found))
+    return made
+
+
+def advise(pool: Pool, resource_class: str | None, **fields: Any) -> None:
+    pool.database.run(lambda c: backpressure.advise(c, resource_class, actor="test", **fields))
+
+
+def leased(pool: Pool) -> set[str]:
+    return {str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs WHERE state = 'leased'")}
+
+
+def skips(pool: Pool) -> list[int]:
+    return [row.skips for row in pool.rows("SELECT skips FROM rate_skips ORDER BY job_id")]
+
+
+def test_ma_22_jobs_of_a_class_that_is_advised_against_wait_and_others_start(pool: Pool) -> None:
+    advise(pool, "claude_cli", allowed=False)
+    (claude,) = pool.submit(terms=CLAUDE)
+    (codex,) = pool.submit(terms=CODEX)
+    (plain,) = pool.submit()
+    pool.bot(capacity=9)
+    pool.assigner().run_once()
+    assert leased(pool) == {codex, plain}
+    pool.database.run(lambda c: backpressure.take_back(c, "claude_cli", actor="test"))
+    pool.assigner().run_once()
+    assert leased(pool) == {claude, codex, plain}
+
+
+def test_ma_22_advice_for_all_holds_back_whatever_asks_for_more_than_a_place_until_its_time_is_over(pool: Pool) -> None:
+    advise(pool, None, allowed=False, seconds=60)
+    jobs = set(pool.submit(terms=CLAUDE) + pool.submit(terms={"locks": ["tree"]}))
+    (plain,) = pool.submit()
+    pool.bot(capacity=9)
+    pool.assigner().run_once()
+    assert leased(pool) == {plain}
+    pool.change("UPDATE backpressure SET until = now()")
+    pool.assigner().run_once()
+    assert leased(pool) == {plain, *jobs}
+
+
+def test_ma_22_a_delay_is_waited_first_and_stretches_the_pause_of_those_jobs_alone(pool: Pool) -> None:
+    """Marianne waits, and only then starts a sheet; here each assigner does, and other classes do not notice."""
+    advise(pool, "claude_cli", allowed=True, delay=20)
+    first = pool.submit(terms=CLAUDE)
+    pool.bot(capacity=9)
+    moment = [100.0]
+    assigner = pool.assigner(interval=60, jitter=0)
+    assigner._gatehouse._now = lambda: moment[0]
+    assert 19 < assigner.run_once() < 20.2
+    assert leased(pool) == set()
+    (codex,) = pool.submit(terms=CODEX)
+    moment[0] += 19.9
+    assigner.run_once()
+    assert leased(pool) == {codex}
+    moment[0] += 0.2
+    assigner.run_once()
+    assert leased(pool) == {codex, *first}
+    pool.submit(terms=CLAUDE)
+    assert 19 < assigner.run_once() < 20.2
+    assert leased(pool) == {codex, *first}
+
+
+def test_operators_advise_and_take_back_and_what_says_nothing_is_refused(pool: Pool) -> None:
+    advise(pool, None, allowed=False, seconds=60, reason="provider down")
+    advise(pool, "codex", allowed=True, delay=2)
+    found = pool.database.run(backpressure.standing)
+    assert [(each.resource_class, each.allowed, each.delay) for each in found] == [(None, False, 0), ("codex", True, 2)]
+    pool.database.run(lambda c: backpressure.take_back(c, None, actor="test"))
+    with pytest.raises(NotFound, match="nothing is advised for all jobs"):
+        pool.database.run(lambda c: backpressure.take_back(c, None, actor="test"))
+    for wrong in ({"allowed": True}, {"allowed": False, "delay": -1}, {"allowed": False, "seconds": 0}):
+        with pytest.raises(BadInput):
+            advise(pool, None, **wrong)
+    noted = [row.action for row in pool.rows("SELECT action FROM audit ORDER BY id")]
+    assert noted == ["backpressure.set", "backpressure.set", "backpressure.rm"]
+
+
+def test_ma_28_a_checker_is_asked_once_for_each_resource_and_absent_is_no_check(pool: Pool) -> None:
+    limits = Limits()
+    limits.answers["claude_cli"] = lambda: True
+    pool.submit(3, terms=CLAUDE)
+    codex = pool.submit(3, terms=CODEX)
+    pool.submit(1, terms={"locks": ["tree"]})
+    pool.bot(capacity=6)
+    checked(pool, limits).run_once()
+    assert sorted(limits.asked) == [("claude_cli", None), ("codex", "large")]
+    assert leased(pool) > set(codex)
+    assert len(leased(pool)) == 4
+    checked(pool).run_once()
+    assert len(leased(pool)) == 6
+
+
+def test_ma_28_a_backpressure_checker_joins_what_operators_advise_and_its_errors_are_no_advice(pool: Pool) -> None:
+    jobs = pool.submit(2, terms=CLAUDE)
+    pool.bot(capacity=1)
+    checked(pool, pressure=Pressure(allowed=False)).run_once()
+    assert leased(pool) == set()
+    advise(pool, "codex", allowed=False)
+    with capture_logs() as logs:
+        checked(pool, pressure=Pressure(error=OSError("no answer"))).run_once()
+    assert leased(pool) == {jobs[0]}
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == [
+        "leasehold.backpressure_checker_error"
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("down"), ValueError("bad"), OSError("gone")])
+def test_ma_21_a_check_that_fails_is_counted_and_the_tenth_parks_the_job(pool: Pool, error: Exception) -> None:
+    """Nothing vanishes: the job is held with the error until an operator releases it, and then begins anew (A-20)."""
+    limits = Limits()
+    limits.answers["claude_cli"] = failing(error)
+    (job,) = pool.submit(terms=CLAUDE)
+    (codex,) = pool.submit(terms=CODEX)
+    pool.bot(capacity=9)
+    assigner = checked(pool, limits)
+    with capture_logs() as logs:
+        for _ in range(9):
+            assigner.run_once()
+        assert (pool.job(job).state, skips(pool)) == ("queued", [9])
+        assigner.run_once()
+    assert leased(pool) == {codex}
+    row = pool.job(job)
+    assert (row.state, row.reason) == (
+        "parked",
+        f"its rate limit could not be checked: {type(error).__name__}: {error}",
+    )
+    assert pool.history(job) == ["submit", "hold"]
+    told = [each["event"] for each in logs]
+    assert told.count("leasehold.rate_limiter_error") == 10
+    (exhausted,) = [each for each in logs if each["event"] == "leasehold.rate_limiter_error_exhausted"]
+    assert (exhausted["job"], exhausted["skips"]) == (job, 10)
+
+    pool.database.run(lambda c: moves.unpark(c, [job], instances=None, reason=None, actor="operator"))
+    assigner.run_once()
+    assert (pool.job(job).state, skips(pool)) == ("queued", [1])
+    limits.answers.clear()
+    assigner.run_once()
+    assert (pool.job(job).state, skips(pool)) == ("leased", [])
+
+
+def test_a_20_any_check_that_works_begins_the_count_anew(pool: Pool) -> None:
+    limits = Limits()
+    limits.answers["claude_cli"] = failing(RuntimeError("down"))
+    (job,) = pool.submit(terms=CLAUDE)
+    pool.bot()
+    assigner = checked(pool, limits)
+    for _ in range(9):
+        assigner.run_once()
+    limits.answers["claude_cli"] = lambda: True
+    assigner.run_once()
+    assert skips(pool) == []
+    limits.answers["claude_cli"] = failing(RuntimeError("down"))
+    for _ in range(9):
+        assigner.run_once()
+    assert (pool.job(job).state, skips(pool)) == ("queued", [9])
+
+
+def test_ma_10_a_hiccup_seen_by_many_assigners_counts_once_in_an_interval(pool: Pool) -> None:
+    limits = Limits()
+    limits.answers["claude_cli"] = failing(RuntimeError("down"))
+    pool.submit(terms=CLAUDE)
+    pool.bot()
+    for _ in range(20):
+        checked(pool, limits, interval=60).run_once()
+    assert skips(pool) == [1]
+
+
+def test_ma_25_a_look_that_gives_nothing_says_why(pool: Pool) -> None:
+    def seen(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(f"leasehold_gated_{name}_total", labels) or 0.0
+
+    before = {
+        (name, gate): seen(name, **{label: gate})
+        for name, label in (("queues_closed", "gate"), ("picks_empty", "reason"))
+        for gate in ("rate", "backpressure", "concurrency", "no room")
+    }
+
+    def more(name: str, label: str, gate: str) -> float:
+        now = seen(name, **{label: gate})
+        then, before[name, gate] = before[name, gate], now
+        return now - then
+
+    pool.submit(2, terms=CLAUDE)
+    pool.assigner().run_once()
+    assert more("picks_empty", "reason", "no room") == 1
+    bot = pool.bot(capacity=9)
+    pool.database.run(lambda c: rates.set_rate(c, "claude_cli", per_second=0.001, burst=1, actor="test"))
+    pool.assigner().run_once()
+    pool.assigner().run_once()
+    assert (more("queues_closed", "gate", "rate"), more("picks_empty", "reason", "rate")) == (1, 1)
+    advise(pool, None, allowed=False)
+    pool.assigner().run_once()
+    assert (more("queues_closed", "gate", "backpressure"), more("picks_empty", "reason", "backpressure")) == (1, 1)
+    pool.database.run(lambda c: counters.limit(c, "pool:jobs", 1))
+    pool.assigner().run_once()
+    assert more("picks_empty", "reason", "concurrency") == 1
+    assert len(bot.take()) == 1
+
+
+def test_nothing_of_this_is_read_where_nothing_of_it_is_used(pool: Pool) -> None:
+    """Whoever only takes locks pays for no rate, no advice, no share and no check."""
+    pool.submit(3, terms={"locks": ["tree"]})
+    pool.bot()
+    statements: list[str] = []
+    from sqlalchemy import event
+
+    event.listen(pool.database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    pool.assigner().run_once()
+    unused = [each for each in statements if "rate_buckets" in each or "rate_skips" in each or "graph:" in each]
+    assert unused == []
+    assert [each for each in statements if "FROM backpressure WHERE" in each] == []
+    assert gatehouse.RULES.checkers.checks_limits is False
