@@ -115,8 +115,9 @@ BLOCKED = text(f"""
 SELECT i.name AS instance, count(*) AS jobs, bool_or(b.seen >= :most) AS more
 FROM (
     SELECT instance, count(*) OVER () AS seen FROM (
-        SELECT g.instance FROM graphs g JOIN graph_nodes n ON n.graph = g.id
-        WHERE g.finished_at IS NULL AND n.outcome IS NULL AND n.pending_deps > 0 ORDER BY g.id LIMIT :most) first) b
+        SELECT g.instance FROM graphs g CROSS JOIN LATERAL (
+            SELECT FROM graph_nodes WHERE graph = g.id AND outcome IS NULL AND pending_deps > 0 OFFSET 0) n
+        WHERE g.finished_at IS NULL ORDER BY g.id LIMIT :most) first) b
 JOIN instances i ON i.id = b.instance WHERE {VISIBLE} GROUP BY i.name
 """)
 

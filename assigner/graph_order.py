@@ -15,7 +15,7 @@ Score = tuple[bool, float, tuple[float, float, int]]
 
 
 class ByGraph:
-    """Instances below their minimum quota first, then the lowest score, then rank and age (MA-03, MA-04).
+    """Instances below their minimum quota first, then the lowest score, then rank and age.
 
     Every job that starts adds to the penalty of its graph, so that scores are those of the moment at each pick. They
     never fall while jobs start: only the one in front has to be looked at again, not all that wait.

@@ -44,7 +44,7 @@ WITH page AS MATERIALIZED (
 NODES = text("""
 SELECT n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth, j.priority,
     n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end
-FROM graph_nodes n LEFT JOIN jobs j ON j.id = n.job_id
+FROM graph_nodes n LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
 WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
 """)
 

@@ -64,7 +64,7 @@ def portion(settings: OrderingSettings, *, limit: float | None, graphs: int) -> 
 
 
 def score(*, priority: float, depth: float, retries: int, cost: float, penalty: float) -> float:
-    """graph priority x 10 + depth x 1 - retries x 5 + estimated cost x 0.1 + penalty (MA-04)."""
+    """graph priority x 10 + depth x 1 - retries x 5 + estimated cost x 0.1 + penalty (Marianne)."""
     return priority * 10.0 + depth * 1.0 - retries * 5.0 + cost * 0.1 + penalty
 
 

@@ -26,7 +26,7 @@ class AssignerSettings(BaseModel):
         throughput under backlog and holds locks longer.
     at_once: so many assigners of the whole pool place large batches at the same time, the others wait for their turn
         before they pick; unset means as many as this host has cores, two at least. More than the database server has
-        cores look at jobs, bots and quotas that others hold. One that has waited for `lock_timeout` goes on.
+        cores look at jobs, bots and quotas that others hold. One that has waited for three seconds goes on.
     instances: serve only these and the others of their pools; unset means all.
     cohorts: of a cohort assigner, which cohorts it serves, with a thread for each; unset means all.
     """

@@ -5,6 +5,7 @@ A handler says what it takes by the type of its parameter `body`, and gets it fr
 read it on the event loop, and a second time.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
@@ -35,6 +36,10 @@ class Reader:
             raise Invalid([{**first, "loc": ("body", *first["loc"])}]) from None
 
 
+#: A parameter in a path and how it is converted, which an OpenAPI document does not say.
+_CONVERTED = re.compile(r"\{(\w+):\w+\}")
+
+
 def reader(endpoint: Callable[..., Any]) -> Reader | None:
     """The reader for this handler's parameter `body`; None if it takes no body."""
     model = get_type_hints(endpoint).get("body")
@@ -50,4 +55,7 @@ def describe(document: dict[str, Any], readers: Mapping[tuple[str, str], Reader]
         schemas.setdefault(name, schema)
     for (path, method), one in readers.items():
         content = {"application/json": {"schema": references[one.model, "validation"]}}
-        document["paths"][path][method.lower()]["requestBody"] = {"required": True, "content": content}
+        document["paths"][_CONVERTED.sub(r"{\1}", path)][method.lower()]["requestBody"] = {
+            "required": True,
+            "content": content,
+        }

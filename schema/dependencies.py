@@ -18,8 +18,8 @@ WITH RECURSIVE above AS (
     SELECT job_id, node_no, dead_ends FROM graph_nodes WHERE job_id = :id
     UNION
     SELECT p.job_id, p.node_no, p.dead_ends FROM above a
-    JOIN graph_edges e ON e.child = a.job_id JOIN graph_nodes p ON p.job_id = e.parent
-    WHERE p.outcome IS NULL
+    CROSS JOIN LATERAL (SELECT parent FROM graph_edges WHERE child = a.job_id OFFSET 0) e
+    CROSS JOIN LATERAL (SELECT * FROM graph_nodes WHERE job_id = e.parent AND outcome IS NULL OFFSET 0) p
 )
 SELECT node_no FROM above WHERE dead_ends > 0 LIMIT 1
 """)

@@ -11,11 +11,19 @@ FREE = text("""
 SELECT n FROM unnest(CAST(:turns AS integer[])) AS t (n)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.turn'), n) LIMIT 1
 """)
-NEXT = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.turn'), :turn)")
+# The wait is bounded from within: lock_timeout counts from the moment a lock is waited for.
+NEXT = text("""
+SELECT set_config('lock_timeout', :patience, true), pg_advisory_xact_lock(hashtext('leasehold.turn'), :turn),
+    set_config('lock_timeout', before, true)
+FROM (SELECT current_setting('lock_timeout') AS before OFFSET 0) was
+""")
+
+#: Milliseconds at most for which a turn is waited for: far less than a bot has to acknowledge what it is given then.
+PATIENCE = 3000
 
 
-def take(connection: Connection, turns: int, *, chance: random.Random) -> bool:
-    """Take one of so many turns, to the end of the transaction; false if none came within `lock_timeout`.
+def take(connection: Connection, turns: int, *, chance: random.Random, patience: int = PATIENCE) -> bool:
+    """Take one of so many turns, to the end of the transaction; false if none came within `patience` milliseconds.
 
     Begin the transaction with it: who holds rows while it waits makes others wait for them.
     """
@@ -24,9 +32,10 @@ def take(connection: Connection, turns: int, *, chance: random.Random) -> bool:
         return True
     try:
         with connection.begin_nested():
-            connection.execute(NEXT, {"turn": order[0]})
+            connection.execute(NEXT, {"turn": order[0], "patience": f"{patience}ms"})
             return True
     except DBAPIError as error:
-        if isinstance(error.orig, psycopg.errors.LockNotAvailable):
+        # A statement may be given less time than a lock.
+        if isinstance(error.orig, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
             return False
         raise

@@ -5,16 +5,19 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import ValidationError
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from assigner.cycle import PriorityAgeAssigner
 from assigner.declaring import declare
+from assigner.gatehouse import Rules
 from assigner.installation import PoolSettings
 from assigner.tuning import AssignerSettings
-from schema import accounts, clock, moves
+from schema import accounts, clock, moves, shares
 from schema.accounts import Account, PoolLimits
 from schema.errors import NotFound
 from schema.shares import FairShareSettings
+from tests.plans import watching
 from tests.pool import Pool, active, completed
 
 
@@ -169,7 +172,7 @@ def fair(pool: Pool, **settings: Any) -> PriorityAgeAssigner:
         chance=pool.chance,
         name="assigner:test",
         now=clock.monotonic,
-        fair=FairShareSettings(**settings),
+        rules=Rules(fair=FairShareSettings(**settings)),
     )
 
 
@@ -253,3 +256,22 @@ def test_a_17_a_negative_weight_is_refused(pool: Pool) -> None:
     share(pool, "acme", credit_weight=0)
     with pytest.raises(IntegrityError):
         pool.change("UPDATE accounts SET credit_weight = -1")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_upkeep_does_for_shares_reads_none_of_the_jobs_that_it_leaves(pool: Pool, known: bool) -> None:
+    share(pool, "acme")
+    pool.submit(300)
+    pool.submit(300, terms={"locks": ["tree"]})
+    pool.submit(3, instance="acme")
+    if known:
+        pool.change("ANALYZE")
+
+    def work(connection: Connection) -> None:
+        for duty in (shares.wanting, lambda c: moves.adopt(c, 100), lambda c: moves.dismiss(c, 100)):
+            with watching(connection) as watch:
+                duty(connection)
+            assert "jobs" not in watch.whole_scans(), str(watch)
+            assert watch.touched < 60, str(watch)
+
+    pool.database.run(work)

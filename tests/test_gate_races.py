@@ -5,10 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from assigner.cycle import PriorityAgeAssigner
 from assigner.tuning import AssignerSettings
-from assigner.turns import CAREFUL
+from assigner.turns import CAREFUL, Turns
 from schema import counters
 from tests.pool import Pool, active, completed
 from tests.racing import Race
@@ -113,3 +114,11 @@ def test_four_assigners_that_fight_for_a_small_limit_end_in_no_error_and_get_eve
                 break
     assert done == 24
     assert set(race.errors) <= {"40001", "40P01", "55P03"}
+
+
+def test_a_transaction_that_is_undone_at_every_try_is_no_error_and_any_other_error_is_one(pool: Pool) -> None:
+    raised = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{}'; END $$"
+    turns = Turns(lambda: 0.0)
+    assert turns.run(pool.database, lambda c: c.execute(text(raised.format("serialization_failure")))) is None
+    with pytest.raises(DBAPIError):
+        turns.run(pool.database, lambda c: c.execute(text(raised.format("check_violation"))))

@@ -66,12 +66,15 @@ def test_each_edge_is_walked_when_its_parent_ends_and_never_again(pool: Pool) ->
     in the tables make no difference."""
     submitted(pool, layered(2000, parents=5, chance=pool.chance), name="other")
     pages = []
-    for nodes in (100, 400):
+    for nodes, statistics in ((100, False), (400, True)):
+        if statistics:
+            pool.change("ANALYZE")
         graph = submitted(pool, layered(nodes, parents=5, chance=pool.chance), name=f"of-{nodes}", on_failure="run")
         plans = ended_one_by_one(pool, graph)
         assert set(states(pool, graph).values()) == {"cancelled"}
         assert touched(plans, "graph_edges") <= 4 * graph.edges
         assert touched(plans, "graph_nodes") <= 8 * (nodes + graph.edges)
+        assert touched(plans, "jobs") <= 20 * nodes
         assert not any(plan.whole_scans() & set(GRAPH_TABLES) for plan in plans)
         pages.append(sum(plan.buffers for plan in plans) / graph.edges)
     assert pages[1] < 1.5 * pages[0], f"pages for each edge grow with the graph: {pages}"

@@ -21,7 +21,7 @@ from tests.pool import Pool
 PROCESSES = 4
 PER_SECOND, BURST = 50, 25
 #: Jobs of the limited class, a bit more than start while the test looks, and of another one.
-LIMITED, FREE = 420, 1000
+LIMITED, FREE = 420, 300
 SECONDS = 6.0
 #: Part of the rate that has to be used.
 USED = 0.95

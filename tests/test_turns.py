@@ -15,6 +15,7 @@ from tests.pool import Pool
 from tests.racing import Race, outcome
 
 JOBS = 4 * LEAST
+TIMEOUT = text("SELECT current_setting('lock_timeout')")
 
 
 def taken(connection: Connection, number: int) -> bool:
@@ -71,9 +72,23 @@ def test_who_has_little_to_place_waits_for_nobody(pool: Pool, race: Race) -> Non
 def test_who_gets_no_turn_in_time_goes_on_without(pool: Pool) -> None:
     with pool.database.engine.begin() as one, pool.database.engine.begin() as other:
         assert taken(one, 1)
-        other.execute(text("SET LOCAL lock_timeout = '10ms'"))
-        assert not taken(other, 1)
+        assert not turns.take(other, 1, chance=random.Random(1), patience=10)
         assert taken(other, 2), "its transaction goes on, and there was another turn"
+
+
+def test_a_wait_for_a_turn_leaves_the_timeout_of_other_locks_as_it_was(pool: Pool, race: Race) -> None:
+    with race.first() as first:
+        assert taken(first.connection, 1)
+
+        def work(connection: Connection) -> tuple[str, ...]:
+            before = connection.execute(TIMEOUT).scalar_one()
+            assert taken(connection, 1)
+            return before, connection.execute(TIMEOUT).scalar_one()
+
+        waiting = race.second(lambda: pool.database.run(work), behind=first)
+        first.commit()
+        before, after = outcome(waiting)
+    assert before == after
 
 
 @pytest.mark.parametrize(("cores", "number"), [(None, LEAST_AT_ONCE), (1, LEAST_AT_ONCE), (12, 12)])

@@ -26,7 +26,9 @@ WHERE name = 'statement_timeout' AND CAST(setting AS integer) BETWEEN 1 AND 3000
 SUBMIT = text("SELECT graph_id, public_id, created, same, replaced FROM submit_graph(CAST(:request AS jsonb), :actor)")
 MADE = text("SELECT name, nodes, edges, ready, missing FROM graphs WHERE id = :id")
 NODES = text("""
-SELECT n.node_no, j.public_id FROM graph_nodes n JOIN jobs j ON j.id = n.job_id WHERE n.graph = :id ORDER BY n.node_no
+SELECT n.node_no, j.public_id FROM graph_nodes n
+CROSS JOIN LATERAL (SELECT public_id FROM jobs WHERE id = n.job_id OFFSET 0) j
+WHERE n.graph = :id ORDER BY n.node_no
 """)
 
 LOCK = text("""
@@ -39,20 +41,22 @@ GIVE_UP = text("UPDATE graphs SET state = 'cancelled' WHERE id = :id AND state =
 
 _GOING_ON = "j.state IN ('blocked', 'queued', 'parked', 'leased', 'running')"
 UNFINISHED = text(f"""
-SELECT j.public_id FROM graph_nodes n JOIN jobs j ON j.id = n.job_id
+SELECT j.public_id FROM graph_nodes n
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j
 WHERE n.graph = :id AND n.outcome IS NULL AND {_GOING_ON} ORDER BY j.id LIMIT :limit
 """)
 # What is left of graphs that were given up by somebody who did not cancel their jobs.
 LEFT_OVER = text(f"""
 SELECT j.public_id FROM graphs g
 CROSS JOIN LATERAL (SELECT job_id FROM graph_nodes n WHERE n.graph = g.id AND n.outcome IS NULL OFFSET 0) n
-JOIN jobs j ON j.id = n.job_id
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j
 WHERE g.finished_at IS NULL AND g.state IN ('replaced', 'cancelled') AND {_GOING_ON} ORDER BY j.id LIMIT :limit
 """)
 FINISH = text("""
 WITH over AS MATERIALIZED (
     SELECT g.id FROM graphs g
-    WHERE g.finished_at IS NULL AND NOT EXISTS (SELECT FROM graph_nodes n WHERE n.graph = g.id AND n.outcome IS NULL)
+    WHERE g.finished_at IS NULL
+        AND NOT EXISTS (SELECT FROM graph_nodes n WHERE n.graph = g.id AND n.outcome IS NULL OFFSET 0)
     ORDER BY g.id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE graphs SET finished_at = clock_timestamp(), state = CASE state WHEN 'active' THEN 'finished' ELSE state END
@@ -65,7 +69,7 @@ WITH old AS MATERIALIZED (
     WHERE g.finished_at IS NOT NULL AND g.finished_at < now() - make_interval(secs => :age)
         AND NOT EXISTS (
             SELECT FROM graph_nodes n CROSS JOIN LATERAL (SELECT FROM jobs j WHERE j.id = n.job_id OFFSET 0) j
-            WHERE n.graph = g.id)
+            WHERE n.graph = g.id OFFSET 0)
     ORDER BY g.finished_at LIMIT 1 FOR UPDATE SKIP LOCKED
 ), nodes AS (
     DELETE FROM graph_nodes WHERE graph = ANY (ARRAY(SELECT id FROM old)) RETURNING job_id

@@ -53,7 +53,8 @@ SELECT job_id FROM graph_nodes WHERE job_id = ANY (ARRAY(SELECT job_id FROM touc
 ORDER BY job_id FOR NO KEY UPDATE
 """)
 
-# On the locked nodes, whose counters nobody changes any more. A job that somebody else has locked stays as it is.
+# On the locked nodes, whose counters nobody changes any more. A job that somebody else has locked stays as it is. Ids
+# go into each update as one array, which leaves the planner nothing but the primary key.
 SETTLE = text(f"""
 WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
     SELECT id, public_id, fence FROM jobs
@@ -82,7 +83,7 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
         dead_ends = n.dead_ends + j.unmet,
         due = j.waits AND (j.pending = 0 OR j.job_id IN (SELECT job_id FROM doomed))
             AND j.job_id NOT IN (SELECT id FROM freed)
-    FROM judged j WHERE n.job_id = j.job_id
+    FROM judged j WHERE n.job_id = ANY (ARRAY(SELECT job_id FROM judged)) AND n.job_id = j.job_id
     RETURNING n.due, j.waits AND j.unmet > 0 AS stuck
 ), queued AS (
     UPDATE jobs j SET state = 'queued', queued_at = clock_timestamp(), cohort = cohort_of(j.label),

@@ -390,13 +390,16 @@ CROSS JOIN LATERAL (
         count(*) FILTER (WHERE n.outcome = 'failed') AS failed,
         count(*) FILTER (WHERE n.outcome = 'cancelled') AS cancelled,
         count(*) FILTER (WHERE n.outcome = 'dead') AS dead
-    FROM graph_nodes n LEFT JOIN jobs j ON j.id = n.job_id AND n.outcome IS NULL WHERE n.graph = g.id) c
+    FROM graph_nodes n
+    LEFT JOIN LATERAL (SELECT state FROM jobs WHERE id = n.job_id AND n.outcome IS NULL OFFSET 0) j ON true
+    WHERE n.graph = g.id) c
 CROSS JOIN LATERAL (
     WITH RECURSIVE stuck AS (
         SELECT s.job_id FROM graph_nodes s WHERE s.graph = g.id AND s.dead_ends > 0 AND s.outcome IS NULL
         UNION
-        SELECT n.job_id FROM stuck s JOIN graph_edges e ON e.parent = s.job_id
-        JOIN graph_nodes n ON n.job_id = e.child WHERE n.outcome IS NULL)
+        SELECT e.child FROM stuck s
+        CROSS JOIN LATERAL (SELECT child FROM graph_edges WHERE parent = s.job_id OFFSET 0) e
+        CROSS JOIN LATERAL (SELECT FROM graph_nodes WHERE job_id = e.child AND outcome IS NULL OFFSET 0) n)
     SELECT count(*) AS blocked_forever FROM stuck) f;
 """
 
