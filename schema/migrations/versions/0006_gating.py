@@ -247,8 +247,11 @@ BEGIN
 END $$;
 """
 
+# A request that comes alone has nothing to be shared with others: its rows are written one after the other. A digest
+# that is known is that of a set in normal form, so that a set which has it needs not be brought there. The order of
+# locks is that of the others. The caller's search path counts: setting one for each call costs as much as a row.
 SUBMIT_ALONE = """
-CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
+CREATE FUNCTION submit_alone(request jsonb, actor text,
     OUT job_id bigint, OUT public_id uuid, OUT created boolean, OUT same boolean)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
