@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from assigner import terms
@@ -17,13 +18,28 @@ class Ordering(Protocol):
         for."""
 
 
+class Line(Protocol):
+    """In which order the jobs of one instance start."""
+
+    def key(self, head: Head, book: Book) -> tuple[float, ...]:
+        """By which jobs of different instances are compared: lower is sooner."""
+
+    def arranged(self, heads: Sequence[Head], book: Book) -> list[Head]:
+        """The jobs of one instance in their order."""
+
+
+@dataclass(frozen=True)
 class ByInstance:
-    """Each time the instance that comes first, and of its jobs the one with the lowest rank."""
+    """Each time the instance that comes first, and of its jobs the one that comes first in its line. Instances below
+    their minimum quota come first, then whatever job comes first in its line."""
+
+    line: Line
 
     def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
-        waiting: dict[int, list[Head]] = defaultdict(list)
-        for head in sorted(heads, key=order, reverse=True):
-            waiting[head.job.instance].append(head)
+        of_instances: dict[int, list[Head]] = defaultdict(list)
+        for head in heads:
+            of_instances[head.job.instance].append(head)
+        waiting = {instance: self.line.arranged(those, book)[::-1] for instance, those in of_instances.items()}
         while waiting:
             instances = list(waiting)
             instance = instances[self.first([waiting[each][-1] for each in instances], book)]
@@ -33,19 +49,7 @@ class ByInstance:
 
     def first(self, heads: Sequence[Head], book: Book) -> int:
         """Which of the heads, one of each instance, comes first: its index."""
-        raise NotImplementedError
-
-
-class ByRank(ByInstance):
-    """Instances below their minimum quota first, then whatever job has the lowest rank, then the oldest."""
-
-    def first(self, heads: Sequence[Head], book: Book) -> int:
-        return min(range(len(heads)), key=lambda nth: (not owed(heads[nth], book), order(heads[nth])))
-
-
-def order(head: Head) -> tuple[float, float, int]:
-    """Lower is sooner: rank, then age."""
-    return head.rank, head.queued_at.timestamp(), head.job.id
+        return min(range(len(heads)), key=lambda nth: (not owed(heads[nth], book), self.line.key(heads[nth], book)))
 
 
 def owed(head: Head, book: Book) -> bool:

@@ -65,6 +65,9 @@ class Root(click.Group):
         "quota": "assigner.tenants:quota_group",
         "rate": "assigner.rates:rate_group",
         "backpressure": "assigner.rates:backpressure_group",
+        "class": "assigner.policies:class_group",
+        "service-level": "assigner.policies:level_group",
+        "scheduling": "assigner.policies:scheduling_group",
         "report": "assigner.reporting:report_command",
     }
 

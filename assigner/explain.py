@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from assigner import asked, attempts, gates, lookups, queries, remedies
 from assigner.gatehouse import Rules
-from assigner.portions import BY_RANK, OrderingSettings
+from assigner.ordering import BY_RANK, OrderingSettings
 from assigner.routes import CALLERS, Caller, JobId, problems
 from schema import evidence
 from schema.evidence import Ahead, Evidence
@@ -19,7 +19,7 @@ from schema.states import JobState
 
 router = APIRouter(prefix="/v1", tags=["callers"])
 
-_WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED)
+_WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 
 
 class GateAnswer(BaseModel):

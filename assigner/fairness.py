@@ -8,7 +8,7 @@ bot because it was behind when the cycle began.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from assigner.admission import ByInstance, ByRank, order, owed
+from assigner.admission import ByInstance, owed
 from assigner.terms import Book
 from schema.gated import Head
 from schema.shares import Share, Shares
@@ -20,16 +20,16 @@ class Fair(ByInstance):
 
     def first(self, heads: Sequence[Head], book: Book) -> int:
         if book.shares is None:
-            return ByRank().first(heads, book)
+            return super().first(heads, book)
         shares, weighed = book.shares, weigh(book.shares, book)
 
-        def key(nth: int) -> tuple[bool, bool, bool, float, tuple[float, float, int]]:
+        def key(nth: int) -> tuple[bool, bool, bool, float, tuple[float, ...]]:
             head = heads[nth]
             instance = head.job.instance
             share, weight = shares.of[instance], weighed.weights[instance]
             # Only one that would lack it is looked up.
             had = not weight or share.completed >= shares.guarantee or _had_with_running(share, shares.guarantee, book)
-            return not owed(head, book), not weight, had, weighed.deficit(instance), order(head)
+            return not owed(head, book), not weight, had, weighed.deficit(instance), self.line.key(head, book)
 
         return min(range(len(heads)), key=key)
 

@@ -11,13 +11,12 @@ from sqlalchemy import Connection
 
 from assigner import admission, fairness, metrics, portions, terms
 from assigner.checkers import FAILURES, CheckerSettings
-from assigner.graph_order import ordering
+from assigner.ordering import OrderingSettings
 from assigner.pace import Return
-from assigner.portions import OrderingSettings
 from assigner.pressure import Backpressure
 from assigner.rate import Rate
 from assigner.terms import Book
-from schema import backpressure, counters, gated, graph_shares, moves, rates, shares
+from schema import backpressure, counters, gated, graph_shares, moves, predictions, rates, shares
 from schema.backpressure import Advice
 from schema.clock import Monotonic
 from schema.counters import Charge
@@ -71,7 +70,7 @@ class Gatehouse:
 
     def reconfigure(self, rules: Rules) -> None:
         """Go by other rules from the next look on."""
-        self._rules, self._ordering = rules, ordering(rules.ordering)
+        self._rules, self._arrangement = rules, rules.ordering.made()
 
     def pick(self, connection: Connection, scope: Scope, *, batch: int, pace: float) -> Admitted:
         """Lock up to `batch` jobs that go through their gates and for which a free bot is there. `pace`: seconds within
@@ -93,9 +92,10 @@ class Gatehouse:
             shut |= {queue.place: terms.shut(queue, book) for queue in asked}
         open_ones = [queue for queue in queues if shut[queue.place] is None]
         most = [terms.most(queue, book) for queue in open_ones]
-        heads = gated.heads(connection, open_ones, room=found.room, most=most)
+        ageing = self._arrangement.ageing
+        heads = gated.heads(connection, open_ones, room=found.room, most=most, now=book.now, ageing=ageing)
         closed = Counter[str]()
-        admitted = admission.admit(heads, book, room=found.room, ordering=self._ordering, closed=closed)
+        admitted = admission.admit(heads, book, room=found.room, ordering=self._arrangement.ordering, closed=closed)
         closed_queues = Counter(gate.name for gate in shut.values() if gate is not None)
         empty = None if admitted or closed or closed_queues else "others have them"
         return Admitted(admitted, closed_queues, closed, empty, self._returns(queues, book))
@@ -168,7 +168,8 @@ class Gatehouse:
                 moves.forget_skips(connection, used)
         if not failed:
             return
-        heads = gated.heads(connection, [each for each in queues if rates.resource(each.terms) in failed], room=room)
+        asked = [each for each in queues if rates.resource(each.terms) in failed]
+        heads = gated.heads(connection, asked, room=room, now=book.now, ageing=self._arrangement.ageing)
         skipped = [
             moves.Skipped(head.job.id, used := str(rates.resource(head.queue.terms)), failed[used]) for head in heads
         ]
@@ -205,11 +206,13 @@ def opened(
     """All that the gates of these queues are judged by; `pressed`: there may be advice to hold back."""
     names = sorted({name for queue in queues for name in terms.names(queue)})
     buckets = sorted({name for queue in queues for name in rates.names(queue.terms)})
+    classes = sorted({queue.terms["job_class"] for queue in queues if "job_class" in queue.terms})
     book = Book(
         now,
         counters.read(connection, names),
         reserve=rules.fair.budget_reserve,
         rates=rates.read(connection, buckets),
+        seconds=predictions.expected(connection, classes),
     )
     if any(queue.managed for queue in queues):
         book.shares = shares.read(connection, _instances(queues), rules.fair)

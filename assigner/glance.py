@@ -121,6 +121,14 @@ FROM (
 JOIN instances i ON i.id = b.instance WHERE {VISIBLE} GROUP BY i.name
 """)
 
+# Jobs that were taken off the queue, by instance.
+DEFERRED = text(f"""
+SELECT i.name AS instance, d.jobs, d.more FROM (
+    SELECT instance, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more FROM (
+        SELECT instance FROM jobs WHERE state = 'deferred' ORDER BY queued_at, id LIMIT :most) w GROUP BY instance) d
+JOIN instances i ON i.id = d.instance WHERE {VISIBLE}
+""")
+
 # Jobs that bots have, of every instance: by their leases, and of a lease that is taken back the job itself says what it
 # is.
 HELD = text("""
@@ -231,6 +239,8 @@ def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: f
     counts = [{**row, "state": JobState.QUEUED} for row in waiting]
     counts += [{**row, "state": JobState.PARKED} for row in _rows(connection, PARKED, where | {"most": MAX_COUNTED})]
     counts += [{**row, "state": JobState.BLOCKED} for row in _rows(connection, BLOCKED, where | {"most": MAX_COUNTED})]
+    off = _rows(connection, DEFERRED, where | {"most": MAX_COUNTED})
+    counts += [{**row, "state": JobState.DEFERRED} for row in off]
     others = _rows(connection, HELD, {"most": MAX_COUNTED}) + _rows(connection, FINISHED, {"most": MAX_FINISHED})
     counts += [row for row in others if instances is None or row["instance"] in instances]
     held = quotas.quotas(connection, cooldown=cooldown)

@@ -5,9 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from assigner import portions
-from assigner.admission import Ordering, order, owed
-from assigner.fairness import Fair
-from assigner.portions import OrderingSettings
+from assigner.admission import owed
 from assigner.terms import Book
 from schema.gated import Head
 
@@ -46,6 +44,6 @@ def scored(head: Head, book: Book) -> Score:
     return not owed(head, book), portions.merit(head) + portions.penalty_of(head, book), order(head)
 
 
-def ordering(settings: OrderingSettings) -> Ordering:
-    """The order that the settings name."""
-    return ByGraph() if settings.kind == "graph" else Fair()
+def order(head: Head) -> tuple[float, float, int]:
+    """Lower is sooner: rank, then age."""
+    return head.rank, head.queued_at.timestamp(), head.job.id

@@ -184,15 +184,17 @@ def _normal(body: GraphRequest, caller: Principal) -> dict[str, Any]:
     instance = body.instance or caller.instance or DEFAULT_INSTANCE
     if not caller.may_use_instance(instance):
         raise Forbidden(f"instance: this token is for the instance '{caller.instance}' only")
-    own = [(nth, node.priority) for nth, node in enumerate(body.nodes) if "priority" in node.model_fields_set]
+    graph = body.normal(instance=instance)
+    own = [(nth, node["priority"]) for nth, node in enumerate(graph["nodes"]) if "priority" in node]
     for place, priority in [("priority", body.priority), *((f"nodes.{nth}.priority", each) for nth, each in own)]:
         if not caller.may_use_priority(priority):
             raise Forbidden(f"{place}: this token may not be more urgent than {caller.priority_ceiling}")
-    return body.normal(instance=instance)
+    return graph
 
 
 def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: float) -> SubmittedGraph:
     def work(connection: Connection) -> moves.SubmittedGraph:
+        submission.check_points(connection, graph["nodes"], caller)
         taken = moves.submit_graph(connection, graph, sync=sync, actor=caller.actor)
         if caller.is_operator:
             details = {"graph": taken.public_id, "nodes": len(graph["nodes"]), "created": taken.created}

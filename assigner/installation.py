@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from assigner import config
 from assigner.checkers import CheckerSettings
 from assigner.config import ConfigModel
-from assigner.portions import OrderingSettings
+from assigner.ordering import OrderingSettings
 from assigner.quotas import QuotaSettings
 from assigner.tuning import AssignerSettings
 from assigner.upkeep import UpkeepSettings

@@ -104,6 +104,16 @@ REAPED = Counter(
     "What upkeep put right: sessions expired, jobs requeued, leases stopped, sessions closed or jobs deleted, by kind.",
     ["kind"],
 )
+WATCHED = Counter(
+    "leasehold_waiting_jobs_total",
+    "Waiting jobs that were promoted because they starved, hastened because they are due, or found at risk to be late.",
+    ["move"],
+)
+DEFERRED = Counter(
+    "leasehold_overflow_jobs_total",
+    "Jobs that were taken off the queue because more waited than may, and that returned to it, by move.",
+    ["move"],
+)
 TICK_AGE = Gauge(
     "leasehold_upkeep_tick_age_seconds",
     "Seconds since this process last completed a round of upkeep, NaN before its first.",

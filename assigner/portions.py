@@ -5,9 +5,7 @@ The formulas and defaults are Marianne's; lower scores start sooner.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Protocol
 
 from schema.counters import Counter
 from schema.gated import GatedQueue, Head
@@ -16,29 +14,24 @@ from schema.gated import GatedQueue, Head
 PRIORITY = 5
 
 
-class OrderingSettings(BaseModel):
-    """In which order jobs that ask for more than a place start.
+class Sharing(Protocol):
+    """How graphs share the pool, see `OrderingSettings`."""
 
-    kind: `rank` goes by their priority and age; `graph` by the score of their graph, so that graphs share the pool:
-        graph priority x 10 + depth - retries x 5 + estimated cost x 0.1 + penalty.
-    max_concurrent: jobs that graphs share; the share of each is this / graphs that wait or run, at least 1. Unset: as
-        many as the pool may run at once, and without such a limit nobody has a share.
-    overage_penalty: added for each job that a graph runs at or above its share. Doubling it makes two points of graph
-        priority weigh as one did.
-    max_per_graph: a graph runs at most so many times its share, whatever waits. Doubling it lets one graph take twice
-        as much of an idle pool, and keep it while others come.
-    """
+    @property
+    def kind(self) -> str:
+        """`graph`, or they do not."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    @property
+    def max_concurrent(self) -> int | None:
+        """Jobs that graphs share."""
 
-    kind: Literal["rank", "graph"] = "rank"
-    max_concurrent: int | None = Field(default=None, ge=1, le=1_000_000)
-    overage_penalty: float = Field(default=20.0, ge=0, le=1e6)
-    max_per_graph: float = Field(default=2.0, gt=0, le=1e6)
+    @property
+    def overage_penalty(self) -> float:
+        """For each job at or above the share."""
 
-
-#: The order of a configuration that says nothing of it.
-BY_RANK = OrderingSettings()
+    @property
+    def max_per_graph(self) -> float:
+        """Times its share."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class Portion:
         return (running - self.share + 1.0) * self.overage if running >= self.share else 0.0
 
 
-def portion(settings: OrderingSettings, *, limit: float | None, graphs: int) -> Portion | None:
+def portion(settings: Sharing, *, limit: float | None, graphs: int) -> Portion | None:
     """The shares of so many graphs that wait or run; `limit` is that of the pool. None: nobody has a share."""
     most = settings.max_concurrent if settings.max_concurrent is not None else limit
     if settings.kind != "graph" or most is None:

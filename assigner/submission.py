@@ -8,7 +8,7 @@ import psycopg
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from schema import audit, limits, moves
+from schema import audit, classes, limits, moves
 from schema.engine import Database
 from schema.errors import BadInput, Forbidden, NotReady
 from schema.moves import Submitted
@@ -60,6 +60,7 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
         return [moves.submit_alone(driver, requests[0], actor=caller.actor)]
 
     def work(connection: Connection) -> list[Submitted]:
+        check_points(connection, requests, caller)
         taken = moves.submit(connection, requests, actor=caller.actor)
         if caller.is_operator:
             names = sorted({request["instance"] for request in requests})
@@ -69,7 +70,7 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
         return taken
 
     # Without a key, only a commit of its own tells a statement that may have happened from one that did not.
-    if len(requests) == 1 and keyed and not caller.is_operator:
+    if len(requests) == 1 and keyed and not caller.is_operator and not _unpriced(requests, caller):
         return _watched(lambda: database.run_alone(alone), attempt)
     return safely(database, work, keyed=keyed)
 
@@ -139,13 +140,31 @@ class _Attempt:
             self.warned = self.warned or (notice.severity_nonlocalized or notice.severity) == "WARNING"
 
 
+def _unpriced(requests: Sequence[dict[str, Any]], caller: Principal) -> list[dict[str, Any]]:
+    """Those whose class or service level decides how urgent they are, of a caller who may not be as urgent as it likes.
+
+    Only the database knows what those are worth.
+    """
+    if caller.priority_ceiling is None:
+        return []
+    return [each for each in requests if "priority" not in each and each.get("own", {}).keys() & {"class", "level"}]
+
+
+def check_points(connection: Connection, requests: Sequence[dict[str, Any]], caller: Principal) -> None:
+    """Raises Forbidden for a class or a service level that is more urgent than the caller may be."""
+    for request in _unpriced(requests, caller):
+        if not caller.may_use_priority(classes.priority_of(connection, request["own"])):
+            raise Forbidden(f"jobs: this token may not be more urgent than {caller.priority_ceiling}")
+
+
 def _normal(place: str, job: JobRequest, caller: Principal) -> dict[str, Any]:
     instance = job.instance or caller.instance or DEFAULT_INSTANCE
     if not caller.may_use_instance(instance):
         raise Forbidden(f"{place}.instance: this token is for the instance '{caller.instance}' only")
-    if not caller.may_use_priority(job.priority):
-        raise Forbidden(f"{place}.priority: this token may not be more urgent than {caller.priority_ceiling}")
     try:
-        return job.normal(instance=instance)
+        normal = job.normal(instance=instance)
     except BadInput as refused:
         raise BadInput(f"{place}.{refused.field}", refused.reason) from None
+    if "priority" in normal and not caller.may_use_priority(normal["priority"]):
+        raise Forbidden(f"{place}.priority: this token may not be more urgent than {caller.priority_ceiling}")
+    return normal

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from assigner.drains import drain_instance, reason_option, undrain_instance
 from assigner.installation import COMMAND_PATIENCE, Installation
 from assigner.operate import as_json, pass_installation, print_json, print_table
+from assigner.policies import set_owner_quota, set_project_quota
 from assigner.sharing import asked, limit_options, share_options
 from schema import accounts, cohorts, instances, quotas, usage
 from schema.accounts import Account, PoolLimits
@@ -148,6 +149,10 @@ def show_usage(installation: Installation, hours: float, as_json: bool) -> None:
 @click.group("quota")
 def quota_group() -> None:
     """How many units each instance may have in each cohort."""
+
+
+quota_group.add_command(set_owner_quota)
+quota_group.add_command(set_project_quota)
 
 
 @quota_group.command("set")

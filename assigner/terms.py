@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from assigner import portions
+from assigner import class_limits, owners, portions
+from assigner.class_limits import ClassLimit
+from assigner.owners import OwnerQuota
 from assigner.portions import GraphShare, Portion
 from assigner.pressure import Backpressure
 from assigner.rate import Rate
@@ -32,7 +34,8 @@ class Book:
     `units`: those that each (cohort, instance) has been given since; `shares`: None where no instance is managed;
     `reserve`: an estimate has to fit into what is left of a budget; `rates`: buckets by name; `refused`: what checkers
     say of resources; `advice` and `waits`: see `Backpressure`; `portion`: of each graph; `scores`: by which jobs have
-    started.
+    started; `seconds`: how long jobs of a class are expected to run; `efficiencies`, `windows`: terms of a job's score
+    by its id, 0 to 1, where they are known.
     """
 
     now: datetime
@@ -46,6 +49,9 @@ class Book:
     waits: dict[str, float] = field(default_factory=dict)
     portion: Portion | None = None
     scores: dict[int, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    efficiencies: Mapping[int, float] = field(default_factory=dict)
+    windows: Mapping[int, float] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:
         """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""
@@ -54,6 +60,18 @@ class Book:
     def given(self, queue: GatedQueue) -> int:
         """Units that the queue's instance has been given in its cohort since."""
         return self.units.get((queue.cohort, queue.instance), 0)
+
+    def expected(self, head: Head) -> float | None:
+        """Seconds for which the job is expected to run, None if nobody knows."""
+        return self.seconds.get(head.queue.terms.get("job_class", "")) if head.seconds is None else head.seconds
+
+    def efficiency(self, head: Head) -> float:
+        """How well it uses what is there, 0 to 1."""
+        return self.efficiencies.get(head.job.id, 1.0)
+
+    def window(self, head: Head) -> float:
+        """How well this hour suits it, 0 to 1."""
+        return self.windows.get(head.job.id, 1.0)
 
     def take(self, head: Head) -> None:
         """The job starts: count what it takes."""
@@ -99,6 +117,8 @@ def names(queue: GatedQueue) -> list[str]:
         f"instance:{queue.instance_name}:jobs",
         f"instance:{queue.instance_name}:slots",
         *(f"lock:{queue.instance_name}:{lock}" for lock in queue.terms.get("locks", ())),
+        *owners.names(queue),
+        *class_limits.names(queue),
     ]
 
 
@@ -199,7 +219,17 @@ class Slots:
 
 
 #: Every gate on what jobs ask for, in the order in which they are asked.
-GATES: tuple[TermsGate, ...] = (Budget(), Slots(), Locks(), Concurrency(), GraphShare(), Backpressure(), Rate())
+GATES: tuple[TermsGate, ...] = (
+    Budget(),
+    OwnerQuota(),
+    Slots(),
+    Locks(),
+    ClassLimit(),
+    Concurrency(),
+    GraphShare(),
+    Backpressure(),
+    Rate(),
+)
 
 
 def amounts(head: Head) -> dict[str, float]:

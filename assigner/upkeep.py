@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection, text
 
-from assigner import metrics
+from assigner import metrics, predicting, waiting
+from assigner.overflow import Tide
 from schema import counters, forgetting, graph_shares, ledger, moves, probation, rooms, shares, swarm, ticks
 from schema.clock import Monotonic
 from schema.engine import Database
@@ -53,6 +54,8 @@ class UpkeepSettings(BaseModel):
     keep_usage: of what instances have used, counted from when it left the rolling window at the earliest.
     keep_gone_bots: of bots without a session, counted from when their last one began, unless they are drained.
     retention_interval: seconds between two looks for jobs to delete.
+    predictor: what tells how long jobs of a class will run: `quantiles` of those that ran last, or the name of an entry
+        point of the group `leasehold.predictors`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -65,6 +68,13 @@ class UpkeepSettings(BaseModel):
     keep_audit: float = Field(default=365 * DAY, ge=0, le=3650 * DAY)
     keep_usage: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
     retention_interval: float = Field(default=60.0, gt=0, le=DAY)
+    predictor: str = predicting.QUANTILES
+
+    @field_validator("predictor")
+    @classmethod
+    def _predictor_is_there(cls, predictor: str) -> str:
+        predicting.load(predictor)
+        return predictor
 
 
 @dataclass
@@ -99,6 +109,7 @@ class Upkeep:
         self.name = name
         self._database, self._settings, self._timing, self._now = database, settings, timing, now
         self._fair = fair or FairShareSettings()
+        self._tide = Tide(database, name=name, now=now)
         self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
         self._next_share = self._next_roll = now()
 
@@ -118,9 +129,12 @@ class Upkeep:
         self._graphs(done)
         done.reservation = self._database.run(lambda connection: moves.expire_reservations(connection, LIMIT))
         done.probation = self._probation()
+        waiting.watch(self._database, actor=self.name)
+        self._tide.run_once()
         if self._now() >= self._next_reconcile:
             self._next_reconcile = self._now() + RECONCILE_INTERVAL
             self._reconcile()
+            predicting.predict(self._database, self._settings.predictor)
             self._database.run(counters.sample)
             metrics.observe_swarms(self._database.run(swarm.swarms))
         if self._now() >= self._next_share:

@@ -11,6 +11,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ASKED: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("--lock", "locks", {"multiple": True, "metavar": "NAME", "help": "It has this for itself; repeatable."}),
     ("--estimated-cost", "estimated_cost", {"type": float, "metavar": "COST", "help": "Of its instance's budget [1]."}),
+    ("--job-class", "job_class", {"metavar": "NAME", "help": "Its kind: the points of that class."}),
+    ("--project", "project", {"metavar": "NAME", "help": "What it belongs to; with a class 10 points more."}),
+    ("--owner", "owner", {"metavar": "NAME", "help": "Whose quota it uses."}),
+    ("--user-priority", "user_priority", {"type": int, "metavar": "0-10", "help": "With a class, each 5 points more."}),
+    ("--service-level", "service_level", {"metavar": "NAME", "help": "Sets its priority and its timeout."}),
+    ("--urgency", "urgency", {"type": int, "metavar": "POINTS", "help": "HIGHER = sooner: the priority 100 - POINTS."}),
+    ("--deadline", "deadline_seconds", {"type": float, "metavar": "SECONDS", "help": "When it should have ended."}),
+    ("--estimated-seconds", "estimated_seconds", {"type": float, "metavar": "SECONDS", "help": "Of run time."}),
 )
 #: The parameters that the options give.
 NAMES = tuple(option.removeprefix("--").replace("-", "_") for option, _, _ in _ASKED)

@@ -19,6 +19,7 @@ _COLOURS = {
     "stalled": "red",
     "queued": "cyan",
     "parked": "magenta",
+    "deferred": "magenta",
     "leased": "blue",
     "running": "blue",
     "cancelling": "yellow",

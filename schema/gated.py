@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, text
 
 from schema import backpressure
 from schema.candidates import LOOK
-from schema.gates import GATED
+from schema.gates import GATED, STILL_READY
 from schema.ledger import Guard
 from schema.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, ready_job, wanted
 
@@ -21,6 +21,8 @@ from schema.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, ready_job, want
 MAX_QUEUES = 2000
 #: Heads that are read, and locked, for each job that may be placed; and from each queue at least.
 SPARE, LEAST_HEADS = 4, 8
+#: Ranks of one queue that are looked at where waiting makes jobs more urgent: more than it can make up for.
+MAX_RANKS = 64
 
 #: One step along the index for each queue, however many jobs it holds.
 STEP = f"""
@@ -57,6 +59,38 @@ CROSS JOIN LATERAL (
     SELECT {COLUMNS}, rank, queued_at, attempts FROM jobs
     WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND gating = q.gating AND {GATED}
     ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT q.most FOR NO KEY UPDATE SKIP LOCKED) j
+LEFT JOIN job_terms t ON t.job_id = j.id
+ORDER BY q.nth, j.rank, j.queued_at, j.id
+""")
+
+# The oldest jobs of each rank, of which the best at this moment are locked. Whatever ageing gives, of two jobs of one
+# rank the older one is never behind: what is not among the first of its rank is not among the first of all.
+_OF_QUEUE = "cohort = q.cohort AND instance = q.instance AND platform = q.platform AND gating = q.gating"
+_RANK = f"SELECT rank FROM jobs WHERE {_OF_QUEUE} AND {GATED}"
+AGED = text(f"""
+SELECT q.nth, {", ".join(f"j.{column}" for column in COLUMNS.split(", "))}, j.rank, j.queued_at, j.attempts,
+    t.estimate, t.seconds, t.deadline, t.own
+FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
+            CAST(:gatings AS integer[]), CAST(:limits AS integer[])) WITH ORDINALITY
+    AS q (cohort, instance, platform, gating, most, nth)
+CROSS JOIN LATERAL (
+    SELECT {COLUMNS}, rank, queued_at, attempts FROM (
+        WITH RECURSIVE ranks AS (
+            SELECT first.rank, 1 AS step
+            FROM ({_RANK} ORDER BY cohort, instance, platform, gating, rank LIMIT 1) first
+            UNION ALL
+            SELECT following.rank, r.step + 1 FROM ranks r CROSS JOIN LATERAL (
+                {_RANK} AND rank > r.rank ORDER BY cohort, instance, platform, gating, rank LIMIT 1) following
+            WHERE r.step < :ranks
+        )
+        SELECT c.id AS job_id, c.queued_at AS since, c.rank - least(:cap,
+            :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
+        FROM ranks r CROSS JOIN LATERAL (
+            SELECT id, rank, queued_at FROM jobs WHERE {_OF_QUEUE} AND rank = r.rank AND {GATED}
+            ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT 2 * q.most) c
+        ORDER BY 3, 2, 1 LIMIT 2 * q.most) best
+    JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}
+    ORDER BY best.effective, best.since, best.job_id LIMIT q.most FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
 LEFT JOIN job_terms t ON t.job_id = j.id
 ORDER BY q.nth, j.rank, j.queued_at, j.id
 """)
@@ -115,6 +149,18 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Ageing:
+    """How waiting makes a job more urgent: `rate` points with every hour, `cap` at most, which is 50 at most."""
+
+    rate: float
+    cap: float
+
+    def gain(self, seconds: float) -> float:
+        """The points that a job has gained when it has waited so long."""
+        return min(self.rate * seconds / 3600.0, self.cap)
+
+
+@dataclass(frozen=True)
 class Found:
     """The queues that may be given anything and for which a free bot is there. `room`: free units, at most as many as
     were asked for; `now`: the database's time, None without a queue; `last`: the queue behind which the next walk
@@ -166,16 +212,25 @@ def queues(
 
 
 def heads(
-    connection: Connection, queues: Sequence[GatedQueue], *, room: int, most: Sequence[float] | None = None
+    connection: Connection,
+    queues: Sequence[GatedQueue],
+    *,
+    room: int,
+    now: datetime,
+    most: Sequence[float] | None = None,
+    ageing: Ageing | None = None,
 ) -> list[Head]:
-    """Lock the first jobs of each of the queues, so many that `room` can be filled whatever their gates say; of each
-    queue `most`, where it is given, can start at all."""
+    """Lock the first jobs of each of the queues, so many that `room` can be filled whatever their gates say: those of
+    the lowest rank or, with `ageing`, of the lowest rank less what they have gained by `now`; of each queue `most`,
+    where it is given, can start at all."""
     if not queues:
         return []
     share = max(LEAST_HEADS, SPARE * room // len(queues))
+    aged = {} if ageing is None else {"rate": ageing.rate, "cap": ageing.cap, "now": now, "ranks": MAX_RANKS}
     rows = connection.execute(
-        HEADS,
-        {
+        HEADS if ageing is None else AGED,
+        aged
+        | {
             "cohorts": [queue.cohort for queue in queues],
             "instances": [queue.instance for queue in queues],
             "platforms": [queue.platform for queue in queues],

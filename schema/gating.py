@@ -46,7 +46,12 @@ job_terms = Table(
     Column("seconds", Double),
     Column("deadline", TIME),
     Column("own", JSONB),
+    Column("price", Integer),
+    Column("watch_at", TIME),
+    Column("promoted_at", TIME),
+    Column("at_risk", Boolean, nullable=False, server_default=text("false")),
     PrimaryKeyConstraint("job_id"),
+    Index("job_terms_watch", "watch_at", postgresql_where=text("watch_at IS NOT NULL")),
     CheckConstraint("estimate BETWEEN 0 AND 1e12", name="job_terms_estimate_range"),
     CheckConstraint("seconds > 0 AND seconds <= 31536000", name="job_terms_seconds_range"),
 )

@@ -58,8 +58,8 @@ class NodeRequest(JobRequest):
         found = super().normal(instance=instance) | {"node": self.node}
         for field in _OF_THE_GRAPH:
             found.pop(field, None)
-        if "priority" not in self.model_fields_set:
-            del found["priority"]
+        if "priority" not in self.model_fields_set and self.urgency is None:
+            found.pop("priority", None)
         if self.after:
             found["after"] = [parent.normal() for parent in self.after]
         return found

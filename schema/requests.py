@@ -21,6 +21,8 @@ DEFAULT_INSTANCE = "default"
 MAX_LOCKS, MAX_COST = 16, 1e12
 #: The least urgent graph.
 MAX_GRAPH_PRIORITY = 1000
+#: Most that a user may raise a job by; each step is worth 5 points.
+MAX_USER_PRIORITY = 10
 #: Of one property; only the first bad one is told.
 Values = Annotated[list[str], Field(fail_fast=True)]
 
@@ -74,6 +76,25 @@ class JobRequest(Payload):
     graph_priority: int | None = Field(
         default=None, ge=1, le=MAX_GRAPH_PRIORITY, description="of its graph among graphs, lower = sooner; unset = 5"
     )
+    job_class: Name | None = Field(default=None, description="what it is worth by its kind: its class's points")
+    user_priority: int | None = Field(
+        default=None, ge=0, le=MAX_USER_PRIORITY, description="of a job with a class: each step is worth 5 points"
+    )
+    project: Name | None = Field(default=None, description="what it belongs to; a job with a class gets 10 points")
+    owner: Name | None = Field(default=None, description="whose quota of its instance it uses")
+    service_level: Name | None = Field(default=None, description="its priority and, unless given, its timeout")
+    urgency: int | None = Field(
+        default=None,
+        ge=100 - limits.PRIORITY_MAX,
+        le=100 - limits.PRIORITY_MIN,
+        description="points, higher = more urgent: the priority 100 - urgency; not together with it",
+    )
+    deadline_seconds: float | None = Field(
+        default=None, gt=0, le=MAX_TIMEOUT, description="from the submit on: when it should have ended; it is hastened"
+    )
+    estimated_seconds: float | None = Field(
+        default=None, gt=0, le=MAX_TIMEOUT, description="of run time; unset = as its class ran lately"
+    )
     max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
     retry_failed: bool = Field(default=False, description="whether a command that fails is tried again")
 
@@ -83,14 +104,17 @@ class JobRequest(Payload):
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
             "queue_timeout_seconds": self.queue_timeout_seconds,
-            "terms": self._terms() or None,
+            "terms": self._terms(),
+            "own": self._own() or None,
             "estimated_cost": self.estimated_cost,
+            "deadline_seconds": self.deadline_seconds,
+            "estimated_seconds": self.estimated_seconds,
+            "priority": self._priority(),
         }
         return {
             "instance": self.instance or instance,
             "properties": limits.normal_properties("properties", self.properties),
             "key": _short("key", self.key, MAX_KEY_BYTES),
-            "priority": self.priority,
             "units": self.units,
             "label": limits.check_text("label", self.label, limits.MAX_LABEL),
             "locality_hint": _short("locality_hint", self.locality_hint, MAX_HINT_BYTES),
@@ -100,17 +124,47 @@ class JobRequest(Payload):
             "payload": self._payload(),
         } | {name: value for name, value in later.items() if value is not None}
 
-    def _terms(self) -> dict[str, Any]:
-        """What it asks for beside a place and shares with others."""
+    def _priority(self) -> int | None:
+        """What it says itself; None if its service level or its class decides. Raises BadInput."""
+        is_given, has_class = "priority" in self.model_fields_set, self.job_class is not None
+        if self.urgency is not None:
+            if is_given:
+                raise BadInput("urgency", "and priority are two words for one thing: give one of them")
+            return 100 - self.urgency
+        if self.user_priority is not None and not has_class:
+            raise BadInput("user_priority", "raises a job that has a job_class")
+        if self.dedup_key is not None and (has_class or self.service_level is not None):
+            raise BadInput("dedup_key", "goes with a priority, not with a job_class or a service_level")
+        return None if not is_given and (has_class or self.service_level is not None) else self.priority
+
+    def _terms(self) -> dict[str, Any] | None:
+        """What it asks for beside a place and shares with others; None if it asks for nothing."""
         if self.model is not None and self.resource_class is None:
             raise BadInput("model", "needs a resource_class")
-        given = {
+        shared = {
             "locks": sorted(set(self.locks)) or None,
             "resource_class": self.resource_class,
             "model": self.model,
             "graph_priority": self.graph_priority,
+            "job_class": self.job_class,
+            "project": self.project,
+            "owner": self.owner,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        terms = {name: value for name, value in shared.items() if value is not None}
+        is_timed = self.deadline_seconds is not None or self.estimated_seconds is not None
+        # Empty terms are those of managed instances: who has none else is told from these.
+        return terms or ({"own": True} if is_timed or self._own() else None)
+
+    def _own(self) -> dict[str, Any]:
+        """What it asks for by itself: what its points are made of, and whose timeout it has."""
+        own: dict[str, Any] = {}
+        is_fixed = self._priority() is not None
+        if self.service_level is not None:
+            own |= {"level": self.service_level} | ({"fixed": True} if is_fixed else {})
+        elif not is_fixed:
+            own |= {"class": self.job_class} | ({"project": True} if self.project else {})
+            own |= {"user_priority": self.user_priority} if self.user_priority else {}
+        return own
 
     def _payload(self) -> dict[str, Any]:
         if not self.command[0]:

@@ -19,7 +19,7 @@ RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
     broken text := CASE
         WHEN finished_at IS NULL AND state NOT IN
-                ('blocked', 'queued', 'parked', 'leased', 'running', 'cancelling')
+                ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running', 'cancelling')
             OR finished_at IS NOT NULL AND state NOT IN ('succeeded', 'failed', 'cancelled', 'dead')
             THEN 'jobs_finished_at_iff_final'
         WHEN schedule_after IS NOT NULL AND state NOT IN ('queued', 'parked') THEN 'jobs_backoff_only_waiting'

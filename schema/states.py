@@ -12,6 +12,7 @@ class JobState(StrEnum):
     BLOCKED = "blocked"  # a node of a graph that waits for what it depends on
     QUEUED = "queued"
     PARKED = "parked"  # held aside until an operator releases it
+    DEFERRED = "deferred"  # taken off the queue while more jobs wait than may
     LEASED = "leased"  # granted to a bot that has not acknowledged it yet
     RUNNING = "running"
     CANCELLING = "cancelling"  # somebody asked to cancel it; its bot has not confirmed
@@ -49,7 +50,8 @@ _J = JobState
 #: from → every state that one move may lead to. A job is born `queued`, or in a graph `blocked`.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _J.BLOCKED: frozenset({_J.QUEUED, _J.CANCELLED}),
-    _J.QUEUED: frozenset({_J.LEASED, _J.PARKED, _J.CANCELLED, _J.DEAD}),
+    _J.QUEUED: frozenset({_J.LEASED, _J.PARKED, _J.DEFERRED, _J.CANCELLED, _J.DEAD}),
+    _J.DEFERRED: frozenset({_J.QUEUED, _J.CANCELLED}),
     _J.PARKED: frozenset({_J.QUEUED, _J.CANCELLED}),
     _J.LEASED: frozenset({_J.RUNNING, _J.CANCELLING, _J.QUEUED} | FINAL),
     _J.RUNNING: frozenset({_J.CANCELLING, _J.QUEUED} | FINAL),

@@ -24,10 +24,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
-from schema import administration, gating, graph_tables, pacing, soundness, success_tables
+from schema import administration, class_tables, gating, graph_tables, pacing, soundness, success_tables
 from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
-__all__ = ["SCHEMA", "administration", "gating", "graph_tables", "metadata", "pacing", "success_tables"]
+__all__ = ["SCHEMA", "administration", "class_tables", "gating", "graph_tables", "metadata", "pacing", "success_tables"]
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
@@ -111,6 +111,7 @@ jobs = Table(
         postgresql_where=text("state IN ('queued', 'parked') AND label <> ''"),
     ),
     Index("jobs_parked", "instance", "priority", postgresql_where=text("state = 'parked'")),
+    Index("jobs_deferred", *["queued_at", "id", "instance"], postgresql_where=text("state = 'deferred'")),
     Index("jobs_dedup", "instance", "dedup_key", unique=True, postgresql_where=text(SHARED)),
     Index("jobs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
 )  # fmt: skip

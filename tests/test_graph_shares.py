@@ -13,7 +13,8 @@ from assigner.cycle import PriorityAgeAssigner
 from assigner.explain import explain
 from assigner.gatehouse import Rules
 from assigner.graph_order import ByGraph
-from assigner.portions import OrderingSettings, Portion
+from assigner.ordering import OrderingSettings
+from assigner.portions import Portion
 from assigner.terms import Book
 from schema import counters, graph_shares
 from schema.gated import GatedQueue, Head

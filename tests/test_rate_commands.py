@@ -12,7 +12,7 @@ import pytest
 from assigner import config, exits
 from assigner.declaring import declare
 from assigner.installation import Installation, PoolSettings
-from assigner.portions import OrderingSettings
+from assigner.ordering import OrderingSettings
 from assigner.rates import backpressure_group, rate_group
 from schema import rates
 from schema.errors import BadInput
@@ -168,7 +168,7 @@ def test_the_configuration_names_rates_and_unset_takes_one_away(pool: Pool, tmp_
 def test_the_configuration_says_how_graphs_share(tmp_path: Path) -> None:
     found = loaded(tmp_path, '[ordering]\nkind = "graph"\nmax_concurrent = 8\n').ordering
     assert found == OrderingSettings(kind="graph", max_concurrent=8, overage_penalty=20.0, max_per_graph=2.0)
-    with pytest.raises(BadInput, match=r"ordering\.kind: must be 'rank' or 'graph'"):
+    with pytest.raises(BadInput, match=r"ordering\.kind: 'graphs' is not an order: there are 'graph', 'rank', 'score'"):
         loaded(tmp_path, '[ordering]\nkind = "graphs"\n')
     with pytest.raises(BadInput, match="rates: 'a' stands there twice"):
         loaded(tmp_path, '[[rates]]\nresource = "a"\n[[rates]]\nresource = "a"\n')

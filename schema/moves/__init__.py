@@ -6,15 +6,17 @@ Locks are taken in one order, bot → job → lease → quota → node, each sor
 locked rows.
 
     queued -> leased: grant            leased -> running: acknowledge
-    leased, running -> cancelling: cancel    queued, parked -> cancelled: cancel
+    leased, running -> cancelling: cancel    queued, parked, deferred -> cancelled: cancel
+    queued -> deferred: defer                deferred -> queued: return_deferred
     queued -> parked: park, skip             parked -> queued: unpark, requeue
-    queued -> dead: time_out
+    queued -> dead: time_out                 queued -> queued: watch (promote, hasten, at_risk), reprice
     blocked -> queued: unblock               blocked -> cancelled: cancel
     leased, running, cancelling -> final, queued: the endings (finish, retry, requeue, evict, expire)
 """
 
 from schema.moves.cancelling import Cancelled, ask_stop, cancel
 from schema.moves.considering import Alike, postpone, promote, release
+from schema.moves.deferring import defer, return_deferred
 from schema.moves.draining import stop_drained
 from schema.moves.ending import Ended, Ending, RetryPace, Verdict, end
 from schema.moves.granting import Granted, Placement, grant, grant_held
@@ -35,6 +37,7 @@ from schema.moves.preempting import claims, drop_reservations, expire_reservatio
 from schema.moves.prioritising import ManyPrioritised, Prioritised, set_priority, set_priority_where
 from schema.moves.rejoining import rejoin
 from schema.moves.reporting import Start, acknowledge, deliver, hold
+from schema.moves.repricing import Repriced, reprice
 from schema.moves.requeueing import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, Requeued, requeue
 from schema.moves.retention import delete_finished
 from schema.moves.rooms import Room
@@ -53,6 +56,7 @@ from schema.moves.sessions import (
 from schema.moves.skipping import Skipped, forget_skips, skip
 from schema.moves.submitting import Submitted, submit, submit_alone
 from schema.moves.unblocking import Settled, any_graph, count_dead_ends, settle_due
+from schema.moves.watching import Warned, watch
 
 __all__ = [
     "MAX_REQUEUED",
@@ -69,6 +73,7 @@ __all__ = [
     "Opened",
     "Placement",
     "Prioritised",
+    "Repriced",
     "Requeued",
     "RetryPace",
     "Room",
@@ -78,6 +83,7 @@ __all__ = [
     "Submitted",
     "SubmittedGraph",
     "Verdict",
+    "Warned",
     "Word",
     "acknowledge",
     "adopt",
@@ -90,6 +96,7 @@ __all__ = [
     "close",
     "close_overdue",
     "count_dead_ends",
+    "defer",
     "delete_finished",
     "deliver",
     "dismiss",
@@ -114,7 +121,9 @@ __all__ = [
     "release",
     "remember_localities",
     "renew",
+    "reprice",
     "requeue",
+    "return_deferred",
     "set_priority",
     "set_priority_where",
     "settle_due",
@@ -126,4 +135,5 @@ __all__ = [
     "synced",
     "time_out",
     "unpark",
+    "watch",
 ]

@@ -1,5 +1,6 @@
-"""blocked, queued, parked -> cancelled, and leased, running -> cancelling: cancel. A shared job goes on while others
-want it: who cancels a submission of it withdraws that one only. Asking a bot to stop is a change of the lease."""
+"""blocked, queued, parked, deferred -> cancelled, and leased, running -> cancelling: cancel. A shared job goes on while
+others want it: who cancels a submission of it withdraws that one only. Asking a bot to stop is a change of the
+lease."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class Cancelled:
     changed: bool
 
 
-WAITS = "f.state IN ('blocked', 'queued', 'parked')"
+WAITS = "f.state IN ('blocked', 'queued', 'parked', 'deferred')"
 
 # Locks first, so that the next statement's snapshot shows what the rows became while we waited. Whoever joins a job,
 # or withdraws from it, holds its row.
@@ -47,7 +48,7 @@ WITH named AS MATERIALIZED (
     WHERE n.id IS NULL AND NOT CAST(:whole AS boolean)
 ), judged AS MATERIALIZED (
     SELECT f.*, w.job_id IS NOT NULL AS shared FROM found f LEFT JOIN wanted w ON w.job_id = f.id
-    WHERE f.state IN ('blocked', 'queued', 'parked', 'leased', 'running')
+    WHERE f.state IN ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running')
 ), moved AS (
     UPDATE jobs j SET
         state = CASE WHEN {WAITS} THEN 'cancelled' ELSE 'cancelling' END,

@@ -39,7 +39,7 @@ FOR NO KEY UPDATE OF g
 """)
 GIVE_UP = text("UPDATE graphs SET state = 'cancelled' WHERE id = :id AND state = 'active'")
 
-_GOING_ON = "j.state IN ('blocked', 'queued', 'parked', 'leased', 'running')"
+_GOING_ON = "j.state IN ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running')"
 UNFINISHED = text(f"""
 SELECT j.public_id FROM graph_nodes n
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j

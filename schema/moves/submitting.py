@@ -10,7 +10,8 @@ from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from schema import single
-from schema.errors import Conflict, QueueFull
+from schema.classes import UNKNOWN_POINTS
+from schema.errors import BadInput, Conflict, LeaseholdError, QueueFull
 from schema.limits import escaped
 
 # The function is the one implementation, for callers in SQL as well as for this one.
@@ -39,7 +40,8 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     A request holds instance, properties (in normal form), payload, and optionally key, priority, units, label,
     locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts and retry_failed. A request whose key
     was used before in its instance gets the earlier job; raises Conflict `key_reused` when that one was submitted with
-    another content, and QueueFull when a label has no room for all of its new jobs.
+    another content, QueueFull when a label has no room for all of its new jobs, BadInput when a class or a service
+    level is not known.
     """
     rows = taken(connection, SUBMIT, {"requests": to_json(list(requests)).decode(), "actor": actor})
     for row in rows:
@@ -53,8 +55,8 @@ def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], 
     try:
         (answer,) = single.row(driver, SUBMIT_ALONE, to_json(request), actor.encode())
     except psycopg.Error as error:
-        if error.sqlstate == QUEUE_FULL:
-            raise _full(error) from None
+        if (refused := _refused(error)) is not None:
+            raise refused from None
         raise
     assert answer is not None
     job_id, public_id, created, same = answer[1:-1].decode().split(",")
@@ -64,12 +66,13 @@ def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], 
 
 
 def taken(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
-    """The rows of a statement that submits. Raises QueueFull when a label has no room."""
+    """The rows of a statement that submits. Raises QueueFull when a label has no room, BadInput when a class or a
+    service level is not known."""
     try:
         return connection.execute(statement, values).all()
     except DBAPIError as error:
-        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == QUEUE_FULL:
-            raise _full(error.orig) from None
+        if isinstance(error.orig, psycopg.Error) and (refused := _refused(error.orig)) is not None:
+            raise refused from None
         raise
 
 
@@ -78,5 +81,13 @@ def _reused(index: int, request: Mapping[str, Any]) -> Conflict:
     return Conflict("key_reused", f"jobs[{index}].key: '{key}' was used before for a different request")
 
 
-def _full(error: psycopg.Error) -> QueueFull:
-    return QueueFull(escaped(error.diag.message_primary or "", 300))
+def _refused(error: psycopg.Error) -> LeaseholdError | None:
+    """What the function says by its SQLSTATE, None if it was something else."""
+    reason = escaped(error.diag.message_primary or "", 300)
+    match error.sqlstate:
+        case code if code == QUEUE_FULL:
+            return QueueFull(reason)
+        case code if code == UNKNOWN_POINTS:
+            return BadInput("jobs", reason)
+        case _:
+            return None
