@@ -60,6 +60,7 @@ class Root(click.Group):
         "db": "assigner.doctor:db_group",
         "token": "assigner.operate:token_group",
         "assigners": "assigner.drains:assigners_group",
+        "meter": "assigner.meters:meter_group",
         "instance": "assigner.tenants:instance_group",
         "cohort": "assigner.tenants:cohort_group",
         "quota": "assigner.tenants:quota_group",
@@ -216,16 +217,26 @@ def gateway_command(installation: "Installation") -> int:
             timing=settings.timing,
             wakeups=wakeups,
             routers=[*intake.ROUTERS, backlog.router],
+            estimate=settings.estimates.estimate,
         )
         app.state.ordering = settings.ordering
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
     return 130 if signal.SIGINT in stopped_by else 0
 
 
+def _units(_context: click.Context, option: click.Parameter, value: str | None) -> int | str | None:
+    """A number, or `auto`."""
+    if value is None or value == "auto":
+        return value
+    found: int = click.INT(value, option)
+    return found
+
+
 @cli.command(name="bot")
 @click.option("--name", metavar="NAME", help="Who it is to the pool; the newer of two with one name wins.")
-@click.option("--capacity", type=int, metavar="UNITS", help="Units of work it holds at once.")
+@click.option("--capacity", callback=_units, metavar="UNITS", help="Units of work it holds at once, or auto.")
 @click.option("--priority", type=int, help="Lower = preferred by assigners.")
+@click.option("--resource", "resources", multiple=True, metavar="KIND=AMOUNT", help="What it has of it; repeatable.")
 @click.option("--property", "properties", multiple=True, metavar="KEY=VALUE", help="What it offers; repeatable.")
 @click.option("--instance", metavar="NAME", help="Serve only this instance.")
 @click.option("--pool", metavar="NAME", help="Serve the instances of this pool.")
@@ -251,6 +262,12 @@ def bot_command(
     settings: AgentSettings = cast(Any, installation.settings).bot
     if given["properties"]:
         given["properties"] = normal_properties("--property", pairs(given["properties"], option="--property"))
+    if given["resources"]:
+        amounts = pairs(given["resources"], option="--resource")
+        given["resources"] = {kind: values[-1] for kind, values in amounts.items()}
+    if given["capacity"] is not None:
+        given["auto_capacity"] = given["capacity"] == "auto"
+        given["capacity"] = None if given["auto_capacity"] else given["capacity"]
     settings = _overridden(settings, {key: value for key, value in given.items() if value not in (None, ())})
     if token_file is None and "LEASEHOLD_TOKEN" not in installation.environ:
         token_file = installation.data / "bot.token"
@@ -266,7 +283,11 @@ def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSe
         return type(settings).model_validate({**settings.model_dump(), **given})
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
-        field = {"labels": "label"}.get(str(details["loc"][0]), str(details["loc"][0])) if details["loc"] else "pool"
+        field = (
+            {"labels": "label", "resources": "resource"}.get(str(details["loc"][0]), str(details["loc"][0]))
+            if details["loc"]
+            else "pool"
+        )
         raise BadInput(
             f"--{field}", details["msg"].replace("Input should", "must").removeprefix("Value error, ")
         ) from None

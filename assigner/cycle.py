@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
-from assigner import metrics, snapshot
+from assigner import fitting, metrics, snapshot
 from assigner.batching import CROWD, Batch, at_once
 from assigner.gatehouse import RULES, Admitted, Gatehouse, Rules
 from assigner.offers import Offers
@@ -180,10 +180,17 @@ class PriorityAgeAssigner:
         batch = self._batch.size(self._settings.batch)
         scope, pace = self._scope(connection), self._settings.interval
         cycle.admitted = self._gatehouse.pick(connection, scope, batch=batch, pace=pace)
-        jobs = [head.job for head in cycle.admitted.heads]
-        if jobs:
-            cycle.picked = len(jobs)
-            self._place(connection, jobs, Guard.MAX, cycle)
+        heads = cycle.admitted.heads
+        if heads:
+            cycle.picked = len(heads)
+            needy, others = fitting.parted(heads)
+            if needy:
+                strategy = self._settings.strategy
+                seen = fitting.seen(connection, needy, strategy.sampling)
+                seen = snapshot.with_rates(connection, seen) if strategy.wants_success else seen
+                self._commit(connection, seen, Guard.MAX, cycle, round_number=1)
+            if others:
+                self._place(connection, others, Guard.MAX, cycle)
             self._gatehouse.charge(connection, cycle.admitted, cycle.granted)
         return cycle
 
@@ -242,7 +249,7 @@ class PriorityAgeAssigner:
         """Grant what the choice wants; returns the jobs that are still without a bot."""
         strategy = self._settings.strategy
         how = {"strategy": strategy.kind, "round": round_number}
-        placements = strategy.strategy.choose(seen, strategy, how=how)
+        placements = seen.chosen_by(strategy.strategy, strategy, how=how)
         granted = moves.grant(
             connection,
             placements,

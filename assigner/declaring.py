@@ -5,7 +5,7 @@ from functools import partial
 import structlog
 
 from assigner.installation import PoolSettings
-from schema import accounts, cohorts, instances, queue_limits, rates, success
+from schema import accounts, cohorts, instances, openings, queue_limits, rates, success
 from schema.accounts import PoolLimits
 from schema.engine import Database
 from schema.errors import Conflict
@@ -18,12 +18,14 @@ log = structlog.get_logger()
 
 
 def declare(database: Database, settings: PoolSettings) -> None:
-    """Make it so; what is so already is not written. Cohorts, queues, success and rates are a transaction each, and
-    so is each instance: one that cannot change its pool now is logged and left until the next start or reload."""
+    """Make it so; what is so already is not written. Cohorts, queues, success, rates and windows are a transaction
+    each, and so is each instance: one that cannot change its pool now is logged and left until the next start or
+    reload."""
     database.run(lambda connection: cohorts.declare(connection, settings.cohorts, actor=ACTOR))
     database.run(lambda connection: queue_limits.declare(connection, settings.queues, actor=ACTOR))
     database.run(lambda connection: success.declare(connection, settings.success, actor=ACTOR))
     database.run(lambda connection: rates.declare(connection, settings.rates, actor=ACTOR))
+    database.run(lambda connection: openings.declare(connection, settings.windows, actor=ACTOR))
     for each in database.run(lambda connection: instances.different(connection, settings.instances)):
         try:
             database.run(partial(instances.put_instance, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON))

@@ -9,19 +9,20 @@ from datetime import datetime
 import structlog
 from sqlalchemy import Connection
 
-from assigner import admission, fairness, metrics, portions, terms
+from assigner import admission, fairness, fitting, metrics, portions, terms, timetable
 from assigner.checkers import FAILURES, CheckerSettings
 from assigner.ordering import OrderingSettings
 from assigner.pace import Return
 from assigner.pressure import Backpressure
 from assigner.rate import Rate
 from assigner.terms import Book
-from schema import backpressure, counters, gated, graph_shares, moves, predictions, rates, shares
+from schema import backpressure, counters, gated, graph_shares, meters, moves, openings, predictions, rates, shares
 from schema.backpressure import Advice
 from schema.clock import Monotonic
 from schema.counters import Charge
 from schema.gated import GatedQueue, Head
 from schema.moves import Granted
+from schema.openings import Openings
 from schema.ready import Scope
 from schema.shares import FairShareSettings
 
@@ -80,6 +81,8 @@ class Gatehouse:
         if found.now is None or not found.queues or not found.room:
             return Admitted(empty="empty queue" if found.now is None else "no room")
         queues = _noted(connection, found.queues, self._rules.fair)
+        if any(map(timetable.windowed, queues)):
+            meters.hold(connection)
         book = opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
         if book.shares is not None:
             metrics.observe_fairness(fairness.index(book.shares, book))
@@ -104,9 +107,10 @@ class Gatehouse:
         """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""
         fences = {lease.job_id: lease.fence for lease in granted}
         started = [head for head in admitted.heads if head.job.id in fences]
+        charges = [Charge(head.job.id, fences[head.job.id], terms.amounts(head)) for head in started]
         counters.take(
             connection,
-            [Charge(head.job.id, fences[head.job.id], terms.amounts(head)) for head in started],
+            [*charges, *fitting.charges(connection, started, granted)],
             may_overshoot=not self._rules.fair.budget_reserve,
         )
         rates.draw(connection, [head.queue.terms for head in started])
@@ -213,6 +217,8 @@ def opened(
         reserve=rules.fair.budget_reserve,
         rates=rates.read(connection, buckets),
         seconds=predictions.expected(connection, classes),
+        openings=openings.read(connection) if any(map(timetable.windowed, queues)) else Openings(),
+        lacking=fitting.lacking(connection, queues),
     )
     if any(queue.managed for queue in queues):
         book.shares = shares.read(connection, _instances(queues), rules.fair)

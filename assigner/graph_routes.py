@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
 from assigner import graph_queries, lookups, submission
+from assigner.estimates import Estimator, with_estimate
 from assigner.routes import CALLERS, IDS, Caller, Read, problems
 from schema import audit, limits, moves
 from schema.errors import Forbidden, NotFound
@@ -106,7 +107,7 @@ async def submit(request: Request, body: Annotated[GraphRequest, Read], caller: 
     """
     state = request.app.state
     found: SubmittedGraph = await state.callers.call(
-        lambda: _submit(state.database, _normal(body, caller), caller=caller, sync=state.timing.sync)
+        lambda: _submit(state.database, _normal(body, caller, state.estimate), caller=caller, sync=state.timing.sync)
     )
     return found
 
@@ -180,11 +181,12 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
     return answer
 
 
-def _normal(body: GraphRequest, caller: Principal) -> dict[str, Any]:
+def _normal(body: GraphRequest, caller: Principal, estimate: Estimator | None) -> dict[str, Any]:
     instance = body.instance or caller.instance or DEFAULT_INSTANCE
     if not caller.may_use_instance(instance):
         raise Forbidden(f"instance: this token is for the instance '{caller.instance}' only")
     graph = body.normal(instance=instance)
+    graph["nodes"] = [with_estimate(node, estimate, instance=instance) for node in graph["nodes"]]
     own = [(nth, node["priority"]) for nth, node in enumerate(graph["nodes"]) if "priority" in node]
     for place, priority in [("priority", body.priority), *((f"nodes.{nth}.priority", each) for nth, each in own)]:
         if not caller.may_use_priority(priority):

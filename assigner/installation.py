@@ -15,7 +15,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from assigner import config
 from assigner.checkers import CheckerSettings
 from assigner.config import ConfigModel
+from assigner.estimates import EstimateSettings
 from assigner.ordering import OrderingSettings
+from assigner.polling import MeterSettings
 from assigner.quotas import QuotaSettings
 from assigner.tuning import AssignerSettings
 from assigner.upkeep import UpkeepSettings
@@ -25,6 +27,7 @@ from schema.engine import Database, DatabaseSettings
 from schema.errors import LeaseholdError, NotReady
 from schema.instances import InstanceSettings
 from schema.limits import escaped
+from schema.openings import WindowSettings
 from schema.queue_limits import QueueSettings
 from schema.rates import RateSettings
 from schema.shares import FairShareSettings
@@ -53,8 +56,11 @@ class PoolSettings(ConfigModel):
     ordering: OrderingSettings = Field(default_factory=OrderingSettings)
     checkers: CheckerSettings = Field(default_factory=CheckerSettings)
     rates: tuple[RateSettings, ...] = Field(default=(), max_length=10_000)
+    windows: tuple[WindowSettings, ...] = Field(default=(), max_length=100)
+    estimates: EstimateSettings = Field(default_factory=EstimateSettings)
+    meters: tuple[MeterSettings, ...] = Field(default=(), max_length=100)
 
-    @field_validator("cohorts", "queues", "instances", "rates")
+    @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters")
     @classmethod
     def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
         names = [str(next(getattr(each, key) for key in NAMES if hasattr(each, key))) for each in settings]

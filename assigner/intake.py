@@ -21,6 +21,7 @@ from assigner import (
     glance,
     graph_routes,
     lookups,
+    meter_routes,
     queries,
     rate_routes,
     standing,
@@ -65,7 +66,7 @@ async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller:
     state = request.app.state
 
     def work() -> answers.SubmitAnswer:
-        requests = submission.normalised(body.jobs, caller=caller)
+        requests = submission.normalised(body.jobs, caller=caller, estimate=state.estimate)
         taken = submission.submit(state.database, requests, caller=caller)
         return answers.SubmitAnswer(jobs=[answers.SubmittedJob(id=one.public_id, created=one.created) for one in taken])
 
@@ -250,4 +251,12 @@ async def bots(
 
 
 #: Everything that callers and operators may ask for here.
-ROUTERS = (router, graph_routes.router, drain_routes.router, explain.router, tenant_routes.router, rate_routes.router)
+ROUTERS = (
+    router,
+    graph_routes.router,
+    drain_routes.router,
+    explain.router,
+    meter_routes.router,
+    tenant_routes.router,
+    rate_routes.router,
+)

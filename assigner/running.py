@@ -14,6 +14,7 @@ from assigner.declaring import declare
 from assigner.installation import Installation, PoolSettings
 from assigner.loops import Loop
 from assigner.operate import pass_installation
+from assigner.polling import Polling
 from assigner.presence import Presence
 from assigner.signals import Signals
 from assigner.staff import Staff, seeded
@@ -47,6 +48,7 @@ class AssignerProcess:
             now=clock.monotonic,
             fair=settings.fair_share,
         )
+        self._polling = Polling(database, settings.meters)
         self._staff = Staff(
             database, settings, name=name, wakeups=self._wakeups, presence=self._presence, chance=seeded(chance)
         )
@@ -55,6 +57,7 @@ class AssignerProcess:
             self._config_loop,
             Loop("presence", self._presence.run_once, chance=seeded(chance)),
             Loop("upkeep", self._upkeep.run_once, chance=seeded(chance)),
+            Loop("meters", self._polling.run_once, chance=seeded(chance)),
         ]
         self._cohort_loop: Loop | None = None
         if self._staff.follows_cohorts:
@@ -97,6 +100,7 @@ class AssignerProcess:
         if self._cohort_loop is not None:
             self._cohort_loop.wake()
         self._upkeep.reconfigure(now.upkeep, now.fair_share)
+        self._polling.reconfigure(now.meters)
         posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
         if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
             log.warning(

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
@@ -15,6 +16,8 @@ from schema import candidates, success
 from schema.candidates import FreeBot, Wanted
 from schema.moves import Alike
 from schema.ready import ReadyJob
+
+S = TypeVar("S", bound=Snapshot)
 
 #: Groups up to which each is sampled by itself, in one statement; a window for all of them takes two.
 FEW = 4
@@ -45,7 +48,7 @@ def sampled(
     if with_warm:
         found = _with_warm(connection, groups, found)
     seen = _with_hits(connection, jobs, groups, found)
-    return _with_rates(connection, seen) if with_success else seen
+    return with_rates(connection, seen) if with_success else seen
 
 
 def _apart(
@@ -70,7 +73,7 @@ def any_healthy(connection: Connection, jobs: Sequence[ReadyJob], *, with_succes
     groups = grouped(jobs)
     found = [candidates.any_free(connection, group.wanted(1)) for group in groups]
     seen = _with_hits(connection, jobs, groups, found)
-    return _with_rates(connection, seen) if with_success else seen
+    return with_rates(connection, seen) if with_success else seen
 
 
 def without_candidates(seen: Snapshot) -> list[Group]:
@@ -123,7 +126,8 @@ def _with_hits(
     return Snapshot(jobs, groups, found, candidates.hinted(connection, sorted(bot_ids), sorted(hints)))
 
 
-def _with_rates(connection: Connection, seen: Snapshot) -> Snapshot:
+def with_rates(connection: Connection, seen: S) -> S:
+    """The snapshot with what is known of how the candidates have succeeded with jobs of the same labels."""
     labels = success.labels(connection, [job.id for job in seen.jobs])
     bot_ids = sorted({bot.id for bots in seen.candidates for bot in bots})
     return replace(seen, labels=labels, rates=success.rates(connection, bot_ids, sorted({*labels.values()})))

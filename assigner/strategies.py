@@ -36,12 +36,15 @@ class Policy(BaseModel):
     capacity_term: what of a bot counts as its capacity. `raw` is its free units, as BuildGrid has it, so that large
         bots outweigh any preference; `normalised` is the free share of its units, 0 to 1.
     load_power: how much load counts against success, see `scoring.Worth`; 1 is Vapora's, 0 leaves load out.
+    min_batch_size: so many jobs of one batch key go to one bot together, if one has room for them; fewer go one by one.
+        Doubling it makes fewer and larger batches.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     capacity_term: CapacityTerm = "raw"
     load_power: float = Field(default=1.0, ge=0, le=10)
+    min_batch_size: int = Field(default=2, ge=2, le=10_000)
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     weights: Weights = Field(default_factory=Weights)
 
@@ -76,6 +79,10 @@ class Snapshot:
     def rate(self, bot: FreeBot, label: str) -> float:
         """The success rate, 0 to 1, of the bot with jobs of this label."""
         return self.rates.get((bot.id, label), UNKNOWN)
+
+    def chosen_by(self, strategy: "Strategy", policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+        """What the strategy wants."""
+        return strategy.choose(self, policy, how=how)
 
     def warm(self) -> dict[tuple[int, str], list[FreeBot]]:
         """(number of the group, hint) → its candidates that are locality hits, in their order; absent if there are

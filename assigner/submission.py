@@ -8,6 +8,7 @@ import psycopg
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from assigner.estimates import Estimator, with_estimate
 from schema import audit, classes, limits, moves
 from schema.engine import Database
 from schema.errors import BadInput, Forbidden, NotReady
@@ -39,9 +40,12 @@ class OutcomeUnknown(NotReady):
         super().__init__("the outcome of the submit is unknown: submit again with the same keys")
 
 
-def normalised(jobs: Sequence[JobRequest], *, caller: Principal) -> list[dict[str, Any]]:
-    """The requests as `moves.submit` takes them. Raises BadInput, or Forbidden, naming the job and the field."""
-    return [_normal(f"jobs.{index}", job, caller) for index, job in enumerate(jobs)]
+def normalised(
+    jobs: Sequence[JobRequest], *, caller: Principal, estimate: Estimator | None = None
+) -> list[dict[str, Any]]:
+    """The requests as `moves.submit` takes them; `estimate` says what a job is expected to cost that does not say so
+    itself. Raises BadInput, or Forbidden, naming the job and the field."""
+    return [with_estimate(_normal(f"jobs.{index}", job, caller), estimate) for index, job in enumerate(jobs)]
 
 
 def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:

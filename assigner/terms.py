@@ -12,14 +12,17 @@ from typing import Protocol
 
 from assigner import class_limits, owners, portions
 from assigner.class_limits import ClassLimit
+from assigner.fitting import Resources
 from assigner.owners import OwnerQuota
 from assigner.portions import GraphShare, Portion
 from assigner.pressure import Backpressure
 from assigner.rate import Rate
+from assigner.timetable import PreferredHours, Windows
 from schema import rates
 from schema.backpressure import Advice
 from schema.counters import COST, Counter
 from schema.gated import GatedQueue, Head
+from schema.openings import Openings
 from schema.rates import Bucket
 from schema.shares import Shares
 
@@ -35,7 +38,8 @@ class Book:
     `reserve`: an estimate has to fit into what is left of a budget; `rates`: buckets by name; `refused`: what checkers
     say of resources; `advice` and `waits`: see `Backpressure`; `portion`: of each graph; `scores`: by which jobs have
     started; `seconds`: how long jobs of a class are expected to run; `efficiencies`, `windows`: terms of a job's score
-    by its id, 0 to 1, where they are known.
+    by its id, 0 to 1, where they are known; `openings`: windows and what their meters say; `lacking`: what no bot has
+    left, by the places of queues.
     """
 
     now: datetime
@@ -52,6 +56,8 @@ class Book:
     seconds: Mapping[str, float] = field(default_factory=dict)
     efficiencies: Mapping[int, float] = field(default_factory=dict)
     windows: Mapping[int, float] = field(default_factory=dict)
+    openings: Openings = field(default_factory=Openings)
+    lacking: Mapping[tuple[int, int, int, int], str] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:
         """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""
@@ -220,6 +226,8 @@ class Slots:
 
 #: Every gate on what jobs ask for, in the order in which they are asked.
 GATES: tuple[TermsGate, ...] = (
+    Windows(),
+    PreferredHours(),
     Budget(),
     OwnerQuota(),
     Slots(),
@@ -227,6 +235,7 @@ GATES: tuple[TermsGate, ...] = (
     ClassLimit(),
     Concurrency(),
     GraphShare(),
+    Resources(),
     Backpressure(),
     Rate(),
 )

@@ -25,11 +25,13 @@ from bots.launcher import Launcher
 from bots.protocol import MAX_LEASES, OpenSession, Session
 from bots.runner import Place
 from bots.shift import End, Over, Shift, Tuning, Wishes
+from bots.sizing import Sizing
 from bots.transport import Transport
 from bots.workplace import Workplace
 from schema import clock, limits
 from schema.errors import LeaseholdError
 from schema.limits import Name
+from schema.resources import Supply
 
 _log = structlog.get_logger("leasehold.agent")
 
@@ -54,8 +56,14 @@ class AgentSettings(BaseModel):
     url: of the gateway; for whoever starts the agent, which takes it as an argument.
     capacity: units of work it holds at once, at most 10,000. Doubling it doubles the commands that may run side by
         side, for each of which 8 open files must be allowed (RLIMIT_NOFILE, hard).
+    auto_capacity: offer instead of `capacity` what the machine has: min(cores - 1, available memory / task_memory_mib,
+        max_parallel), 1 at least, and half of that while more than 70 % of its cores are at work.
+    task_memory_mib: memory that one unit is reckoned to need then. Doubling it halves what memory leaves room for.
+    max_parallel: the most that it offers then.
     priority: -1000 to 1000, lower = preferred by assigners; default 0.
     properties: what it offers; jobs require subsets of it.
+    resources: what it has of cpu_milli, memory_mib, disk_mib and gpu_milli for jobs that ask for them; any amount of
+        what is not named.
     instance: serve only this one; default every instance.
     pool: serve the instances of this pool; not together with instance.
     labels: decide its cohort, the first whose labels contain all of them; default none, which is the default cohort.
@@ -76,8 +84,12 @@ class AgentSettings(BaseModel):
     name_suffix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{0,32}$")] = ""
     url: str | None = None
     capacity: int = Field(default=1, ge=1, le=MAX_LEASES)
+    auto_capacity: bool = False
+    task_memory_mib: int = Field(default=512, ge=1, le=1_000_000_000)
+    max_parallel: int = Field(default=8, ge=1, le=MAX_LEASES)
     priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)
     properties: dict[str, str | list[str]] = {}
+    resources: Supply = {}
     instance: Name | None = None
     pool: Name | None = None
     labels: tuple[limits.Label, ...] = Field(default=(), max_length=64)
@@ -153,7 +165,7 @@ class Agent:
         if not structlog.is_configured():
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         settings = self._settings
-        open_files = make_room(settings.capacity)
+        open_files = make_room(settings.max_parallel if settings.auto_capacity else settings.capacity)
         workplace = Workplace(settings.directory, settings.bot)
         launcher = Launcher(workplace.guard, open_files=open_files)
         try:
@@ -212,10 +224,13 @@ class Agent:
 
     def _shifts(self, place: Place) -> End:
         settings = self._settings
-        tuning = Tuning(margin=settings.margin, output_interval=settings.output_interval)
         while True:
+            sizing = None
+            if settings.auto_capacity:
+                sizing = Sizing(task_memory_mib=settings.task_memory_mib, most=settings.max_parallel)
+            tuning = Tuning(margin=settings.margin, output_interval=settings.output_interval, sizing=sizing)
             try:
-                opened = self._open(place.workplace)
+                opened = self._open(place.workplace, settings.capacity if sizing is None else sizing.units())
             except Over as over:
                 if over.end is End.REFUSED:
                     _log.error("refused by the gateway", bot=settings.bot, reason=str(over))
@@ -244,12 +259,13 @@ class Agent:
         if killed:
             _log.warning("killed what was left running", bot=self._settings.bot, processes=killed)
 
-    def _open(self, workplace: Workplace) -> _Opened:
+    def _open(self, workplace: Workplace, capacity: int) -> _Opened:
         """Raises Over if there is to be no session."""
         settings = self._settings
         request = OpenSession(
             bot=settings.bot,
-            capacity=settings.capacity,
+            capacity=capacity,
+            resources=settings.resources,
             priority=settings.priority,
             properties=settings.properties,
             instance=settings.instance,

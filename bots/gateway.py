@@ -1,7 +1,7 @@
 """The gateway: bots and callers on one side, HTTP/JSON; the database on the other. It keeps no state of the pool."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -118,11 +118,13 @@ def build(
     timing: Timing,
     wakeups: WakeSource | None = None,
     routers: Sequence[APIRouter] = (),
+    estimate: Callable[[Mapping[str, Any]], float] | None = None,
 ) -> FastAPI:
     """The application. `routers` add the callers' side; a route of theirs without `x-kinds` is closed to all.
 
-    Without `wakeups`, long polls learn of news every `timing.poll` seconds. Handlers find in `app.state`: run (work
-    in a transaction, on a thread), polls (long polls by topic), timing, max_wait (seconds), database.
+    Without `wakeups`, long polls learn of news every `timing.poll` seconds. `estimate` says what a job is
+    expected to cost whose request does not. Handlers find in `app.state`: run (work in a transaction, on a thread),
+    polls (long polls by topic), timing, max_wait (seconds), database, estimate.
     """
     counted = GatewayMetrics()
     crew = crews(database, queue=settings.queue)
@@ -161,7 +163,7 @@ def build(
     app.state.bots, app.state.callers, app.state.run = crew.bots, crew.callers, crew.callers.run
     app.state.polls, app.state.metrics, app.state.vigil = polls, counted, vigil
     app.state.batches = Batches(desk, crew.bots, metrics=counted)
-    app.state.max_wait = settings.max_wait
+    app.state.max_wait, app.state.estimate = settings.max_wait, estimate
     app.state.probe = Probe(database)
     return app
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schema import limits
 from schema.limits import Name
+from schema.resources import Supply
 
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
@@ -48,6 +49,9 @@ class OpenSession(Message):
         default=[],
         max_length=64,
         description="decide its cohort: the first one whose labels contain all of them; none = the default cohort",
+    )
+    resources: Supply = Field(
+        default={}, description="what it has of each for jobs that ask for it; any amount of what is not named"
     )
     secret: str | None = Field(
         default=None,

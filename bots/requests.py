@@ -86,5 +86,7 @@ def _reason(kind: str, message: str) -> str:
             return "is missing"
         case "extra_forbidden":
             return "is not a field of a job"
+        case "value_error":
+            return message.removeprefix("Value error, ")
         case _:
             return message[:1].lower() + message[1:]

@@ -45,6 +45,7 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
             pool=request.pool,
             labels=sorted(set(request.labels)),
             ttl=timing.ttl,
+            supply=request.resources,
             dead=None if request.dead_session is None else bytes.fromhex(request.dead_session),
         )
 

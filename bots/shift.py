@@ -16,6 +16,7 @@ from bots.holdings import Holdings
 from bots.launcher import Launcher
 from bots.protocol import Session, Sync, SyncAnswer
 from bots.runner import STUCK_AFTER, Place, Stop
+from bots.sizing import Sizing
 from bots.streamer import Streamer
 from schema import clock
 from schema.errors import BadInput, Conflict, LeaseholdError
@@ -69,10 +70,12 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Seconds; see AgentSettings. `margin`: None = a tenth of the session's life."""
+    """Seconds; see AgentSettings. `margin`: None = a tenth of the session's life; `sizing`: what decides how many units
+    it offers, None = as many as when it began."""
 
     margin: float | None
     output_interval: float
+    sizing: Sizing | None = None
 
 
 class Shift:
@@ -218,6 +221,7 @@ class Shift:
                 "secret": self._session.secret,
                 "seq": self._seq,
                 "status": status,
+                "capacity": None if self._tuning.sizing is None else self._tuning.sizing.units(),
                 "leases": self._holdings.reports(),
                 "wait": wait,
             }

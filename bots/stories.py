@@ -261,8 +261,13 @@ def _sharing(job: Record) -> str | None:
 
 
 def _asked(terms: Record) -> str:
-    told = ((name, ", ".join(map(str, value)) if isinstance(value, list) else value) for name, value in terms.items())
-    return "; ".join(f"{name} {value}" for name, value in told)
+    return "; ".join(f"{name} {_listed(value)}" for name, value in terms.items())
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{key} {amount}" for key, amount in value.items()]
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _node_of(job: Record) -> str | None:

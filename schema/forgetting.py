@@ -2,6 +2,8 @@
 
 from sqlalchemy import Connection, text
 
+from schema.resources import KINDS
+
 # The ids are given out in the order of time, so that the oldest rows are those with the lowest.
 OLD_EVICTIONS = text("""
 DELETE FROM evictions WHERE at < now() - make_interval(secs => :age)
@@ -21,7 +23,9 @@ WITH old AS MATERIALIZED (
     ORDER BY b.id LIMIT :limit FOR UPDATE SKIP LOCKED
 ), answers AS (DELETE FROM bot_answers WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 localities AS (DELETE FROM bot_localities WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
-success AS (DELETE FROM bot_success WHERE bot_id = ANY (ARRAY(SELECT id FROM old)))
+success AS (DELETE FROM bot_success WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
+resources AS (DELETE FROM counters WHERE name = ANY (ARRAY(
+    SELECT 'bot:' || old.id || ':' || kind FROM old, unnest(CAST(:kinds AS text[])) AS k (kind))))
 DELETE FROM bots WHERE id = ANY (ARRAY(SELECT id FROM old))
 """)
 # Of jobs that never ended where failures are judged, and of failures long past.
@@ -53,7 +57,7 @@ def forget_audit(connection: Connection, *, age: float, limit: int) -> int:
 def forget_bots(connection: Connection, *, age: float, limit: int) -> int:
     """Delete up to `limit` bots that have no session and no lease, whose last session began more than `age` seconds
     ago and which nobody has drained; returns how many. Reads all leases if there are such bots."""
-    return connection.execute(GONE_BOTS, {"age": age, "limit": limit}).rowcount
+    return connection.execute(GONE_BOTS, {"age": age, "limit": limit, "kinds": list(KINDS)}).rowcount
 
 
 def forget_blames(connection: Connection, *, age: float, limit: int) -> int:

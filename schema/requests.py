@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schema import limits
 from schema.errors import BadInput
+from schema.hours import Zone
 from schema.limits import Name
+from schema.resources import Need
 
 #: Longest execution timeout of a job, seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
@@ -76,7 +78,9 @@ class JobRequest(Payload):
     graph_priority: int | None = Field(
         default=None, ge=1, le=MAX_GRAPH_PRIORITY, description="of its graph among graphs, lower = sooner; unset = 5"
     )
-    job_class: Name | None = Field(default=None, description="what it is worth by its kind: its class's points")
+    job_class: Name | None = Field(
+        default=None, description="by its kind what it is worth and when it may start: its class's points and windows"
+    )
     user_priority: int | None = Field(
         default=None, ge=0, le=MAX_USER_PRIORITY, description="of a job with a class: each step is worth 5 points"
     )
@@ -95,6 +99,16 @@ class JobRequest(Payload):
     estimated_seconds: float | None = Field(
         default=None, gt=0, le=MAX_TIMEOUT, description="of run time; unset = as its class ran lately"
     )
+    resources: Need = Field(default={}, description="what it takes of its bot's resources while it runs")
+    batch_key: Name | None = Field(
+        default=None, description="jobs of its instance with the same one go to one bot together, where one has room"
+    )
+    preferred_hours: list[Annotated[int, Field(ge=0, le=23)]] = Field(
+        default=[],
+        max_length=24,
+        description="hours of the day at which it may start, each the whole of it; none = any",
+    )
+    preferred_zone: Zone = Field(default="UTC", description="the time zone of `preferred_hours`")
     max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
     retry_failed: bool = Field(default=False, description="whether a command that fails is tried again")
 
@@ -142,15 +156,21 @@ class JobRequest(Payload):
         if self.model is not None and self.resource_class is None:
             raise BadInput("model", "needs a resource_class")
         shared = {
-            "locks": sorted(set(self.locks)) or None,
+            "locks": sorted(set(self.locks)),
             "resource_class": self.resource_class,
             "model": self.model,
             "graph_priority": self.graph_priority,
             "job_class": self.job_class,
             "project": self.project,
             "owner": self.owner,
+            "resources": self.resources,
+            # Jobs of one queue then fit on the same bots.
+            "units": self.units if self.resources and self.units > 1 else None,
+            "batch_key": self.batch_key,
+            "preferred_hours": sorted(set(self.preferred_hours)),
+            "preferred_zone": self.preferred_zone if self.preferred_hours else None,
         }
-        terms = {name: value for name, value in shared.items() if value is not None}
+        terms = {name: value for name, value in shared.items() if value}
         is_timed = self.deadline_seconds is not None or self.estimated_seconds is not None
         # Empty terms are those of managed instances: who has none else is told from these.
         return terms or ({"own": True} if is_timed or self._own() else None)

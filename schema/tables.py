@@ -24,10 +24,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
-from schema import administration, class_tables, gating, graph_tables, pacing, soundness, success_tables
+from schema import administration, class_tables, gating, graph_tables, metering, pacing, soundness, success_tables
 from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
-__all__ = ["SCHEMA", "administration", "class_tables", "gating", "graph_tables", "metadata", "pacing", "success_tables"]
+__all__ = [
+    "SCHEMA", "administration", "class_tables", "gating", "graph_tables", "metadata", "metering", "pacing",
+    "success_tables",
+]  # fmt: skip
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"

@@ -210,6 +210,20 @@ COUNTERS_ARE_RIGHT = Invariant(
        WHERE c.used <> coalesce(t.amount, 0) + coalesce(u.amount, 0)""",
 )
 
+RESOURCES_ARE_KEPT = Invariant(
+    "S20",
+    "resources of bots of which more is in use than they have, and live leases that have not taken what they need",
+    """SELECT name AS id FROM counters WHERE name LIKE 'bot:%' AND used > most
+       UNION ALL
+       SELECT live.job_id::text
+       FROM live JOIN jobs j ON j.id = live.job_id JOIN gatings g ON g.id = j.gating
+       CROSS JOIN LATERAL jsonb_each_text(g.terms->'resources') n
+       JOIN counters k ON k.name = 'bot:' || live.bot_id || ':' || n.key
+       LEFT JOIN charges c ON c.job_id = live.job_id AND c.fence = live.fence
+           AND c.amounts[array_position(c.names, k.name)] = n.value::numeric
+       WHERE c.job_id IS NULL""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -226,6 +240,7 @@ INVARIANTS = (
     ATTEMPTS_ARE_BOUNDED,
     CHARGES_ARE_LIVE,
     COUNTERS_ARE_RIGHT,
+    RESOURCES_ARE_KEPT,
 )
 
 

@@ -10,12 +10,13 @@ from sqlalchemy import Connection
 
 from assigner import queries, upkeep
 from bots import listing, vigil
-from schema import candidates, clock, fetching, forgetting, moves, ready, unservable, windows
+from schema import candidates, clock, fetching, forgetting, moves, ready, resources, unservable, windows
 from schema.candidates import Wanted
 from schema.fetching import Fetcher
 from schema.front import Front
 from schema.moves import Alike, Ending, Placement, Start, Verdict, sessions
 from schema.ready import Order, Scope
+from schema.resources import Asked
 from schema.windows import Walk
 
 #: Requirement sets: all its bots free; one in a hundred; none; three bots in the whole pool; no bot at all.
@@ -87,6 +88,16 @@ def _any_free(kind: str) -> Act:
     )
 
 
+def _fit(kind: str) -> Act:
+    def fit(known: Known, connection: Connection) -> None:
+        asked = [Asked(Wanted(0, 1, known.platforms[kind], 1, SAMPLE_SIZE), {"cpu_milli": 1, "memory_mib": 1})]
+        resources.fitting(connection, asked)
+        resources.fit(connection, asked)
+        resources.left(connection, asked)
+
+    return fit
+
+
 ACTS: dict[str, Act] = {
     "pick by priority": _pick(Order.PRIORITY),
     "pick by age": _pick(Order.AGE),
@@ -101,6 +112,7 @@ ACTS: dict[str, Act] = {
     "fetch literally": lambda known, connection: known.fetch(connection, literal=True),
     **{f"sample {kind}": _sample(kind) for kind in KINDS},
     **{f"any free {kind}": _any_free(kind) for kind in KINDS},
+    **{f"fit on {kind}": _fit(kind) for kind in KINDS},
     "sample a window": lambda _, connection: windows.look(connection, WALKS, chance=random.Random(7)),
     "sample of pools": lambda _, connection: windows.pools(connection, [1, 2]),
     "sample of offers": lambda it, connection: windows.offered(connection, [*product(it.platforms.values(), it.free)]),

@@ -94,7 +94,7 @@ def test_sa_02_classes_come_many_in_one_batch_and_join_no_deduplication(pool: Po
         JobRequest(command=["true"], job_class="critical", dedup_key="k").normal()
 
 
-def test_sa_17_levels_are_a_view_over_the_effective_priority(pool: Pool) -> None:
+def test_sa_17_a_37_levels_are_a_view_over_the_effective_priority(pool: Pool) -> None:
     policy = pool.database.run(classes.policy)
     expected = {0: "critical", 20: "high", 40: "high", 60: "normal", 80: "low", 90: "low", -60: "critical"}
     assert {effective: policy.level(effective) for effective in expected} == expected

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from assigner import exits
+from assigner.cli import cli
 from schema.errors import BadInput
 from tests.commanding import JOB, call, final
 from tests.scripted import Answer, Gateway, in_turn, problem
@@ -37,6 +39,29 @@ def test_submit_sends_exactly_what_the_options_say(stands: Gateway, capsys: pyte
             }
         ]
     }
+
+
+def test_submit_sends_when_a_job_may_start_and_what_it_takes(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(
+        "submit", "--job-class", "serious_project", "--preferred-hour", "22", "--preferred-hour", "3",
+        "--preferred-zone", "Europe/Berlin", "--resource", "cpu_milli=500", "--resource", "memory_mib=64",
+        "--batch-key", "x", "true",
+    )  # fmt: skip
+    sent = stands.asked[0].body["jobs"][0]
+    assert sent["job_class"] == "serious_project"
+    assert (sent["preferred_hours"], sent["preferred_zone"]) == ([22, 3], "Europe/Berlin")
+    assert (sent["resources"], sent["batch_key"]) == ({"cpu_milli": 500, "memory_mib": 64}, "x")
+    capsys.readouterr()
+    for wrong, said in {
+        "--resource cpu_milli=half": "--resource: 'cpu_milli=half' is not KIND=AMOUNT",
+        "--preferred-hour 24": "--preferred-hour: 24 is not in the range",
+        "--preferred-zone Mars": "preferred_zone: 'Mars' is not a time zone",
+        "--resource cpu=4": "resources",
+    }.items():
+        assert exits.run(cli, ["submit", *wrong.split(), "true"]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
 def test_submit_says_nothing_of_what_was_not_given(stands: Gateway) -> None:

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from schema import counters, drains, moves
+from schema import counters, drains, meters, moves, openings
+from schema.openings import WindowSettings
 from tests.explaining import closed, cohort, explained, park, reserve, rest, status
 from tests.graphs import graph_of, taken
 from tests.pool import Pool
@@ -22,7 +24,7 @@ EXAMPLES = 50
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_answers, bot_platforms, bot_localities, leases,
     job_events, platforms, instances, ticks, audit, quotas, evictions, reservations, assigners, gatings, job_terms,
-    counters, charges, usage, graphs, graph_nodes, graph_edges RESTART IDENTITY;
+    counters, charges, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours RESTART IDENTITY;
 DELETE FROM cohorts WHERE id <> 0"""
 SEED = text("SELECT setseed(0.25)")
 
@@ -40,6 +42,7 @@ class Machine:
     capacity: int
     labels: list[str]
     serves: dict[str, str]
+    resources: dict[str, int]
     state: str
 
 
@@ -55,6 +58,7 @@ class World:
     drained: list[str]
     managed: list[str]
     limits: dict[str, float]
+    window: dict[str, Any]
     request: dict[str, Any]
     fate: str
 
@@ -66,6 +70,7 @@ def machine(chance: random.Random) -> Machine:
         capacity=chance.randint(1, 4),
         labels=chance.choice([*[[]] * 10, ["gpu"], ["unknown"]]),
         serves=chance.choice([*[{}] * 4, {"instance": "team-a"}, {"instance": "team-b"}, {"pool": "p"}]),
+        resources=chance.choice([{}, {}, {"cpu_milli": 500}, {"cpu_milli": 1500, "memory_mib": 64}]),
         state=chance.choice([*["ok"] * 5, "unhealthy", "draining", "closing", "drained", "reserved"]),
     )
 
@@ -82,8 +87,19 @@ def terms(chance: random.Random) -> dict[str, Any]:
         {"terms": {"locks": ["tree"]}},
         {"terms": {"locks": ["cache", "tree"]}, "estimated_cost": 2},
         {"terms": {}, "estimated_cost": 3},
+        {"terms": {"resources": {"cpu_milli": 600}}},
+        {"terms": {"resources": {"cpu_milli": 400, "memory_mib": 40}, "batch_key": "x"}},
+        {"terms": {"job_class": "critical"}},
     ]
     return chance.choice([*[{}] * 6, *asked])
+
+
+def sized(request: dict[str, Any]) -> dict[str, Any]:
+    """As a caller's request is: what takes of resources says with its terms how many units it takes."""
+    wanted = request.get("terms", {})
+    if "resources" not in wanted or request["units"] == 1:
+        return request
+    return {**request, "terms": {**wanted, "units": request["units"]}}
 
 
 def at_random(chance: random.Random) -> World:
@@ -100,6 +116,7 @@ def at_random(chance: random.Random) -> World:
         drained=[instance for instance in INSTANCES if chance.random() < 0.08],
         managed=[instance for instance in INSTANCES if chance.random() < 0.3],
         limits={name: float(chance.randint(0, 4)) for name in COUNTED if chance.random() < 0.15},
+        window=chance.choice([{}, {"types": ["critical"]}, {"types": ["random"]}, {"used": 10}, {"used": 90}]),
         request={
             **terms(chance),
             "instance": chance.choice(INSTANCES),
@@ -115,7 +132,7 @@ def at_random(chance: random.Random) -> World:
 
 def node_of_graph(pool: Pool, world: World) -> str:
     """The job as a node that comes after another one, which is held aside, or was cancelled and may be."""
-    fields = {name: value for name, value in world.request.items() if name != "instance"}
+    fields = {name: value for name, value in sized(world.request).items() if name != "instance"}
     request = graph_of({1: [], 2: [{"node": 1, "on_failure": "run"}]}, instance=world.request["instance"])
     request["nodes"][1] |= fields
     graph = taken(pool, request)
@@ -123,6 +140,15 @@ def node_of_graph(pool: Pool, world: World) -> str:
     if world.fate == "freed":
         pool.database.run(lambda c: moves.cancel(c, [graph.jobs[1]], instances=None, sync=1, actor="test"))
     return graph.jobs[2]
+
+
+def window(pool: Pool, *, types: Sequence[str] = ("all",), used: float | None = None) -> None:
+    """One that is open all day, to some classes or below some usage."""
+    metered = {} if used is None else {"meter": "plan", "usage_threshold": 50.0}
+    opened = WindowSettings.model_validate({"name": "all-day", "start": 0, "end": 24, "types": types, **metered})
+    pool.database.run(lambda c: openings.declare(c, [opened], actor="test"))
+    if used is not None:
+        pool.database.run(lambda c: meters.put(c, "plan", used=used, most=100))
 
 
 def build(pool: Pool, world: World) -> str:
@@ -139,12 +165,17 @@ def build(pool: Pool, world: World) -> str:
         )
     for nth, machine in enumerate(world.machines):
         pool.bot(
-            f"bot-{nth}", properties=machine.offer, capacity=machine.capacity, labels=machine.labels, **machine.serves
+            f"bot-{nth}",
+            properties=machine.offer,
+            capacity=machine.capacity,
+            labels=machine.labels,
+            resources=machine.resources,
+            **machine.serves,
         )
     busy = [
         job
         for instance, units, label, asked in world.work
-        for job in pool.submit(instance=instance, units=units, label=label, **asked)
+        for job in pool.submit(**sized({"instance": instance, "units": units, "label": label, **asked}))
     ]
     if busy:
         pool.assigner().run_once()
@@ -156,7 +187,10 @@ def build(pool: Pool, world: World) -> str:
             tenancy.evicted(instance)
     for name, most in world.limits.items():
         pool.database.run(lambda c, name=name, most=most: counters.limit(c, name, most))
-    job = node_of_graph(pool, world) if world.fate in ("blocked", "freed") else pool.submit(**world.request)[0]
+    if world.window:
+        window(pool, **world.window)
+    is_node = world.fate in ("blocked", "freed")
+    job = node_of_graph(pool, world) if is_node else pool.submit(**sized(world.request))[0]
     for nth, machine in enumerate(world.machines):
         match machine.state:
             case "unhealthy" | "draining":

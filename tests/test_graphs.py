@@ -107,7 +107,7 @@ def test_ma_18_a_stale_report_of_a_node_changes_nothing(pool: Pool) -> None:
     assert states(pool, graph) == {1: "succeeded", 2: "queued"}
 
 
-def test_ma_19_a_node_is_started_exactly_once_when_the_last_of_its_parents_ends(pool: Pool) -> None:
+def test_ma_17_ma_19_a_node_is_started_exactly_once_when_the_last_of_its_parents_ends(pool: Pool) -> None:
     graph = submitted(pool, {1: [], 2: [], 3: [], 4: [1, 2, 3]})
     work_off(pool, pool.bot(capacity=2), graph)
     assert pool.history(graph.jobs[4]) == ["submit", "unblock", "grant", "acknowledge", "finish"]
@@ -221,7 +221,7 @@ def test_a_queue_timeout_of_a_blocked_node_begins_when_it_is_queued(pool: Pool) 
     assert 3590 < (job.queue_deadline - job.queued_at).total_seconds() < 3610
 
 
-def test_ma_01_nodes_of_all_graphs_and_single_jobs_share_one_queue(pool: Pool) -> None:
+def test_ma_01_ma_26_ma_30_nodes_of_all_graphs_and_single_jobs_share_one_queue(pool: Pool) -> None:
     calm = submitted(pool, {1: []}, name="calm", priority=5)
     (single,) = pool.submit(priority=1)
     urgent = submitted(pool, {1: []}, name="urgent", priority=-5)

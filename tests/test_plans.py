@@ -59,6 +59,7 @@ BOUNDS = {
     **{name: 2 * INSTANCES * JOBS_LOOK + HEADS for name in ACTS if name.startswith("fetch")},
     **{f"sample {kind}": 8 * RING * SAMPLE_SIZE for kind in KINDS},
     **{f"any free {kind}": 8 * LOOK for kind in KINDS},
+    **{f"fit on {kind}": 24 * LOOK for kind in KINDS},
     "postpone": 5 * BATCH,
     "release": 5 * BATCH + 2 * INSTANCES,
 }
@@ -180,9 +181,9 @@ def test_a_statement_reads_rows_in_proportion_to_its_batch(measured: Measured, n
 @pytest.mark.parametrize("name", [name for name in ACTS if not name.startswith("fetch")])
 def test_a_statement_costs_the_same_with_a_hundred_times_the_jobs(measured: Measured, name: str) -> None:
     for knowledge in KNOWLEDGE:
-        # Whether a look for a free bot comes upon one of the few depends on where they are on the ring; each of the ten
-        # queues may look once and a half.
-        looks = 15 * LOOK if name.startswith("pick") else 0
+        # Whether a look for a free bot comes upon one of the few depends on where they are on the ring; and whether
+        # the front suffices, or each queue is looked into, on what they offer.
+        looks = LOOKS if name.startswith(("pick", "fit")) else 0
         _same_cost(measured[SHALLOW, knowledge, name], measured[DEEP, knowledge, name], knowledge, looks=looks)
 
 

@@ -186,3 +186,8 @@ def test_aq_24_a_cycle_with_a_thousand_instances_reads_each_of_them_once(pool: P
         connection.rollback()
     assert len(found.of) == 1000
     assert watch.touched <= 6 * 1000, str(watch)
+
+
+def test_a_14_the_window_is_a_day_and_the_guarantee_one_job_unless_configured() -> None:
+    settings = FairShareSettings()
+    assert (settings.rolling_window_hours, settings.min_task_guarantee) == (24, 1)

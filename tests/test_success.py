@@ -279,6 +279,19 @@ def test_va_01_an_assigner_goes_by_what_was_counted(pool: Pool) -> None:
     assert [row.in_use for row in pool.rows("SELECT in_use FROM bots ORDER BY name")] == [1, 3]
 
 
+@pytest.mark.parametrize("asked", [{"resources": {"cpu_milli": 100}}, {"batch_key": "x"}])
+def test_jobs_that_take_of_resources_or_belong_to_a_batch_go_by_what_was_counted_too(
+    pool: Pool, asked: dict[str, object]
+) -> None:
+    count(pool)
+    bots = [pool.bot(name, capacity=4, resources={"cpu_milli": 400}) for name in ("bot-1", "bot-2")]
+    work_off(pool, bots[0], "failed", jobs=3)
+    work_off(pool, bots[1])
+    pool.submit(2, terms=asked)
+    pool.assigner(strategy={"kind": "success"}).run_once()
+    assert [row.in_use for row in pool.rows("SELECT in_use FROM bots ORDER BY name")] == [0, 2]
+
+
 @pytest.mark.parametrize(
     ("strategy", "read"), [({}, False), ({"weights": {"success": 1.0}}, True), ({"kind": "success"}, True)]
 )

@@ -1,5 +1,6 @@
 """The bots of a cohort at a glance: in the database, in status, on the command line, as metrics, and in alerts."""
 
+import queue
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from assigner import glance, standing
 from assigner.cycle import NO_BOT
 from schema import swarm
 from schema.swarm import Swarm
+from schema.wakeups import Wakeups
 from tests.commanding import call
 from tests.counting import count, given, work_off
 from tests.explaining import cohort
+from tests.patience import eventually
 from tests.pool import Pool
 from tests.serving import Served
 
@@ -170,6 +173,20 @@ def test_va_04_a_bot_that_is_offline_or_full_gets_nothing(pool: Pool) -> None:
     jobs = pool.submit(3)
     pool.assigner(strategy={"kind": "success"}).run_once()
     assert sorted(pool.job(job).state for job in jobs) == ["leased", "queued", "queued"]
+
+
+def test_va_21_a_new_job_wakes_the_assigners(pool: Pool) -> None:
+    news: queue.Queue[frozenset[str]] = queue.Queue()
+    wakeups = Wakeups(pool.database)
+    wakeups.start()
+    try:
+        wakeups.subscribe("jobs", news.put)
+        eventually(lambda: wakeups.connected)
+        with wakeups.idle("jobs"):
+            pool.submit()
+            assert news.get(timeout=10) == frozenset()
+    finally:
+        wakeups.stop()
 
 
 def test_va_20_the_alerts_ask_for_metrics_that_there_are() -> None:

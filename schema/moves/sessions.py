@@ -1,14 +1,14 @@
 """Bots come, go, drain and are given up; what they held goes back to the queue in the same transaction."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from schema import audit, platforms
+from schema import audit, platforms, resources
 from schema.errors import NotFound
 from schema.limits import Properties, escaped
 from schema.moves.considering import release
@@ -16,13 +16,19 @@ from schema.moves.ending import Ended, Ending, Verdict, end
 from schema.moves.preempting import drop_reservations
 from schema.moves.rooms import Room
 from schema.newest import latest_leases, newest
+from schema.resources import KINDS, Kind
 from schema.wakeups import wake
 
 #: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
 RELEASE_LIMIT = 1000
 
 BORN = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
-LOCK = text("SELECT id, epoch, session, expires_at FROM bots WHERE name = :name FOR NO KEY UPDATE")
+LOCK = text("""
+SELECT id, epoch, session, expires_at, EXISTS (
+    SELECT FROM counters WHERE name = ANY (ARRAY(
+        SELECT 'bot:' || b.id || ':' || kind FROM unnest(CAST(:kinds AS text[])) AS k (kind)))) AS limited
+FROM bots b WHERE name = :name FOR NO KEY UPDATE
+""")
 RENEW = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = :id AND NOT closing")
 HELD_BY = text(f"""
 SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM bots b
@@ -121,13 +127,14 @@ def open_session(
     pool: str | None,
     labels: Sequence[str],
     ttl: float,
+    supply: Mapping[Kind, int] | None = None,
     dead: bytes | None = None,
 ) -> Opened:
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
     A repeated opening, with the secret of the open session, changes nothing but its expiry. Otherwise every lease of
-    an older session ends as lost, the requirement sets that the bot satisfies are recorded, and jobs
-    that waited for such a bot are made ready.
+    an older session ends as lost, the requirement sets that the bot satisfies are recorded, and what it has of
+    resources (`supply`; of others it has any amount), and jobs that waited for such a bot are made ready.
 
     The older session's agent may run its jobs until that session would have expired, so they are not granted before;
     unless that session is the one with the digest `dead`, of which the bot knows that nothing runs any more.
@@ -161,6 +168,8 @@ def open_session(
             "ttl": ttl,
         },
     ).scalar_one()
+    if supply or bot.limited:
+        resources.declare(connection, bot.id, supply or {})
     platforms.link(connection, bot.id)
     release(connection, {bot.id: capacity}, limit=RELEASE_LIMIT)
     wake(connection, "jobs")
@@ -235,7 +244,7 @@ def drain(
 
 def _born(connection: Connection, name: str) -> Row[Any]:
     """The bot's row, locked. A row that retention deletes while we wait for it is made anew."""
-    while (bot := connection.execute(LOCK, {"name": name}).one_or_none()) is None:
+    while (bot := connection.execute(LOCK, {"name": name, "kinds": list(KINDS)}).one_or_none()) is None:
         connection.execute(BORN, {"name": name})
     return bot
 

@@ -1,0 +1,181 @@
+"""Windows in which jobs of certain classes may start: hours of the day, and how far a meter may have gone by then."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from sqlalchemy import Connection, text
+
+from schema import audit, hours
+from schema.hours import Hours, Zone
+from schema.limits import Name
+from schema.meters import Meter
+
+#: Stands for jobs of every class.
+ALL = "all"
+
+Types = tuple[Name, ...]
+
+_COLUMNS = "name, starts, ends, zone, types, exempt_types, match, meter, usage_threshold, meter_max_age"
+READ = text(f"""
+SELECT w.*, m.used, m.most, m.resets_at, m.updated_at
+FROM (SELECT {_COLUMNS} FROM windows) w LEFT JOIN usage_meters m ON m.name = w.meter AND m.updated_at IS NOT NULL
+ORDER BY w.name
+""")
+# Two processes that start with different windows: the later one has its way, and nobody sees half of them.
+LOCK = text("LOCK TABLE windows IN SHARE ROW EXCLUSIVE MODE")
+CLEAR = text("DELETE FROM windows")
+PUT = text(f"""
+INSERT INTO windows ({_COLUMNS}) VALUES (:name, :start, :end, :zone, :types, :exempt_types, :match, :meter,
+    :usage_threshold, :meter_max_age)
+""")
+
+
+class WindowSettings(BaseModel):
+    """When jobs of certain classes may start: every day from `start` up to and without `end`, whole hours of the zone's
+    clock, past midnight if `end` is not later. A job that names no class waits for no window.
+
+    types: classes of jobs that may start then; "all" is every class.
+    match: "exact", or "prefix": a type is also that of classes that begin with it.
+    meter: the meter that it goes by; unset = none.
+    usage_threshold: percent of the meter's limit, 0 to 100, from which on nothing starts. Doubling it lets jobs use
+        twice as much of what the meter counts.
+    exempt_types: classes that start whatever the meter says, if they are of its types.
+    meter_max_age: seconds after which a reading of the meter tells nothing any more, and nothing starts but what is
+        exempt. Doubling it lets jobs go by readings twice as old.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Name
+    start: int = Field(ge=0, le=23)
+    end: int = Field(ge=1, le=24)
+    zone: Zone = "UTC"
+    types: Types = Field(default=(ALL,), min_length=1, max_length=100)
+    exempt_types: Types = Field(default=(), max_length=100)
+    match: Literal["exact", "prefix"] = "exact"
+    meter: Name | None = None
+    usage_threshold: float | None = Field(default=None, ge=0, le=100)
+    meter_max_age: float = Field(default=3600.0, gt=0, le=31_536_000)
+
+    @model_validator(mode="after")
+    def _can_be_open(self) -> Self:
+        if self.start == self.end:
+            raise ValueError("end: a window that ends as it starts is never open; the whole day is from 0 to 24")
+        if (self.meter is None) != (self.usage_threshold is None):
+            raise ValueError("usage_threshold goes with a meter: set both or neither")
+        return self
+
+    @property
+    def hours(self) -> Hours:
+        """When it is open."""
+        return Hours(self.start, self.end, hours.zone(self.zone))
+
+    def takes(self, job_class: str) -> bool:
+        """Whether jobs of the class may start then at all."""
+        return ALL in self.types or self._among(self.types, job_class)
+
+    def exempts(self, job_class: str) -> bool:
+        """Whether they may whatever the meter says."""
+        return ALL in self.exempt_types or self._among(self.exempt_types, job_class)
+
+    def _among(self, types: Types, job_class: str) -> bool:
+        return job_class in types or (self.match == "prefix" and job_class.startswith(types))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window, and the meter that it goes by as it was last read."""
+
+    settings: WindowSettings
+    meter: Meter | None = None
+
+    def held_back(self, job_class: str, at: datetime) -> str | None:
+        """Why a job of the class may not start although the window is open; None if it may."""
+        settings = self.settings
+        if settings.usage_threshold is None or settings.exempts(job_class):
+            return None
+        if self.meter is None:
+            return f"window '{settings.name}' goes by meter '{settings.meter}', which has not been read yet"
+        if not self.meter.fresh(at, settings.meter_max_age):
+            return (
+                f"window '{settings.name}' goes by meter '{settings.meter}', "
+                f"which was last read more than {settings.meter_max_age:g} s ago"
+            )
+        percent = self.meter.percent(at)
+        if percent >= settings.usage_threshold:
+            return (
+                f"meter '{settings.meter}' stands at {percent:.3g} % of its limit, "
+                f"and in window '{settings.name}' jobs start below {settings.usage_threshold:g} %"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Openings:
+    """All windows; where there are none, nothing waits for one."""
+
+    windows: Sequence[Window] = ()
+
+    def closed_to(self, job_class: str, at: datetime) -> str | None:
+        """Why no job of the class may start at that instant; None if it may."""
+        if not self.windows:
+            return None
+        taking = [window for window in self.windows if window.settings.takes(job_class)]
+        if not taking:
+            return f"no window lets jobs of class '{job_class}' start"
+        found = [window.held_back(job_class, at) for window in taking if window.settings.hours.open_at(at)]
+        if None in found:
+            return None
+        return "; ".join([*(why for why in found if why), self._following(taking, at)])
+
+    @staticmethod
+    def _following(windows: Sequence[Window], at: datetime) -> str:
+        ahead = [(opens, each.settings) for each in windows if (opens := each.settings.hours.opens(at)) is not None]
+        if not ahead:
+            return "no other window opens later"
+        opens, settings = min(ahead, key=lambda each: (each[0], each[1].name))
+        return f"window '{settings.name}' opens at {hours.wall(opens, settings.hours.zone)}"
+
+
+def declare(connection: Connection, wanted: Sequence[WindowSettings], *, actor: str) -> None:
+    """Make the windows those that the configuration names, and no others."""
+    connection.execute(LOCK)
+    before = {window.settings for window in read(connection).windows}
+    if before == set(wanted):
+        return
+    connection.execute(CLEAR)
+    for each in wanted:
+        connection.execute(
+            PUT, each.model_dump() | {"types": list(each.types), "exempt_types": list(each.exempt_types)}
+        )
+    names = sorted(each.name for each in wanted)
+    audit.write(connection, "windows.set", actor=actor, subject="windows", details={"windows": names})
+
+
+def read(connection: Connection) -> Openings:
+    """The windows, with their meters."""
+    return Openings(
+        [
+            Window(
+                WindowSettings(
+                    name=row.name,
+                    start=row.starts,
+                    end=row.ends,
+                    zone=row.zone,
+                    types=tuple(row.types),
+                    exempt_types=tuple(row.exempt_types),
+                    match=row.match,
+                    meter=row.meter,
+                    usage_threshold=row.usage_threshold,
+                    meter_max_age=row.meter_max_age,
+                ),
+                None
+                if row.updated_at is None
+                else Meter(row.meter, float(row.used), float(row.most), row.resets_at, row.updated_at),
+            )
+            for row in connection.execute(READ)
+        ]
+    )
