@@ -20,7 +20,7 @@ from assigner.rate import Rate
 from assigner.timetable import PreferredHours, Windows
 from schema import rates
 from schema.backpressure import Advice
-from schema.counters import COST, Counter
+from schema.counters import COST, Counter, of_instance, of_lock
 from schema.gated import GatedQueue, Head
 from schema.openings import Openings
 from schema.rates import Bucket
@@ -37,9 +37,8 @@ class Book:
     `units`: those that each (cohort, instance) has been given since; `shares`: None where no instance is managed;
     `reserve`: an estimate has to fit into what is left of a budget; `rates`: buckets by name; `refused`: what checkers
     say of resources; `advice` and `waits`: see `Backpressure`; `portion`: of each graph; `scores`: by which jobs have
-    started; `seconds`: how long jobs of a class are expected to run; `efficiencies`, `windows`: terms of a job's score
-    by its id, 0 to 1, where they are known; `openings`: windows and what their meters say; `lacking`: what no bot has
-    left, by the places of queues.
+    started; `seconds`: how long jobs of a class are expected to run; `openings`: windows and what their meters say;
+    `lacking`: what no bot has left, by the places of queues.
     """
 
     now: datetime
@@ -54,8 +53,6 @@ class Book:
     portion: Portion | None = None
     scores: dict[int, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    efficiencies: Mapping[int, float] = field(default_factory=dict)
-    windows: Mapping[int, float] = field(default_factory=dict)
     openings: Openings = field(default_factory=Openings)
     lacking: Mapping[tuple[int, int, int, int], str] = field(default_factory=dict)
 
@@ -72,12 +69,14 @@ class Book:
         return self.seconds.get(head.queue.terms.get("job_class", "")) if head.seconds is None else head.seconds
 
     def efficiency(self, head: Head) -> float:
-        """How well it uses what is there, 0 to 1."""
-        return self.efficiencies.get(head.job.id, 1.0)
+        """1 / (1 + the unit hours that it is expected to take), 1 if nobody knows: how little of the pool it takes."""
+        seconds = self.expected(head)
+        return 1.0 if seconds is None else 1.0 / (1.0 + head.job.units * seconds / 3600.0)
 
     def window(self, head: Head) -> float:
-        """How well this hour suits it, 0 to 1."""
-        return self.windows.get(head.job.id, 1.0)
+        """How well this hour suits it, 0 to 1: what the windows of its class have left."""
+        job_class = head.queue.terms.get("job_class")
+        return 1.0 if job_class is None else self.openings.spare(job_class, self.now)
 
     def take(self, head: Head) -> None:
         """The job starts: count what it takes."""
@@ -119,10 +118,10 @@ def names(queue: GatedQueue) -> list[str]:
         *([] if graph is None else [portions.counter_of(graph)]),
         POOL_COST,
         POOL_JOBS,
-        f"instance:{queue.instance_name}:cost",
-        f"instance:{queue.instance_name}:jobs",
-        f"instance:{queue.instance_name}:slots",
-        *(f"lock:{queue.instance_name}:{lock}" for lock in queue.terms.get("locks", ())),
+        of_instance(queue.instance_name, "cost"),
+        of_instance(queue.instance_name, "jobs"),
+        of_instance(queue.instance_name, "slots"),
+        *(of_lock(queue.instance_name, lock) for lock in queue.terms.get("locks", ())),
         *owners.names(queue),
         *class_limits.names(queue),
     ]
@@ -136,7 +135,7 @@ class Concurrency:
     asks: str = "fewer jobs run than may run at once"
 
     def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
-        for counted, whose in ((POOL_JOBS, "the pool"), (f"instance:{queue.instance_name}:jobs", "its instance")):
+        for counted, whose in ((POOL_JOBS, "the pool"), (of_instance(queue.instance_name, "jobs"), "its instance")):
             counter = book.of(counted)
             if not counter.leaves(1.0):
                 return f"{whose} runs {counter.used:g} of at most {counter.most:g} jobs"
@@ -146,7 +145,7 @@ class Concurrency:
         return self.closed_to(head.queue, book)
 
     def amounts(self, head: Head) -> Mapping[str, float]:
-        return {POOL_JOBS: 1.0, f"instance:{head.queue.instance_name}:jobs": 1.0}
+        return {POOL_JOBS: 1.0, of_instance(head.queue.instance_name, "jobs"): 1.0}
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ class Budget:
 
     @staticmethod
     def _counted(queue: GatedQueue) -> tuple[tuple[str, str], ...]:
-        return (POOL_COST, "the pool"), (f"instance:{queue.instance_name}:cost", "its instance")
+        return (POOL_COST, "the pool"), (of_instance(queue.instance_name, "cost"), "its instance")
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class Locks:
 
     def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
         for lock in queue.terms.get("locks", ()):
-            counter = book.of(f"lock:{queue.instance_name}:{lock}")
+            counter = book.of(of_lock(queue.instance_name, lock))
             if not counter.leaves(1.0):
                 return f"lock '{lock}' is held {counter.used:g} times of {counter.most:g}"
         return None
@@ -199,7 +198,7 @@ class Locks:
         return self.closed_to(head.queue, book)
 
     def amounts(self, head: Head) -> Mapping[str, float]:
-        return {f"lock:{head.queue.instance_name}:{lock}": 1.0 for lock in head.queue.terms.get("locks", ())}
+        return {of_lock(head.queue.instance_name, lock): 1.0 for lock in head.queue.terms.get("locks", ())}
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class Slots:
     asks: str = "its instance has a slot free"
 
     def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
-        counter = book.of(f"instance:{queue.instance_name}:slots")
+        counter = book.of(of_instance(queue.instance_name, "slots"))
         if not counter.leaves(1.0):
             return f"its instance uses {counter.used:g} of {counter.most:g} slots"
         if counter.most is None and book.shares is not None and book.shares.slotted:
@@ -221,7 +220,7 @@ class Slots:
         return self.closed_to(head.queue, book)
 
     def amounts(self, head: Head) -> Mapping[str, float]:
-        return {f"instance:{head.queue.instance_name}:slots": 1.0}
+        return {of_instance(head.queue.instance_name, "slots"): 1.0}
 
 
 #: Every gate on what jobs ask for, in the order in which they are asked.

@@ -8,9 +8,10 @@ where it is not its turn, it leaves the jobs at their gates to the one whose tur
 from collections.abc import Callable
 from typing import TypeVar
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from schema import turns
 from schema.clock import Monotonic
 from schema.engine import Database, is_conflict
 
@@ -18,8 +19,6 @@ T = TypeVar("T")
 
 #: Seconds for which turns are taken after a transaction was undone.
 CAREFUL = 5.0
-
-_TURN = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
 
 
 class Turns:
@@ -48,4 +47,4 @@ class Turns:
 
     def _mine(self, connection: Connection) -> bool:
         """Whether nothing was undone lately, or nobody else has the turn, which this transaction keeps then."""
-        return self._now() >= self._until or bool(connection.execute(_TURN).scalar_one())
+        return self._now() >= self._until or turns.take_alone(connection)

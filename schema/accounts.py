@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from schema import audit, counters
+from schema.counters import of_instance, of_lock
 from schema.errors import NotFound
 from schema.limits import Name, check_name
 from schema.wakeups import wake
@@ -74,11 +75,11 @@ class Account(PoolLimits):
     def limits_of(self, name: str) -> dict[str, float | None]:
         """The limits that are given, by counter, for the instance of that name."""
         found = {
-            f"instance:{name}:{ending}": getattr(self, key)
+            of_instance(name, ending): getattr(self, key)
             for key, ending in OF_INSTANCE.items()
             if key in self.model_fields_set
         }
-        return found | {f"lock:{name}:{lock}": float(slots) for lock, slots in self.locks.items()}
+        return found | {of_lock(name, lock): float(slots) for lock, slots in self.locks.items()}
 
 
 def put_account(connection: Connection, name: str, account: Account, *, actor: str, reason: str = "") -> None:
@@ -113,7 +114,7 @@ def remove_account(connection: Connection, name: str, *, actor: str, reason: str
         raise NotFound(f"instance: '{name}' has no share of the pool")
     connection.execute(_REMOVE, {"instance": instance})
     connection.execute(_MANAGED, {"instance": instance, "managed": False})
-    _limit(connection, {f"instance:{name}:{ending}": None for ending in OF_INSTANCE.values()})
+    _limit(connection, {of_instance(name, ending): None for ending in OF_INSTANCE.values()})
     audit.write(connection, "account.remove", actor=actor, subject=f"instance:{name}", details={"reason": reason})
     wake(connection, "jobs")
 

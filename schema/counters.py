@@ -78,6 +78,16 @@ class Spent:
     final: bool
 
 
+def of_instance(name: str, what: str) -> str:
+    """The name of the counter of `what` (jobs, cost, slots) an instance has."""
+    return f"instance:{name}:{what}"
+
+
+def of_lock(instance: str, lock: str) -> str:
+    """The name of the counter of an instance's lock."""
+    return f"lock:{instance}:{lock}"
+
+
 def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
     """Those of the counters that exist, by name."""
     if not names:

@@ -112,6 +112,15 @@ class Window:
             )
         return None
 
+    def spare(self, job_class: str, at: datetime) -> float:
+        """What is left of the threshold for jobs of the class while the window is open, 0 to 1; 1 without one."""
+        threshold = self.settings.usage_threshold
+        if threshold is None or self.settings.exempts(job_class):
+            return 1.0
+        if self.meter is None or not threshold or self.held_back(job_class, at) is not None:
+            return 0.0
+        return 1.0 - self.meter.percent(at) / threshold
+
 
 @dataclass(frozen=True)
 class Openings:
@@ -130,6 +139,15 @@ class Openings:
         if None in found:
             return None
         return "; ".join([*(why for why in found if why), self._following(taking, at)])
+
+    def spare(self, job_class: str, at: datetime) -> float:
+        """How far the windows that are open for jobs of the class are from closing to them, 0 to 1: what their meters
+        have left of their thresholds, the most of them; 1 without windows."""
+        if not self.windows:
+            return 1.0
+        taking = [window for window in self.windows if window.settings.takes(job_class)]
+        left = (window.spare(job_class, at) for window in taking if window.settings.hours.open_at(at))
+        return max(left, default=0.0)
 
     @staticmethod
     def _following(windows: Sequence[Window], at: datetime) -> str:

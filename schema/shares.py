@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
+from schema.counters import of_instance
 from schema.gates import GATED
 
 Mode = Literal["demand", "waiting", "literal"]
@@ -127,12 +128,12 @@ class Share:
     @cached_property
     def cost(self) -> str:
         """The counter of what it uses."""
-        return f"instance:{self.name}:cost"
+        return of_instance(self.name, "cost")
 
     @cached_property
     def jobs(self) -> str:
         """The counter of its jobs that run."""
-        return f"instance:{self.name}:jobs"
+        return of_instance(self.name, "jobs")
 
 
 @dataclass(frozen=True)

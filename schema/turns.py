@@ -11,6 +11,7 @@ FREE = text("""
 SELECT n FROM unnest(CAST(:turns AS integer[])) AS t (n)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.turn'), n) LIMIT 1
 """)
+ALONE = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
 # The wait is bounded from within: lock_timeout counts from the moment a lock is waited for.
 NEXT = text("""
 SELECT set_config('lock_timeout', :patience, true), pg_advisory_xact_lock(hashtext('leasehold.turn'), :turn),
@@ -39,3 +40,8 @@ def take(connection: Connection, turns: int, *, chance: random.Random, patience:
         if isinstance(error.orig, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
             return False
         raise
+
+
+def take_alone(connection: Connection) -> bool:
+    """Take the one turn at what is nearly used up, to the end of the transaction; false if somebody else has it."""
+    return bool(connection.execute(ALONE).scalar_one())

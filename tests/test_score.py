@@ -6,8 +6,10 @@ from assigner.gatehouse import Rules
 from assigner.lines import ByScore, Weights, score
 from assigner.ordering import OrderingSettings
 from schema.gated import Ageing
+from schema.meters import Meter
+from schema.openings import Openings, Window, WindowSettings
 from schema.requests import JobRequest
-from tests.heads import book, head
+from tests.heads import at, book, head, queue
 from tests.pool import Pool
 
 HOUR, DAY = 3600.0, 86400.0
@@ -48,9 +50,23 @@ def test_a_02_raw_is_the_arithmetic_of_the_original() -> None:
 
 def test_sa_08_what_is_known_of_resources_and_windows_counts() -> None:
     line = ByScore(Ageing(2.0, 20.0))
-    heads = [head(1, 40), head(2, 40), head(3, 40)]
-    now = book(60, efficiencies={1: 0.5}, windows={2: 0.2})
+    quiet, used_up = (
+        Window(
+            WindowSettings(name=name, start=0, end=24, types=(name,), meter="plan", usage_threshold=80),
+            Meter("plan", used, 100, None, at(0)),
+        )
+        for name, used in (("quiet", 8.0), ("busy", 72.0))
+    )
+    heads = [
+        head(1, 40, of=queue(job_class="quiet"), seconds=HOUR),
+        head(2, 40, of=queue(job_class="busy")),
+        head(3, 40, of=queue(job_class="quiet")),
+    ]
+    now = book(60, openings=Openings([quiet, used_up]))
+    assert [round(now.window(each), 2) for each in heads] == [0.9, 0.1, 0.9]
+    assert [now.efficiency(each) for each in heads] == [0.5, 1, 1]
     assert [each.job.id for each in line.arranged(heads, now)] == [3, 2, 1]
+    assert now.openings.spare("unknown", now.now) == 0, "no window lets it start"
 
 
 def test_sa_08_an_assigner_that_goes_by_the_score_takes_what_has_waited_for_a_day(pool: Pool) -> None:

@@ -8,7 +8,8 @@ branch_labels = None
 depends_on = None
 
 # PostgreSQL reads the stored form of each check anew in each statement, which costs what it is long; the body of a
-# function it reads once in a session. Each condition keeps the name that it had.
+# function it reads once in a session. Each condition keeps the name that it had. It knows the states of graphs and of
+# overflow, which come with later parts of this release.
 CHECKS = """
 CREATE FUNCTION job_is_sound(state text, finished_at timestamptz, schedule_after timestamptz, fence bigint,
     result_fence bigint, priority integer, label text, locality_hint text, units integer, max_attempts integer,
@@ -16,7 +17,8 @@ CREATE FUNCTION job_is_sound(state text, finished_at timestamptz, schedule_after
 RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
     broken text := CASE
-        WHEN finished_at IS NULL AND state NOT IN ('queued', 'parked', 'leased', 'running', 'cancelling')
+        WHEN finished_at IS NULL AND state NOT IN
+                ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running', 'cancelling')
             OR finished_at IS NOT NULL AND state NOT IN ('succeeded', 'failed', 'cancelled', 'dead')
             THEN 'jobs_finished_at_iff_final'
         WHEN schedule_after IS NOT NULL AND state NOT IN ('queued', 'parked') THEN 'jobs_backoff_only_waiting'

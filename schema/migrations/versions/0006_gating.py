@@ -1,4 +1,4 @@
-"""Gating: what jobs may ask for beside a place, and what is counted against limits while they run."""
+"""Gating: what jobs may ask for beside a place; what counts and gives back comes with shares."""
 
 from alembic import op
 
@@ -103,68 +103,8 @@ BEGIN
 END $$;
 """
 
-# In the order of their names, as everybody does. Whoever finds that a limit has been reached since it looked begins
-# anew, like everybody who has lost a race.
-CHARGE = """
-CREATE FUNCTION charge(wanted_names text[], wanted_amounts numeric[]) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    sum_names text[];
-    sum_amounts numeric[];
-    changed integer;
-BEGIN
-    SELECT array_agg(w.name), array_agg(w.amount) INTO sum_names, sum_amounts FROM (
-        SELECT u.name, sum(u.amount) AS amount FROM unnest(wanted_names, wanted_amounts) AS u (name, amount)
-        GROUP BY u.name ORDER BY u.name COLLATE "C") w;
-    INSERT INTO counters (name, most)
-        SELECT w.name, CASE WHEN w.name LIKE 'lock:%' THEN 1 END FROM unnest(sum_names) AS w (name)
-        WHERE NOT EXISTS (SELECT FROM counters c WHERE c.name = w.name)
-        ORDER BY w.name COLLATE "C" ON CONFLICT (name) DO NOTHING;
-    PERFORM FROM counters c WHERE c.name = ANY (sum_names) ORDER BY c.name COLLATE "C" FOR NO KEY UPDATE;
-    UPDATE counters c SET used = c.used + w.amount
-        FROM unnest(sum_names, sum_amounts) AS w (name, amount)
-        WHERE c.name = w.name AND (c.most IS NULL OR c.used + w.amount <= c.most OR w.amount <= 0);
-    GET DIAGNOSTICS changed = ROW_COUNT;
-    IF changed < cardinality(sum_names) THEN
-        RAISE EXCEPTION 'a limit was reached meanwhile' USING ERRCODE = 'serialization_failure';
-    END IF;
-END $$;
-"""
-
 # What was used is counted by the minute, so that it can be forgotten when it is older than the window.
-SETTLE = """
-CREATE FUNCTION settle(job_ids bigint[], fences bigint[], costs numeric[], finals boolean[]) RETURNS void
-LANGUAGE plpgsql AS $$
-DECLARE
-    sum_names text[];
-    sum_taken numeric[];
-    sum_used numeric[];
-    sum_jobs integer[];
-BEGIN
-    WITH gone AS (
-        DELETE FROM charges c USING unnest(job_ids, fences, costs, finals) AS u (job_id, fence, cost, final)
-        WHERE c.job_id = u.job_id AND c.fence = u.fence RETURNING c.names, c.amounts, u.cost, u.final
-    ), each AS (
-        SELECT t.name, t.amount, g.final,
-            CASE WHEN t.name LIKE '%\\:cost' THEN coalesce(g.cost, CASE WHEN g.final THEN t.amount ELSE 0 END)
-                ELSE 0 END AS used
-        FROM gone g CROSS JOIN LATERAL unnest(g.names, g.amounts) AS t (name, amount)
-    )
-    SELECT array_agg(s.name), array_agg(s.taken), array_agg(s.used), array_agg(s.jobs)
-        INTO sum_names, sum_taken, sum_used, sum_jobs
-        FROM (SELECT name, sum(amount) AS taken, sum(used) AS used, count(*) FILTER (WHERE final)::integer AS jobs
-              FROM each GROUP BY name ORDER BY name COLLATE "C") s;
-    IF sum_names IS NULL THEN
-        RETURN;
-    END IF;
-    PERFORM FROM counters c WHERE c.name = ANY (sum_names) ORDER BY c.name COLLATE "C" FOR NO KEY UPDATE;
-    UPDATE counters c SET used = c.used - w.taken + w.used
-        FROM unnest(sum_names, sum_taken, sum_used) AS w (name, taken, used) WHERE c.name = w.name;
-    INSERT INTO usage AS u (name, bucket, amount, jobs)
-        SELECT w.name, date_trunc('minute', clock_timestamp()), w.used, w.jobs
-        FROM unnest(sum_names, sum_used, sum_jobs) AS w (name, used, jobs)
-        WHERE w.name LIKE '%\\:cost' ORDER BY w.name COLLATE "C"
-        ON CONFLICT (name, bucket) DO UPDATE SET amount = u.amount + excluded.amount, jobs = u.jobs + excluded.jobs;
-END $$;
+ROLL = """
 CREATE FUNCTION roll_usage(seconds double precision, minutes integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     old_names text[];
@@ -475,7 +415,7 @@ END $$;
 
 
 def upgrade() -> None:
-    for part in (JOBS, TABLES, INTERN, RANK, CHARGE, SETTLE, SUBMIT_ONE, SUBMIT_ALONE, SUBMIT):
+    for part in (JOBS, TABLES, INTERN, RANK, ROLL, SUBMIT_ONE, SUBMIT_ALONE, SUBMIT):
         op.execute(part)
 
 

@@ -29,9 +29,10 @@ CREATE INDEX counters_of_instances ON counters (name) WHERE name LIKE 'instance:
 CREATE INDEX usage_rolled ON usage (bucket) WHERE rolled;
 """
 
-# As before, and a budget may be such that a job starts while anything of it is left: the last one may overshoot.
+# In the order of their names, as everybody does. Whoever finds that a limit has been reached since it looked begins
+# anew, like everybody who has lost a race. A budget may be such that a job
+# starts while anything of it is left: the last one may overshoot.
 CHARGE = """
-DROP FUNCTION charge(text[], numeric[]);
 CREATE FUNCTION charge(wanted_names text[], wanted_amounts numeric[], may_overshoot boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -63,7 +64,6 @@ END $$;
 # What an attempt has cost is what its bot says it used of the unit in which its instance counts. What is said of
 # other units is kept for reports and belongs to no counter.
 SETTLE = """
-DROP FUNCTION settle(bigint[], bigint[], numeric[], boolean[]);
 CREATE FUNCTION settle(spent jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     sum_names text[];
