@@ -28,7 +28,8 @@ class OrderingSettings(BaseModel):
     shortest_first: among jobs of one effective priority those that are expected to be done first come first, which lets
         more of them end in a time, and long ones wait.
     weight_priority, weight_wait, weight_efficiency, weight_window: what each term of a score counts, each of them
-        between 0 and 1.
+        between 0 and 1: points / 150; the wait / a day; 1 / (1 + the unit hours that it is expected to take), 1 if
+        nobody knows; what the open windows of its class have left of their meters, 1 without.
     score_mode: `normalised`, or `raw` for the sum in which points are not brought down to 1.
     count_age_once: leaves the points of ageing out of a score that has a weight for the wait.
     max_concurrent: jobs that graphs share; the share of each is this / graphs that wait or run, at least 1. Unset: as
