@@ -11,7 +11,8 @@ from sqlalchemy import make_url, text
 
 from bots import sessions
 from bots.protocol import OpenSession, Session
-from schema import embedded, migrate, moves, quotas
+from schema import accounts, embedded, migrate, moves, quotas
+from schema.accounts import Account
 from schema.engine import Database, DatabaseSettings, plain
 from schema.timing import Timing
 
@@ -26,7 +27,10 @@ ALIKE = 100
 
 @dataclass(frozen=True)
 class Shape:
-    """What a pool holds: so many bots of that capacity, and jobs spread evenly over instances and requirement sets."""
+    """What a pool holds: so many bots of that capacity, and jobs spread evenly over instances and requirement sets.
+
+    `shares`: each instance has a share of the pool, a budget and a limit of jobs, both out of reach.
+    """
 
     bots: int = 100
     capacity: int = 10
@@ -34,6 +38,7 @@ class Shape:
     instances: int = 1
     platforms: int = 1
     quotas: bool = True
+    shares: bool = False
 
 
 @contextmanager
@@ -124,6 +129,14 @@ def fill(database: Database, shape: Shape) -> list[Session]:
             database.run(
                 lambda connection, name=name: quotas.set_quota(
                     connection, "default", name, minimum=0, maximum=MANY, actor="bench"
+                )
+            )
+    if shape.shares:
+        for number in range(shape.instances):
+            name, account = instance(number), Account(credit_weight=number + 1.0, budget=MANY, max_concurrent=MANY)
+            database.run(
+                lambda connection, name=name, account=account: accounts.put_account(
+                    connection, name, account, actor="bench"
                 )
             )
     found = [bot(database, f"bot-{number}", shape, offered) for number in range(shape.bots)]
