@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 from schema.counters import of_instance
 from schema.gates import GATED
 
-Mode = Literal["demand", "waiting", "literal"]
+Mode = Literal["waiting", "demand", "literal"]
 
 #: Seconds within which it is not noted again that an instance asks for something.
 NOTE_INTERVAL = 10.0
@@ -87,10 +87,11 @@ class FairShareSettings(BaseModel):
         that took much has to stand back.
     min_task_guarantee: so many jobs of each instance, done or running, come before any weighing in each window; 0 =
         none.
-    mode: `demand` weighs each instance, and what it has used, among those that have jobs waiting or usage in the
-        window; `waiting` among those that have jobs waiting alone, so that these share by their weights whatever the
-        others weigh or have used; `literal` its weight among the latter and its usage among the former, and where any
-        instance has slots, one without has none.
+    mode: `waiting` weighs each instance, and what it has used, among those that have jobs waiting alone, so that these
+        share by their weights whatever the others weigh or have used; `demand` among those that have jobs waiting or
+        usage in the window, with which an idle one that has used much lets the heaviest of the others have everything
+        for a while; `literal` its weight among the former and its usage among the latter, and where any instance has
+        slots, one without has none.
     budget_reserve: a job starts only if its estimate fits into what is left of a budget; false = while anything is
         left, so that the last one may overshoot.
     idle_after: seconds without a job that waits or runs after which an instance counts as having been away. Doubling
@@ -103,7 +104,7 @@ class FairShareSettings(BaseModel):
 
     rolling_window_hours: float = Field(default=24.0, ge=0.05, le=24 * 365)
     min_task_guarantee: int = Field(default=1, ge=0, le=1000)
-    mode: Mode = "demand"
+    mode: Mode = "waiting"
     budget_reserve: bool = True
     idle_after: float = Field(default=60.0, ge=30, le=86400)
     budget: float | None = Field(default=None, ge=0, le=1e12)
@@ -148,7 +149,7 @@ class Shares:
     others_weight: float = 0.0
     others_used: float = 0.0
     guarantee: int = 1
-    mode: Mode = "demand"
+    mode: Mode = "waiting"
     slotted: bool = False
 
 

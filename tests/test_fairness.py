@@ -33,7 +33,7 @@ class Pool:
     others: Mapping[str, float] = field(default_factory=dict)
     owed: Mapping[str, int] = field(default_factory=dict)
     guarantee: int = 1
-    mode: Mode = "demand"
+    mode: Mode = "waiting"
 
     def id(self, name: str) -> int:
         return sorted(self.weights).index(name)
@@ -152,7 +152,8 @@ def test_an_instance_below_its_minimum_quota_comes_before_all_others() -> None:
 
 def test_a_15_the_parts_are_those_of_whom_jobs_wait_or_who_have_used_anything_and_literally_of_the_former() -> None:
     asks = {"used": {"a": 30, "b": 10, "idle": 60}, "others": {"idle": 4}}
-    assert deficits(Pool({"a": 3, "b": 1}, **asks)) == pytest.approx({"a": 0.3 - 3 / 8, "b": 0.1 - 1 / 8})  # type: ignore[arg-type]
+    demand = Pool({"a": 3, "b": 1}, mode="demand", **asks)  # type: ignore[arg-type]
+    assert deficits(demand) == pytest.approx({"a": 0.3 - 3 / 8, "b": 0.1 - 1 / 8})
     literal = Pool({"a": 3, "b": 1}, mode="literal", **asks)  # type: ignore[arg-type]
     assert deficits(literal) == pytest.approx({"a": 0.3 - 3 / 4, "b": 0.1 - 1 / 4})
 
@@ -161,7 +162,7 @@ def test_a_15_the_parts_are_those_of_whom_jobs_wait_or_who_have_used_anything_an
 def test_those_that_wait_share_by_their_weights_whatever_idle_ones_weigh_or_have_used(weight: int, amount: int) -> None:
     used = {"a": 0.0, "b": 0.0, "idle": float(amount)}
     for _ in range(200):
-        pool = Pool({"a": 3, "b": 1}, dict(used), {"a": 1, "b": 1}, others={"idle": weight}, mode="waiting")
+        pool = Pool({"a": 3, "b": 1}, dict(used), {"a": 1, "b": 1}, others={"idle": weight})
         used[pool.order(room=1, jobs=1)[0]] += 1
     assert (used["a"], used["b"]) == (150, 50)
 
