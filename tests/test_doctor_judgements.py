@@ -145,7 +145,12 @@ def test_a_table_that_needs_a_vacuum_and_had_none_for_long_is_a_warning(
 
 
 def test_the_same_parameter_written_otherwise_is_the_same() -> None:
-    options = {"fillfactor": "45.0", "autovacuum_vacuum_scale_factor": "1e-2", "autovacuum_vacuum_cost_limit": "900"}
+    options = {
+        "fillfactor": "45.0",
+        "autovacuum_vacuum_scale_factor": "1e-2",
+        "autovacuum_vacuum_cost_delay": "4.0",
+        "autovacuum_vacuum_cost_limit": "900",
+    }
     assert vacuuming.judge_autovacuum(Settings(), [Table("leases", options, 0, 0, None)]).verdict is Verdict.OK
 
 
