@@ -179,6 +179,7 @@ def gateway_command(installation: "Installation") -> int:
 
     from assigner import backlog, intake, logs
     from assigner.launch import write_file
+    from assigner.staff import rules
     from bots import gateway
     from bots.leases import Desk
     from schema.wakeups import Wakeups
@@ -219,7 +220,7 @@ def gateway_command(installation: "Installation") -> int:
             routers=[*intake.ROUTERS, backlog.router],
             estimate=settings.estimates.estimate,
         )
-        app.state.ordering = settings.ordering
+        app.state.rules = rules(settings)
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
     return 130 if signal.SIGINT in stopped_by else 0
 

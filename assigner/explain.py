@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
 from assigner import asked, attempts, gates, lookups, queries, remedies
-from assigner.gatehouse import Rules
-from assigner.ordering import BY_RANK, OrderingSettings
+from assigner.gatehouse import RULES, Rules
 from assigner.routes import CALLERS, Caller, JobId, problems
 from schema import evidence
 from schema.evidence import Ahead, Evidence
@@ -93,12 +92,12 @@ def explain(
     *,
     instances: Sequence[str] | None,
     cooldown: float,
-    ordering: OrderingSettings = BY_RANK,
+    rules: Rules = RULES,
 ) -> Explanation | None:
     """The answer for the job of one submission, None if there is none to see.
 
     `instances` are the caller's, None for an operator, who alone is told of other tenants, and by name of bots that
-    did not have the job. `cooldown` is that of evictions, in seconds; `ordering` is how graphs share the pool.
+    did not have the job. `cooldown` is that of evictions, in seconds; `rules` are those that the assigners go by.
     """
     row_id = queries.row_of(connection, public_id, instances=instances)
     if row_id is None:
@@ -115,7 +114,7 @@ def explain(
     history = [dict(event) for event in events.mappings()]
     tried = attempts.attempts(evidence.leases(connection, row_id), history)
     found = evidence.gather(connection, job, everything=everything) if job["state"] in _WAITING else None
-    judged = [] if found is None else gates.judge(found, asked.judge(connection, row_id, Rules(ordering=ordering)))
+    judged = [] if found is None else gates.judge(found, asked.judge(connection, row_id, rules))
     change = [] if found is None else remedies.changes(found, judged)
     return Explanation(
         **_facts(public_id, job, state=job["state"]),
@@ -139,12 +138,10 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> Explanatio
     only those bots counted that serve its instance. Of a submission that was cancelled, only that is told.
     """
     cooldown: float = request.app.state.desk.cooldown
-    ordering: OrderingSettings = getattr(request.app.state, "ordering", BY_RANK)
+    rules: Rules = getattr(request.app.state, "rules", RULES)
 
     def work(connection: Connection) -> Explanation:
-        found = explain(
-            connection, lookups.job_id(id), instances=caller.instances, cooldown=cooldown, ordering=ordering
-        )
+        found = explain(connection, lookups.job_id(id), instances=caller.instances, cooldown=cooldown, rules=rules)
         if found is None:
             raise lookups.absent(id)
         return found

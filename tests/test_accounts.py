@@ -10,13 +10,14 @@ from sqlalchemy.exc import IntegrityError
 
 from assigner.cycle import PriorityAgeAssigner
 from assigner.declaring import declare
+from assigner.explain import explain
 from assigner.gatehouse import Rules
 from assigner.installation import PoolSettings
 from assigner.tuning import AssignerSettings
 from schema import accounts, clock, moves, shares
 from schema.accounts import Account, PoolLimits
 from schema.errors import NotFound
-from schema.shares import FairShareSettings
+from schema.shares import FairShareSettings, Mode
 from tests.plans import watching
 from tests.pool import Pool, active, completed
 
@@ -178,13 +179,17 @@ def fair(pool: Pool, **settings: Any) -> PriorityAgeAssigner:
 
 @pytest.mark.parametrize(("mode", "runs"), [("literal", ["acme"]), ("demand", ["acme", "brick", "brick"])])
 def test_aq_16_literally_an_instance_without_slots_has_none_where_another_has_some(
-    pool: Pool, mode: str, runs: list[str]
+    pool: Pool, mode: Mode, runs: list[str]
 ) -> None:
     share(pool, "acme", slots=1)
     share(pool, "brick")
-    for name in ("acme", "brick"):
-        pool.submit(2, instance=name)
+    jobs = {name: pool.submit(2, instance=name)[0] for name in ("acme", "brick")}
     bot = pool.bot(capacity=10)
+    rules = Rules(fair=FairShareSettings(mode=mode))
+    for name, job in jobs.items():
+        told = pool.database.run(lambda c, job=job: explain(c, job, instances=None, cooldown=600, rules=rules))
+        assert told is not None
+        assert [gate.open for gate in told.gates if gate.gate == "slots"] == [name in runs]
     fair(pool, mode=mode).run_once()
     assert sorted(work["instance"] for work in bot.take()) == runs
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from schema import counters, drains, meters, moves, openings
+from schema import backpressure, counters, drains, meters, moves, openings, rates
 from schema.openings import WindowSettings
 from tests.explaining import closed, cohort, explained, park, reserve, rest, status
 from tests.graphs import graph_of, taken
@@ -24,12 +24,18 @@ EXAMPLES = 50
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_answers, bot_platforms, bot_localities, leases,
     job_events, platforms, instances, ticks, audit, quotas, evictions, reservations, assigners, gatings, job_terms,
-    counters, charges, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours RESTART IDENTITY;
+    counters, charges, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours,
+    rate_buckets, backpressure RESTART IDENTITY;
 DELETE FROM cohorts WHERE id <> 0"""
 SEED = text("SELECT setseed(0.25)")
 
 INSTANCES = ("team-a", "team-b")
-COUNTED = ("pool:jobs", "pool:cost", *(f"instance:{each}:{what}" for each in INSTANCES for what in ("jobs", "cost")))
+COUNTED = (
+    *("pool:jobs", "pool:cost", "class:critical:jobs", "owner:team-a:ann:cost", "project:team-b:apollo:cost"),
+    *(f"instance:{each}:{what}" for each in INSTANCES for what in ("jobs", "cost", "slots")),
+)
+#: What becomes of a job that is a node of a graph.
+NODES = ("blocked", "freed")
 PROPERTIES: list[dict[str, Any]] = [{}, {"os": ["linux"]}, {"os": ["linux"], "gpu": ["a", "b"]}]
 OFFERS: list[dict[str, Any]] = [{}, {"os": "linux"}, {"os": "linux", "gpu": ["a", "b", "c"]}]
 
@@ -59,6 +65,8 @@ class World:
     managed: list[str]
     limits: dict[str, float]
     window: dict[str, Any]
+    empty: list[str]
+    advice: list[str]
     request: dict[str, Any]
     fate: str
 
@@ -82,7 +90,7 @@ def quota(chance: random.Random) -> tuple[int, int | None]:
 
 
 def terms(chance: random.Random) -> dict[str, Any]:
-    """What a job asks for beside a place, most often nothing."""
+    """What a job asks for beside a place, as often as not nothing."""
     asked: list[dict[str, Any]] = [
         {"terms": {"locks": ["tree"]}},
         {"terms": {"locks": ["cache", "tree"]}, "estimated_cost": 2},
@@ -90,6 +98,9 @@ def terms(chance: random.Random) -> dict[str, Any]:
         {"terms": {"resources": {"cpu_milli": 600}}},
         {"terms": {"resources": {"cpu_milli": 400, "memory_mib": 40}, "batch_key": "x"}},
         {"terms": {"job_class": "critical"}},
+        {"terms": {"resource_class": "llm"}},
+        {"terms": {"resource_class": "llm", "model": "large"}},
+        {"terms": {"owner": "ann", "project": "apollo"}, "estimated_cost": 2},
     ]
     return chance.choice([*[{}] * 6, *asked])
 
@@ -117,6 +128,8 @@ def at_random(chance: random.Random) -> World:
         managed=[instance for instance in INSTANCES if chance.random() < 0.3],
         limits={name: float(chance.randint(0, 4)) for name in COUNTED if chance.random() < 0.15},
         window=chance.choice([{}, {"types": ["critical"]}, {"types": ["random"]}, {"used": 10}, {"used": 90}]),
+        empty=[used for used in ("llm", "llm/large") if chance.random() < 0.2],
+        advice=[used for used in (backpressure.ALL, "llm", "other") if chance.random() < 0.1],
         request={
             **terms(chance),
             "instance": chance.choice(INSTANCES),
@@ -125,7 +138,7 @@ def at_random(chance: random.Random) -> World:
             "label": chance.choice([*[""] * 7, "gpu", "other"]),
         },
         fate=chance.choice(
-            [*["ready"] * 16, "rested", "rested", "resting", "parked", "reserved", "blocked", "blocked", "freed"]
+            [*["ready"] * 16, *("rested", "rested", "resting", "parked", "reserved", "deferred"), *NODES, "blocked"]
         ),
     )
 
@@ -189,8 +202,12 @@ def build(pool: Pool, world: World) -> str:
         pool.database.run(lambda c, name=name, most=most: counters.limit(c, name, most))
     if world.window:
         window(pool, **world.window)
-    is_node = world.fate in ("blocked", "freed")
-    job = node_of_graph(pool, world) if is_node else pool.submit(**sized(world.request))[0]
+    for used in world.empty:
+        pool.database.run(lambda c, used=used: rates.set_rate(c, used, per_second=0.001, burst=1, actor="test"))
+        pool.change("UPDATE rate_buckets SET tokens = 0.5")
+    for used in world.advice:
+        pool.database.run(lambda c, used=used: backpressure.advise(c, used or None, allowed=False, actor="test"))
+    job = node_of_graph(pool, world) if world.fate in NODES else pool.submit(**sized(world.request))[0]
     for nth, machine in enumerate(world.machines):
         match machine.state:
             case "unhealthy" | "draining":
@@ -217,6 +234,8 @@ def build(pool: Pool, world: World) -> str:
             park(pool, job)
         case "reserved":
             reserve(pool, job, "bot-0", seconds=60)
+        case "deferred":
+            assert pool.database.run(lambda c: moves.defer(c, 1, normal=-100, most=0, actor="test")) == [job]
     return job
 
 
@@ -250,4 +269,4 @@ def test_a_job_is_granted_if_and_only_if_no_gate_is_closed(pool: Pool) -> None:
     agree()
     assert seen["none"] >= EXAMPLES / 10, f"too few that nothing stood in the way of: {seen}"
     assert seen["dependencies"], f"no job waited for another: {seen}"
-    assert len(seen) >= 10, f"too few gates were ever closed: {seen}"
+    assert len(seen) >= 15, f"too few gates were ever closed: {seen}"

@@ -170,7 +170,7 @@ def test_explain_says_that_a_graph_has_all_that_it_may(pool: Pool) -> None:
     pool.bot(capacity=50)
     scheduling(pool).run_once()
     (job, *_) = [each for each in jobs if pool.job(each).state == "queued"]
-    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, ordering=GRAPHS))
+    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, rules=Rules(GRAPHS)))
     assert told is not None
     assert told.sentence == "it does not run because its graph runs 8 jobs, its share is 4 and the most is 8"
 
