@@ -11,7 +11,7 @@ from assigner.gatehouse import RULES, Admitted, Gatehouse, Rules
 from assigner.offers import Offers
 from assigner.pace import Pace
 from assigner.quotas import QuotaSettings
-from assigner.reclaim import reclaim
+from assigner.reclaim import BATCH, reclaim, reclaim_admitted
 from assigner.registry import SUCCESS
 from assigner.strategies import Snapshot
 from assigner.tuning import AssignerSettings
@@ -51,6 +51,7 @@ class Cycle:
     attempted: bool = False
     waited: float = 0.0
     gated: bool = False
+    owed: bool = False
     admitted: Admitted | None = None
 
     def add(self, other: "Cycle") -> None:
@@ -96,7 +97,7 @@ class PriorityAgeAssigner:
         self._gatehouse, self._turns = Gatehouse(rules, name=name, chance=chance, now=now), Turns(now)
         self._forget()
         self._pace = Pace(chance)
-        self._next_reclaim = now()
+        self._next_reclaim = self._next_claim = now()
 
     def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings, rules: Rules = RULES) -> None:
         """Use other settings from the next cycle on."""
@@ -107,6 +108,9 @@ class PriorityAgeAssigner:
         """One cycle; returns the seconds to sleep before the next one."""
         began = self._now()
         cycle = self._database.run(self._cycle, undone=self._forget)
+        if cycle.owed and self._quotas.preemption and self._now() >= self._next_claim:
+            self._next_claim = self._now() + self._settings.interval
+            cycle.evicted += self._turns.run(self._database, self._claim) or 0
         if cycle.gated:
             cycle.add(self._gated())
         seconds = self._now() - began - cycle.waited
@@ -131,7 +135,7 @@ class PriorityAgeAssigner:
         settings, cycle = self._settings, Cycle()
         self._take_turn(connection, cycle)
         seen = chores.look(connection)
-        cycle.gated = seen.gated
+        cycle.gated, cycle.owed = seen.gated, seen.owed
         if seen.rested:
             cycle.gated |= moves.promote(connection, settings.batch).gated > 0
         scope = self._scope(connection)
@@ -159,6 +163,18 @@ class PriorityAgeAssigner:
                 again=cycle.attempted,
             )
         return cycle
+
+    def _claim(self, connection: Connection) -> int:
+        """Evict for jobs that ask for more than a place, where their gates are open: what these count is taken with the
+        room that is reserved for them. Returns the victims."""
+        scope, quotas = self._scope(connection), self._quotas
+        heads = self._gatehouse.owed(connection, scope, most=BATCH, delay=quotas.preemption_delay)
+        if not heads:
+            return 0
+        ids = [head.job.id for head in heads]
+        served, victims = reclaim_admitted(connection, scope, ids, quotas, sync=self._timing.sync, actor=self.name)
+        self._gatehouse.reserve(connection, heads, {job.id: job.fence for job in served})
+        return victims
 
     def _gated(self) -> Cycle:
         """What became of jobs that ask for more than a place; who loses every race to others tries again soon."""

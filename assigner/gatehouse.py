@@ -9,7 +9,7 @@ from datetime import datetime
 import structlog
 from sqlalchemy import Connection
 
-from assigner import admission, fairness, fitting, metrics, portions, terms, timetable
+from assigner import admission, fairness, fitting, lines, metrics, portions, terms, timetable
 from assigner.checkers import FAILURES, CheckerSettings
 from assigner.ordering import OrderingSettings
 from assigner.pace import Return
@@ -102,6 +102,32 @@ class Gatehouse:
         closed_queues = Counter(gate.name for gate in shut.values() if gate is not None)
         empty = None if admitted or closed or closed_queues else "others have them"
         return Admitted(admitted, closed_queues, closed, empty, self._returns(queues, book))
+
+    def owed(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[Head]:
+        """Lock up to `most` jobs that go through their gates and have been queued for `delay` seconds, of instances
+        below their minimum quota, whether a free bot is there or not. What takes of a bot's resources, and what a
+        checker has to be asked about, is not among them."""
+        found = gated.queues(connection, scope, batch=most, start=self._chance.random(), after=gated.BEGINNING)
+        queues = [queue for queue in found.owed if not fitting.need_of(queue)]
+        if self._rules.checkers.checks_limits:
+            queues = [queue for queue in queues if rates.resource(queue.terms) is None]
+        if found.now is None or not queues:
+            return []
+        if any(map(timetable.windowed, queues)):
+            meters.hold(connection)
+        book = opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
+        open_ones = [queue for queue in queues if terms.shut(queue, book) is None]
+        ageing = self._arrangement.ageing
+        heads = gated.heads(connection, open_ones, room=most, now=book.now, ageing=ageing)
+        heads = [head for head in heads if lines.waited(head, book) >= delay]
+        return admission.admit(heads, book, room=most, ordering=self._arrangement.ordering)
+
+    def reserve(self, connection: Connection, heads: Iterable[Head], fences: Mapping[int, int]) -> None:
+        """Count what the jobs with these fences will take when they get the leases that room is reserved for."""
+        wanted = [head for head in heads if head.job.id in fences]
+        charges = [Charge(head.job.id, fences[head.job.id] + 1, terms.amounts(head)) for head in wanted]
+        counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
+        rates.draw(connection, [head.queue.terms for head in wanted])
 
     def charge(self, connection: Connection, admitted: Admitted, granted: Sequence[Granted]) -> None:
         """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""

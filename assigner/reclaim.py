@@ -1,6 +1,8 @@
 """Preemption in a cycle: find who is below the minimum and waits, plan, and ask bots to stop."""
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from sqlalchemy import Connection
 
@@ -9,6 +11,7 @@ from assigner.quotas import QuotaSettings
 from schema import candidates, moves, reclaiming
 from schema.candidates import Wanted
 from schema.ready import Scope
+from schema.reclaiming import Starved
 
 #: Jobs of instances below their minimum that one cycle reclaims for.
 BATCH = 20
@@ -22,7 +25,30 @@ def reclaim(
     A job for which a free bot is there is left to the next pick. `again`: this transaction has granted leases.
     """
     waiting, now = reclaiming.starved(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
-    evicted = 0
+    return sum(evicted for _, evicted in _reclaimed(connection, waiting, now, settings, sync, actor, again=again))
+
+
+def reclaim_admitted(
+    connection: Connection, scope: Scope, job_ids: Sequence[int], settings: QuotaSettings, *, sync: float, actor: str
+) -> tuple[list[Starved], int]:
+    """As `reclaim`, for jobs that have gone through their gates, whose rows are locked: those for which room has been
+    reserved, and the number of victims."""
+    waiting, now = reclaiming.admitted(connection, scope, job_ids, delay=settings.preemption_delay, sync=sync)
+    found = list(_reclaimed(connection, waiting, now, settings, sync, actor, again=False))
+    return [job for job, _ in found], sum(evicted for _, evicted in found)
+
+
+def _reclaimed(
+    connection: Connection,
+    waiting: Sequence[Starved],
+    now: datetime | None,
+    settings: QuotaSettings,
+    sync: float,
+    actor: str,
+    *,
+    again: bool,
+) -> Iterator[tuple[Starved, int]]:
+    """The jobs for which room is being freed, each with the number of its victims."""
     freed: Counter[tuple[int, int]] = Counter()
     # Jobs come most urgent first: where none could be evicted for one, none can for the next that is like it.
     hopeless: set[Wanted] = set()
@@ -37,11 +63,10 @@ def reclaim(
             hopeless.add(wanted)
             continue
         if _carry_out(connection, eviction, settings, sync=sync, actor=actor, again=again):
-            evicted += len(eviction.victims)
             freed[of] += job.units
+            yield job, len(eviction.victims)
         # Also one that came to nothing keeps the quotas that it has locked.
         again = True
-    return evicted
 
 
 def _carry_out(

@@ -6,29 +6,32 @@ from sqlalchemy import Connection, text
 
 from schema.gates import AT_REST, DUE, GATED, READY, RESTING
 
-#: Quotas `q` of instances that have less than their minimum although jobs of theirs wait.
+_OF_QUOTA = "EXISTS (SELECT FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND {jobs} OFFSET 0)"
+#: Quotas `q` of instances that have less than their minimum although jobs of theirs wait: for a place alone, or at
+#: gates.
 BELOW = f"""
-    SELECT FROM quotas q WHERE q.usage < q.min_quota AND (
-        EXISTS (SELECT FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND {READY} OFFSET 0)
-        OR EXISTS (SELECT FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND {RESTING} OFFSET 0))"""
+    SELECT FROM quotas q WHERE q.usage < q.min_quota
+        AND ({_OF_QUOTA.format(jobs=READY)} OR {_OF_QUOTA.format(jobs=RESTING)})"""
+OWED = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_OF_QUOTA.format(jobs=GATED)}"
 LOOK = text(f"""
 SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND considered = 0 AND {DUE})
         OR EXISTS (SELECT FROM jobs WHERE {AT_REST} AND considered > 0 AND {DUE}) AS rested,
-    EXISTS ({BELOW}) AS below, EXISTS (SELECT FROM jobs WHERE {GATED}) AS gated
+    EXISTS ({BELOW}) AS below, EXISTS ({OWED}) AS owed, EXISTS (SELECT FROM jobs WHERE {GATED}) AS gated
 """)
 
 
 @dataclass(frozen=True)
 class Chores:
-    """`rested`: the wait of some job is over. `below`: some instance has less than its minimum, and jobs that wait.
-    `gated`: there is a job that asks for more than a place."""
+    """`rested`: the wait of some job is over. `below`: some instance has less than its minimum, and jobs that wait for
+    a place alone; `owed`: and such as ask for more. `gated`: there is a job that asks for more than a place."""
 
     rested: bool
     below: bool
+    owed: bool
     gated: bool
 
 
 def look(connection: Connection) -> Chores:
     """Whether there is anything to see to."""
     row = connection.execute(LOOK).one()
-    return Chores(row.rested, row.below, row.gated)
+    return Chores(row.rested, row.below, row.owed, row.gated)

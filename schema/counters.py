@@ -18,15 +18,23 @@ from schema.gates import GATED, HEALTHY, READY
 COST = ":cost"
 
 READ = text("SELECT name, used, most FROM counters WHERE name = ANY (CAST(:names AS text[]))")
+# What was taken for a lease before, when room was reserved for it, is not taken again.
 TAKE = text("""
-WITH taken AS (
+WITH wanted AS MATERIALIZED (
+    SELECT w.* FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:names AS text[]),
+                           CAST(:amounts AS numeric[])) WITH ORDINALITY AS w (job_id, fence, name, amount, nth)
+    WHERE NOT EXISTS (SELECT FROM charges c WHERE c.job_id = w.job_id AND c.fence = w.fence)
+), taken AS (
     INSERT INTO charges (job_id, fence, names, amounts)
-    SELECT c.job_id, c.fence, array_agg(c.name ORDER BY c.name), array_agg(c.amount ORDER BY c.name)
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:names AS text[]),
-                CAST(:amounts AS numeric[])) AS c (job_id, fence, name, amount)
-    GROUP BY c.job_id, c.fence
+    SELECT job_id, fence, array_agg(name ORDER BY name), array_agg(amount ORDER BY name) FROM wanted
+    GROUP BY job_id, fence
 )
-SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)
+SELECT charge(array_agg(name ORDER BY nth), array_agg(amount ORDER BY nth), :may_overshoot) FROM wanted
+HAVING count(*) > 0
+""")
+HELD = text("""
+SELECT t.name, t.amount FROM charges c CROSS JOIN LATERAL unnest(c.names, c.amounts) AS t (name, amount)
+WHERE c.job_id = :job_id
 """)
 SETTLE = text("SELECT settle(CAST(:spent AS jsonb))")
 LIMIT = text("""
@@ -94,6 +102,11 @@ def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
         return {}
     rows = connection.execute(READ, {"names": list(names)})
     return {row.name: Counter(float(row.used), None if row.most is None else float(row.most)) for row in rows}
+
+
+def held(connection: Connection, job_id: int) -> dict[str, float]:
+    """What has been taken for the job's lease, or for one that room is reserved for."""
+    return {row.name: float(row.amount) for row in connection.execute(HELD, {"job_id": job_id})}
 
 
 def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bool = False) -> None:

@@ -39,11 +39,13 @@ WITH RECURSIVE gated AS (
 ), queues AS MATERIALIZED (
     SELECT DISTINCT cohort, instance, platform FROM gated
 ), {wanted(Guard.MAX)}, {ROOM}, {SERVED}
-SELECT g.*, i.name, i.managed, s.nth IS NOT NULL AS served, s.headroom, t.terms, (SELECT jobs FROM room) AS room,
+SELECT g.*, i.name, i.managed, w.cohort IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom, t.terms,
+    (SELECT jobs FROM room) AS room,
     greatest(q.min_quota - q.usage, 0) AS owed, statement_timestamp() AS now, {backpressure.ANY} AS pressed
 FROM gated g
 JOIN gatings t ON t.id = g.gating
 JOIN instances i ON i.id = g.instance
+LEFT JOIN wanted w ON w.cohort = g.cohort AND w.instance = g.instance AND w.platform = g.platform
 LEFT JOIN served s ON s.cohort = g.cohort AND s.instance = g.instance AND s.platform = g.platform
 LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
 ORDER BY g.nth
@@ -98,7 +100,8 @@ ORDER BY q.nth, j.rank, j.queued_at, j.id
 # One job, and of its queue what its gates are judged by.
 JOB = text(f"""
 SELECT {", ".join(f"j.{column}" for column in COLUMNS.split(", "))}, j.gating, j.rank, j.queued_at, j.attempts,
-    t.estimate, t.seconds, t.deadline, t.own, g.terms, i.name, statement_timestamp() AS now
+    t.estimate, t.seconds, t.deadline, t.own, g.terms, i.name, i.managed,
+    statement_timestamp() AS now
 FROM jobs j JOIN gatings g ON g.id = j.gating JOIN instances i ON i.id = j.instance
 LEFT JOIN job_terms t ON t.job_id = j.id
 WHERE j.id = :id
@@ -162,11 +165,13 @@ class Ageing:
 
 @dataclass(frozen=True)
 class Found:
-    """The queues that may be given anything and for which a free bot is there. `room`: free units, at most as many as
-    were asked for; `now`: the database's time, None without a queue; `last`: the queue behind which the next walk
-    begins; `pressed`: there is advice to hold back."""
+    """The queues that may be given anything and for which a free bot is there. `owed`: those of instances below
+    their minimum, with or without a free bot; `room`: free units, at most as many as were asked for; `now`: the
+    database's time, None without a queue; `last`: the queue behind which the next walk begins; `pressed`: there is
+    advice to hold back."""
 
     queues: Sequence[GatedQueue]
+    owed: Sequence[GatedQueue]
     room: int
     now: datetime | None
     last: tuple[int, int, int, int]
@@ -186,24 +191,11 @@ def queues(
             **{"queues": MAX_QUEUES, "batch": batch, "start": start, "look": LOOK},
         },
     ).all()
-    found = [
-        GatedQueue(
-            row.cohort,
-            row.instance,
-            row.platform,
-            row.gating,
-            row.name,
-            row.terms,
-            row.headroom,
-            row.owed or 0,
-            row.managed,
-        )
-        for row in rows
-        if row.served
-    ]
+    found = [(row, _queue(row)) for row in rows if row.open]
     last = rows[-1] if len(rows) == MAX_QUEUES else None
     return Found(
-        found,
+        [queue for row, queue in found if row.served],
+        [queue for _, queue in found if queue.owed],
         rows[0].room if rows else 0,
         rows[0].now if rows else None,
         BEGINNING if last is None else (last.cohort, last.instance, last.platform, last.gating),
@@ -246,8 +238,22 @@ def job(connection: Connection, job_id: int) -> tuple[Head, datetime] | None:
     row = connection.execute(JOB, {"id": job_id}).one_or_none()
     if row is None:
         return None
-    queue = GatedQueue(row.cohort, row.instance, row.platform, row.gating, row.name, row.terms, None, 0)
+    queue = GatedQueue(row.cohort, row.instance, row.platform, row.gating, row.name, row.terms, None, 0, row.managed)
     return _head(row, queue), row.now
+
+
+def _queue(row: Row[Any]) -> GatedQueue:
+    return GatedQueue(
+        row.cohort,
+        row.instance,
+        row.platform,
+        row.gating,
+        row.name,
+        row.terms,
+        row.headroom,
+        row.owed or 0,
+        row.managed,
+    )
 
 
 def _head(row: Row[Any], queue: GatedQueue) -> Head:

@@ -1,10 +1,11 @@
 """What preemption looks at: jobs of instances below their minimum that wait too long, and who holds what they need."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 from schema.gates import DRAIN, HEALTHY, PROBATION, READY, RESTING, UNITS, serves
 from schema.newest import latest_leases
@@ -20,7 +21,7 @@ WALK = 10 * JOBS_LOOK
 
 @dataclass(frozen=True)
 class Starved:
-    """A queued job, locked, whose instance is below its minimum and has waited `waited` seconds.
+    """A queued job, locked, whose instance is below its minimum, and that has waited `waited` seconds.
 
     `short`: units that its instance lacks beside those that bots already free for it. `rule` is its cohort's:
     `lower_priority_only` or `any`.
@@ -28,6 +29,7 @@ class Starved:
 
     id: int
     public_id: str
+    fence: int
     cohort: int
     instance: int
     instance_name: str
@@ -98,10 +100,8 @@ _HEADS = """
             AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = first.id)
         ORDER BY nth, priority, queued_at, id LIMIT :limit) h"""
 
-# What is reserved for jobs of the instance already counts as if they ran. Every instance, and in it every kind of job,
-# gets its share of the batch, however urgent the jobs are for which nothing can be done.
-STARVED = text(f"""
-WITH RECURSIVE below AS MATERIALIZED (
+# What is reserved for jobs of the instance already counts as if they ran.
+_BELOW = f"""below AS MATERIALIZED (
     SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, q.min_quota - q.usage - coalesce((
         SELECT sum(v.units) FROM reservations v JOIN jobs j ON j.id = v.job_id
         WHERE j.cohort = q.cohort AND j.instance = q.instance AND j.state = 'queued'), 0) AS short
@@ -109,7 +109,17 @@ WITH RECURSIVE below AS MATERIALIZED (
     WHERE q.usage < q.min_quota AND {DRAIN.of(instance="i")}
         AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
-), {ready_queues("queues")}, {resting_queues("resting")}, heads AS MATERIALIZED (
+)"""
+_FOUND = """SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
+    b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
+    clock_timestamp() AS now, b.short
+FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
+"""
+
+# Every instance, and in it every kind of job, gets its share of the batch, however urgent the jobs are for which
+# nothing can be done.
+STARVED = text(f"""
+WITH RECURSIVE {_BELOW}, {ready_queues("queues")}, {resting_queues("resting")}, heads AS MATERIALIZED (
     SELECT id FROM (
         {_HEADS.format(queues="queues", waiting=READY, condition="true", in_time=IN_TIME.format(job=""))}
         UNION ALL
@@ -122,10 +132,16 @@ WITH RECURSIVE below AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
     ORDER BY priority, queued_at, id FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT j.id, j.public_id, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage, b.min_quota,
-    b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited, clock_timestamp() AS now, b.short
-FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
-ORDER BY j.priority, j.queued_at, j.id
+{_FOUND}ORDER BY j.priority, j.queued_at, j.id
+""")
+
+# Jobs that ask for more than a place, and that the caller has locked.
+ADMITTED = text(f"""
+WITH {_BELOW}, held AS MATERIALIZED (
+    SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued' AND {IN_TIME.format(job="")}
+)
+{_FOUND}WHERE b.short > 0 AND j.queued_at <= clock_timestamp() - make_interval(secs => :delay)
+ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
 """)
 
 # A lease that is asked to stop counts as gone from its bot, where what is reserved may be what it frees, and from what
@@ -170,14 +186,31 @@ def starved(
     """
     where = {**scope.values(), "delay": delay, "sync": sync, "limit": limit, "look": JOBS_LOOK, "walk": WALK}
     where.pop("cooldown")
+    return _starved(connection, STARVED, where)
+
+
+def admitted(
+    connection: Connection, scope: Scope, job_ids: Sequence[int], *, delay: float, sync: float
+) -> tuple[list[Starved], datetime | None]:
+    """Those of these jobs, which the caller has locked, that `starved` would find if they asked for nothing but a
+    place, in the order in which they are given; with the database's time."""
+    where = {**scope.values(), "delay": delay, "sync": sync, "job_ids": list(job_ids)}
+    where.pop("cooldown")
+    return _starved(connection, ADMITTED, where)
+
+
+def _starved(
+    connection: Connection, statement: TextClause, where: Mapping[str, Any]
+) -> tuple[list[Starved], datetime | None]:
     found: list[Starved] = []
     now: datetime | None = None
-    for row in connection.execute(STARVED, where):
+    for row in connection.execute(statement, where):
         now = row.now
         found.append(
             Starved(
                 row.id,
                 str(row.public_id),
+                row.fence,
                 row.cohort,
                 row.instance,
                 row.name,

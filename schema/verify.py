@@ -191,12 +191,15 @@ ATTEMPTS_ARE_BOUNDED = Invariant(
 
 CHARGES_ARE_LIVE = Invariant(
     "S18",
-    "live leases of gated jobs that have taken nothing of counters, and leases that are over but have not given back",
+    "live leases of gated jobs that have taken nothing of counters, and what neither a live lease nor one that room is"
+    " reserved for has taken",
     """SELECT coalesce(c.job_id, l.job_id) AS id
        FROM charges c
        FULL JOIN (SELECT live.job_id, live.fence FROM live JOIN jobs j ON j.id = live.job_id
                   WHERE j.gating IS NOT NULL) l ON l.job_id = c.job_id AND l.fence = c.fence
-       WHERE c.job_id IS NULL OR l.job_id IS NULL""",
+       WHERE c.job_id IS NULL OR l.job_id IS NULL AND NOT EXISTS (
+           SELECT FROM reservations v JOIN jobs j ON j.id = v.job_id
+           WHERE v.job_id = c.job_id AND c.fence = j.fence + 1)""",
 )
 
 COUNTERS_ARE_RIGHT = Invariant(

@@ -17,7 +17,7 @@ EAGER = QuotaSettings(preemption_delay=0)
 
 
 def job(*, priority: int = 0, units: int = 1, rule: str = "lower_priority_only") -> Starved:
-    return Starved(1, "ours", 0, OURS, "team-a", 1, priority, units, 30.0, 0, 4, 4, rule)
+    return Starved(1, "ours", 0, 0, OURS, "team-a", 1, priority, units, 30.0, 0, 4, 4, rule)
 
 
 def occupant(job_id: int, *, instance: int = 2, priority: int = 5, units: int = 1, **fields: object) -> Occupant:

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from schema.counters import Spent, settle
 from schema.gates import DRAIN, HEALTHY
 from schema.newest import latest_leases
 from schema.reclaiming import IN_TIME
@@ -148,7 +149,8 @@ WITH lost AS MATERIALIZED (
     FROM waiting w JOIN gone g ON g.job_id = w.id LEFT JOIN lost l ON l.id = g.bot_id
     WHERE w.state = 'queued'
 )
-SELECT count(*) FROM gone
+SELECT g.job_id, c.fence FROM gone g LEFT JOIN jobs j ON j.id = g.job_id
+LEFT JOIN charges c ON c.job_id = g.job_id AND c.fence = j.fence + 1
 """)
 
 
@@ -221,7 +223,7 @@ def hold_quotas(connection: Connection, bot_ids: Sequence[int]) -> None:
 def drop_reservations(connection: Connection, bot_ids: Sequence[int], *, actor: str) -> None:
     """The bots are no longer there, or take no work: what they were kept for goes back into the queue. The caller holds
     their rows."""
-    connection.execute(DROP, {"bot_ids": list(bot_ids), "all": True, "actor": actor})
+    _drop(connection, bot_ids, whole=True, actor=actor)
 
 
 def expire_reservations(connection: Connection, limit: int, *, actor: str = "upkeep") -> int:
@@ -230,6 +232,14 @@ def expire_reservations(connection: Connection, limit: int, *, actor: str = "upk
     bot_ids = [row.id for row in connection.execute(OVER, {"limit": limit})]
     if not bot_ids:
         return 0
-    dropped: int = connection.execute(DROP, {"bot_ids": bot_ids, "all": False, "actor": actor}).scalar_one()
+    dropped = _drop(connection, bot_ids, whole=False, actor=actor)
     wake(connection, "jobs")
     return dropped
+
+
+def _drop(connection: Connection, bot_ids: Sequence[int], *, whole: bool, actor: str) -> int:
+    """Give up reservations, and what was counted for leases that will not be; returns how many."""
+    gone = connection.execute(DROP, {"bot_ids": list(bot_ids), "all": whole, "actor": actor}).all()
+    unused = [Spent(row.job_id, row.fence, {}, None, final=False) for row in gone if row.fence is not None]
+    settle(connection, unused)
+    return len(gone)

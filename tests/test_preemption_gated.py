@@ -1,0 +1,157 @@
+"""Preemption for jobs that ask for more than a place: only where their gates are open, and what they count is kept with
+the room that is."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from schema import accounts, counters, moves
+from schema.accounts import Account
+from tests.explaining import closed, explained, gates_of
+from tests.pool import Bot, Pool, active, completed
+from tests.tenancy import Tenancy, assign
+
+CHARGED = "SELECT job_id, fence, names FROM charges"
+
+
+@pytest.fixture
+def tenancy(pool: Pool) -> Tenancy:
+    """One bot that team-b fills, and team-a, which has a share of the pool and a minimum, and waits."""
+    tenancy = Tenancy(pool)
+    tenancy.quota("team-a", minimum=1, maximum=5)
+    share(pool, max_concurrent=2)
+    return tenancy
+
+
+def share(pool: Pool, **given: Any) -> None:
+    account = Account.model_validate(given)
+    pool.database.run(lambda c: accounts.put_account(c, "team-a", account, actor="test"))
+
+
+def used(pool: Pool, what: str = "jobs") -> float:
+    """What team-a has taken of one of its counters."""
+    name = f"instance:team-a:{what}"
+    return pool.database.run(lambda c: counters.read(c, [name])).get(name, counters.Counter()).used
+
+
+def occupied(pool: Pool, **fields: Any) -> tuple[Bot, dict[str, Any]]:
+    """A bot that runs a job of team-b, and its lease."""
+    pool.submit(instance="team-b", priority=10)
+    bot = pool.bot(**fields)
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    return bot, work
+
+
+def test_a_job_with_gates_of_an_instance_below_its_minimum_gets_the_place_of_another_and_counts_once(
+    pool: Pool, tenancy: Tenancy
+) -> None:
+    bot, work = occupied(pool)
+    (job,) = pool.submit(instance="team-a", estimated_cost=3)
+    assign(pool)
+    assert tenancy.asked() == 1
+    assert (used(pool), used(pool, "cost")) == (1, 3)
+    assert closed(explained(pool, job)) == ["backoff", "reservation", "room"]
+    answer = bot.sync(completed(work, "stopped"))
+    (given,) = answer["leases"]
+    assert (given["job"], used(pool)) == (job, 1)
+    bot.sync(active(given))
+    bot.sync(completed(given))
+    assert (used(pool), used(pool, "cost")) == (0, 3)
+    assert pool.job(job).state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("limits", "request_"),
+    [
+        ({"max_concurrent": 0}, {}),
+        ({"budget": 2}, {"estimated_cost": 3}),
+        ({}, {"terms": {"locks": ["tree"]}}),
+        ({}, {"terms": {"resources": {"cpu_milli": 100}}}),
+    ],
+)
+def test_nothing_is_stopped_for_a_job_whose_gates_are_closed_or_that_takes_of_what_bots_have(
+    pool: Pool, tenancy: Tenancy, limits: dict[str, float], request_: dict[str, Any]
+) -> None:
+    share(pool, **limits)
+    pool.database.run(lambda c: counters.limit(c, "lock:team-a:tree", 0))
+    occupied(pool, resources={"cpu_milli": 100})
+    pool.submit(instance="team-a", **request_)
+    assign(pool)
+    assert tenancy.asked() == 0
+
+
+def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=4)
+    pool.submit(4, instance="team-b", priority=10)
+    bot = pool.bot(capacity=4)
+    pool.assigner().run_once()
+    bot.take()
+    pool.submit(4, instance="team-a")
+    for _ in range(2):
+        assign(pool)
+    assert (tenancy.asked(), used(pool)) == (2, 2)
+
+
+def test_a_job_that_room_is_reserved_for_keeps_its_lock_from_others(pool: Pool, tenancy: Tenancy) -> None:
+    bot, work = occupied(pool)
+    (job,) = pool.submit(instance="team-a", terms={"locks": ["tree"]})
+    assign(pool)
+    (rival,) = pool.submit(instance="team-a", terms={"locks": ["tree"]}, priority=-5)
+    other = pool.bot("bot-2")
+    pool.assigner().run_once()
+    assert pool.job(rival).state == "queued"
+    assert gates_of(explained(pool, rival))["locks"].open is False
+    assert gates_of(explained(pool, job))["locks"].open is True
+    (given,) = bot.sync(completed(work, "stopped"))["leases"]
+    bot.sync(completed(given))
+    pool.assigner().run_once()
+    assert [each["job"] for each in other.take()] == [rival]
+
+
+@pytest.mark.parametrize("end", ["over", "drained", "cancelled", "new session", "placed elsewhere"])
+def test_what_was_taken_for_a_job_goes_back_when_its_room_is_given_up(pool: Pool, tenancy: Tenancy, end: str) -> None:
+    bot, _ = occupied(pool)
+    (job,) = pool.submit(instance="team-a", estimated_cost=3)
+    assign(pool)
+    assert len(pool.rows(CHARGED)) == 1
+    left: tuple[float, float] = (0, 0)
+    match end:
+        case "over":
+            pool.change("UPDATE reservations SET until = now() - interval '1 s'")
+        case "drained":
+            pool.change("UPDATE bots SET draining = true")
+        case "cancelled":
+            pool.database.run(lambda c: moves.cancel(c, [job], instances=None, sync=1, actor="test"))
+        case "new session":
+            pool.restarted(bot)
+        case "placed elsewhere":
+            # Its rest is over, and nobody has given up the room on the other bot yet.
+            pool.change("UPDATE reservations SET until = now() - interval '1 s'")
+            pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE state = 'queued'")
+            pool.bot("bot-2")
+            pool.assigner().run_once()
+            assert pool.job(job).state == "leased"
+            left = (1, 3)
+    pool.upkeep().run_once()
+    assert pool.rows("SELECT FROM reservations") == []
+    assert (used(pool), used(pool, "cost")) == left
+
+
+def test_an_instance_that_gets_a_share_while_room_is_reserved_for_its_job_takes_that_over_later(
+    pool: Pool, tenancy: Tenancy
+) -> None:
+    pool.database.run(lambda c: accounts.remove_account(c, "team-a", actor="test"))
+    bot, work = occupied(pool)
+    (job,) = pool.submit(instance="team-a")
+    assign(pool)
+    share(pool, max_concurrent=1)
+    adopted: int = pool.database.run(_adopt)
+    assert adopted == 0
+    assert [each["job"] for each in bot.sync(completed(work, "stopped"))["leases"]] == [job]
+    assert pool.job(job).gating is None
+
+
+def _adopt(connection: Connection) -> int:
+    return moves.adopt(connection, 100)
