@@ -1,13 +1,16 @@
 """Which of the jobs that ask for more than a place may start now, in which order. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from assigner import terms
 from assigner.terms import Book
 from schema.gated import Head
+
+#: Of a queue.
+Place = tuple[int, int, int, int]
 
 
 class Ordering(Protocol):
@@ -36,20 +39,19 @@ class ByInstance:
     line: Line
 
     def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
-        of_instances: dict[int, list[Head]] = defaultdict(list)
-        for head in heads:
-            of_instances[head.job.instance].append(head)
-        waiting = {instance: self.line.arranged(those, book)[::-1] for instance, those in of_instances.items()}
-        while waiting:
-            instances = list(waiting)
-            instance = instances[self.first([waiting[each][-1] for each in instances], book)]
-            yield waiting[instance].pop()
-            if not waiting[instance]:
-                del waiting[instance]
+        lanes = list(self.lanes(heads, book).values())
+        while lanes:
+            first = min(lanes, key=lambda lane: (not owed(lane[-1], book), self.line.key(lane[-1], book)))
+            yield first.pop()
+            if not first:
+                lanes.remove(first)
 
-    def first(self, heads: Sequence[Head], book: Book) -> int:
-        """Which of the heads, one of each instance, comes first: its index."""
-        return min(range(len(heads)), key=lambda nth: (not owed(heads[nth], book), self.line.key(heads[nth], book)))
+    def lanes(self, heads: Sequence[Head], book: Book) -> dict[int, list[Head]]:
+        """The jobs of each instance, the next one last."""
+        found: dict[int, list[Head]] = defaultdict(list)
+        for head in heads:
+            found[head.job.instance].append(head)
+        return {instance: self.line.arranged(those, book)[::-1] for instance, those in found.items()}
 
 
 def owed(head: Head, book: Book) -> bool:
@@ -57,27 +59,50 @@ def owed(head: Head, book: Book) -> bool:
     return head.queue.owed > book.given(head.queue)
 
 
+@dataclass(frozen=True)
+class Admission:
+    """`heads`: those that may start, in the order in which they are to be placed; `is_dry`: more have to be read before
+    any of those that are `left` is asked."""
+
+    heads: list[Head]
+    left: Sequence[Head] = ()
+    is_dry: bool = False
+
+
 def admit(
-    heads: Sequence[Head], book: Book, *, room: int, ordering: Ordering, closed: Counter[str] | None = None
-) -> list[Head]:
-    """Up to `room` of the heads that go through their gates, in the order in which they are to be placed.
+    heads: Sequence[Head],
+    book: Book,
+    *,
+    room: int,
+    ordering: Ordering,
+    closed: Counter[str] | None = None,
+    cut: Collection[Place] = (),
+) -> Admission:
+    """Up to `room` of the heads that go through their gates.
 
     What each takes is counted in `book`, so that those behind it are judged by what is left. A job that may not start
-    keeps nobody behind it waiting; in `closed` it is counted by the gate that was closed for it.
+    keeps nobody behind it waiting; in `closed` it is counted by the gate that was closed for it. `cut`: the queues that
+    have more than these heads; where the last one of such a queue has been asked, nobody knows who comes next.
     """
     admitted: list[Head] = []
-    for head in ordering.sequence(heads, book):
-        if room <= 0:
-            break
+    asked: set[int] = set()
+    unasked = Counter(head.queue.place for head in heads if head.queue.place in cut) if cut else Counter[Place]()
+    sequence = ordering.sequence(heads, book)
+    while room > 0 and (head := next(sequence, None)) is not None:
+        if cut:
+            asked.add(head.job.id)
         headroom = head.queue.headroom
         leaves = headroom is None or book.given(head.queue) + head.job.units <= headroom
-        if not leaves:
-            continue
-        found = terms.closed(head, book)
-        if found is None:
+        found = terms.closed(head, book) if leaves else None
+        if leaves and found is None:
             room -= 1
             book.take(head)
             admitted.append(head)
-        elif closed is not None:
+        elif found is not None and closed is not None:
             closed[found[0].name] += 1
-    return admitted
+        if head.queue.place in cut:
+            unasked[head.queue.place] -= 1
+            if not unasked[head.queue.place]:
+                left = [each for each in heads if each.job.id not in asked]
+                return Admission(admitted, left, is_dry=True)
+    return Admission(admitted)

@@ -1,7 +1,5 @@
 """What a waiting job asks for beside a place, for `explain`: the gates of the cycle, each with its sentence."""
 
-from dataclasses import replace
-
 from sqlalchemy import Connection
 
 from assigner import gatehouse, terms
@@ -21,7 +19,7 @@ def judge(connection: Connection, job_id: int, rules: Rules) -> list[Judged]:
     book = gatehouse.opened(connection, [head.queue], now=now, rules=rules)
     for name, amount in counters.held(connection, job_id).items():
         # Room is reserved for it, and what it takes is counted already.
-        book.counters[name] = replace(book.of(name), used=book.of(name).used - amount)
+        book.counter(name).used -= amount
     judged = []
     for gate in terms.GATES:
         why = gate.closed_to(head.queue, book) or gate.closed_for(head, book)

@@ -29,5 +29,8 @@ class ClassLimit:
     def closed_for(self, head: Head, book: Counted) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def amounts(self, head: Head) -> Mapping[str, float]:
-        return dict.fromkeys(names(head.queue), 1.0)
+    def may_close(self, queue: GatedQueue, book: Counted) -> bool:
+        return book.limits(names(queue))
+
+    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
+        return dict.fromkeys(names(queue), 1.0)

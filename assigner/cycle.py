@@ -142,7 +142,7 @@ class PriorityAgeAssigner:
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
         guards = (Guard.MIN, Guard.MAX) if seen.below else (Guard.MAX,)
-        for guard in guards:
+        for guard in guards if seen.ordinary or seen.rested else ():
             self._pass(connection, replace(scope, guard=guard), order, cycle)
             if cycle.granted:
                 break

@@ -5,10 +5,10 @@ admits; what that job is estimated at is charged to the working copy at once, so
 bot because it was behind when the cycle began.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from assigner.admission import ByInstance, owed
+from assigner.admission import ByInstance, Line, owed
 from assigner.terms import Book
 from schema.gated import Head
 from schema.shares import Share, Shares
@@ -18,25 +18,65 @@ class Fair(ByInstance):
     """Instances below their minimum quota first; then those that have not had their minimum of jobs; then the one with
     the lowest deficit. One of weight 0 gets what those of positive weight leave."""
 
-    def first(self, heads: Sequence[Head], book: Book) -> int:
+    def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
         if book.shares is None:
-            return super().first(heads, book)
-        shares, weighed = book.shares, weigh(book.shares, book)
+            yield from super().sequence(heads, book)
+            return
+        weighed, guarantee = weigh(book.shares, book), book.shares.guarantee
+        lanes = [
+            _Lane(lane, book.shares.of[instance], weighed.weights[instance], weighed.target(instance))
+            for instance, lane in self.lanes(heads, book).items()
+        ]
+        for lane in lanes:
+            lane.look(self.line, guarantee, book)
+        all_used = weighed.all_used
+        while lanes:
+            first = _first(lanes, 1.0 / max(1.0, all_used))
+            yield first.heads.pop()
+            # What starts changes nothing for the others but the sum.
+            before = first.used
+            if first.heads:
+                first.look(self.line, guarantee, book)
+            else:
+                first.used = _used(first.share, book)
+                lanes.remove(first)
+            all_used += first.used - before
 
-        def key(nth: int) -> tuple[bool, bool, bool, float, tuple[float, ...]]:
-            head = heads[nth]
-            instance = head.job.instance
-            share, weight = shares.of[instance], weighed.weights[instance]
-            # Only one that would lack it is looked up.
-            had = not weight or share.completed >= shares.guarantee or _had_with_running(share, shares.guarantee, book)
-            return not owed(head, book), not weight, had, weighed.deficit(instance), self.line.key(head, book)
 
-        return min(range(len(heads)), key=key)
+def _first(lanes: Sequence["_Lane"], scale: float) -> "_Lane":
+    """The least by what it is behind, then by its deficit, then by its next job: written out, because this is done for
+    each job that starts."""
+    first, least = lanes[0], lanes[0].used * scale - lanes[0].target
+    for lane in lanes:
+        if lane.behind > first.behind:
+            continue
+        deficit = lane.used * scale - lane.target
+        if lane.behind < first.behind or deficit < least or (deficit == least and lane.key < first.key):
+            first, least = lane, deficit
+    return first
+
+
+class _Lane:
+    """The jobs of one instance that wait, the next one last, and by what it is compared with the others."""
+
+    __slots__ = ("behind", "heads", "key", "share", "target", "used", "weight")
+
+    def __init__(self, heads: list[Head], share: Share, weight: float, target: float) -> None:
+        self.heads, self.share, self.weight, self.target = heads, share, weight, target
+
+    def look(self, line: Line, guarantee: int, book: Book) -> None:
+        """What the working copy says by now."""
+        head, share = self.heads[-1], self.share
+        # Only one that would lack it is looked up.
+        had = not self.weight or share.completed >= guarantee or _had_with_running(share, guarantee, book)
+        self.behind = (not owed(head, book), not self.weight, had)
+        self.used, self.key = _used(share, book), line.key(head, book)
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """What the instances with jobs waiting have used and weigh, by id, and the sums of which these are parts."""
+    """What the instances with jobs waiting have used and weigh, by id, and the sums of which these are parts. What all
+    have used counts as at least 1, so that nothing is divided by zero before anything was used."""
 
     used: dict[int, float]
     weights: dict[int, float]
@@ -46,17 +86,17 @@ class Weighed:
     def deficit(self, instance: int) -> float:
         """What it has of everything that was used, without what it ought to have; below 0 it has had less than its
         due."""
-        return self.used[instance] / self.all_used - self.weights[instance] / self.all_weights
+        return self.used[instance] / max(1.0, self.all_used) - self.target(instance)
+
+    def target(self, instance: int) -> float:
+        """Its part of everything that is used."""
+        return self.weights[instance] / self.all_weights
 
 
 def weigh(shares: Shares, book: Book) -> Weighed:
-    """With what the working copy says by now.
-
-    What all have used counts as at least 1, so that nothing is divided by zero before anything was used. Where all
-    weights are zero they are equal.
-    """
+    """With what the working copy says by now. Where all weights are zero they are equal."""
     used = {instance: _used(share, book) for instance, share in shares.of.items()}
-    all_used = max(1.0, sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used))
+    all_used = sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used)
     weights = {instance: share.weight for instance, share in shares.of.items()}
     others = (shares.others, shares.others_weight) if shares.mode == "demand" else (0, 0.0)
     all_weights = sum(weights.values()) + others[1]

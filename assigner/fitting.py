@@ -12,7 +12,6 @@ from assigner.sampling import Group, SamplingSettings
 from assigner.strategies import Policy, Snapshot, Strategy
 from schema import candidates, resources
 from schema.candidates import FreeBot, Wanted
-from schema.counters import Charge
 from schema.gated import GatedQueue, Head
 from schema.limits import MAX_UNITS
 from schema.moves import Granted, Placement
@@ -44,7 +43,10 @@ class Resources:
     def closed_for(self, head: Head, book: Stocked) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def amounts(self, head: Head) -> Mapping[str, float]:  # noqa: ARG002 - of which counters is known with the bot
+    def may_close(self, queue: GatedQueue, book: Stocked) -> bool:  # noqa: ARG002 - the bot's locked row decides
+        return False
+
+    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:  # noqa: ARG002 - which ones is known with the bot
         return {}
 
 
@@ -119,7 +121,7 @@ class Fitted(Snapshot):
                 size = max(times.values(), default=0)
                 if size < policy.min_batch_size:
                     break
-                one = replace(jobs[0], units=group.units * size)
+                one = jobs[0]._replace(units=group.units * size)
                 fit = [stock.left(bot) for bot in bots if times[bot.id] == size]
                 seen = Snapshot(
                     [one], [replace(group, units=one.units, jobs=(one,))], [fit], self.hits, self.labels, self.rates
@@ -129,7 +131,7 @@ class Fitted(Snapshot):
                     break
                 for job in jobs[:size]:
                     stock.take(found[0].bot_id, group.units, need)
-                    placements.append(replace(found[0], job_id=job.id))
+                    placements.append(found[0]._replace(job_id=job.id))
                 jobs = jobs[size:]
         return placements
 
@@ -193,17 +195,19 @@ def seen(connection: Connection, heads: Sequence[Head], sampling: SamplingSettin
     )
 
 
-def charges(connection: Connection, heads: Sequence[Head], granted: Sequence[Granted]) -> list[Charge]:
-    """What the leases take of the resources that their bots have declared. The caller holds the bots' rows."""
+def taken(connection: Connection, heads: Sequence[Head], granted: Sequence[Granted]) -> dict[int, Mapping[str, float]]:
+    """What the leases take of the resources that their bots have declared, by job. The caller holds the bots' rows."""
     needs = {head.job.id: need_of(head.queue) for head in heads}
     leases = [lease for lease in granted if needs.get(lease.job_id)]
     known = resources.limited(connection, sorted({lease.bot_id for lease in leases}), KINDS)
-    taken = []
-    for lease in leases:
-        amounts = {counter(lease.bot_id, kind): float(amount) for kind, amount in needs[lease.job_id].items()}
-        amounts = {name: amount for name, amount in amounts.items() if name in known}
-        taken.append(Charge(lease.job_id, lease.fence, amounts))
-    return taken
+    return {
+        lease.job_id: {
+            name: float(amount)
+            for kind, amount in needs[lease.job_id].items()
+            if (name := counter(lease.bot_id, kind)) in known
+        }
+        for lease in leases
+    }
 
 
 def lacking(connection: Connection, queues: Sequence[GatedQueue]) -> dict[tuple[int, int, int, int], str]:

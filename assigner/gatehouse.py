@@ -10,7 +10,10 @@ import structlog
 from sqlalchemy import Connection
 
 from assigner import admission, fairness, fitting, lines, metrics, portions, terms, timetable
+from assigner.admission import Place
 from assigner.checkers import FAILURES, CheckerSettings
+from assigner.counted import POOL_JOBS
+from assigner.heads import Heads
 from assigner.ordering import OrderingSettings
 from assigner.pace import Return
 from assigner.pressure import Backpressure
@@ -67,6 +70,7 @@ class Gatehouse:
         self._delays: dict[str, float] = {}
         self._book: Book
         self._dispatched: list[Head] = []
+        self._usual: dict[Place, float] = {}
         self.reconfigure(rules)
 
     def reconfigure(self, rules: Rules) -> None:
@@ -95,13 +99,27 @@ class Gatehouse:
             shut |= {queue.place: terms.shut(queue, book) for queue in asked}
         open_ones = [queue for queue in queues if shut[queue.place] is None]
         most = [terms.most(queue, book) for queue in open_ones]
-        ageing = self._arrangement.ageing
-        heads = gated.heads(connection, open_ones, room=found.room, most=most, now=book.now, ageing=ageing)
+        heads = Heads(
+            connection, open_ones, self._arrangement, room=found.room, now=book.now, most=most, usual=self._usual
+        )
         closed = Counter[str]()
-        admitted = admission.admit(heads, book, room=found.room, ordering=self._arrangement.ordering, closed=closed)
+        admitted = self._admit(heads, book, room=found.room, closed=closed)
         closed_queues = Counter(gate.name for gate in shut.values() if gate is not None)
         empty = None if admitted or closed or closed_queues else "others have them"
         return Admitted(admitted, closed_queues, closed, empty, self._returns(queues, book))
+
+    def _admit(self, heads: Heads, book: Book, *, room: int, closed: Counter[str]) -> list[Head]:
+        ordering, admitted, asked = self._arrangement.ordering, list[Head](), heads.first()
+        while True:
+            left = room - len(admitted)
+            found = admission.admit(asked, book, room=left, ordering=ordering, closed=closed, cut=heads.cut)
+            admitted += found.heads
+            if not found.is_dry or left <= len(found.heads):
+                break
+            asked = [*found.left, *heads.more(found.left, admitted=len(admitted))]
+        started = Counter(head.queue.place for head in admitted)
+        self._usual = {place: count / len(admitted) for place, count in started.items()}
+        return admitted
 
     def owed(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[Head]:
         """Lock up to `most` jobs that go through their gates and have been queued for `delay` seconds, of instances
@@ -115,17 +133,18 @@ class Gatehouse:
             return []
         if any(map(timetable.windowed, queues)):
             meters.hold(connection)
-        book = opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
+        self._book = book = opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
         open_ones = [queue for queue in queues if terms.shut(queue, book) is None]
-        ageing = self._arrangement.ageing
-        heads = gated.heads(connection, open_ones, room=most, now=book.now, ageing=ageing)
+        heads = Heads(connection, open_ones, self._arrangement, room=most, now=book.now).first()
         heads = [head for head in heads if lines.waited(head, book) >= delay]
-        return admission.admit(heads, book, room=most, ordering=self._arrangement.ordering)
+        return admission.admit(heads, book, room=most, ordering=self._arrangement.ordering).heads
 
     def reserve(self, connection: Connection, heads: Iterable[Head], fences: Mapping[int, int]) -> None:
-        """Count what the jobs with these fences will take when they get the leases that room is reserved for."""
+        """Count what those jobs that `owed` gave last and that have these fences will take when they get the leases
+        that room is reserved for."""
+        book = self._book
         wanted = [head for head in heads if head.job.id in fences]
-        charges = [Charge(head.job.id, fences[head.job.id] + 1, terms.amounts(head)) for head in wanted]
+        charges = [Charge(head.job.id, fences[head.job.id] + 1, terms.amounts(head, book)) for head in wanted]
         counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
         rates.draw(connection, [head.queue.terms for head in wanted])
 
@@ -133,12 +152,12 @@ class Gatehouse:
         """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""
         fences = {lease.job_id: lease.fence for lease in granted}
         started = [head for head in admitted.heads if head.job.id in fences]
-        charges = [Charge(head.job.id, fences[head.job.id], terms.amounts(head)) for head in started]
-        counters.take(
-            connection,
-            [*charges, *fitting.charges(connection, started, granted)],
-            may_overshoot=not self._rules.fair.budget_reserve,
-        )
+        of_bots = fitting.taken(connection, started, granted)
+        charges = []
+        for head in started:
+            job, amounts = head.job.id, terms.amounts(head, self._book)
+            charges.append(Charge(job, fences[job], {**amounts, **of_bots[job]} if job in of_bots else amounts))
+        counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
         rates.draw(connection, [head.queue.terms for head in started])
         graphs = {graph for head in started if (graph := portions.graph_of(head.queue.terms)) is not None}
         if self._book.portion is not None:
@@ -157,7 +176,7 @@ class Gatehouse:
                 job=head.job.public_id,
                 graph=portions.graph_of(head.queue.terms),
                 priority=round(self._book.scores.get(head.job.id, head.rank), 2),
-                active=int(self._book.of(terms.POOL_JOBS).used),
+                active=int(self._book.of(POOL_JOBS).used),
             )
         self._dispatched = []
 
@@ -199,7 +218,7 @@ class Gatehouse:
         if not failed:
             return
         asked = [each for each in queues if rates.resource(each.terms) in failed]
-        heads = gated.heads(connection, asked, room=room, now=book.now, ageing=self._arrangement.ageing)
+        heads = Heads(connection, asked, self._arrangement, room=room, now=book.now).first()
         skipped = [
             moves.Skipped(head.job.id, used := str(rates.resource(head.queue.terms)), failed[used]) for head in heads
         ]
@@ -251,7 +270,7 @@ def opened(
     if pressed:
         book.advice = backpressure.read(connection)
     if rules.ordering.kind == "graph":
-        limit = book.of(terms.POOL_JOBS).most
+        limit = book.of(POOL_JOBS).most
         book.portion = portions.portion(rules.ordering, limit=limit, graphs=graph_shares.active(connection))
     return book
 

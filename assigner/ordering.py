@@ -76,15 +76,17 @@ class OrderingSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The order of instances and of the jobs of each, and how waiting makes these more urgent."""
+    """The order of instances and of the jobs of each, and how waiting makes these more urgent. `exact`: jobs of one
+    queue start in the order in which they are read."""
 
     ordering: Ordering
     ageing: Ageing | None = None
+    exact: bool = False
 
 
 def _rank(settings: OrderingSettings) -> Arrangement:
     line = ByRank(settings.ageing, shortest_first=settings.shortest_first)
-    return Arrangement(Fair(line), settings.ageing)
+    return Arrangement(Fair(line), settings.ageing, exact=not settings.shortest_first)
 
 
 def _score(settings: OrderingSettings) -> Arrangement:

@@ -123,6 +123,9 @@ class GraphShare:
     def closed_for(self, head: Head, book: Shared) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def amounts(self, head: Head) -> Mapping[str, float]:
-        graph = graph_of(head.queue.terms)
+    def may_close(self, queue: GatedQueue, book: Shared) -> bool:
+        return book.portion is not None and graph_of(queue.terms) is not None
+
+    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
+        graph = graph_of(queue.terms)
         return {} if graph is None else {counter_of(graph): 1.0}

@@ -38,5 +38,8 @@ class Backpressure:
     def closed_for(self, head: Head, book: Advised) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def amounts(self, _head: Head) -> Mapping[str, float]:
+    def may_close(self, _queue: GatedQueue, _book: Advised) -> bool:
+        return False
+
+    def takes(self, _queue: GatedQueue) -> Mapping[str, float | None]:
         return {}

@@ -5,13 +5,14 @@ of what is counted, so that the next one sees it. The same functions serve the c
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from assigner import class_limits, owners, portions
 from assigner.class_limits import ClassLimit
+from assigner.counted import POOL_COST, POOL_JOBS, Budget, Concurrency, Locks, Slots
 from assigner.fitting import Resources
 from assigner.owners import OwnerQuota
 from assigner.portions import GraphShare, Portion
@@ -26,9 +27,6 @@ from schema.openings import Openings
 from schema.rates import Bucket
 from schema.shares import Shares
 
-#: The names of counters that all jobs of the pool take of.
-POOL_JOBS, POOL_COST = "pool:jobs", "pool:cost"
-
 
 @dataclass
 class Book:
@@ -38,7 +36,7 @@ class Book:
     `reserve`: an estimate has to fit into what is left of a budget; `rates`: buckets by name; `refused`: what checkers
     say of resources; `advice` and `waits`: see `Backpressure`; `portion`: of each graph; `scores`: by which jobs have
     started; `seconds`: how long jobs of a class are expected to run; `openings`: windows and what their meters say;
-    `lacking`: what no bot has left, by the places of queues.
+    `lacking`: what no bot has left, by the places of queues; `tabs`: what `tab` has found.
     """
 
     now: datetime
@@ -55,10 +53,18 @@ class Book:
     seconds: Mapping[str, float] = field(default_factory=dict)
     openings: Openings = field(default_factory=Openings)
     lacking: Mapping[tuple[int, int, int, int], str] = field(default_factory=dict)
+    tabs: dict[tuple[int, int, int, int], "Tab"] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:
         """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""
         return self.counters.get(name) or Counter(0.0, 1.0 if name.startswith("lock:") else None)
+
+    def counter(self, name: str) -> Counter:
+        """The same, to count in it."""
+        found = self.counters.get(name)
+        if found is None:
+            found = self.counters[name] = self.of(name)
+        return found
 
     def given(self, queue: GatedQueue) -> int:
         """Units that the queue's instance has been given in its cohort since."""
@@ -78,16 +84,26 @@ class Book:
         job_class = head.queue.terms.get("job_class")
         return 1.0 if job_class is None else self.openings.spare(job_class, self.now)
 
+    def limits(self, names: Iterable[str]) -> bool:
+        """Whether any of these counters has a limit."""
+        return any(self.of(name).most is not None for name in names)
+
+    def tab(self, queue: GatedQueue) -> "Tab":
+        """What is looked at for each job of the queue."""
+        found = self.tabs.get(queue.place)
+        if found is None:
+            found = self.tabs[queue.place] = Tab(queue, self)
+        return found
+
     def take(self, head: Head) -> None:
         """The job starts: count what it takes."""
         quota = (head.queue.cohort, head.queue.instance)
         self.units[quota] = self.units.get(quota, 0) + head.job.units
-        for name, amount in amounts(head).items():
-            counter = self.of(name)
-            self.counters[name] = Counter(counter.used + amount, counter.most)
-        for name in rates.names(head.queue.terms):
-            if name in self.rates:
-                self.rates[name] = self.rates[name].less(1)
+        tab = self.tab(head.queue)
+        for name, amount in tab.amounts(head.estimate).items():
+            self.counter(name).used += amount
+        for name in tab.buckets:
+            self.rates[name] = self.rates[name].less(1)
 
 
 class TermsGate(Protocol):
@@ -107,8 +123,11 @@ class TermsGate(Protocol):
     def closed_for(self, head: Head, book: Book) -> str | None:
         """Why this job may not start now."""
 
-    def amounts(self, head: Head) -> Mapping[str, float]:
-        """What the job takes of counters while it runs."""
+    def may_close(self, queue: GatedQueue, book: Book) -> bool:
+        """Whether it may become closed for the queue's jobs because others start."""
+
+    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
+        """What a job of the queue takes of counters while it runs, None for what it is estimated at."""
 
 
 def names(queue: GatedQueue) -> list[str]:
@@ -125,102 +144,6 @@ def names(queue: GatedQueue) -> list[str]:
         *owners.names(queue),
         *class_limits.names(queue),
     ]
-
-
-@dataclass(frozen=True)
-class Concurrency:
-    """Live leases of the pool and of an instance."""
-
-    name: str = "concurrency"
-    asks: str = "fewer jobs run than may run at once"
-
-    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
-        for counted, whose in ((POOL_JOBS, "the pool"), (of_instance(queue.instance_name, "jobs"), "its instance")):
-            counter = book.of(counted)
-            if not counter.leaves(1.0):
-                return f"{whose} runs {counter.used:g} of at most {counter.most:g} jobs"
-        return None
-
-    def closed_for(self, head: Head, book: Book) -> str | None:
-        return self.closed_to(head.queue, book)
-
-    def amounts(self, head: Head) -> Mapping[str, float]:
-        return {POOL_JOBS: 1.0, of_instance(head.queue.instance_name, "jobs"): 1.0}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Cost of the pool and of an instance, within the rolling window or reserved for what runs."""
-
-    name: str = "budget"
-    asks: str = "what was used and what is reserved leave enough of the budget"
-
-    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
-        for counted, whose in self._counted(queue):
-            counter = book.of(counted)
-            if not counter.leaves(0.0):
-                return f"{whose} has used {counter.used:g} of its budget of {counter.most:g}"
-        return None
-
-    def closed_for(self, head: Head, book: Book) -> str | None:
-        for counted, whose in self._counted(head.queue):
-            counter = book.of(counted)
-            if not counter.leaves(head.estimate if book.reserve else 0.0):
-                return (
-                    f"{whose} has used {counter.used:g} of its budget of {counter.most:g}, "
-                    f"and this job is estimated at {head.estimate:g}"
-                )
-        return None
-
-    def amounts(self, head: Head) -> Mapping[str, float]:
-        return {name: head.estimate for name, _ in self._counted(head.queue)}
-
-    @staticmethod
-    def _counted(queue: GatedQueue) -> tuple[tuple[str, str], ...]:
-        return (POOL_COST, "the pool"), (of_instance(queue.instance_name, "cost"), "its instance")
-
-
-@dataclass(frozen=True)
-class Locks:
-    """Named locks of an instance; each is held by so many jobs at once as it has slots, by one if nobody says."""
-
-    name: str = "locks"
-    asks: str = "the locks that it names are free"
-
-    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
-        for lock in queue.terms.get("locks", ()):
-            counter = book.of(of_lock(queue.instance_name, lock))
-            if not counter.leaves(1.0):
-                return f"lock '{lock}' is held {counter.used:g} times of {counter.most:g}"
-        return None
-
-    def closed_for(self, head: Head, book: Book) -> str | None:
-        return self.closed_to(head.queue, book)
-
-    def amounts(self, head: Head) -> Mapping[str, float]:
-        return {of_lock(head.queue.instance_name, lock): 1.0 for lock in head.queue.terms.get("locks", ())}
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Places in which an instance's jobs work, one for each; an instance for which nobody says has any number."""
-
-    name: str = "slots"
-    asks: str = "its instance has a slot free"
-
-    def closed_to(self, queue: GatedQueue, book: Book) -> str | None:
-        counter = book.of(of_instance(queue.instance_name, "slots"))
-        if not counter.leaves(1.0):
-            return f"its instance uses {counter.used:g} of {counter.most:g} slots"
-        if counter.most is None and book.shares is not None and book.shares.slotted:
-            return "its instance has no slots, while others have"
-        return None
-
-    def closed_for(self, head: Head, book: Book) -> str | None:
-        return self.closed_to(head.queue, book)
-
-    def amounts(self, head: Head) -> Mapping[str, float]:
-        return {of_instance(head.queue.instance_name, "slots"): 1.0}
 
 
 #: Every gate on what jobs ask for, in the order in which they are asked.
@@ -240,17 +163,37 @@ GATES: tuple[TermsGate, ...] = (
 )
 
 
-def amounts(head: Head) -> dict[str, float]:
+class Tab:
+    """What has to be looked at for each job of a queue, found once for all of them.
+
+    `gates`: those that are closed, or may become so while others start; `buckets`: those that a job takes a token of.
+    """
+
+    def __init__(self, queue: GatedQueue, book: Book) -> None:
+        self.gates = [gate for gate in GATES if gate.may_close(queue, book) or gate.closed_to(queue, book) is not None]
+        self.buckets = [name for name in rates.names(queue.terms) if name in book.rates]
+        self._takes: dict[str, float | None] = {}
+        for gate in GATES:
+            self._takes.update(gate.takes(queue))
+        self._amounts: dict[float, Mapping[str, float]] = {}
+
+    def amounts(self, estimate: float) -> Mapping[str, float]:
+        """What a job of that estimate takes of counters while it runs; the same object for each of them."""
+        found = self._amounts.get(estimate)
+        if found is None:
+            taken = {name: estimate if amount is None else amount for name, amount in self._takes.items()}
+            found = self._amounts[estimate] = taken
+        return found
+
+
+def amounts(head: Head, book: Book) -> Mapping[str, float]:
     """What the job takes of counters while it runs."""
-    taken: dict[str, float] = {}
-    for gate in GATES:
-        taken.update(gate.amounts(head))
-    return taken
+    return book.tab(head.queue).amounts(head.estimate)
 
 
 def closed(head: Head, book: Book) -> tuple[TermsGate, str] | None:
     """The first gate that is closed for the job, and why."""
-    for gate in GATES:
+    for gate in book.tab(head.queue).gates:
         why = gate.closed_for(head, book)
         if why is not None:
             return gate, why

@@ -7,8 +7,12 @@ quotas, in the order of their names.
 """
 
 import json
+from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
+from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -18,20 +22,23 @@ from schema.gates import GATED, HEALTHY, READY
 COST = ":cost"
 
 READ = text("SELECT name, used, most FROM counters WHERE name = ANY (CAST(:names AS text[]))")
-# What was taken for a lease before, when room was reserved for it, is not taken again.
-TAKE = text("""
-WITH wanted AS MATERIALIZED (
-    SELECT w.* FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:names AS text[]),
-                           CAST(:amounts AS numeric[])) WITH ORDINALITY AS w (job_id, fence, name, amount, nth)
-    WHERE NOT EXISTS (SELECT FROM charges c WHERE c.job_id = w.job_id AND c.fence = w.fence)
-), taken AS (
-    INSERT INTO charges (job_id, fence, names, amounts)
-    SELECT job_id, fence, array_agg(name ORDER BY name), array_agg(amount ORDER BY name) FROM wanted
-    GROUP BY job_id, fence
+# What was taken for a lease before, when room was reserved for it, is not taken again. Jobs of one queue take of the
+# same counters, and mostly as much: that comes once.
+NOTE = text("""
+WITH kinds AS MATERIALIZED (
+    SELECT k.nth, ARRAY(SELECT jsonb_array_elements_text(k.taken->0)) AS names,
+        CAST(ARRAY(SELECT jsonb_array_elements_text(k.taken->1)) AS numeric[]) AS amounts
+    FROM jsonb_array_elements(CAST(:kinds AS jsonb)) WITH ORDINALITY AS k (taken, nth)
 )
-SELECT charge(array_agg(name ORDER BY nth), array_agg(amount ORDER BY nth), :may_overshoot) FROM wanted
-HAVING count(*) > 0
+INSERT INTO charges (job_id, fence, names, amounts)
+SELECT c.job_id, c.fence, k.names, k.amounts
+FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:of_kind AS integer[]))
+    AS c (job_id, fence, kind)
+JOIN kinds k ON k.nth = c.kind
+WHERE NOT EXISTS (SELECT FROM charges d WHERE d.job_id = c.job_id AND d.fence = c.fence OFFSET 0)
+RETURNING job_id
 """)
+TAKE = text("SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)")
 HELD = text("""
 SELECT t.name, t.amount FROM charges c CROSS JOIN LATERAL unnest(c.names, c.amounts) AS t (name, amount)
 WHERE c.job_id = :job_id
@@ -53,9 +60,9 @@ ON CONFLICT (name, bucket) DO NOTHING
 """)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Counter:
-    """How much of it is in use, and how much may be, None for any amount."""
+    """How much of it is in use, and how much may be, None for any amount. A working copy counts in it."""
 
     used: float = 0.0
     most: float | None = None
@@ -65,8 +72,7 @@ class Counter:
         return self.most is None or (self.used < self.most and self.used + amount <= self.most)
 
 
-@dataclass(frozen=True)
-class Charge:
+class Charge(NamedTuple):
     """What one lease takes of counters: amounts by their names."""
 
     job_id: int
@@ -116,18 +122,42 @@ def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bo
     If a limit was reached since it was looked at, the transaction has to begin anew: raises DBAPIError with the
     SQLSTATE of a serialization failure, which `Database.run` repeats.
     """
-    rows = [(charge, name, amount) for charge in charges for name, amount in sorted(charge.amounts.items())]
-    if rows:
-        connection.execute(
-            TAKE,
-            {
-                "job_ids": [charge.job_id for charge, _, _ in rows],
-                "fences": [charge.fence for charge, _, _ in rows],
-                "names": [name for _, name, _ in rows],
-                "amounts": [amount for _, _, amount in rows],
-                "may_overshoot": may_overshoot,
-            },
-        )
+    taking = [charge for charge in charges if charge.amounts]
+    if not taking:
+        return
+    # Those that take the same mostly do so as one object.
+    kinds: dict[int, tuple[int, Mapping[str, float]]] = {}
+    for charge in taking:
+        kinds.setdefault(id(charge.amounts), (len(kinds) + 1, charge.amounts))
+    noted = connection.execute(
+        NOTE,
+        {
+            "kinds": json.dumps([[list(amounts), list(amounts.values())] for _, amounts in kinds.values()]),
+            "job_ids": [charge.job_id for charge in taking],
+            "fences": [charge.fence for charge in taking],
+            "of_kind": [kinds[id(charge.amounts)][0] for charge in taking],
+        },
+    )
+    ids = set(noted.scalars())
+    new = [charge.amounts for charge in taking if charge.job_id in ids]
+    sums: dict[str, Decimal] = defaultdict(Decimal)
+    for kind, times in Tally(map(id, new)).items():
+        for name, amount in kinds[kind][1].items():
+            sums[name] += times * _exact(amount)
+    last: dict[str, Decimal] = {}
+    if may_overshoot:
+        # The last one comes apart from the others, because it alone may.
+        for amounts in new:
+            last |= {name: _exact(amount) for name, amount in amounts.items()}
+    parts = [*((name, amount - last.get(name, 0)) for name, amount in sums.items()), *last.items()]
+    if parts:
+        names, totals = zip(*parts, strict=True)
+        connection.execute(TAKE, {"names": list(names), "amounts": list(totals), "may_overshoot": may_overshoot})
+
+
+def _exact(amount: float) -> Decimal:
+    """As it is written, so that sums are what the database makes of them."""
+    return Decimal(repr(amount))
 
 
 def settle(connection: Connection, spent: Sequence[Spent]) -> None:

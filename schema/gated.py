@@ -7,7 +7,8 @@ judged once for all of them, and a queue that is closed costs nothing but that. 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, text
 
@@ -15,12 +16,10 @@ from schema import backpressure
 from schema.candidates import LOOK
 from schema.gates import GATED, STILL_READY
 from schema.ledger import Guard
-from schema.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, ready_job, wanted
+from schema.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, wanted
 
 #: Queues that one cycle looks at; the next cycle goes on behind the last of them.
 MAX_QUEUES = 2000
-#: Heads that are read, and locked, for each job that may be placed; and from each queue at least.
-SPARE, LEAST_HEADS = 4, 8
 #: Ranks of one queue that are looked at where waiting makes jobs more urgent: more than it can make up for.
 MAX_RANKS = 64
 
@@ -51,16 +50,24 @@ LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
 ORDER BY g.nth
 """)
 
+#: What is read of a job `j` with its terms `t`: as many columns as `_head` takes.
+_HEAD = ", ".join(
+    [
+        *(f"j.{column}" for column in [*COLUMNS.split(", "), "rank", "queued_at", "attempts"]),
+        "CAST(t.estimate AS double precision)",
+        *(f"t.{column}" for column in ("seconds", "deadline", "own")),
+    ]
+)
 HEADS = text(f"""
-SELECT q.nth, {", ".join(f"j.{column}" for column in COLUMNS.split(", "))}, j.rank, j.queued_at, j.attempts,
-    t.estimate, t.seconds, t.deadline, t.own
+SELECT {_HEAD}, q.nth
 FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-            CAST(:gatings AS integer[]), CAST(:limits AS integer[])) WITH ORDINALITY
-    AS q (cohort, instance, platform, gating, most, nth)
+            CAST(:gatings AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
+    AS q (cohort, instance, platform, gating, most, skip, nth)
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, rank, queued_at, attempts FROM jobs
     WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND gating = q.gating AND {GATED}
-    ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT q.most FOR NO KEY UPDATE SKIP LOCKED) j
+    ORDER BY cohort, instance, platform, gating, rank, queued_at, id
+    LIMIT q.most OFFSET q.skip FOR NO KEY UPDATE SKIP LOCKED) j
 LEFT JOIN job_terms t ON t.job_id = j.id
 ORDER BY q.nth, j.rank, j.queued_at, j.id
 """)
@@ -70,11 +77,10 @@ ORDER BY q.nth, j.rank, j.queued_at, j.id
 _OF_QUEUE = "cohort = q.cohort AND instance = q.instance AND platform = q.platform AND gating = q.gating"
 _RANK = f"SELECT rank FROM jobs WHERE {_OF_QUEUE} AND {GATED}"
 AGED = text(f"""
-SELECT q.nth, {", ".join(f"j.{column}" for column in COLUMNS.split(", "))}, j.rank, j.queued_at, j.attempts,
-    t.estimate, t.seconds, t.deadline, t.own
+SELECT {_HEAD}, q.nth
 FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-            CAST(:gatings AS integer[]), CAST(:limits AS integer[])) WITH ORDINALITY
-    AS q (cohort, instance, platform, gating, most, nth)
+            CAST(:gatings AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
+    AS q (cohort, instance, platform, gating, most, skip, nth)
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, rank, queued_at, attempts FROM (
         WITH RECURSIVE ranks AS (
@@ -89,19 +95,18 @@ CROSS JOIN LATERAL (
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
             SELECT id, rank, queued_at FROM jobs WHERE {_OF_QUEUE} AND rank = r.rank AND {GATED}
-            ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT 2 * q.most) c
-        ORDER BY 3, 2, 1 LIMIT 2 * q.most) best
+            ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT 2 * (q.most + q.skip)) c
+        ORDER BY 3, 2, 1 LIMIT 2 * (q.most + q.skip)) best
     JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}
-    ORDER BY best.effective, best.since, best.job_id LIMIT q.most FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
+    ORDER BY best.effective, best.since, best.job_id
+    LIMIT q.most OFFSET q.skip FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
 LEFT JOIN job_terms t ON t.job_id = j.id
 ORDER BY q.nth, j.rank, j.queued_at, j.id
 """)
 
 # One job, and of its queue what its gates are judged by.
 JOB = text(f"""
-SELECT {", ".join(f"j.{column}" for column in COLUMNS.split(", "))}, j.gating, j.rank, j.queued_at, j.attempts,
-    t.estimate, t.seconds, t.deadline, t.own, g.terms, i.name, i.managed,
-    statement_timestamp() AS now
+SELECT {_HEAD}, j.gating, g.terms, i.name, i.managed, statement_timestamp() AS now
 FROM jobs j JOIN gatings g ON g.id = j.gating JOIN instances i ON i.id = j.instance
 LEFT JOIN job_terms t ON t.job_id = j.id
 WHERE j.id = :id
@@ -129,14 +134,13 @@ class GatedQueue:
     owed: int
     managed: bool = False
 
-    @property
+    @cached_property
     def place(self) -> tuple[int, int, int, int]:
         """Where it is among the queues."""
         return self.cohort, self.instance, self.platform, self.gating
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """One of the first jobs of a queue, locked. `estimate`: cost that it is expected to have; `seconds`: how long it is
     expected to run; `own`: what else it asks for by itself."""
 
@@ -207,17 +211,16 @@ def heads(
     connection: Connection,
     queues: Sequence[GatedQueue],
     *,
-    room: int,
+    limits: Sequence[int],
     now: datetime,
-    most: Sequence[float] | None = None,
+    skips: Sequence[int] | None = None,
     ageing: Ageing | None = None,
 ) -> list[Head]:
-    """Lock the first jobs of each of the queues, so many that `room` can be filled whatever their gates say: those of
-    the lowest rank or, with `ageing`, of the lowest rank less what they have gained by `now`; of each queue `most`,
-    where it is given, can start at all."""
+    """Lock the first jobs of each of the queues, up to its limit: those of the lowest rank or, with `ageing`, of the
+    lowest rank less what they have gained by `now`. `skips`: so many of each the caller has locked already, and wants
+    those behind them. Rows that others hold are passed over."""
     if not queues:
         return []
-    share = max(LEAST_HEADS, SPARE * room // len(queues))
     aged = {} if ageing is None else {"rate": ageing.rate, "cap": ageing.cap, "now": now, "ranks": MAX_RANKS}
     rows = connection.execute(
         HEADS if ageing is None else AGED,
@@ -227,7 +230,8 @@ def heads(
             "instances": [queue.instance for queue in queues],
             "platforms": [queue.platform for queue in queues],
             "gatings": [queue.gating for queue in queues],
-            "limits": [int(min(share, room, LEAST_HEADS + SPARE * each)) for each in most or [room] * len(queues)],
+            "limits": list(limits),
+            "skips": list(skips or [0] * len(queues)),
         },
     )
     return [_head(row, queues[row.nth - 1]) for row in rows]
@@ -257,14 +261,18 @@ def _queue(row: Row[Any]) -> GatedQueue:
 
 
 def _head(row: Row[Any], queue: GatedQueue) -> Head:
+    # By their places: this is done for each job, and looking for names takes a third of it.
+    values: Sequence[Any] = row
+    id, public_id, cohort, instance, platform, priority, units, hint, considered = values[:9]
+    rank, queued_at, attempts, estimate, seconds, deadline, own = values[9:16]
     return Head(
-        ready_job(row),
+        ReadyJob(id, str(public_id), cohort, instance, platform, priority, units, hint, considered),
         queue,
-        row.rank,
-        row.queued_at,
-        row.attempts,
-        1.0 if row.estimate is None else float(row.estimate),
-        row.seconds,
-        row.deadline,
-        row.own or {},
+        rank,
+        queued_at,
+        attempts,
+        1.0 if estimate is None else estimate,
+        seconds,
+        deadline,
+        own or {},
     )

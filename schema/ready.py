@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, TextClause, text
 
@@ -43,8 +43,7 @@ class Order(Enum):
     AGE = "queued_at, id"
 
 
-@dataclass(frozen=True)
-class ReadyJob:
+class ReadyJob(NamedTuple):
     """A queued job, locked by the transaction that picked it."""
 
     id: int
@@ -286,7 +285,7 @@ def others_hold(*, wanted: int, heads: int, found: int, reach: int) -> bool:
 
 
 def ready_job(row: Row[Any]) -> ReadyJob:
-    """The job of a row with `COLUMNS`."""
+    """The job of a row with `COLUMNS` and others."""
     return ReadyJob(
         row.id,
         str(row.public_id),

@@ -66,7 +66,7 @@ def test_a_10_what_is_read_of_a_long_queue_is_the_first_by_the_formula(pool: Poo
         found = gated.queues(connection, Scope(None), batch=20, start=0.5, after=gated.BEGINNING)
         assert found.now is not None
         now = found.now + timedelta(hours=hours)
-        taken = gated.heads(connection, found.queues, room=20, now=now, ageing=SLEEPLESS)
+        taken = gated.heads(connection, found.queues, limits=[20] * len(found.queues), now=now, ageing=SLEEPLESS)
 
         def worth(job: Any) -> tuple[float, float]:
             age = (now - job.queued_at).total_seconds()
@@ -103,9 +103,11 @@ def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) ->
     def both(connection: Connection) -> None:
         found = gated.queues(connection, Scope(None), batch=5, start=0.5, after=gated.BEGINNING)
         assert found.now is not None
-        mine = gated.heads(connection, found.queues, room=5, now=found.now, ageing=SLEEPLESS)
+        mine = gated.heads(connection, found.queues, limits=[5] * len(found.queues), now=found.now, ageing=SLEEPLESS)
         theirs = pool.database.run(
-            lambda other: gated.heads(other, found.queues, room=5, now=found.now, ageing=SLEEPLESS)
+            lambda other: gated.heads(
+                other, found.queues, limits=[5] * len(found.queues), now=found.now, ageing=SLEEPLESS
+            )
         )
         assert len(mine) == len(theirs) == 5
         assert not {one.job.id for one in mine} & {one.job.id for one in theirs}
@@ -119,7 +121,15 @@ def test_a_10_a_long_queue_is_read_no_further_than_the_first_of_each_rank(pool: 
     queue = pool.row("SELECT DISTINCT cohort, instance, platform, gating, now() AS now FROM jobs")
     values = {
         **{"cohorts": [queue.cohort], "instances": [queue.instance], "platforms": [queue.platform]},
-        **{"gatings": [queue.gating], "limits": [8], "rate": 2.0, "cap": 20.0, "now": queue.now, "ranks": 64},
+        **{
+            "gatings": [queue.gating],
+            "limits": [8],
+            "skips": [0],
+            "rate": 2.0,
+            "cap": 20.0,
+            "now": queue.now,
+            "ranks": 64,
+        },
     }
     (plan,) = pool.row(f"EXPLAIN (ANALYZE, FORMAT JSON) {gated.AGED.text}", **values)[0]
     nodes, scans = [plan["Plan"]], []

@@ -57,7 +57,7 @@ class Pool:
 
     def admitted(self, heads: Sequence[Head], *, room: int) -> list[str]:
         book = self.book()
-        found = admission.admit(heads, book, room=room, ordering=Fair(ByRank()))
+        found = admission.admit(heads, book, room=room, ordering=Fair(ByRank())).heads
         return [head.queue.instance_name for head in found]
 
     def order(self, *, room: int = 1000, jobs: int = 4) -> list[str]:
@@ -131,7 +131,7 @@ def test_aq_15_a_16_what_is_assigned_counts_at_once_so_that_one_winner_does_not_
 def test_aq_18_a_13_within_an_instance_the_lower_rank_comes_first_and_then_the_older_one() -> None:
     pool = Pool({"a": 1})
     heads = [pool.head("a", 1, rank=5), pool.head("a", 2, age=1), pool.head("a", 3, age=9), pool.head("a", 4, age=9)]
-    found = admission.admit(heads, pool.book(), room=9, ordering=Fair(ByRank()))
+    found = admission.admit(heads, pool.book(), room=9, ordering=Fair(ByRank())).heads
     assert [head.job.id for head in found] == [3, 4, 2, 1]
 
 
@@ -141,7 +141,7 @@ def test_aq_19_aq_20_aq_21_aq_23_no_room_no_jobs_or_no_instances_give_nothing_an
     assert pool.order(jobs=0) == []
     assert Pool({}).order() == []
     heads = [pool.head("ab"[nth % 2], nth) for nth in range(30)]
-    found = admission.admit(heads, pool.book(), room=20, ordering=Fair(ByRank()))
+    found = admission.admit(heads, pool.book(), room=20, ordering=Fair(ByRank())).heads
     assert len({head.job.id for head in found}) == len(found) == 20
 
 
@@ -179,7 +179,7 @@ def test_a_18_a_reserved_budget_is_not_overshot_and_an_unreserved_one_by_the_las
         book = pool.book()
         book.reserve = reserve
         heads = [pool.head("a", nth, cost=2) for nth in range(9)]
-        assert len(admission.admit(heads, book, room=9, ordering=Fair(ByRank()))) == starts
+        assert len(admission.admit(heads, book, room=9, ordering=Fair(ByRank())).heads) == starts
 
 
 def test_a_lift_counts_as_usage_in_the_weighing_and_not_against_the_budget() -> None:

@@ -100,17 +100,17 @@ def test_ma_03_09_every_pick_goes_by_what_runs_then() -> None:
     """Two graphs of one urgency take turns at their share, though all jobs of one of them are older."""
     heads = [head(n, "a") for n in range(6)] + [head(n, "b") for n in range(10, 16)]
     book = Book(NOW, portion=Portion(2.0, 4))
-    first = admission.admit(heads, book, room=6, ordering=ByGraph())
+    first = admission.admit(heads, book, room=6, ordering=ByGraph()).heads
     assert [each.queue.terms["graph"] for each in first] == ["a", "a", "b", "b", "a", "b"]
     assert [book.scores[each.job.id] for each in first] == [50, 50, 50, 50, 70, 70]
-    rest = admission.admit(heads, book, room=9, ordering=ByGraph())
+    rest = admission.admit(heads, book, room=9, ordering=ByGraph()).heads
     assert len(rest) == 2, "both are at their caps"
 
 
 def test_ma_03_more_urgent_graphs_come_first_and_what_belongs_to_no_graph_has_no_penalty() -> None:
     heads = [head(1, "late", priority=9), head(2, None), head(3, "soon", priority=1), head(4, "soon", priority=1)]
     book = Book(NOW, portion=Portion(1.0, 2))
-    admitted = admission.admit(heads, book, room=9, ordering=ByGraph())
+    admitted = admission.admit(heads, book, room=9, ordering=ByGraph()).heads
     assert [each.job.id for each in admitted] == [3, 4, 2, 1]
 
 
@@ -230,5 +230,5 @@ def test_ma_09_a_pick_scores_those_in_front_and_not_all_that_wait(monkeypatch: p
 
     monkeypatch.setattr(graph_order, "scored", counting)
     book = Book(NOW, portion=Portion(1.0, 2))
-    assert len(admission.admit(heads, book, room=500, ordering=ByGraph())) == 500
+    assert len(admission.admit(heads, book, room=500, ordering=ByGraph()).heads) == 500
     assert counted["scored"] <= 1000 + 4 * 500

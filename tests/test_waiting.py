@@ -95,7 +95,7 @@ def starved(seed: int, *, ageing: Ageing | None, threshold: float = HOUR) -> flo
             rank = policy.high + 0.5 if rank > policy.normal else policy.critical + 0.5 if rank > policy.high else -1000
             promoted = now
         waits = head(0, rank)
-        given = admission.admit([*queued, waits], book(now), room=room, ordering=admission.ByInstance(line))
+        given = admission.admit([*queued, waits], book(now), room=room, ordering=admission.ByInstance(line)).heads
         if any(each.job.id == 0 for each in given):
             return now
         taken = {each.job.id for each in given}

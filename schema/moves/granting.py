@@ -1,8 +1,7 @@
 """queued -> leased: grant."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from sqlalchemy import Connection, TextClause, text
@@ -15,8 +14,7 @@ from schema.moves.rooms import Room
 from schema.newest import newest, newest_quota
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """A wish: this job on that bot. `decision` is stored with the event, so that it can be explained later."""
 
     job_id: int
@@ -24,8 +22,7 @@ class Placement:
     decision: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Granted:
+class Granted(NamedTuple):
     """A lease that came to be; so many of its units were reserved for it."""
 
     job_id: int

@@ -1,0 +1,92 @@
+"""The first jobs of queues whose gates are open, locked: first about as many as will start, then more of those queues
+that turn out to have more to start."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+
+from sqlalchemy import Connection
+
+from assigner.admission import Place
+from assigner.ordering import Arrangement
+from schema import gated
+from schema.gated import GatedQueue, Head
+
+#: Heads that are read, and locked, for each job that may be placed, where any of them may start first; from each queue
+#: `LEAST` are read.
+SPARE, LEAST = 4.0, 8
+#: Where those that are read first also start first, more can be read when they are used up: so many for each job that
+#: is expected to start, and a few.
+EXACT, FEW = 1.2, 3
+
+
+class Heads:
+    """`cut`: the places of those queues that have more than has been read.
+
+    `usual`: which part of what started each queue had when it was looked at before; one that is not there is expected
+    to have as much as any other.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queues: Sequence[GatedQueue],
+        arrangement: Arrangement,
+        *,
+        room: int,
+        now: datetime,
+        most: Sequence[float] | None = None,
+        usual: Mapping[Place, float] = MappingProxyType({}),
+    ) -> None:
+        """Of each queue `most` jobs can start at once, where it is given, and `room` of all of them."""
+        self._connection, self._arrangement, self._now = connection, arrangement, now
+        self._queues = {queue.place: queue for queue in queues}
+        self._bounds = {
+            queue.place: int(min(room, LEAST + SPARE * each))
+            for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True)
+        }
+        self._room, self._usual = room, usual
+        self._read = Counter[Place]()
+        self.cut: set[Place] = set()
+
+    def first(self) -> list[Head]:
+        """So many that `room` can be filled, as far as one can tell before any has started."""
+        even = 1.0 / max(1, len(self._queues))
+        if self._arrangement.exact:
+            return self._next({place: _with_spare(self._room * self._usual.get(place, even)) for place in self._queues})
+        return self._next(dict.fromkeys(self._queues, max(LEAST, math.ceil(SPARE * self._room * even))))
+
+    def more(self, left: Sequence[Head], *, admitted: int) -> list[Head]:
+        """Those that come next in the queues of which not enough are `left`, if it goes on as it has gone so far."""
+        unasked = Counter(head.queue.place for head in left)
+        pace = (self._room - admitted) / max(1, admitted)
+        wanted = {
+            place: _with_spare((self._read[place] - unasked[place]) * pace) - unasked[place]
+            for place in self._queues
+            if place in self.cut
+        }
+        return self._next({place: count for place, count in wanted.items() if count > 0})
+
+    def _next(self, wanted: Mapping[Place, int]) -> list[Head]:
+        places = list(wanted)
+        limits = [min(wanted[place], self._bounds[place] - self._read[place]) for place in places]
+        found = gated.heads(
+            self._connection,
+            [self._queues[place] for place in places],
+            limits=limits,
+            skips=[self._read[place] for place in places],
+            now=self._now,
+            ageing=self._arrangement.ageing,
+        )
+        got = Counter(head.queue.place for head in found)
+        for place, limit in zip(places, limits, strict=True):
+            self._read[place] += got[place]
+            has_more = got[place] == limit and self._read[place] < self._bounds[place]
+            (self.cut.add if has_more and self._arrangement.exact else self.cut.discard)(place)
+        return found
+
+
+def _with_spare(expected: float) -> int:
+    return math.ceil(EXACT * expected) + FEW
