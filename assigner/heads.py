@@ -48,7 +48,7 @@ class Heads:
             for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True)
         }
         self._room, self._usual = room, usual
-        self._read = Counter[Place]()
+        self._read, self._known = Counter[Place](), set[int]()
         self.cut: set[Place] = set()
 
     def first(self) -> list[Head]:
@@ -81,6 +81,9 @@ class Heads:
             ageing=self._arrangement.ageing,
         )
         got = Counter(head.queue.place for head in found)
+        # Where others have let go of rows in front since, some of those behind are the ones that were read before.
+        found = [head for head in found if head.job.id not in self._known]
+        self._known.update(head.job.id for head in found)
         for place, limit in zip(places, limits, strict=True):
             self._read[place] += got[place]
             has_more = got[place] == limit and self._read[place] < self._bounds[place]
