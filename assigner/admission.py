@@ -56,7 +56,7 @@ class ByInstance:
 
 def owed(head: Head, book: Book) -> bool:
     """Whether the job's instance is still below its minimum quota."""
-    return head.queue.owed > book.given(head.queue)
+    return bool(head.queue.owed) and head.queue.owed > book.given(head.queue)
 
 
 @dataclass(frozen=True)

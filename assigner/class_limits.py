@@ -29,8 +29,5 @@ class ClassLimit:
     def closed_for(self, head: Head, book: Counted) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def may_close(self, queue: GatedQueue, book: Counted) -> bool:
-        return book.limits(names(queue))
-
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
         return dict.fromkeys(names(queue), 1.0)

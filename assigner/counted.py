@@ -42,9 +42,6 @@ class Concurrency:
     def closed_for(self, head: Head, book: Tally) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def may_close(self, queue: GatedQueue, book: Tally) -> bool:
-        return book.limits(self.takes(queue))
-
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
         return {POOL_JOBS: 1.0, of_instance(queue.instance_name, "jobs"): 1.0}
 
@@ -73,9 +70,6 @@ class Budget:
                 )
         return None
 
-    def may_close(self, queue: GatedQueue, book: Tally) -> bool:
-        return book.limits(self.takes(queue))
-
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
         return {name: None for name, _ in self._counted(queue)}
 
@@ -101,9 +95,6 @@ class Locks:
     def closed_for(self, head: Head, book: Tally) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def may_close(self, queue: GatedQueue, book: Tally) -> bool:
-        return book.limits(self.takes(queue))
-
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
         return {of_lock(queue.instance_name, lock): 1.0 for lock in queue.terms.get("locks", ())}
 
@@ -125,9 +116,6 @@ class Slots:
 
     def closed_for(self, head: Head, book: Tally) -> str | None:
         return self.closed_to(head.queue, book)
-
-    def may_close(self, queue: GatedQueue, book: Tally) -> bool:
-        return book.limits(self.takes(queue))
 
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
         return {of_instance(queue.instance_name, "slots"): 1.0}

@@ -5,10 +5,11 @@ admits; what that job is estimated at is charged to the working copy at once, so
 bot because it was behind when the cycle began.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from assigner.admission import ByInstance, Line, owed
+from assigner.admission import ByInstance, owed
 from assigner.terms import Book
 from schema.gated import Head
 from schema.shares import Share, Shares
@@ -23,12 +24,13 @@ class Fair(ByInstance):
             yield from super().sequence(heads, book)
             return
         weighed, guarantee = weigh(book.shares, book), book.shares.guarantee
+        key = partial(self.line.key, book=book)
         lanes = [
-            _Lane(lane, book.shares.of[instance], weighed.weights[instance], weighed.target(instance))
+            _Lane(lane, book.shares.of[instance], weighed.weights[instance], weighed.target(instance), key)
             for instance, lane in self.lanes(heads, book).items()
         ]
         for lane in lanes:
-            lane.look(self.line, guarantee, book)
+            lane.look(guarantee, book)
         all_used = weighed.all_used
         while lanes:
             first = _first(lanes, 1.0 / max(1.0, all_used))
@@ -36,7 +38,7 @@ class Fair(ByInstance):
             # What starts changes nothing for the others but the sum.
             before = first.used
             if first.heads:
-                first.look(self.line, guarantee, book)
+                first.look(guarantee, book)
             else:
                 first.used = _used(first.share, book)
                 lanes.remove(first)
@@ -51,7 +53,7 @@ def _first(lanes: Sequence["_Lane"], scale: float) -> "_Lane":
         if lane.behind > first.behind:
             continue
         deficit = lane.used * scale - lane.target
-        if lane.behind < first.behind or deficit < least or (deficit == least and lane.key < first.key):
+        if lane.behind < first.behind or deficit < least or (deficit == least and lane.key() < first.key()):
             first, least = lane, deficit
     return first
 
@@ -59,18 +61,29 @@ def _first(lanes: Sequence["_Lane"], scale: float) -> "_Lane":
 class _Lane:
     """The jobs of one instance that wait, the next one last, and by what it is compared with the others."""
 
-    __slots__ = ("behind", "heads", "key", "share", "target", "used", "weight")
+    __slots__ = ("_key", "behind", "heads", "share", "target", "used", "weight")
 
-    def __init__(self, heads: list[Head], share: Share, weight: float, target: float) -> None:
-        self.heads, self.share, self.weight, self.target = heads, share, weight, target
+    def __init__(
+        self,
+        heads: list[Head],
+        share: Share,
+        weight: float,
+        target: float,
+        key: Callable[[Head], tuple[float, ...]],
+    ) -> None:
+        self.heads, self.share, self.weight, self.target, self._key = heads, share, weight, target, key
 
-    def look(self, line: Line, guarantee: int, book: Book) -> None:
+    def look(self, guarantee: int, book: Book) -> None:
         """What the working copy says by now."""
         head, share = self.heads[-1], self.share
         # Only one that would lack it is looked up.
         had = not self.weight or share.completed >= guarantee or _had_with_running(share, guarantee, book)
         self.behind = (not owed(head, book), not self.weight, had)
-        self.used, self.key = _used(share, book), line.key(head, book)
+        self.used = _used(share, book)
+
+    def key(self) -> tuple[float, ...]:
+        """By which its next job is compared with another's, where nothing else tells."""
+        return self._key(self.heads[-1])
 
 
 @dataclass(frozen=True)

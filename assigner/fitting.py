@@ -43,9 +43,6 @@ class Resources:
     def closed_for(self, head: Head, book: Stocked) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def may_close(self, queue: GatedQueue, book: Stocked) -> bool:  # noqa: ARG002 - the bot's locked row decides
-        return False
-
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:  # noqa: ARG002 - which ones is known with the bot
         return {}
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -146,7 +146,17 @@ class Gatehouse:
         wanted = [head for head in heads if head.job.id in fences]
         charges = [Charge(head.job.id, fences[head.job.id] + 1, terms.amounts(head, book)) for head in wanted]
         counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
-        rates.draw(connection, [head.queue.terms for head in wanted])
+        self._draw(connection, wanted)
+
+    def _draw(self, connection: Connection, started: Sequence[Head]) -> Collection[GatedQueue]:
+        """Take the tokens of these jobs; returns their queues."""
+        times = Counter(head.queue.place for head in started)
+        queues = {head.queue.place: head.queue for head in started}
+        wanted = Counter[str]()
+        for place, queue in queues.items():
+            wanted.update(dict.fromkeys(self._book.tab(queue).buckets, times[place]))
+        rates.draw(connection, wanted)
+        return queues.values()
 
     def charge(self, connection: Connection, admitted: Admitted, granted: Sequence[Granted]) -> None:
         """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""
@@ -158,15 +168,15 @@ class Gatehouse:
             job, amounts = head.job.id, terms.amounts(head, self._book)
             charges.append(Charge(job, fences[job], {**amounts, **of_bots[job]} if job in of_bots else amounts))
         counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
-        rates.draw(connection, [head.queue.terms for head in started])
-        graphs = {graph for head in started if (graph := portions.graph_of(head.queue.terms)) is not None}
+        queues = self._draw(connection, started)
+        graphs = {graph for queue in queues if (graph := portions.graph_of(queue.terms)) is not None}
         if self._book.portion is not None:
             graph_shares.keep(
                 connection, {portions.counter_of(each): self._book.portion.cap for each in sorted(graphs)}
             )
-        for used in {_class_of(head.queue) for head in started} & self._delays.keys():
+        for used in {_class_of(queue) for queue in queues} & self._delays.keys():
             self._until[used] = self._now() + self._delays[used]
-        self._dispatched = [head for head in started if portions.graph_of(head.queue.terms) is not None]
+        self._dispatched = [head for head in started if graphs and portions.graph_of(head.queue.terms) is not None]
 
     def tell(self) -> None:
         """What was charged last has been committed."""

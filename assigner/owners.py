@@ -1,6 +1,6 @@
 """Quotas of owners and of projects: what their jobs may cost within the rolling window."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +13,6 @@ class Counted(Protocol):
 
     def of(self, name: str) -> Counter:
         """The counter of that name."""
-
-    def limits(self, names: Iterable[str]) -> bool:
-        """Whether any of these counters has a limit."""
 
 
 def names(queue: GatedQueue) -> list[str]:
@@ -35,9 +32,6 @@ class OwnerQuota:
 
     def closed_for(self, head: Head, book: Counted) -> str | None:
         return _closed(head.queue, book, head.estimate)
-
-    def may_close(self, queue: GatedQueue, book: Counted) -> bool:
-        return book.limits(names(queue))
 
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
         return dict.fromkeys(names(queue))

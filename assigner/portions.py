@@ -123,9 +123,6 @@ class GraphShare:
     def closed_for(self, head: Head, book: Shared) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def may_close(self, queue: GatedQueue, book: Shared) -> bool:
-        return book.portion is not None and graph_of(queue.terms) is not None
-
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
         graph = graph_of(queue.terms)
         return {} if graph is None else {counter_of(graph): 1.0}

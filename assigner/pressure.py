@@ -38,8 +38,5 @@ class Backpressure:
     def closed_for(self, head: Head, book: Advised) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def may_close(self, _queue: GatedQueue, _book: Advised) -> bool:
-        return False
-
     def takes(self, _queue: GatedQueue) -> Mapping[str, float | None]:
         return {}

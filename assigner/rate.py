@@ -43,8 +43,5 @@ class Rate:
     def closed_for(self, head: Head, book: Paced) -> str | None:
         return self.closed_to(head.queue, book)
 
-    def may_close(self, queue: GatedQueue, book: Paced) -> bool:
-        return any(name in book.rates for name in rates.names(queue.terms))
-
     def takes(self, _queue: GatedQueue) -> Mapping[str, float | None]:
         return {}

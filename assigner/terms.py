@@ -5,7 +5,7 @@ of what is counted, so that the next one sees it. The same functions serve the c
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -84,10 +84,6 @@ class Book:
         job_class = head.queue.terms.get("job_class")
         return 1.0 if job_class is None else self.openings.spare(job_class, self.now)
 
-    def limits(self, names: Iterable[str]) -> bool:
-        """Whether any of these counters has a limit."""
-        return any(self.of(name).most is not None for name in names)
-
     def tab(self, queue: GatedQueue) -> "Tab":
         """What is looked at for each job of the queue."""
         found = self.tabs.get(queue.place)
@@ -100,10 +96,11 @@ class Book:
         quota = (head.queue.cohort, head.queue.instance)
         self.units[quota] = self.units.get(quota, 0) + head.job.units
         tab = self.tab(head.queue)
-        for name, amount in tab.amounts(head.estimate).items():
-            self.counter(name).used += amount
+        for counter, amount in tab.counters:
+            counter.used += head.estimate if amount is None else amount
         for name in tab.buckets:
-            self.rates[name] = self.rates[name].less(1)
+            if name in self.rates:
+                self.rates[name] = self.rates[name].less(1)
 
 
 class TermsGate(Protocol):
@@ -122,9 +119,6 @@ class TermsGate(Protocol):
 
     def closed_for(self, head: Head, book: Book) -> str | None:
         """Why this job may not start now."""
-
-    def may_close(self, queue: GatedQueue, book: Book) -> bool:
-        """Whether it may become closed for the queue's jobs because others start."""
 
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
         """What a job of the queue takes of counters while it runs, None for what it is estimated at."""
@@ -166,16 +160,30 @@ GATES: tuple[TermsGate, ...] = (
 class Tab:
     """What has to be looked at for each job of a queue, found once for all of them.
 
-    `gates`: those that are closed, or may become so while others start; `buckets`: those that a job takes a token of.
+    `counters`: those that a job takes of, with the amount, None for what it is estimated at; `buckets`: those that it
+    takes a token of, where they exist.
     """
 
     def __init__(self, queue: GatedQueue, book: Book) -> None:
-        self.gates = [gate for gate in GATES if gate.may_close(queue, book) or gate.closed_to(queue, book) is not None]
-        self.buckets = [name for name in rates.names(queue.terms) if name in book.rates]
         self._takes: dict[str, float | None] = {}
         for gate in GATES:
             self._takes.update(gate.takes(queue))
+        self.buckets = rates.names(queue.terms)
+        self.counters = [(book.counter(name), amount) for name, amount in self._takes.items()]
+        self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
+        # What closes a gate beside the limits of counters is so from the beginning, or has to be asked each time.
+        self._is_asked = (
+            any(name in book.rates for name in self.buckets)
+            or (book.portion is not None and portions.graph_of(queue.terms) is not None)
+            or shut(queue, book) is not None
+        )
         self._amounts: dict[float, Mapping[str, float]] = {}
+
+    def surely_open(self, estimate: float) -> bool:
+        """Whether nothing can be closed for a job of that estimate, without asking the gates."""
+        return not self._is_asked and all(
+            counter.leaves(estimate if amount is None else amount) for counter, amount in self._limited
+        )
 
     def amounts(self, estimate: float) -> Mapping[str, float]:
         """What a job of that estimate takes of counters while it runs; the same object for each of them."""
@@ -193,7 +201,9 @@ def amounts(head: Head, book: Book) -> Mapping[str, float]:
 
 def closed(head: Head, book: Book) -> tuple[TermsGate, str] | None:
     """The first gate that is closed for the job, and why."""
-    for gate in book.tab(head.queue).gates:
+    if book.tab(head.queue).surely_open(head.estimate):
+        return None
+    for gate in GATES:
         why = gate.closed_for(head, book)
         if why is not None:
             return gate, why

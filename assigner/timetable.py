@@ -21,9 +21,6 @@ class Timed(Protocol):
 class _Free:
     """What waits for a time takes of nothing."""
 
-    def may_close(self, queue: GatedQueue, book: Timed) -> bool:  # noqa: ARG002 - as every gate is asked
-        return False
-
     def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:  # noqa: ARG002 - as every gate is asked
         return {}
 

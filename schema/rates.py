@@ -5,8 +5,7 @@ of its model's, where they exist, in its own transaction: no span of s seconds h
 Buckets are locked after counters, in the order of their names.
 """
 
-from collections import Counter as Tally
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,13 +120,12 @@ def read(connection: Connection, wanted: Sequence[str]) -> dict[str, Bucket]:
     return {row.name: Bucket(row.rate, row.burst, float(row.tokens)) for row in rows}
 
 
-def draw(connection: Connection, jobs: Iterable[Mapping[str, Any]]) -> None:
-    """Take a token for each of the jobs granted in this transaction, given their terms.
+def draw(connection: Connection, wanted: Mapping[str, int]) -> None:
+    """Take so many tokens of these buckets, as far as they exist, for jobs granted in this transaction.
 
     If there are fewer since they were looked at, the transaction has to begin anew: raises DBAPIError with the SQLSTATE
     of a serialization failure, which `Database.run` repeats.
     """
-    wanted = Tally(name for terms in jobs for name in names(terms))
     if wanted:
         connection.execute(DRAW, {"names": sorted(wanted), "jobs": [wanted[name] for name in sorted(wanted)]})
 

@@ -86,9 +86,8 @@ def test_ma_24_buckets_are_locked_in_the_order_of_their_names(pool: Pool, race: 
     for used in ("a", "z"):
         rate(pool, used, per_second=1, burst=5)
     with race.first() as first:
-        first.database.run(lambda c: rates.draw(c, [{"resource_class": "a"}]))
-        jobs = [{"resource_class": "z"}, {"resource_class": "a"}]
-        late = race.second(lambda: pool.database.run(lambda c: rates.draw(c, jobs)), behind=first)
+        first.database.run(lambda c: rates.draw(c, {"rate:a": 1}))
+        late = race.second(lambda: pool.database.run(lambda c: rates.draw(c, {"rate:z": 1, "rate:a": 1})), behind=first)
         assert pool.rows("SELECT name FROM rate_buckets FOR NO KEY UPDATE SKIP LOCKED")[0].name == "rate:z"
         first.commit()
         late.result()

@@ -27,7 +27,7 @@ from tests.swarm import Swarm
 
 HOPELESS = 10_000
 JOBS_VARIABLE = "LEASEHOLD_TEST_JOBS"
-JOBS = int(os.environ.get(JOBS_VARIABLE) or 10_000)
+JOBS = int(os.environ.get(JOBS_VARIABLE) or 4_000)
 PROCESSES, THREADS, BOTS = 3, 2, 50
 #: So many of the bots never fetch, so that the assigners have work from the first job to the last.
 WAITING = 10
@@ -186,7 +186,7 @@ class Sampler:
 
 @pytest.mark.timeout(600)
 def test_thousands_of_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
-    """10,000 of them; `LEASEHOLD_TEST_JOBS=20000` takes a longer look."""
+    """4,000 of them; `LEASEHOLD_TEST_JOBS=20000` takes a longer look."""
     # Sessions outlive the moments in which two busy cores let a simulated bot wait.
     timing = Timing(sync=1, ttl=10, reap=1, ack=5, poll=0.1)
     kinds = [{}, {"os": "linux"}, {"os": "mac"}]
