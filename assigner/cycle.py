@@ -137,7 +137,9 @@ class PriorityAgeAssigner:
         seen = chores.look(connection)
         cycle.gated, cycle.owed = seen.gated, seen.owed
         if seen.rested:
-            cycle.gated |= moves.promote(connection, settings.batch).gated > 0
+            back = moves.promote(connection, settings.batch).gated > 0
+            # Among them may be some of an instance below its minimum: who looks for these finds out.
+            cycle.gated, cycle.owed = cycle.gated or back, cycle.owed or back
         scope = self._scope(connection)
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE

@@ -1,8 +1,9 @@
 """The way of jobs that ask for more than a place: their queues are read, those that may start go through and count."""
 
+import math
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -30,6 +31,9 @@ from schema.ready import Scope
 from schema.shares import FairShareSettings
 
 log = structlog.get_logger()
+
+#: Heads that are looked at for each job that may be preempted for: some of them wait too short or are too large.
+OWED_LOOK = 5
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Gatehouse:
             self._check(connection, asked, book, room=found.room, pace=pace)
             shut |= {queue.place: terms.shut(queue, book) for queue in asked}
         open_ones = [queue for queue in queues if shut[queue.place] is None]
-        most = [terms.most(queue, book) for queue in open_ones]
+        most = [min(terms.most(queue, book), queue.headroom or math.inf) for queue in open_ones]
         heads = Heads(
             connection, open_ones, self._arrangement, room=found.room, now=book.now, most=most, usual=self._usual
         )
@@ -116,15 +120,15 @@ class Gatehouse:
             admitted += found.heads
             if not found.is_dry or left <= len(found.heads):
                 break
-            asked = [*found.left, *heads.more(found.left, admitted=len(admitted))]
+            asked = [*found.left, *heads.more(found.left, Counter(head.queue.place for head in admitted))]
         started = Counter(head.queue.place for head in admitted)
         self._usual = {place: count / len(admitted) for place, count in started.items()}
         return admitted
 
     def owed(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[Head]:
         """Lock up to `most` jobs that go through their gates and have been queued for `delay` seconds, of instances
-        below their minimum quota, whether a free bot is there or not. What takes of a bot's resources, and what a
-        checker has to be asked about, is not among them."""
+        below their minimum quota, whether a free bot is there or not. What takes of a bot's resources or of a rate, and
+        what a checker has to be asked about, is not among them."""
         found = gated.queues(connection, scope, batch=most, start=self._chance.random(), after=gated.BEGINNING)
         queues = [queue for queue in found.owed if not fitting.need_of(queue)]
         if self._rules.checkers.checks_limits:
@@ -135,7 +139,9 @@ class Gatehouse:
             meters.hold(connection)
         self._book = book = opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
         open_ones = [queue for queue in queues if terms.shut(queue, book) is None]
-        heads = Heads(connection, open_ones, self._arrangement, room=most, now=book.now).first()
+        # A token would be taken long before the job starts.
+        open_ones = [queue for queue in open_ones if not any(map(book.rates.get, rates.names(queue.terms)))]
+        heads = Heads(connection, open_ones, self._arrangement, room=OWED_LOOK * most, now=book.now).first()
         heads = [head for head in heads if lines.waited(head, book) >= delay]
         return admission.admit(heads, book, room=most, ordering=self._arrangement.ordering).heads
 
@@ -146,17 +152,22 @@ class Gatehouse:
         wanted = [head for head in heads if head.job.id in fences]
         charges = [Charge(head.job.id, fences[head.job.id] + 1, terms.amounts(head, book)) for head in wanted]
         counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
-        self._draw(connection, wanted)
+        self._started(connection, wanted)
 
-    def _draw(self, connection: Connection, started: Sequence[Head]) -> Collection[GatedQueue]:
-        """Take the tokens of these jobs; returns their queues."""
+    def _started(self, connection: Connection, started: Sequence[Head]) -> None:
+        """Take the tokens of these jobs, keep the caps of their graphs, and begin to wait where that is advised."""
         times = Counter(head.queue.place for head in started)
         queues = {head.queue.place: head.queue for head in started}
         wanted = Counter[str]()
         for place, queue in queues.items():
             wanted.update(dict.fromkeys(self._book.tab(queue).buckets, times[place]))
         rates.draw(connection, wanted)
-        return queues.values()
+        graphs = {graph for queue in queues.values() if (graph := portions.graph_of(queue.terms)) is not None}
+        if self._book.portion is not None:
+            cap = self._book.portion.cap
+            graph_shares.keep(connection, {portions.counter_of(each): cap for each in sorted(graphs)})
+        for used in {_class_of(queue) for queue in queues.values()} & self._delays.keys():
+            self._until[used] = self._now() + self._delays[used]
 
     def charge(self, connection: Connection, admitted: Admitted, granted: Sequence[Granted]) -> None:
         """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""
@@ -168,15 +179,8 @@ class Gatehouse:
             job, amounts = head.job.id, terms.amounts(head, self._book)
             charges.append(Charge(job, fences[job], {**amounts, **of_bots[job]} if job in of_bots else amounts))
         counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
-        queues = self._draw(connection, started)
-        graphs = {graph for queue in queues if (graph := portions.graph_of(queue.terms)) is not None}
-        if self._book.portion is not None:
-            graph_shares.keep(
-                connection, {portions.counter_of(each): self._book.portion.cap for each in sorted(graphs)}
-            )
-        for used in {_class_of(queue) for queue in queues} & self._delays.keys():
-            self._until[used] = self._now() + self._delays[used]
-        self._dispatched = [head for head in started if graphs and portions.graph_of(head.queue.terms) is not None]
+        self._started(connection, started)
+        self._dispatched = [head for head in started if portions.graph_of(head.queue.terms) is not None]
 
     def tell(self) -> None:
         """What was charged last has been committed."""

@@ -55,19 +55,32 @@ class Heads:
         """So many that `room` can be filled, as far as one can tell before any has started."""
         even = 1.0 / max(1, len(self._queues))
         if self._arrangement.exact:
-            return self._next({place: _with_spare(self._room * self._usual.get(place, even)) for place in self._queues})
+            found = self._next(
+                {place: _with_spare(self._room * self._usual.get(place, even)) for place in self._queues}
+            )
+            # Where jobs have deadlines, some of those behind may come before those in front.
+            dated = {head.queue.place for head in found if head.deadline is not None} & self.cut
+            return found + (self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._room * even))))
         return self._next(dict.fromkeys(self._queues, max(LEAST, math.ceil(SPARE * self._room * even))))
 
-    def more(self, left: Sequence[Head], *, admitted: int) -> list[Head]:
-        """Those that come next in the queues of which not enough are `left`, if it goes on as it has gone so far."""
+    def more(self, left: Sequence[Head], started: Mapping[Place, int]) -> list[Head]:
+        """Those that come next in the queues of which not enough are `left`, if it goes on as it has gone so far: so
+        many of each have `started`. Of a queue that is used up at least as many as have been read; none of one of which
+        some were asked and none has started."""
         unasked = Counter(head.queue.place for head in left)
+        admitted = sum(started.values())
         pace = (self._room - admitted) / max(1, admitted)
-        wanted = {
-            place: _with_spare((self._read[place] - unasked[place]) * pace) - unasked[place]
-            for place in self._queues
-            if place in self.cut
-        }
-        return self._next({place: count for place, count in wanted.items() if count > 0})
+        wanted = dict[Place, int]()
+        for place in sorted(self.cut):
+            asked, has_started = self._read[place] - unasked[place], started.get(place, 0)
+            if asked >= LEAST and not has_started:
+                self.cut.discard(place)
+                continue
+            count = _with_spare(has_started * pace) - unasked[place]
+            count = count if unasked[place] else max(count, self._read[place])
+            if count > 0:
+                wanted[place] = count
+        return self._next(wanted)
 
     def _next(self, wanted: Mapping[Place, int]) -> list[Head]:
         places = list(wanted)

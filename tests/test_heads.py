@@ -1,18 +1,21 @@
 """Heads are read as they are used up, and those that start are the same as if all had been read."""
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
 from assigner import admission, gatehouse
 from assigner.gatehouse import RULES, Gatehouse
-from assigner.heads import Heads
-from schema import accounts, gated
+from assigner.heads import LEAST, Heads
+from schema import accounts, counters, gated
 from schema.accounts import Account
 from schema.gated import Found, Head
 from schema.ready import Scope
 from tests.pool import Pool
+from tests.tenancy import Tenancy
 
 ARRANGEMENT = RULES.ordering.made()
 
@@ -68,7 +71,10 @@ def test_hardly_more_is_read_than_starts(pool: Pool) -> None:
         heads = Heads(connection, found.queues, ARRANGEMENT, room=100, now=found.now)
         first = heads.first()
         assert heads.cut == {queue.place for queue in found.queues}
-        more = heads.more([head for head in first if head.queue.instance_name != "i-9"], admitted=40)
+        # One has used up all that was read, the others three of theirs.
+        asked = [head for nth, head in enumerate(first) if head.queue.instance_name == "i-9" or nth % 5 == 0]
+        left = [head for head in first if head not in asked]
+        more = heads.more(left, Counter(head.queue.place for head in asked))
         assert {head.queue.instance_name for head in more} == {"i-9"}
         return [*first, *more], {head.job.id for head in [*first, *more]}
 
@@ -89,7 +95,33 @@ def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: 
             first = heads.first()
             other.rollback()
         assert not {head.job.id for head in held} & {head.job.id for head in first}
-        return [head.job.id for head in [*first, *heads.more([], admitted=len(first) // 2)]]
+        more = heads.more([], Counter(head.queue.place for head in first[::2]))
+        return [head.job.id for head in [*first, *more]]
 
     ids = pool.database.run(read)
     assert len(ids) == len(set(ids)) > 20
+
+
+def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(pool, [1] * 8, jobs=90)
+    for nth in range(4):
+        Tenancy(pool).quota(f"i-{nth}", maximum=1)
+        pool.database.run(lambda c, nth=nth: counters.limit(c, f"instance:i-{nth + 4}:cost", 1.5))
+    pool.change("UPDATE job_terms SET estimate = 2")
+    pool.bot(capacity=500)
+    read = Counter[str]()
+    heads = gated.heads
+
+    def counting(*arguments: Any, **fields: Any) -> list[Head]:
+        found = heads(*arguments, **fields)
+        read.update(heads=len(found), times=1)
+        return found
+
+    monkeypatch.setattr(gated, "heads", counting)
+    keeper = Gatehouse(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    started = pool.database.run(lambda c: keeper.pick(c, Scope(), batch=500, pace=1.0).heads)
+    assert sorted(head.queue.instance_name for head in started) == [f"i-{nth}" for nth in range(4)]
+    assert read["times"] <= 4
+    assert read["heads"] <= 4 * (LEAST + 4) + 4 * 78, "no more than at first"

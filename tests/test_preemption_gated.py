@@ -4,11 +4,11 @@ the room that is."""
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
-from schema import accounts, counters, moves
+from schema import accounts, counters, moves, rates
 from schema.accounts import Account
-from tests.explaining import closed, explained, gates_of
+from tests.explaining import closed, explained, gates_of, reserve, rest
 from tests.pool import Bot, Pool, active, completed
 from tests.tenancy import Tenancy, assign
 
@@ -137,6 +137,48 @@ def test_what_was_taken_for_a_job_goes_back_when_its_room_is_given_up(pool: Pool
     pool.upkeep().run_once()
     assert pool.rows("SELECT FROM reservations") == []
     assert (used(pool), used(pool, "cost")) == left
+
+
+def test_room_is_not_given_up_while_its_job_may_be_about_to_start_elsewhere(pool: Pool, tenancy: Tenancy) -> None:
+    occupied(pool)
+    pool.submit(instance="team-a")
+    assign(pool)
+    pool.change("UPDATE reservations SET until = now() - interval '1 s'")
+    with pool.database.engine.connect() as other:
+        other.execute(text("SELECT FROM jobs WHERE state = 'queued' FOR NO KEY UPDATE"))
+        pool.upkeep().run_once()
+        assert len(pool.rows(CHARGED)) == len(pool.rows("SELECT FROM reservations")) == 1
+        other.rollback()
+    pool.upkeep().run_once()
+    assert pool.rows(CHARGED) == pool.rows("SELECT FROM reservations") == []
+
+
+def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=4)
+    pool.submit(3, instance="team-b", priority=10)
+    bot = pool.bot(capacity=4)
+    pool.assigner().run_once()
+    bot.take()
+    (job,) = pool.submit(instance="team-a", units=4)
+    rest(pool, job, -1)
+    assign(pool)
+    assert tenancy.asked() == 3
+
+
+def test_a_job_for_which_nothing_is_counted_any_more_goes_through_its_gates_again(pool: Pool, tenancy: Tenancy) -> None:
+    bot, work = occupied(pool)
+    (job,) = pool.submit(instance="team-a")
+    reserve(pool, job, "bot-1")
+    assert bot.sync(completed(work))["leases"] == []
+    assert pool.job(job).state == "queued"
+
+
+def test_a_rate_is_kept_for_starts_and_takes_no_token_for_room_that_is_reserved(pool: Pool, tenancy: Tenancy) -> None:
+    pool.database.run(lambda c: rates.set_rate(c, "llm", per_second=0.001, burst=5, actor="test"))
+    occupied(pool)
+    pool.submit(instance="team-a", terms={"resource_class": "llm"})
+    assign(pool)
+    assert tenancy.asked() == 0
 
 
 def test_an_instance_that_gets_a_share_while_room_is_reserved_for_its_job_takes_that_over_later(

@@ -30,7 +30,7 @@ from tests.tenancy import Tenancy, grown_too_far, watch_maxima
 from tests.test_deadlocks import BACKENDS, DEADLOCK_TIMEOUT, DEADLOCKS
 
 SECONDS_VARIABLE = "LEASEHOLD_TEST_SOAK"
-SECONDS = 20.0
+SECONDS = 10.0
 #: What each of the eight threads serves: everything, or one cohort; two threads to a process.
 PROCESSES: tuple[tuple[int | None, ...], ...] = ((None, 1), (None, 2), (3, 1), (2, 3))
 COHORTS, INSTANCES = (1, 2, 3), tuple(f"team-{n}" for n in range(5))

@@ -8,21 +8,22 @@ from sqlalchemy import Connection, text
 from schema.gated import STEP
 from schema.gates import GATED, READY, RESTING
 
+#: What was counted, or not, for a job that room is reserved for stays so until the room is given up.
+_UNRESERVED = "NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = jobs.id)"
 _OF = "cohort = c.id AND instance = a.instance"
 _PLACES = "(SELECT instance FROM accounts ORDER BY instance OFFSET 0) a CROSS JOIN (SELECT id FROM cohorts OFFSET 0) c"
 
-# Nobody knows what else was said when they were submitted, but they asked for nothing then. For one that room is
-# reserved for nothing has been counted: it stays as it is until that is over.
+# Nobody knows what else was said when they were submitted, but they asked for nothing then.
 ADOPT = text(f"""
 WITH ready AS MATERIALIZED (
     SELECT j.id FROM {_PLACES} CROSS JOIN LATERAL (
-        SELECT id FROM jobs WHERE {_OF} AND {READY}
+        SELECT id FROM jobs WHERE {_OF} AND {READY} AND {_UNRESERVED}
         ORDER BY cohort, instance, platform LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
 ), resting AS MATERIALIZED (
     SELECT j.id FROM {_PLACES} CROSS JOIN LATERAL (
         SELECT id FROM jobs WHERE {_OF} AND {RESTING}
-            AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = jobs.id)
+            AND {_UNRESERVED}
         ORDER BY cohort, instance, platform LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
 ), moved AS (
@@ -52,6 +53,7 @@ WITH RECURSIVE gated AS (
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
         WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform AND gating = g.gating AND {GATED}
+            AND {_UNRESERVED}
         ORDER BY cohort, instance, platform, gating LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
 )

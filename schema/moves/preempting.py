@@ -93,9 +93,11 @@ WITH asked AS (
 UPDATE bots b SET reserved = b.reserved + r.units FROM rests r WHERE b.id = :bot_id
 """)
 
+# A job with gates for which nothing is counted any more goes through them again.
 CLAIMS = text("""
 SELECT j.id FROM reservations v JOIN jobs j ON j.id = v.job_id
-WHERE v.bot_id = :bot_id AND j.state = 'queued' AND j.units <= :room
+WHERE v.bot_id = :bot_id AND j.state = 'queued' AND j.units <= :room AND (
+    j.gating IS NULL OR EXISTS (SELECT FROM charges c WHERE c.job_id = j.id AND c.fence = j.fence + 1))
 ORDER BY j.priority, j.queued_at, j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
 
@@ -120,24 +122,30 @@ SELECT b.id FROM bots b WHERE b.id = ANY (ARRAY(
     WHERE v.until < clock_timestamp() OR j.state IS DISTINCT FROM 'queued' OR NOT h.healthy LIMIT :limit))
 ORDER BY b.id FOR NO KEY UPDATE SKIP LOCKED
 """)
-# Jobs that rest for their reservation alone are ready again at once; one that somebody else has locked has its own
-# wait, which ends as well.
+# Jobs that rest for their reservation alone are ready again at once. One that somebody else has locked may be about to
+# get a lease elsewhere, which what was counted for it belongs to then: its reservation is left for the next time.
 DROP = text(f"""
 WITH lost AS MATERIALIZED (
     SELECT id FROM bots
     WHERE id = ANY (CAST(:bot_ids AS bigint[])) AND (:all OR NOT ({HEALTHY.of(bot="")}))
-), gone AS (
-    DELETE FROM reservations v WHERE v.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND (
+), over AS MATERIALIZED (
+    SELECT v.job_id FROM reservations v WHERE v.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND (
         v.bot_id IN (SELECT id FROM lost)
         OR v.until < clock_timestamp()
         OR NOT EXISTS (SELECT FROM jobs j WHERE j.id = v.job_id AND j.state = 'queued'))
+), held AS MATERIALIZED (
+    SELECT id, state, fence FROM jobs WHERE id = ANY (ARRAY(SELECT job_id FROM over))
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM reservations v USING over o
+    WHERE v.job_id = o.job_id AND v.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND (
+        v.job_id IN (SELECT id FROM held) OR NOT EXISTS (SELECT FROM jobs j WHERE j.id = v.job_id))
     RETURNING v.job_id, v.bot_id, v.units, v.until
 ), less AS (
     UPDATE bots b SET reserved = b.reserved - s.units
     FROM (SELECT bot_id, sum(units) AS units FROM gone GROUP BY bot_id) s WHERE b.id = s.bot_id
 ), waiting AS MATERIALIZED (
-    SELECT id, state, fence FROM jobs WHERE id = ANY (ARRAY(SELECT job_id FROM gone)) AND state IN ('queued', 'parked')
-    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT h.id, h.state, h.fence FROM held h JOIN gone g ON g.job_id = h.id WHERE h.state IN ('queued', 'parked')
 ), ready AS (
     UPDATE jobs j SET schedule_after = NULL, reason = CASE j.state WHEN 'parked' THEN j.reason END
     FROM gone g WHERE g.job_id = j.id AND j.schedule_after = g.until
@@ -149,8 +157,8 @@ WITH lost AS MATERIALIZED (
     FROM waiting w JOIN gone g ON g.job_id = w.id LEFT JOIN lost l ON l.id = g.bot_id
     WHERE w.state = 'queued'
 )
-SELECT g.job_id, c.fence FROM gone g LEFT JOIN jobs j ON j.id = g.job_id
-LEFT JOIN charges c ON c.job_id = g.job_id AND c.fence = j.fence + 1
+SELECT g.job_id, c.fence FROM gone g LEFT JOIN held h ON h.id = g.job_id
+LEFT JOIN charges c ON c.job_id = g.job_id AND c.fence = h.fence + 1
 """)
 
 
