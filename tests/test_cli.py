@@ -1,6 +1,7 @@
 """The console script: exit codes, the one line on standard error, JSON on standard output."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import structlog
 from pydantic import BaseModel
 
 from assigner import config, exits, keys, operate
@@ -58,6 +60,9 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         monkeypatch.delenv(name)
     monkeypatch.setenv("LEASEHOLD_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
+    # What a program sets up for itself would outlive it here.
+    monkeypatch.setattr(structlog, "configure", lambda **_: None)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
 
     def call(*arguments: str) -> str:
         assert exits.run(cli, arguments) == 2
