@@ -84,7 +84,7 @@ class CheckerSettings(BaseModel):
 
 
 def _made(group: str, kind: str, method: str, *arguments: str) -> Any:
-    place, made = plugins.offered(group, kind, noun="checker", built_in=(NONE,))
+    place, made = plugins.offered(group, kind, noun="a checker", built_in=(NONE,))
     try:
         inspect.signature(getattr(made, method)).bind(*arguments)
     except (AttributeError, TypeError, ValueError):

@@ -9,12 +9,11 @@ the group "leasehold.estimators", a function of one request as the gateway takes
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from assigner import keys
+from assigner import plugins
 from schema.errors import LeaseholdError
 from schema.limits import escaped
 from schema.requests import DEFAULT_INSTANCE, MAX_COST
@@ -61,18 +60,7 @@ def load(name: str) -> Estimator:
     """The estimator of this name. Raises ValueError if there is none, or it cannot be used."""
     if name == USAGE:
         return usage
-    found = list(entry_points(group=GROUP, name=name))
-    if not found:
-        known = sorted({USAGE, *entry_points(group=GROUP).names})
-        listed = ", ".join(f"'{escaped(each, 80)}'" for each in known)
-        raise ValueError(f"'{escaped(name, 80)}' is not an estimator: there are {listed}{keys.meant(name, known)}")
-    if len(found) > 1:
-        raise ValueError(f"'{escaped(name, 80)}' is offered by {len(found)} packages")
-    place = f"'{escaped(name, 80)}' ({escaped(found[0].value, 80)})"
-    try:
-        made = found[0].load()
-    except Exception as error:
-        raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {escaped(str(error))}") from error
+    place, made = plugins.offered(GROUP, name, noun="an estimator", built_in=(USAGE,))
     if not callable(made):
         raise ValueError(f"{place} is not an estimator: it cannot be called")
     estimator: Estimator = made

@@ -96,11 +96,6 @@ class Weighed:
     all_used: float
     all_weights: float
 
-    def deficit(self, instance: int) -> float:
-        """What it has of everything that was used, without what it ought to have; below 0 it has had less than its
-        due."""
-        return self.used[instance] / max(1.0, self.all_used) - self.target(instance)
-
     def target(self, instance: int) -> float:
         """Its part of everything that is used."""
         return self.weights[instance] / self.all_weights

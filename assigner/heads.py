@@ -60,7 +60,7 @@ class Heads:
             )
             # Where jobs have deadlines, some of those behind may come before those in front.
             dated = {head.queue.place for head in found if head.deadline is not None} & self.cut
-            return found + (self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._room * even))))
+            return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._room * even)))
         return self._next(dict.fromkeys(self._queues, max(LEAST, math.ceil(SPARE * self._room * even))))
 
     def more(self, left: Sequence[Head], started: Mapping[Place, int]) -> list[Head]:

@@ -10,7 +10,7 @@ from schema.limits import escaped
 
 def offered(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tuple[str, Any]:
     """What the entry point `kind` of the group gives, an instance where it names a class, and the place that it comes
-    from. `noun` says what it should be.
+    from. `noun` says with its article what it should be.
 
     Raises ValueError if there is none, several packages offer one, or it cannot be loaded.
     """
@@ -18,7 +18,7 @@ def offered(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tup
     if not found:
         known = sorted({*built_in, *entry_points(group=group).names})
         listed = ", ".join(f"'{escaped(name, 80)}'" for name in known)
-        raise ValueError(f"'{escaped(kind, 80)}' is not a {noun}: there are {listed}{keys.meant(kind, known)}")
+        raise ValueError(f"'{escaped(kind, 80)}' is not {noun}: there are {listed}{keys.meant(kind, known)}")
     if len(found) > 1:
         raise ValueError(f"'{escaped(kind, 80)}' is offered by {len(found)} packages")
     place = f"'{escaped(kind, 80)}' ({escaped(found[0].value, 80)})"

@@ -3,15 +3,13 @@ read what was written; which one, the configuration says."""
 
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from statistics import quantiles
 from typing import Protocol
 
-from assigner import keys
+from assigner import plugins
 from schema import predictions
 from schema.engine import Database
 from schema.errors import LeaseholdError
-from schema.limits import escaped
 from schema.predictions import Prediction
 from schema.requests import MAX_TIMEOUT
 
@@ -41,21 +39,13 @@ def load(kind: str) -> Predictor:
     used."""
     if kind == QUANTILES:
         return Quantiles()
-    found = list(entry_points(group=GROUP, name=kind))
-    place = f"'{escaped(kind, 80)}'"
-    if len(found) != 1:
-        known = sorted({QUANTILES, *entry_points(group=GROUP).names})
-        listed = ", ".join(f"'{escaped(name, 80)}'" for name in known)
-        many = f"is offered by {len(found)} packages" if found else f"is not a predictor: there are {listed}"
-        raise ValueError(f"{place} {many}{keys.meant(kind, known)}")
+    place, made = plugins.offered(GROUP, kind, noun="a predictor", built_in=(QUANTILES,))
     try:
-        made = found[0].load()
-        made = made() if isinstance(made, type) else made
         inspect.signature(made.predict).bind({})
-    except Exception as error:
-        raise ValueError(f"{place} cannot be used: {type(error).__name__}: {escaped(str(error))}") from error
-    offered: Predictor = made
-    return offered
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"{place} is not a predictor: it has no predict(ran)") from None
+    predictor: Predictor = made
+    return predictor
 
 
 def predict(database: Database, kind: str) -> None:

@@ -65,7 +65,7 @@ def load(kind: str) -> Strategy:
     """
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]()
-    place, made = plugins.offered(GROUP, kind, noun="strategy", built_in=(LOCALITY, *_BUILT_IN))
+    place, made = plugins.offered(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
     if not isinstance(getattr(made, "wants_warm", None), bool):
         raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
     if not isinstance(getattr(made, "wants_success", False), bool):

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from assigner import estimates
+from assigner import estimates, plugins
 from assigner.estimates import EstimateSettings
 from schema.errors import LeaseholdError
 from schema.requests import JobRequest
@@ -45,7 +45,7 @@ def test_sa_24_nothing_is_guessed_unless_it_is_asked_for_or_if_the_job_says_so_i
 def test_sa_24_a_package_may_guess_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     offered = {"seven": "tests.test_estimates:seven", "wrong": "tests.test_estimates:wrong", "absent": "tests:absent"}
     found = EntryPoints(EntryPoint(name, place, estimates.GROUP) for name, place in offered.items())
-    monkeypatch.setattr(estimates, "entry_points", lambda **which: found.select(**which))
+    monkeypatch.setattr(plugins, "entry_points", lambda **which: found.select(**which))
     made = EstimateSettings(estimator="seven").estimate
     assert estimates.with_estimate(request(), made)["estimated_cost"] == 7
     with pytest.raises(LeaseholdError, match="estimator 'wrong' gave -1"):

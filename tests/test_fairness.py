@@ -71,7 +71,9 @@ def deficits(pool: Pool) -> dict[str, float]:
     book = pool.book()
     assert book.shares is not None
     weighed = fairness.weigh(book.shares, book)
-    return {name: weighed.deficit(pool.id(name)) for name in pool.weights}
+    all_used = max(1.0, weighed.all_used)
+    ids = {name: pool.id(name) for name in pool.weights}
+    return {name: weighed.used[nth] / all_used - weighed.target(nth) for name, nth in ids.items()}
 
 
 GOLDEN = Pool({"a": 3, "b": 1}, used={"a": 1000, "b": 500}, completed={"a": 9, "b": 9})

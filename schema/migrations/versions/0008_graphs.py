@@ -348,7 +348,7 @@ FROM graphs g JOIN instances i ON i.id = g.instance
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE n.outcome IS NULL) AS waiting,
         count(*) FILTER (WHERE j.state = 'blocked') AS blocked,
-        count(*) FILTER (WHERE j.state = 'queued') AS queued,
+        count(*) FILTER (WHERE j.state IN ('queued', 'deferred')) AS queued,
         count(*) FILTER (WHERE j.state = 'parked') AS parked,
         count(*) FILTER (WHERE j.state IN ('leased', 'running', 'cancelling')) AS active,
         count(*) FILTER (WHERE n.outcome = 'succeeded') AS succeeded,
