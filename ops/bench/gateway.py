@@ -160,6 +160,8 @@ def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, cli
             after = read(running)
             heard = bots_.stop()
         left = count(database, "SELECT count(*) FROM jobs WHERE state = 'queued'")
+        if not left:
+            raise LeaseholdError(f"{jobs} jobs are not enough for these bots in {seconds:g} seconds: give more (--jobs)")
         checked(database)
         took = after.at - before.at
         return {
@@ -235,7 +237,7 @@ def _table(title: str, found: dict[str, Any]) -> Table:
 @click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
 @click.option("--busy", "working", type=click.IntRange(0, 5000), default=200, show_default=True, help="Bots that work.")
 @click.option("--capacity", type=click.IntRange(1, 100), default=4, show_default=True, help="Of a bot that works.")
-@click.option("--jobs", type=click.IntRange(1), default=60_000, show_default=True, help="Queued for them.")
+@click.option("--jobs", type=click.IntRange(1), default=150_000, show_default=True, help="Queued for them.")
 @click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="That they work.")
 @click.option("--idle", "resting", type=click.IntRange(0, 15_000), default=10_000, show_default=True, help="Idle bots.")
 @click.option("--watch", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds of idleness.")
