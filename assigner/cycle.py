@@ -15,8 +15,8 @@ from assigner.reclaim import BATCH, reclaim, reclaim_admitted
 from assigner.registry import SUCCESS
 from assigner.strategies import Snapshot
 from assigner.tuning import AssignerSettings
-from assigner.turns import Turns
-from schema import chores, moves, platforms, ready, turns, unservable
+from assigner.turns import Queueing, Turns
+from schema import chores, moves, platforms, ready, unservable
 from schema.clock import Monotonic
 from schema.engine import Database
 from schema.front import Front
@@ -41,7 +41,7 @@ NO_ROOM = "no bot that offers what it requires has enough free units"
 
 @dataclass
 class Cycle:
-    """What one cycle did; it waited so many seconds for its turn."""
+    """What one cycle did; it waited so many seconds for its turn, or was put off."""
 
     picked: int = 0
     granted: list[Granted] = field(default_factory=list)
@@ -50,6 +50,7 @@ class Cycle:
     evicted: int = 0
     attempted: bool = False
     waited: float = 0.0
+    put_off: bool = False
     gated: bool = False
     owed: bool = False
     admitted: Admitted | None = None
@@ -61,6 +62,7 @@ class Cycle:
         self.postponed += other.postponed
         self.lost += other.lost
         self.waited += other.waited
+        self.put_off = other.put_off
         self.admitted = other.admitted
 
 
@@ -95,6 +97,7 @@ class PriorityAgeAssigner:
         self._chance, self._now = chance, now
         self._batch, self._offers = Batch(), Offers()
         self._gatehouse, self._turns = Gatehouse(rules, name=name, chance=chance, now=now), Turns(now)
+        self._queueing, self._gated_queueing = Queueing(now, chance), Queueing(now, chance)
         self._forget()
         self._pace = Pace(chance)
         self._next_reclaim = self._next_claim = now()
@@ -108,13 +111,16 @@ class PriorityAgeAssigner:
         """One cycle; returns the seconds to sleep before the next one."""
         began = self._now()
         cycle = self._database.run(self._cycle, undone=self._forget)
+        if cycle.put_off:
+            return self._queueing.pause()
         if cycle.owed and self._quotas.preemption and self._now() >= self._next_claim:
             self._next_claim = self._now() + self._settings.interval
             cycle.evicted += self._turns.run(self._database, self._claim) or 0
         if cycle.gated:
             cycle.add(self._gated())
         seconds = self._now() - began - cycle.waited
-        self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
+        if not cycle.put_off:
+            self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
             granted=len(cycle.granted),
@@ -124,6 +130,8 @@ class PriorityAgeAssigner:
             strategy=self._settings.strategy.kind,
         )
         busy = bool(cycle.granted or cycle.lost or cycle.evicted)
+        if cycle.put_off and not busy:
+            return self._gated_queueing.pause()
         returns = None if cycle.admitted is None else cycle.admitted.returns
         return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.postponed), returns=returns)
 
@@ -133,7 +141,8 @@ class PriorityAgeAssigner:
 
     def _cycle(self, connection: Connection) -> Cycle:
         settings, cycle = self._settings, Cycle()
-        self._take_turn(connection, cycle)
+        if not self._take_turn(connection, cycle, self._queueing):
+            return cycle
         seen = chores.look(connection)
         cycle.gated, cycle.owed = seen.gated, seen.owed
         if seen.rested:
@@ -194,7 +203,8 @@ class PriorityAgeAssigner:
     def _gated_cycle(self, connection: Connection) -> Cycle:
         """Place jobs that ask for more than a place, in a transaction that a limit reached meanwhile undoes."""
         cycle = Cycle()
-        self._take_turn(connection, cycle)
+        if not self._take_turn(connection, cycle, self._gated_queueing):
+            return cycle
         batch = self._batch.size(self._settings.batch)
         scope, pace = self._scope(connection), self._settings.interval
         cycle.admitted = self._gatehouse.pick(connection, scope, batch=batch, pace=pace)
@@ -212,11 +222,11 @@ class PriorityAgeAssigner:
             self._gatehouse.charge(connection, cycle.admitted, cycle.granted)
         return cycle
 
-    def _take_turn(self, connection: Connection, cycle: Cycle) -> None:
+    def _take_turn(self, connection: Connection, cycle: Cycle, queueing: Queueing) -> bool:
         if self._batch.grown:
-            began = self._now()
-            turns.take(connection, at_once(self._settings.at_once), chance=self._chance)
-            cycle.waited = self._now() - began
+            cycle.put_off = not queueing.take(connection, at_once(self._settings.at_once))
+            cycle.waited = queueing.waited
+        return not cycle.put_off
 
     def _scope(self, connection: Connection) -> Scope:
         names = self._settings.instances

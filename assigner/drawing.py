@@ -14,12 +14,14 @@ from assigner.offers import Offers
 from assigner.sampling import Group
 from schema import candidates, windows
 from schema.candidates import LOOK, FreeBot, Wanted
-from schema.windows import Seen, Walk
+from schema.windows import WHOLE, Part, Seen, Walk
 
 #: Rounds in which groups draw; between two of them it is asked what the kinds that they came upon offer.
 ROUNDS = 3
 #: Facts that are asked for at once, each at some 3 µs of the server and as much of ours.
 ASKED = 10_000
+#: How many times the room that a group needs fewer bots than it wants to draw must have to suffice.
+AMPLE = 2
 #: Kinds of bots up to which a window is sorted by kind; of more, groups look at one bot after another.
 SORTED = 64
 
@@ -41,7 +43,7 @@ class _Pile:
 
     def offering(self, known: dict[int, bool]) -> list[Seen]:
         """The bots of the kinds that are known to offer something."""
-        kinds = tuple(kind for kind in self.kinds if known[kind])
+        kinds = tuple([kind for kind in self.kinds if known[kind]])
         if kinds not in self._offering:
             self._offering[kinds] = [seen for kind in kinds for seen in self.kinds[kind]]
         return self._offering[kinds]
@@ -53,6 +55,7 @@ class _Drawer:
 
     want: Wanted
     jobs: int
+    sample_size: int
     pile: _Pile
     start: float
     stride: float
@@ -73,10 +76,15 @@ class _Drawer:
         else:
             bots = self.pile.bots
         drawn, unknown = self._around(bots, known)
-        if not unknown and (self.pile.whole or len(drawn) == self.want.count):
+        if not unknown and (self.pile.whole or len(drawn) == self.want.count or self._ample(drawn)):
             self.found = [seen.bot for seen in drawn]
             self._reckon(drawn)
         return unknown
+
+    def _ample(self, drawn: Sequence[Seen]) -> bool:
+        """Whether each of its jobs will have enough of these to choose from, since none of them will be full."""
+        need = AMPLE * self.want.units * self.jobs
+        return len(drawn) >= self.sample_size and sum(seen.left for seen in drawn) >= need
 
     def _around(self, bots: list[Seen], known: dict[int, bool]) -> tuple[list[Seen], list[Seen]]:
         """Enough bots that may do, and those of them that are not known to: from a random place in random steps, so
@@ -103,31 +111,41 @@ class _Drawer:
     def _reckon(self, drawn: Sequence[Seen]) -> None:
         """Its jobs may go to the first of them: of bots that are not all, no more are drawn than they have room for."""
         if not self.pile.whole:
+            each = ceil(self.jobs / len(drawn))
             for seen in islice(drawn, self.jobs):
-                seen.left -= self.want.units
+                seen.left -= self.want.units * each
 
 
 def drawn(
-    connection: Connection, groups: Sequence[Group], *, sample_size: int, offers: Offers, chance: random.Random
+    connection: Connection,
+    groups: Sequence[Group],
+    *,
+    sample_size: int,
+    offers: Offers,
+    chance: random.Random,
+    within: Part = WHOLE,
 ) -> list[list[FreeBot]]:
     """Candidates for each group, read without locks: a random draw from a window that is a random part of the free
-    bots, as large as the batch.
+    bots `within` a part of the ring, as large as the batch.
 
     A group for which the window holds too few, though there may be more, is sampled by itself.
     """
-    piles = _piles(connection, groups, sample_size=sample_size, kinds=offers.kinds, chance=chance)
+    piles = _piles(connection, groups, sample_size=sample_size, kinds=offers.kinds, chance=chance, within=within)
     offers.kinds = max(len(pile.kinds) for pile in piles.values())
     drawers = [
         _Drawer(
             group.wanted(sample_size),
             len(group.jobs),
+            sample_size,
             piles[group.cohort, group.instance],
             chance.random(),
             chance.random(),
         )
         for group in groups
     ]
-    tried = waiting = [each for each in drawers if not offers.passed_by(each.key)]
+    # That a part of the bots does not do for a group says nothing of the next part.
+    tried = [] if within != WHOLE else [each for each in drawers if not offers.passed_by(each.key)]
+    waiting = tried if within == WHOLE else drawers
     for turn in range(ROUNDS):
         unknown: dict[tuple[int, int], int] = {}
         undecided: list[_Drawer] = []
@@ -156,7 +174,13 @@ def _alone(connection: Connection, short: Sequence[_Drawer], *, chance: random.R
 
 
 def _piles(
-    connection: Connection, groups: Sequence[Group], *, sample_size: int, kinds: int, chance: random.Random
+    connection: Connection,
+    groups: Sequence[Group],
+    *,
+    sample_size: int,
+    kinds: int,
+    chance: random.Random,
+    within: Part,
 ) -> dict[tuple[int, int], _Pile]:
     """By cohort and instance. Each walk is as long as it has jobs, and longer by its share of a margin, at least by a
     sample: then the last job finds as many bots that are free still as the first. The margin is `LOOK`, or two samples
@@ -172,9 +196,9 @@ def _piles(
             jobs[way] += len(group.jobs)
     share = min(max(LOOK, 2 * sample_size * kinds), 4 * LOOK) / sum(len(group.jobs) for group in groups)
     walks = [Walk(*way, limit=some + max(sample_size, ceil(share * some))) for way, some in jobs.items()]
-    found = windows.look(connection, walks, chance=chance)
+    found = windows.look(connection, walks, chance=chance, within=within)
     parts = {
-        way: _Pile(bots, _by_kind(bots), whole=len(bots) < walk.limit)
+        way: _Pile(bots, _by_kind(bots), whole=within == WHOLE and len(bots) < walk.limit)
         for way, walk, bots in zip(jobs, walks, found, strict=True)
     }
     return {key: _joined([parts[way] for way in own]) for key, own in ways.items()}

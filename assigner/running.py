@@ -22,8 +22,12 @@ from assigner.upkeep import Upkeep
 from schema import clock
 from schema.engine import Database
 from schema.errors import BadInput
+from schema.garbage import seldom_searched
 from schema.wakeups import Wakeups
 
+#: New objects between two searches for garbage, and how seldom older objects are searched. A cycle makes some twenty for
+#: each job, a batch of 500 more than Python's own value, which is 700, and they are gone when it ends.
+GARBAGE = (50_000, 10, 10)
 #: Seconds a loop gets to end its transaction at shutdown; more than the statement timeout would not help.
 STOP_WITHIN = 10.0
 
@@ -120,6 +124,7 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
     with (
         Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
         installation.ready_database(f"assign {name}") as database,
+        seldom_searched(*GARBAGE),
     ):
         reloader = Reloader(
             installation.config, installation.sections, installation.environ, current=installation.settings

@@ -12,17 +12,16 @@ from assigner.drawing import drawn
 from assigner.offers import Offers
 from assigner.sampling import Group, grouped
 from assigner.strategies import Snapshot
-from schema import candidates, success
+from schema import candidates, success, windows
 from schema.candidates import FreeBot, Wanted
 from schema.moves import Alike
 from schema.ready import ReadyJob
 
 S = TypeVar("S", bound=Snapshot)
 
-#: Groups up to which each is sampled by itself, in one statement; a window for all of them takes two.
+#: Groups up to which each is sampled by itself if they have few jobs, and from a part of the bots where nobody else
+#: places if they have many. More groups share a window, and all of the bots.
 FEW = 4
-#: How many times the room that is needed a part of the bots must have.
-AMPLE = 2
 
 
 def sampled(
@@ -41,31 +40,15 @@ def sampled(
     `offers` is what is remembered of this pool's bots; more of it may be learnt.
     """
     groups = grouped(jobs)
-    if len(groups) <= FEW:
-        found = _apart(connection, groups, sample_size=sample_size, chance=chance)
+    if len(groups) <= FEW and len(jobs) < CROWD:
+        found = candidates.sample(connection, [group.wanted(sample_size) for group in groups], chance=chance)
     else:
-        found = drawn(connection, groups, sample_size=sample_size, offers=offers, chance=chance)
+        part = windows.claim(connection, chance=chance) if len(groups) <= FEW else windows.WHOLE
+        found = drawn(connection, groups, sample_size=sample_size, offers=offers, chance=chance, within=part)
     if with_warm:
         found = _with_warm(connection, groups, found)
     seen = _with_hits(connection, jobs, groups, found)
     return with_rates(connection, seen) if with_success else seen
-
-
-def _apart(
-    connection: Connection, groups: Sequence[Group], *, sample_size: int, chance: random.Random
-) -> list[list[FreeBot]]:
-    """Candidates for each group; if there is much to place, from a part of the bots where nobody else places, provided
-    that it has plenty of room."""
-    wanted = [group.wanted(sample_size) for group in groups]
-    if sum(len(group.jobs) for group in groups) >= CROWD:
-        part = candidates.claim(connection, chance=chance)
-        found = candidates.sample(connection, wanted, chance=chance, within=part)
-        if part == candidates.WHOLE or all(
-            len(bots) >= sample_size and sum(bot.room for bot in bots) >= AMPLE * group.units * len(group.jobs)
-            for group, bots in zip(groups, found, strict=True)
-        ):
-            return found
-    return candidates.sample(connection, wanted, chance=chance)
 
 
 def any_healthy(connection: Connection, jobs: Sequence[ReadyJob], *, with_success: bool = False) -> Snapshot:

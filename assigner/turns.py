@@ -1,10 +1,15 @@
-"""Taking turns at what is nearly used up: whoever has just been undone by a limit goes on only where nobody else does.
+"""Taking turns: at placing many jobs, which only as many assigners do at a time as there are cores, and at what is nearly
+used up, where whoever has just been undone by a limit goes on only where nobody else does.
+
+Who places many keeps its turn for several cycles: the others ask for one now and then, and stand in line only after a
+while. If each handed its turn to the next one after every cycle, each would find the cores' caches full of others'.
 
 Assigners plan on what they have read, and near a limit several of them plan for the same rest of it. One of them gets
 it, so that the pool goes on; the others are undone. Each of these takes turns for a while, without waiting for one:
 where it is not its turn, it leaves the jobs at their gates to the one whose turn it is.
 """
 
+import random
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,8 +22,37 @@ from schema.engine import Database, is_conflict
 
 T = TypeVar("T")
 
+#: Seconds, more or less, after which who has got no turn asks again, and after which it stands in line for one.
+AGAIN, IN_LINE = 0.04, 0.5
 #: Seconds for which turns are taken after a transaction was undone.
 CAREFUL = 5.0
+
+
+class Queueing:
+    """How one assigner comes to its turns at placing many jobs."""
+
+    def __init__(self, now: Monotonic, chance: random.Random) -> None:
+        self._now, self._chance = now, chance
+        self._since: float | None = None
+        #: Seconds that the latest attempt has waited.
+        self.waited = 0.0
+
+    def take(self, connection: Connection, most: int) -> bool:
+        """Take one of `most` turns, to the end of the transaction, which begins with this; false to come again after
+        `pause`. After a while a turn is waited for, and if it does not come, then done without."""
+        began, self.waited = self._now(), 0.0
+        if not turns.take_free(connection, most, chance=self._chance):
+            self._since = began if self._since is None else self._since
+            if began - self._since < IN_LINE:
+                return False
+            turns.wait(connection, most, chance=self._chance)
+            self.waited = self._now() - began
+        self._since = None
+        return True
+
+    def pause(self) -> float:
+        """Seconds after which to come again."""
+        return self._chance.uniform(0.5, 1.5) * AGAIN
 
 
 class Turns:

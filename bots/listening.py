@@ -1,7 +1,6 @@
 """Where the gateway listens, and how its server starts and stops."""
 
 import contextlib
-import gc
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from schema import limits
 from schema.errors import BadInput
+from schema.garbage import seldom_searched
 
 #: Seconds that calls under way get at shutdown; long polls are answered at once and need none of it.
 SHUTDOWN_SECONDS = 10
@@ -30,8 +30,8 @@ KEEP_ALIVE_SECONDS = 75
 #: asks thousands of peers that came in the same second in the same moment, and drops what its queue (on a loopback
 #: device 1,000 packets) does not take: few questions are lost all of them, and the connection with them.
 PROBE_AFTER, PROBE_EVERY, PROBES = 10, 3, 8
-#: New objects between two searches for garbage in cycles, and how seldom older objects are searched. Held calls are a
-#: million objects that stay: with Python's own values each search of all of them stops the gateway for 0.2 s.
+#: New objects between two searches for garbage, and how seldom older objects are searched. Held calls are a million
+#: objects that stay: with Python's own values each search of all of them stops the gateway for 0.2 s.
 GARBAGE = (2_000, 10, 5)
 
 
@@ -124,7 +124,7 @@ class Server(uvicorn.Server):
             self.config.load()
         except (OSError, ssl.SSLError) as error:
             raise BadInput("gateway.tls_cert", f"cannot be used: {error.strerror or error}") from None
-        with contextlib.closing(_bind(self._settings)) as listener, _seldom_searched():
+        with contextlib.closing(_bind(self._settings)) as listener, seldom_searched(*GARBAGE):
             self.run(sockets=[listener])
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.unlink(missing_ok=True)
@@ -154,23 +154,6 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _seldom_searched() -> Generator[None, None, None]:
-    """Search for garbage in cycles less often, and never in what is there already, if this process is the gateway's."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GARBAGE)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def _bind(settings: GatewaySettings) -> socket.socket:

@@ -26,13 +26,6 @@ LOOK = 256
 WARM_LIMIT, WARM_LOOK = 16, 64
 
 
-#: Parts of the ring of bots that assigners with much to place claim, one each, so that they do not want the same bots.
-PARTS = 8
-#: A part of the ring: sample keys from the first up to the second, without it.
-Part = tuple[float, float]
-WHOLE: Part = (0.0, 1.0)
-
-
 @dataclass(frozen=True)
 class Wanted:
     """Jobs that are alike for the choice of a bot, and how many candidates are wanted for them."""
@@ -55,12 +48,6 @@ class FreeBot:
     capacity: int
 
 
-_WITHIN = "sample_key >= :low AND sample_key < :high"
-# Who has claimed a part has it until its transaction ends; whoever finds all of them claimed does without.
-CLAIM = text("""
-SELECT part FROM unnest(CAST(:parts AS integer[])) AS p (part)
-WHERE pg_try_advisory_xact_lock(hashtext('leasehold.part'), part) LIMIT 1
-""")
 # Lateral subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
 # Of an array that is the value of a subquery the planner does not count the elements, and so makes one plan for all.
 SAMPLE = text(f"""
@@ -76,9 +63,9 @@ FROM (
 CROSS JOIN LATERAL (
     SELECT b.id, b.name, b.priority, b.capacity, b.room
     FROM (
-        {rings.offering("w", start="w.start", limit="w.count * :ring", within=_WITHIN)}
+        {rings.offering("w", start="w.start", limit="w.count * :ring")}
         UNION
-        SELECT f.bot_id FROM ({rings.free("w", start="w.start", limit="w.count * :ring", within=_WITHIN)}) f
+        SELECT f.bot_id FROM ({rings.free("w", start="w.start", limit="w.count * :ring")}) f
         CROSS JOIN LATERAL (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = f.bot_id OFFSET 0) bp
     ) near
@@ -146,20 +133,8 @@ WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND hint = ANY (CAST(:hints AS t
 """)
 
 
-def claim(connection: Connection, *, chance: random.Random) -> Part:
-    """A part of the ring that no other assigner places on, until the transaction ends; the whole ring, unclaimed, if
-    others have all of the parts."""
-    parts = chance.sample(range(PARTS), PARTS)
-    part = connection.execute(CLAIM, {"parts": parts}).scalar_one_or_none()
-    return WHOLE if part is None else (part / PARTS, (part + 1) / PARTS)
-
-
-def sample(
-    connection: Connection, wanted: Sequence[Wanted], *, chance: random.Random, within: Part = WHOLE
-) -> list[list[FreeBot]]:
-    """Read candidates for each of `wanted`, without locks, at random: at most its count, fewer if few are free. Only
-    bots `within` that part of the ring."""
-    low, high = within
+def sample(connection: Connection, wanted: Sequence[Wanted], *, chance: random.Random) -> list[list[FreeBot]]:
+    """Read candidates for each of `wanted`, without locks, at random: at most its count, fewer if few are free."""
     rows = connection.execute(
         SAMPLE,
         {
@@ -168,9 +143,7 @@ def sample(
             "platforms": [want.platform for want in wanted],
             "units": [want.units for want in wanted],
             "counts": [want.count for want in wanted],
-            "starts": [chance.uniform(low, high) for _ in wanted],
-            "low": low,
-            "high": high,
+            "starts": [chance.random() for _ in wanted],
             "ring": RING,
         },
     )

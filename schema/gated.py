@@ -266,7 +266,7 @@ def _head(row: Row[Any], queue: GatedQueue) -> Head:
     id, public_id, cohort, instance, platform, priority, units, hint, considered = values[:9]
     rank, queued_at, attempts, estimate, seconds, deadline, own = values[9:16]
     return Head(
-        ReadyJob(id, str(public_id), cohort, instance, platform, priority, units, hint, considered),
+        ReadyJob(id, public_id, cohort, instance, platform, priority, units, hint, considered),
         queue,
         rank,
         queued_at,

@@ -17,12 +17,15 @@ from schema.newest import newest_quota
 #: Seconds for which an eviction lowers the maximum of the instance that was evicted (BuildGrid).
 EVICTION_COOLDOWN = 600.0
 
-#: The effective maximum of quota `q`, NULL if there is none: each eviction of the instance within the cooldown takes
-#: one off its maximum, down to its minimum (BuildGrid). With 10, 4 and seven evictions it is 4. The function counts
-#: what is committed when it is called, also evictions that were written while its statement waited for a lock.
-EFFECTIVE_MAX = """
-    CASE WHEN q.max_quota IS NOT NULL
-        THEN effective_max(q.cohort, q.instance, q.min_quota, q.max_quota, :cooldown) END"""
+# Each eviction of the instance within the cooldown takes one off its maximum, down to its minimum (BuildGrid). With 10,
+# 4 and seven evictions it is 4.
+_EFFECTIVE_MAX = "CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - {evicted}) END"
+#: The effective maximum of quota `q`, NULL if there is none.
+EFFECTIVE_MAX = _EFFECTIVE_MAX.format(
+    evicted="""(
+        SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
+            AND e.at > now() - make_interval(secs => :cooldown))"""
+)
 
 
 class Guard(StrEnum):
@@ -32,8 +35,8 @@ class Guard(StrEnum):
     MAX = "max"
 
 
-#: The limit of a quota `q` under a guard.
-LIMIT = {Guard.MIN: "q.min_quota", Guard.MAX: EFFECTIVE_MAX}
+#: The limit of a quota `q` under a guard, where `q.evicted` says how often it was evicted.
+LIMIT = {Guard.MIN: "q.min_quota", Guard.MAX: _EFFECTIVE_MAX.format(evicted="q.evicted")}
 
 #: What bots keep for queued jobs, each with its cohort and instance: as good as used, or others would take of the quota
 #: what an eviction has freed.
@@ -54,8 +57,9 @@ SHORT_AMONG = text(f"""
 SELECT EXISTS (
     SELECT FROM (SELECT CAST(:cohort AS integer) AS cohort, unnest(CAST(:instances AS integer[])) AS instance) w
     CROSS JOIN LATERAL {newest_quota("w", columns="*")} q
-    WHERE q.max_quota IS NOT NULL
-        AND ({EFFECTIVE_MAX}) - q.usage - kept_units(q.cohort, q.instance) < :units)
+    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM ({KEPT}) kept GROUP BY cohort, instance) k
+        ON k.cohort = q.cohort AND k.instance = q.instance
+    WHERE q.max_quota IS NOT NULL AND {HEADROOM[Guard.MAX]} < :units)
 """)
 DRIFT = text("""
 SELECT FROM quotas q

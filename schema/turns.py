@@ -23,17 +23,20 @@ FROM (SELECT current_setting('lock_timeout') AS before OFFSET 0) was
 PATIENCE = 3000
 
 
-def take(connection: Connection, turns: int, *, chance: random.Random, patience: int = PATIENCE) -> bool:
-    """Take one of so many turns, to the end of the transaction; false if none came within `patience` milliseconds.
+def take_free(connection: Connection, turns: int, *, chance: random.Random) -> bool:
+    """Take one of so many turns, to the end of the transaction, if one of them is free."""
+    return connection.execute(FREE, {"turns": chance.sample(range(turns), turns)}).first() is not None
+
+
+def wait(connection: Connection, turns: int, *, chance: random.Random, patience: int = PATIENCE) -> bool:
+    """Take one of so many turns, which none has free, as soon as it is; false if that is not within `patience`
+    milliseconds.
 
     Begin the transaction with it: who holds rows while it waits makes others wait for them.
     """
-    order = chance.sample(range(turns), turns)
-    if connection.execute(FREE, {"turns": order}).first() is not None:
-        return True
     try:
         with connection.begin_nested():
-            connection.execute(NEXT, {"turn": order[0], "patience": f"{patience}ms"})
+            connection.execute(NEXT, {"turn": chance.randrange(turns), "patience": f"{patience}ms"})
             return True
     except DBAPIError as error:
         # A statement may be given less time than a lock.

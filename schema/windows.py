@@ -13,6 +13,12 @@ from sqlalchemy import Connection, text
 from schema import rings
 from schema.candidates import FreeBot
 
+#: Parts of the ring of bots that assigners with much to place claim, one each, so that they do not want the same bots.
+PARTS = 8
+#: A part of the ring: sample keys from the first up to the second, without it.
+Part = tuple[float, float]
+WHOLE: Part = (0.0, 1.0)
+
 
 @dataclass(frozen=True)
 class Walk:
@@ -35,8 +41,16 @@ class Seen:
 
 POOLS = text("SELECT id, pool FROM instances WHERE id = ANY (CAST(:instances AS integer[])) AND pool IS NOT NULL")
 
+# Who has claimed a part has it until its transaction ends; whoever finds all of them claimed does without.
+CLAIM = text("""
+SELECT part FROM unnest(CAST(:parts AS integer[])) AS p (part)
+WHERE pg_try_advisory_xact_lock(hashtext('leasehold.part'), part) LIMIT 1
+""")
+_WITHIN = "sample_key >= :low AND sample_key < :high"
 _COLUMNS = "id, name, priority, capacity, capacity - in_use - reserved AS room, kind"
-_EVERY, _OWN, _POOLED = rings.free_apart(_COLUMNS, "w", start=":start", limit="w.upto")
+_EVERY, _OWN, _POOLED = rings.free_apart(
+    _COLUMNS, "w", start=":start", limit="w.upto", within=_WITHIN
+)
 # Most cohorts have no bot that serves one instance only, which one look decides for all of their instances.
 WINDOW = text(f"""
 WITH walks AS MATERIALIZED (
@@ -79,8 +93,20 @@ def pools(connection: Connection, instances: Collection[int]) -> dict[int, str]:
     return {row.id: row.pool for row in connection.execute(POOLS, {"instances": list(instances)})}
 
 
-def look(connection: Connection, walks: Sequence[Walk], *, chance: random.Random) -> list[list[Seen]]:
-    """The free bots of each walk, without locks, from a random place; fewer than its limit are all there are."""
+def claim(connection: Connection, *, chance: random.Random) -> Part:
+    """A part of the ring that no other assigner places on, until the transaction ends; the whole ring, unclaimed, if
+    others have all of the parts."""
+    parts = chance.sample(range(PARTS), PARTS)
+    part = connection.execute(CLAIM, {"parts": parts}).scalar_one_or_none()
+    return WHOLE if part is None else (part / PARTS, (part + 1) / PARTS)
+
+
+def look(
+    connection: Connection, walks: Sequence[Walk], *, chance: random.Random, within: Part = WHOLE
+) -> list[list[Seen]]:
+    """The free bots of each walk that are `within` that part of the ring, without locks, from a random place in it;
+    fewer than its limit are all there are."""
+    low, high = within
     rows = connection.execute(
         WINDOW,
         {
@@ -88,11 +114,13 @@ def look(connection: Connection, walks: Sequence[Walk], *, chance: random.Random
             "instances": [walk.instance for walk in walks],
             "pools": [walk.pool for walk in walks],
             "limits": [walk.limit for walk in walks],
-            "start": chance.random(),
+            "start": chance.uniform(low, high),
+            "low": low,
+            "high": high,
         },
     )
     found: list[list[Seen]] = [[] for _ in walks]
-    for nth, bot_id, name, priority, capacity, room, kind in rows:
+    for nth, bot_id, name, priority, capacity, room, kind in rows.all():
         found[nth - 1].append(Seen(FreeBot(bot_id, name, priority, room, capacity), kind, room))
     return found
 
@@ -102,4 +130,4 @@ def offered(connection: Connection, pairs: Collection[tuple[int, int]]) -> list[
     rows = connection.execute(
         OFFERED, {"platforms": [platform for platform, _ in pairs], "bot_ids": [bot_id for _, bot_id in pairs]}
     )
-    return [(row.platform, row.kind, row.offered) for row in rows]
+    return [(row.platform, row.kind, row.offered) for row in rows.all()]

@@ -9,7 +9,7 @@ from assigner import snapshot
 from assigner.batching import CROWD
 from assigner.offers import Offers
 from schema import ready
-from schema.candidates import PARTS
+from schema.windows import PARTS
 from schema.ready import Order, Scope
 from tests import filling
 from tests.pool import Pool

@@ -18,7 +18,7 @@ from assigner.cycle import PriorityAgeAssigner
 from assigner.loops import Loop
 from assigner.quotas import QuotaSettings
 from assigner.tuning import AssignerSettings
-from schema import clock, moves, quotas
+from schema import clock, ledger, moves, quotas
 from schema.engine import Database, DatabaseSettings
 from schema.errors import NotFound
 from schema.timing import Timing
@@ -39,10 +39,10 @@ BOTS, CAPACITY, WAITING = 6, 2, 15
 MINIMUMS = 8
 RULES = QuotaSettings(preemption_delay=1.0, eviction_cooldown=5.0, min_run_time=0.2, reservation=2.0)
 SAMPLE = 0.25
-LOOK = text("""
+LOOK = text(f"""
 SELECT q.cohort, q.instance, q.usage, q.min_quota, q.max_quota,
     (SELECT coalesce(sum(l.units), 0) FROM live l WHERE l.cohort = q.cohort AND l.instance = q.instance) AS live,
-    effective_max(q.cohort, q.instance, q.min_quota, q.max_quota, :cooldown) AS maximum,
+    {ledger.EFFECTIVE_MAX} AS maximum,
     EXISTS (SELECT FROM jobs j WHERE j.cohort = q.cohort AND j.instance = q.instance AND j.state = 'queued'
         AND j.units = 1 AND j.queued_at < clock_timestamp() - make_interval(secs => :delay)) AS waits
 FROM quotas q""")

@@ -9,6 +9,8 @@ from sqlalchemy import Connection, text
 
 from assigner.batching import LEAST, LEAST_AT_ONCE, at_once
 from assigner.cycle import PriorityAgeAssigner
+from assigner.tuning import AssignerSettings
+from assigner.turns import AGAIN, IN_LINE
 from schema import ready, turns
 from schema.ready import Order, Scope
 from tests.pool import Pool
@@ -19,7 +21,8 @@ TIMEOUT = text("SELECT current_setting('lock_timeout')")
 
 
 def taken(connection: Connection, number: int) -> bool:
-    return turns.take(connection, number, chance=random.Random(1))
+    chance = random.Random(1)
+    return turns.take_free(connection, number, chance=chance) or turns.wait(connection, number, chance=chance)
 
 
 @pytest.fixture
@@ -29,15 +32,28 @@ def race(pool: Pool) -> Iterator[Race]:
     made.close()
 
 
+class Busy:
+    """An assigner, one at a time, that has had much to place, and has more; its time goes on when it is told to."""
+
+    def __init__(self, pool: Pool) -> None:
+        pool.bot(capacity=JOBS)
+        pool.submit(JOBS)
+        self.time = 0.0
+        self.assigner = PriorityAgeAssigner(
+            pool.database,
+            AssignerSettings(at_once=1),
+            timing=pool.timing,
+            chance=pool.chance,
+            name="assigner:busy",
+            now=lambda: self.time,
+        )
+        self.assigner.run_once()
+        assert len(queued(pool)) == JOBS - LEAST
+
+
 @pytest.fixture
-def busy(pool: Pool) -> PriorityAgeAssigner:
-    """An assigner, one at a time, that has had much to place, and has more."""
-    pool.bot(capacity=JOBS)
-    pool.submit(JOBS)
-    assigner = pool.assigner(at_once=1)
-    assigner.run_once()
-    assert len(queued(pool)) == JOBS - LEAST
-    return assigner
+def busy(pool: Pool) -> Busy:
+    return Busy(pool)
 
 
 def queued(pool: Pool) -> list[str]:
@@ -50,10 +66,27 @@ def queued(pool: Pool) -> list[str]:
     return pool.database.run(work)
 
 
-def test_who_waits_for_a_turn_holds_nothing_meanwhile(pool: Pool, busy: PriorityAgeAssigner, race: Race) -> None:
+def test_who_gets_no_turn_comes_again_and_places_nothing_meanwhile(pool: Pool, busy: Busy, race: Race) -> None:
     with race.first() as first:
         assert taken(first.connection, 1)
-        waiting = race.second(busy.run_once, behind=first)
+        for _ in range(3):
+            pause = race.unhindered(busy.assigner.run_once, by=first)
+            assert AGAIN / 2 <= pause <= 1.5 * AGAIN
+            busy.time += pause
+        assert len(queued(pool)) == JOBS - LEAST
+        first.commit()
+    busy.assigner.run_once()
+    assert len(queued(pool)) == JOBS - 3 * LEAST
+
+
+def test_who_has_got_no_turn_for_long_stands_in_line_and_holds_nothing_meanwhile(
+    pool: Pool, busy: Busy, race: Race
+) -> None:
+    with race.first() as first:
+        assert taken(first.connection, 1)
+        race.unhindered(busy.assigner.run_once, by=first)
+        busy.time += IN_LINE
+        waiting = race.second(busy.assigner.run_once, behind=first)
         assert len(queued(pool)) == JOBS - LEAST
         first.commit()
         outcome(waiting)
@@ -72,7 +105,8 @@ def test_who_has_little_to_place_waits_for_nobody(pool: Pool, race: Race) -> Non
 def test_who_gets_no_turn_in_time_goes_on_without(pool: Pool) -> None:
     with pool.database.engine.begin() as one, pool.database.engine.begin() as other:
         assert taken(one, 1)
-        assert not turns.take(other, 1, chance=random.Random(1), patience=10)
+        assert not turns.take_free(other, 1, chance=random.Random(1))
+        assert not turns.wait(other, 1, chance=random.Random(1), patience=10)
         assert taken(other, 2), "its transaction goes on, and there was another turn"
 
 

@@ -24,8 +24,10 @@ from shapes import PROCESSES, TOGETHER
 from schema import clock
 from schema.engine import Database, plain
 
-#: Jobs assigned in one measurement.
-JOBS = 20_000
+#: Jobs assigned in one measurement, a few seconds' work, of so many that are queued; of a shallow queue fewer.
+JOBS, QUEUED, SOME = 60_000, 70_000, 20_000
+#: Times that each side of a comparison is measured.
+RUNS = 3
 #: Jobs that are kept queued while a pace is measured; jobs that are never done.
 DEEP, ENDLESS = 30_000, 10**12
 #: Seconds of load before a snapshot is held, after which checkpoints and autovacuum do their part; seconds over which
@@ -48,11 +50,11 @@ class Ratio:
         return self.rate / self.base
 
 
-def _assigned(url: str, shape: Shape, *, processes: int = PROCESSES, jobs: int = JOBS) -> Stretch:
-    """The rate of one fresh pool of that shape; the bots have room for everything."""
+def _assigned(url: str, shape: Shape, *, processes: int, jobs: int) -> Stretch:
+    """One fresh pool of that shape; the bots have room for everything."""
     with empty(url, "scale") as target, opened(target) as database:
         fill(database, shape)
-        stretch = run(target, Assigning(), processes=processes, jobs=min(jobs, int(shape.queued * 0.9)))
+        stretch = run(target, Assigning(), processes=processes, jobs=jobs)
         checked(database)
     return stretch
 
@@ -61,12 +63,12 @@ def _room(bots: int) -> int:
     return max(4, 2 * JOBS // bots)
 
 
-def _compared(url: str, what: str, base: Shape, other: Shape, *, runs: int = 2) -> Ratio:
+def _compared(url: str, what: str, base: Shape, other: Shape, *, jobs: int) -> Ratio:
     """Both in turns; of each the better run, which is the one that the machine disturbed less."""
     rates: dict[Shape, list[float]] = {base: [], other: []}
-    for _ in range(runs):
+    for _ in range(RUNS):
         for shape in (base, other):
-            rates[shape].append(_assigned(url, shape).rate)
+            rates[shape].append(_assigned(url, shape, processes=PROCESSES, jobs=jobs).rate)
     return Ratio(what, max(rates[base]), max(rates[other]))
 
 
@@ -74,40 +76,41 @@ def depth(url: str, scale: float) -> Iterator[Ratio]:
     """1,000,000 queued against 25,000, of which 20,000 are assigned."""
     deep = int(1_000_000 * scale)
     shallow = Shape(bots=100, capacity=_room(100), queued=25_000)
-    yield _compared(url, f"{deep:,} queued / 25,000", shallow, Shape(bots=100, capacity=_room(100), queued=deep))
+    yield _compared(url, f"{deep:,} queued / 25,000", shallow, replace(shallow, queued=deep), jobs=SOME)
 
 
 def fleet(url: str, scale: float) -> Iterator[Ratio]:
     """Many bots, requirement sets and tenants against few."""
-    few = Shape(bots=100, capacity=_room(100), queued=25_000)
+    few, jobs = Shape(bots=100, capacity=_room(100), queued=int(QUEUED * scale)), int(JOBS * scale)
     bots = int(20_000 * scale)
-    yield _compared(url, f"{bots:,} bots / 100", few, Shape(bots=bots, capacity=_room(bots), queued=25_000))
+    yield _compared(url, f"{bots:,} bots / 100", few, replace(few, bots=bots, capacity=_room(bots)), jobs=jobs)
     sets = int(1_000 * scale)
-    yield _compared(
-        url, f"{sets:,} requirement sets / 1", few, Shape(bots=100, capacity=_room(100), queued=25_000, platforms=sets)
-    )
+    yield _compared(url, f"{sets:,} requirement sets / 1", few, replace(few, platforms=sets), jobs=jobs)
     tenants = max(2, int(200 * scale))
-    yield _compared(
-        url, f"{tenants} instances / 1", few, Shape(bots=100, capacity=_room(100), queued=25_000, instances=tenants)
-    )
+    yield _compared(url, f"{tenants} instances / 1", few, replace(few, instances=tenants), jobs=jobs)
 
 
 def shares(url: str, scale: float) -> Iterator[Ratio]:
     """Instances that have quotas, weighed shares, budgets and limits against the same ones with quotas alone."""
-    queued = int(25_000 * scale)
+    few, jobs = Shape(bots=100, capacity=_room(100), queued=int(QUEUED * scale)), int(JOBS * scale)
     for tenants in (3, 30):
-        plain_ones = Shape(bots=100, capacity=_room(100), queued=queued, instances=tenants)
-        yield _compared(url, f"{tenants} instances with shares / without", plain_ones, replace(plain_ones, shares=True))
+        plain_ones = replace(few, instances=tenants)
+        shared = replace(plain_ones, shares=True)
+        yield _compared(url, f"{tenants} instances with shares / without", plain_ones, shared, jobs=jobs)
 
 
 def processes(url: str, scale: float) -> Iterator[Ratio]:
-    """1, 2 and 4 assigner processes on one queue."""
-    shape = Shape(bots=100, capacity=_room(100) * 3, queued=int(70_000 * scale))
-    one = _assigned(url, shape, processes=1, jobs=int(60_000 * scale))
+    """1, 2 and 4 assigner processes on one queue, in turns; of each the better run."""
+    shape = Shape(bots=100, capacity=_room(100), queued=int(QUEUED * scale))
+    found: dict[int, list[Stretch]] = {1: [], 2: [], 4: []}
+    for _ in range(RUNS):
+        for number, runs in found.items():
+            runs.append(_assigned(url, shape, processes=number, jobs=int(JOBS * scale)))
+    best = {number: max(run.rate for run in runs) for number, runs in found.items()}
     for number in (2, 4):
-        found = _assigned(url, shape, processes=number, jobs=int(60_000 * scale))
-        lost = found.lost / max(1, found.placements + found.lost)
-        yield Ratio(f"{number} assigner processes / 1", one.rate, found.rate, lost, found.costs.deadlocks)
+        placed, lost = (sum(getattr(each, what) for each in found[number]) for what in ("placements", "lost"))
+        deadlocks = sum(each.costs.deadlocks for each in found[number])
+        yield Ratio(f"{number} assigner processes / 1", best[1], best[number], lost / (placed + lost), deadlocks)
 
 
 def history(url: str, scale: float) -> Iterator[Ratio]:

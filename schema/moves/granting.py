@@ -53,10 +53,10 @@ WITH wanted AS MATERIALIZED (
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.properties,
         coalesce(r.unused, b.capacity - b.in_use) AS free,
-        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted
-    FROM unnest(CAST(:rooms AS bigint[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
-        AS r (id, unused, units)
-    CROSS JOIN LATERAL {newest_bot} b
+        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted, b.ctid
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
+        AS r (id, place, unused, units)
+    CROSS JOIN LATERAL {locked_bot} b
     WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
 ), kept AS MATERIALIZED (
     SELECT job_id, bot_id, units FROM reservations
@@ -78,8 +78,13 @@ WITH wanted AS MATERIALIZED (
     SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
     LEFT JOIN LATERAL {locked_quota} q ON true
 ), left_over AS MATERIALIZED (
-    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {limit} - q.usage AS headroom,
-        kept_units(q.cohort, q.instance) AS kept FROM allowed q
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {limit} - q.usage AS headroom, q.kept
+    FROM ROWS FROM (
+        unnest(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed),
+               ARRAY(SELECT min_quota FROM allowed), ARRAY(SELECT max_quota FROM allowed),
+               ARRAY(SELECT usage FROM allowed)),
+        withheld(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
+    ) AS q (cohort, instance, min_quota, max_quota, usage, kept, evicted)
 ), weighed AS MATERIALIZED (
     SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, units, reserved,
         CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom, CAST(NULL AS bigint) AS kept FROM seated
@@ -102,13 +107,9 @@ WITH wanted AS MATERIALIZED (
         f.decision, f.reserved
 ), taken AS (
     UPDATE bots b SET in_use = b.in_use + s.units, reserved = b.reserved - s.reserved, held = b.held + s.leases
-    FROM (
-        SELECT m.*, place.ctid
-        FROM (SELECT bot_id, sum(units) AS units, sum(reserved) AS reserved, count(*) AS leases
-              FROM moved GROUP BY bot_id) m
-        CROSS JOIN LATERAL {place} place
-    ) s
-    WHERE :written AND b.ctid = s.ctid
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.reserved) AS reserved, count(*) AS leases
+          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
+    WHERE {written} AND b.ctid = s.ctid
 ), claimed AS (
     DELETE FROM reservations v WHERE v.job_id = ANY (ARRAY(SELECT id FROM moved WHERE reserved > 0))
 ), leased AS (
@@ -127,19 +128,21 @@ WITH wanted AS MATERIALIZED (
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id, bot_id, fence, units, reserved, instance, (SELECT count(*) FROM told) FROM moved
+SELECT id, public_id::text, bot_id, fence, units, reserved, instance, (SELECT count(*) FROM told) FROM moved
 """
 
 
-def _grant(guard: Guard, *, again: bool) -> TextClause:
+def _grant(guard: Guard, *, again: bool, held: bool = False) -> TextClause:
+    """`held`: the caller knows what the bots have left, and writes them; otherwise it knows their places."""
+    newest_bot = newest("bots", "id", "r.id", columns="*, ctid")
     return text(
         _GRANT.format(
             decisions=documents.array("decisions"),
             queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
             over=f"({RESERVATION.of(reservation='v')})",
-            newest_bot=newest("bots", "id", "r.id"),
-            place=newest("bots", "id", "m.bot_id", columns="ctid"),
+            locked_bot=newest_bot if held else "(SELECT *, ctid FROM bots WHERE ctid = r.place OFFSET 0)",
+            written=str(not held).lower(),
             serves=serves("r", "w"),
             quota=newest_quota("d", columns="usage"),
             locked_quota=newest_quota(
@@ -155,14 +158,15 @@ def _grant(guard: Guard, *, again: bool) -> TextClause:
 
 def _lock(*, patient: bool) -> TextClause:
     healthy, held = HEALTHY.of(bot=""), "" if patient else "SKIP LOCKED"
-    bot = newest("bots", "id", "w.id", columns="id", where=healthy, lock=f"FOR NO KEY UPDATE {held}")
+    bot = newest("bots", "id", "w.id", columns="id, ctid", where=healthy, lock=f"FOR NO KEY UPDATE {held}")
     return text(f"""
-        SELECT b.id FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
+        SELECT b.id, b.ctid FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
         CROSS JOIN LATERAL {bot} b
     """)
 
 
 GRANT = {(guard, again): _grant(guard, again=again) for guard in Guard for again in (False, True)}
+GRANT_HELD = _grant(Guard.MAX, again=True, held=True)
 # A statement of its own: what the next one finds of a bot is then the version to change, and can be named by its place.
 LOCK = {patient: _lock(patient=patient) for patient in (False, True)}
 LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true), current_setting('lock_timeout') AS before")
@@ -199,7 +203,7 @@ def grant(
         return []
     values = {
         **_values(placements, assigner=assigner, strategy=strategy, ack=ack, tell=tell),
-        **({"cooldown": cooldown} if guard is Guard.MAX else {}),
+        "cooldown": cooldown,
     }
     granted = None
     if patience and not again:
@@ -228,7 +232,12 @@ def grant_held(
         **_values(placements, assigner=assigner, strategy=strategy, ack=ack, tell=False),
         "cooldown": cooldown,
     }
-    granted = _granted(connection, GRANT[Guard.MAX, True], values, sorted(set(values["bot_ids"])), rooms)
+    bots = sorted(set(values["bot_ids"]))
+    left = {
+        "unused": [rooms[bot_id].unused for bot_id in bots],
+        "units": [rooms[bot_id].units for bot_id in bots],
+    }
+    granted = _granted(connection, GRANT_HELD, {**values, **left, "rooms": bots, "places": []})
     for lease in granted:
         rooms[lease.bot_id].take(lease.units, reserved=lease.reserved)
     return granted
@@ -267,26 +276,13 @@ def _patiently(
 def _locked(
     connection: Connection, statement: TextClause, values: Mapping[str, Any], *, patient: bool
 ) -> list[Granted]:
-    bots = [row.id for row in connection.execute(LOCK[patient], {"bot_ids": values["bot_ids"]})]
-    return _granted(connection, statement, values, bots, {}) if bots else []
+    bots = connection.execute(LOCK[patient], {"bot_ids": values["bot_ids"]}).all()
+    if not bots:
+        return []
+    locked = {"rooms": [row.id for row in bots], "places": [row.ctid for row in bots], "unused": [], "units": []}
+    return _granted(connection, statement, {**values, **locked})
 
 
-def _granted(
-    connection: Connection,
-    statement: TextClause,
-    values: Mapping[str, Any],
-    bots: Sequence[int],
-    rooms: Mapping[int, Room],
-) -> list[Granted]:
-    """Grant to these locked bots; what `rooms` does not tell of them, their rows do, and are written."""
-    known = {
-        "rooms": list(bots),
-        "unused": [rooms[bot_id].unused if rooms else None for bot_id in bots],
-        "units": [rooms[bot_id].units if rooms else None for bot_id in bots],
-        "written": not rooms,
-    }
-    rows = connection.execute(statement, {**values, **known})
-    return [
-        Granted(row.id, str(row.public_id), row.bot_id, row.fence, row.units, row.reserved, row.instance)
-        for row in rows.all()
-    ]
+def _granted(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> list[Granted]:
+    rows = connection.execute(statement, values)
+    return [Granted._make(row[: len(Granted._fields)]) for row in rows.all()]
