@@ -23,7 +23,7 @@ from schema.engine import Database, is_conflict
 T = TypeVar("T")
 
 #: Seconds, more or less, after which who has got no turn asks again, and after which it stands in line for one.
-AGAIN, IN_LINE = 0.04, 0.5
+AGAIN, IN_LINE = 0.05, 1.0
 #: Seconds for which turns are taken after a transaction was undone.
 CAREFUL = 5.0
 

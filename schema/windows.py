@@ -48,9 +48,7 @@ WHERE pg_try_advisory_xact_lock(hashtext('leasehold.part'), part) LIMIT 1
 """)
 _WITHIN = "sample_key >= :low AND sample_key < :high"
 _COLUMNS = "id, name, priority, capacity, capacity - in_use - reserved AS room, kind"
-_EVERY, _OWN, _POOLED = rings.free_apart(
-    _COLUMNS, "w", start=":start", limit="w.upto", within=_WITHIN
-)
+_EVERY, _OWN, _POOLED = rings.free_apart(_COLUMNS, "w", start=":start", limit="w.upto", within=_WITHIN)
 # Most cohorts have no bot that serves one instance only, which one look decides for all of their instances.
 WINDOW = text(f"""
 WITH walks AS MATERIALIZED (

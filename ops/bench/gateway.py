@@ -161,7 +161,9 @@ def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, cli
             heard = bots_.stop()
         left = count(database, "SELECT count(*) FROM jobs WHERE state = 'queued'")
         if not left:
-            raise LeaseholdError(f"{jobs} jobs are not enough for these bots in {seconds:g} seconds: give more (--jobs)")
+            raise LeaseholdError(
+                f"{jobs} jobs are not enough for these bots in {seconds:g} seconds: give more (--jobs)"
+            )
         checked(database)
         took = after.at - before.at
         return {

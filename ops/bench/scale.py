@@ -16,7 +16,7 @@ import click
 import psycopg
 from crews import Assigning, Cycling, run
 from meters import Stretch, checked
-from pools import Shape, empty, fill, opened, server, submit
+from pools import Shape, count, empty, fill, opened, server, submit
 from rich.console import Console
 from rich.table import Table
 from shapes import PROCESSES, TOGETHER
@@ -26,6 +26,8 @@ from schema.engine import Database, plain
 
 #: Jobs assigned in one measurement, a few seconds' work, of so many that are queued; of a shallow queue fewer.
 JOBS, QUEUED, SOME = 60_000, 70_000, 20_000
+#: Jobs that last for as long as several processes are watched: so many seconds to come to work, and then so many.
+LASTING, BEGUN, STEADY = 260_000, 2.0, 4.0
 #: Times that each side of a comparison is measured.
 RUNS = 3
 #: Jobs that are kept queued while a pace is measured; jobs that are never done.
@@ -100,17 +102,37 @@ def shares(url: str, scale: float) -> Iterator[Ratio]:
 
 
 def processes(url: str, scale: float) -> Iterator[Ratio]:
-    """1, 2 and 4 assigner processes on one queue, in turns; of each the better run."""
-    shape = Shape(bots=100, capacity=_room(100), queued=int(QUEUED * scale))
+    """1, 2 and 4 assigner processes on one queue, in turns, once all of them are at work; of each the better run."""
+    shape = Shape(bots=100, capacity=5_000, queued=int(LASTING * scale))
     found: dict[int, list[Stretch]] = {1: [], 2: [], 4: []}
     for _ in range(RUNS):
         for number, runs in found.items():
-            runs.append(_assigned(url, shape, processes=number, jobs=int(JOBS * scale)))
+            runs.append(_pace(url, shape, processes=number, seconds=(BEGUN * scale, STEADY * scale)))
     best = {number: max(run.rate for run in runs) for number, runs in found.items()}
     for number in (2, 4):
         placed, lost = (sum(getattr(each, what) for each in found[number]) for what in ("placements", "lost"))
         deadlocks = sum(each.costs.deadlocks for each in found[number])
         yield Ratio(f"{number} assigner processes / 1", best[1], best[number], lost / (placed + lost), deadlocks)
+
+
+def _pace(url: str, shape: Shape, *, processes: int, seconds: tuple[float, float]) -> Stretch:
+    """One fresh pool of that shape; its rate is that of the second stretch of time."""
+    begun, steady = seconds
+    paced = Stretch()
+
+    def meanwhile(placed: Callable[[], int]) -> None:
+        clock.sleep(begun)
+        before, began = placed(), clock.monotonic()
+        clock.sleep(steady)
+        paced.jobs, paced.seconds = placed() - before, clock.monotonic() - began
+
+    with empty(url, "scale") as target, opened(target) as database:
+        fill(database, shape)
+        whole = run(target, Assigning(), processes=processes, jobs=ENDLESS, meanwhile=meanwhile)
+        if not count(database, "SELECT count(*) FROM jobs WHERE state = 'queued'"):
+            raise SystemExit(f"error: {shape.queued} jobs do not last for {begun + steady:g} seconds")
+        checked(database)
+    return replace(whole, jobs=paced.jobs, seconds=paced.seconds)
 
 
 def history(url: str, scale: float) -> Iterator[Ratio]:
