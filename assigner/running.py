@@ -25,8 +25,8 @@ from schema.errors import BadInput
 from schema.garbage import seldom_searched
 from schema.wakeups import Wakeups
 
-#: New objects between two searches for garbage, and how seldom older objects are searched. A cycle makes some twenty for
-#: each job, a batch of 500 more than Python's own value, which is 700, and they are gone when it ends.
+#: New objects between two searches for garbage, and how seldom older objects are searched. A cycle makes some of them
+#: for each of hundreds of jobs, and they are gone when it ends; Python's own value is 700.
 GARBAGE = (50_000, 10, 10)
 #: Seconds a loop gets to end its transaction at shutdown; more than the statement timeout would not help.
 STOP_WITHIN = 10.0

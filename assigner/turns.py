@@ -1,5 +1,5 @@
-"""Taking turns: at placing many jobs, which only as many assigners do at a time as there are cores, and at what is nearly
-used up, where whoever has just been undone by a limit goes on only where nobody else does.
+"""Taking turns: at placing many jobs, which only as many assigners do at a time as there are cores; and at what is
+nearly used up, where whoever has just been undone by a limit goes on only where nobody else does.
 
 Who places many keeps its turn for several cycles: the others ask for one now and then, and stand in line only after a
 while. If each handed its turn to the next one after every cycle, each would find the cores' caches full of others'.

@@ -26,9 +26,9 @@ SHUTDOWN_SECONDS = 10
 #: Seconds a connection may stay open between two requests: longer than a bot's sync period.
 KEEP_ALIVE_SECONDS = 75
 #: Seconds of silence after which a peer is asked whether it is there, seconds between two questions, and how many. A
-#: bot whose machine is gone says nothing while its call is held, and its session must not be kept alive for it. A kernel
-#: asks thousands of peers that came in the same second in the same moment, and drops what its queue (on a loopback
-#: device 1,000 packets) does not take: few questions are lost all of them, and the connection with them.
+#: bot whose machine is gone says nothing while its call is held, and its session must not be kept alive for it. Peers
+#: that came in the same second are asked in the same moment, and of thousands of questions a kernel drops those that
+#: its queue, on a loopback device 1,000 packets, does not take: a few may all be lost, and the connection with them.
 PROBE_AFTER, PROBE_EVERY, PROBES = 10, 3, 8
 #: New objects between two searches for garbage, and how seldom older objects are searched. Held calls are a million
 #: objects that stay: with Python's own values each search of all of them stops the gateway for 0.2 s.

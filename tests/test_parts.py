@@ -9,8 +9,8 @@ from assigner import snapshot
 from assigner.batching import CROWD
 from assigner.offers import Offers
 from schema import ready
-from schema.windows import PARTS
 from schema.ready import Order, Scope
+from schema.windows import PARTS
 from tests import filling
 from tests.pool import Pool
 

@@ -172,8 +172,8 @@ WITH told AS MATERIALIZED (
 ), woken AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
-SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence, gated,
-    (SELECT count(*) FROM woken), {ANY_GRAPH} AS graphs, (SELECT EXISTS (SELECT FROM success_policy)) AS credited
+SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
+    gated, (SELECT count(*) FROM woken), {ANY_GRAPH} AS graphs, (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id
 """)
 

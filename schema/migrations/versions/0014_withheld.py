@@ -8,8 +8,8 @@ branch_labels = None
 depends_on = None
 
 # Of each quota, in the order in which they are named, the units that reservations keep, and its evictions within the
-# cooldown. Volatile, so that it sees what has been committed by the time of the call, when the quotas are locked. The first of the two comparisons of
-# times finds what is left by an index.
+# cooldown. Volatile, so that it sees what has been committed by the time of the call, when the quotas are locked. The
+# first of the two comparisons of times finds what is left by an index.
 WITHHELD = """
 CREATE FUNCTION withheld(cohorts integer[], instances integer[], cooldown double precision)
 RETURNS TABLE (kept bigint, evicted bigint) LANGUAGE plpgsql VOLATILE
