@@ -9,10 +9,11 @@ depends_on = None
 
 # Of each quota, in the order in which they are named, the units that reservations keep, and its evictions within the
 # cooldown. Volatile, so that it sees what has been committed by the time of the call, when the quotas are locked. The
-# first of the two comparisons of times finds what is left by an index.
+# first of the two comparisons of times finds what is left by an index. What the planner takes for a thousand rows would
+# make it read whole tables.
 WITHHELD = """
 CREATE FUNCTION withheld(cohorts integer[], instances integer[], cooldown double precision)
-RETURNS TABLE (kept bigint, evicted bigint) LANGUAGE plpgsql VOLATILE
+RETURNS TABLE (kept bigint, evicted bigint) LANGUAGE plpgsql VOLATILE ROWS 1
 SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
