@@ -119,7 +119,7 @@ class PriorityAgeAssigner:
         if cycle.gated:
             cycle.add(self._gated())
         seconds = self._now() - began - cycle.waited
-        if not cycle.put_off:
+        if cycle.granted or not cycle.put_off:
             self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,

@@ -82,7 +82,7 @@ class _Drawer:
         return unknown
 
     def _ample(self, drawn: Sequence[Seen]) -> bool:
-        """Whether each of its jobs will have enough of these to choose from, since none of them will be full."""
+        """Whether they are a sample, and have together so much room that its jobs will not fill them."""
         need = AMPLE * self.want.units * self.jobs
         return len(drawn) >= self.sample_size and sum(seen.left for seen in drawn) >= need
 
@@ -131,7 +131,8 @@ def drawn(
     A group for which the window holds too few, though there may be more, is sampled by itself.
     """
     piles = _piles(connection, groups, sample_size=sample_size, kinds=offers.kinds, chance=chance, within=within)
-    offers.kinds = max(len(pile.kinds) for pile in piles.values())
+    if within == WHOLE:
+        offers.kinds = max(len(pile.kinds) for pile in piles.values())
     drawers = [
         _Drawer(
             group.wanted(sample_size),

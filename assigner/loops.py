@@ -13,8 +13,9 @@ from schema import clock
 from schema.errors import LeaseholdError
 from schema.wakeups import Signal
 
-#: Delays up to this many seconds are pauses of a busy loop, which needs nobody to wake it.
-SHORT = 0.02
+#: Delays up to this many seconds are pauses of a busy loop, or of one that comes again for its turn among busy ones
+#: (`turns.AGAIN`); neither needs anybody to wake it.
+SHORT = 0.08
 #: Longest wait after consecutive errors, seconds.
 ERROR_DELAY_MAX = 30.0
 

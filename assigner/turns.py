@@ -1,14 +1,16 @@
 """Taking turns: at placing many jobs, which only as many assigners do at a time as there are cores; and at what is
 nearly used up, where whoever has just been undone by a limit goes on only where nobody else does.
 
-Who places many keeps its turn for several cycles: the others ask for one now and then, and stand in line only after a
-while. If each handed its turn to the next one after every cycle, each would find the cores' caches full of others'.
+Who places many keeps its turn for several cycles: the others, of the whole pool, ask for one now and then, and stand in
+line only after a while. If each handed its turn to the next one after every cycle, each would find the cores' caches
+full of others'.
 
 Assigners plan on what they have read, and near a limit several of them plan for the same rest of it. One of them gets
 it, so that the pool goes on; the others are undone. Each of these takes turns for a while, without waiting for one:
 where it is not its turn, it leaves the jobs at their gates to the one whose turn it is.
 """
 
+import math
 import random
 from collections.abc import Callable
 from typing import TypeVar
@@ -33,7 +35,7 @@ class Queueing:
 
     def __init__(self, now: Monotonic, chance: random.Random) -> None:
         self._now, self._chance = now, chance
-        self._since: float | None = None
+        self._since = self._asked = -math.inf
         #: Seconds that the latest attempt has waited.
         self.waited = 0.0
 
@@ -42,12 +44,14 @@ class Queueing:
         `pause`. After a while a turn is waited for, and if it does not come, then done without."""
         began, self.waited = self._now(), 0.0
         if not turns.take_free(connection, most, chance=self._chance):
-            self._since = began if self._since is None else self._since
+            # Who has not asked for long, because there was little to place, begins anew.
+            self._since = began if began - self._asked > IN_LINE else self._since
+            self._asked = began
             if began - self._since < IN_LINE:
                 return False
             turns.wait(connection, most, chance=self._chance)
             self.waited = self._now() - began
-        self._since = None
+        self._asked = -math.inf
         return True
 
     def pause(self) -> float:

@@ -24,20 +24,20 @@ def serving(columns: str, want: str, *, which: str, limit: str) -> str:
     )
 
 
-def offering(want: str, *, start: str, limit: str, within: str = "true") -> str:
-    """A query of `bot_id`: bots of the cohort that offer what `want` requires, those `within` a part of the ring."""
-    where = f"platform = {want}.platform AND cohort = {want}.cohort AND {within}"
+def offering(want: str, *, start: str, limit: str) -> str:
+    """A query of `bot_id`: bots of the cohort that offer what `want` requires."""
+    where = f"platform = {want}.platform AND cohort = {want}.cohort"
     return _ring("bot_id", "bot_platforms", where, start=start, limit=limit, order="sample_key")
 
 
-def free(want: str, *, start: str, limit: str, within: str = "true") -> str:
-    """A query of `bot_id`: free bots of the cohort that serve the instance of `want`, up to `limit` in each way, those
-    `within` a part of the ring."""
-    return "\n UNION ALL ".join(free_apart("id AS bot_id", want, start=start, limit=limit, within=within))
+def free(want: str, *, start: str, limit: str) -> str:
+    """A query of `bot_id`: free bots of the cohort that serve the instance of `want`, up to `limit` in each way."""
+    return "\n UNION ALL ".join(free_apart("id AS bot_id", want, start=start, limit=limit))
 
 
 def free_apart(columns: str, want: str, *, start: str, limit: str, within: str = "true") -> tuple[str, str, str]:
-    """A query of free bots of the cohort for each way of serving: every instance, the instance of `want`, its pool."""
+    """A query of free bots of the cohort, those `within` a part of the ring, for each way of serving: every instance,
+    the instance of `want`, its pool."""
     every, own, pooled = (
         _ring(
             columns,

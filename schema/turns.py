@@ -1,4 +1,4 @@
-"""Turns: so many at a time do something heavy; the others wait before they begin, while they hold nothing yet."""
+"""Turns: so many at a time do something heavy; the others come again or wait before they begin, and hold nothing."""
 
 import random
 

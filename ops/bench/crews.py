@@ -23,6 +23,8 @@ from schema import clock, moves
 from schema.engine import Database, DatabaseSettings
 from schema.garbage import seldom_searched
 
+#: Seconds at most after which who has placed nothing looks whether there is more to do.
+LOOK_AGAIN = 0.1
 #: Seconds after which a worker that does not come to its end fails the benchmark.
 PATIENCE = 900.0
 DONE = Outcome(verdict="succeeded", exit_code=0)
@@ -183,7 +185,7 @@ class Submitting:
 
 
 class Assigning:
-    """Assigners that never sleep while there is something to place."""
+    """Assigners that never sleep but for their turn while there is something to place."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -197,10 +199,11 @@ class Assigning:
         while worker.more:
             began = clock.monotonic()
             pause = assigner.run_once()
-            stretch.waits.append(clock.monotonic() - began)
             placed = _counted("jobs_assigned_total")
             if placed == before:
-                clock.sleep(pause)
+                clock.sleep(min(pause, LOOK_AGAIN))
+                continue
+            stretch.waits.append(clock.monotonic() - began)
             worker.add(placed - before)
             stretch.placements += placed - before
             before = placed

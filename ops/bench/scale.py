@@ -52,17 +52,17 @@ class Ratio:
         return self.rate / self.base
 
 
-def _assigned(url: str, shape: Shape, *, processes: int, jobs: int) -> Stretch:
+def _assigned(url: str, shape: Shape, *, jobs: int) -> Stretch:
     """One fresh pool of that shape; the bots have room for everything."""
     with empty(url, "scale") as target, opened(target) as database:
         fill(database, shape)
-        stretch = run(target, Assigning(), processes=processes, jobs=jobs)
+        stretch = run(target, Assigning(), processes=PROCESSES, jobs=jobs)
         checked(database)
     return stretch
 
 
-def _room(bots: int) -> int:
-    return max(4, 2 * JOBS // bots)
+def _room(bots: int, queued: int = QUEUED) -> int:
+    return max(4, 2 * queued // bots)
 
 
 def _compared(url: str, what: str, base: Shape, other: Shape, *, jobs: int) -> Ratio:
@@ -70,7 +70,7 @@ def _compared(url: str, what: str, base: Shape, other: Shape, *, jobs: int) -> R
     rates: dict[Shape, list[float]] = {base: [], other: []}
     for _ in range(RUNS):
         for shape in (base, other):
-            rates[shape].append(_assigned(url, shape, processes=PROCESSES, jobs=jobs).rate)
+            rates[shape].append(_assigned(url, shape, jobs=jobs).rate)
     return Ratio(what, max(rates[base]), max(rates[other]))
 
 
@@ -83,9 +83,10 @@ def depth(url: str, scale: float) -> Iterator[Ratio]:
 
 def fleet(url: str, scale: float) -> Iterator[Ratio]:
     """Many bots, requirement sets and tenants against few."""
-    few, jobs = Shape(bots=100, capacity=_room(100), queued=int(QUEUED * scale)), int(JOBS * scale)
+    queued, jobs = int(QUEUED * scale), int(JOBS * scale)
+    few = Shape(bots=100, capacity=_room(100, queued), queued=queued)
     bots = int(20_000 * scale)
-    yield _compared(url, f"{bots:,} bots / 100", few, replace(few, bots=bots, capacity=_room(bots)), jobs=jobs)
+    yield _compared(url, f"{bots:,} bots / 100", few, replace(few, bots=bots, capacity=_room(bots, queued)), jobs=jobs)
     sets = int(1_000 * scale)
     yield _compared(url, f"{sets:,} requirement sets / 1", few, replace(few, platforms=sets), jobs=jobs)
     tenants = max(2, int(200 * scale))
@@ -94,7 +95,8 @@ def fleet(url: str, scale: float) -> Iterator[Ratio]:
 
 def shares(url: str, scale: float) -> Iterator[Ratio]:
     """Instances that have quotas, weighed shares, budgets and limits against the same ones with quotas alone."""
-    few, jobs = Shape(bots=100, capacity=_room(100), queued=int(QUEUED * scale)), int(JOBS * scale)
+    queued, jobs = int(QUEUED * scale), int(JOBS * scale)
+    few = Shape(bots=100, capacity=_room(100, queued), queued=queued)
     for tenants in (3, 30):
         plain_ones = replace(few, instances=tenants)
         shared = replace(plain_ones, shares=True)
@@ -103,7 +105,8 @@ def shares(url: str, scale: float) -> Iterator[Ratio]:
 
 def processes(url: str, scale: float) -> Iterator[Ratio]:
     """1, 2 and 4 assigner processes on one queue, in turns, once all of them are at work; of each the better run."""
-    shape = Shape(bots=100, capacity=5_000, queued=int(LASTING * scale))
+    queued = int(LASTING * scale)
+    shape = Shape(bots=100, capacity=_room(100, queued), queued=queued)
     found: dict[int, list[Stretch]] = {1: [], 2: [], 4: []}
     for _ in range(RUNS):
         for number, runs in found.items():
@@ -112,7 +115,7 @@ def processes(url: str, scale: float) -> Iterator[Ratio]:
     for number in (2, 4):
         placed, lost = (sum(getattr(each, what) for each in found[number]) for what in ("placements", "lost"))
         deadlocks = sum(each.costs.deadlocks for each in found[number])
-        yield Ratio(f"{number} assigner processes / 1", best[1], best[number], lost / (placed + lost), deadlocks)
+        yield Ratio(f"{number} assigner processes / 1", best[1], best[number], lost / max(1, placed + lost), deadlocks)
 
 
 def _pace(url: str, shape: Shape, *, processes: int, seconds: tuple[float, float]) -> Stretch:
