@@ -43,7 +43,7 @@ class _Pile:
 
     def offering(self, known: dict[int, bool]) -> list[Seen]:
         """The bots of the kinds that are known to offer something."""
-        kinds = tuple([kind for kind in self.kinds if known[kind]])
+        kinds = tuple(kind for kind in self.kinds if known[kind])
         if kinds not in self._offering:
             self._offering[kinds] = [seen for kind in kinds for seen in self.kinds[kind]]
         return self._offering[kinds]
@@ -144,9 +144,7 @@ def drawn(
         )
         for group in groups
     ]
-    # That a part of the bots does not do for a group says nothing of the next part.
-    tried = [] if within != WHOLE else [each for each in drawers if not offers.passed_by(each.key)]
-    waiting = tried if within == WHOLE else drawers
+    tried = waiting = [each for each in drawers if within != WHOLE or not offers.passed_by(each.key)]
     for turn in range(ROUNDS):
         unknown: dict[tuple[int, int], int] = {}
         undecided: list[_Drawer] = []
@@ -161,7 +159,8 @@ def drawn(
             break
         asked = [(platform, bot_id) for (platform, _), bot_id in islice(unknown.items(), ASKED)]
         offers.learn(windows.offered(connection, asked))
-    for each in tried:
+    # That a part of the bots does not do for a group says nothing of the next part.
+    for each in tried if within == WHOLE else ():
         (offers.fell_short if each.found is None else offers.sufficed)(each.key)
     _alone(connection, [each for each in drawers if each.found is None], chance=chance)
     return [each.found or [] for each in drawers]

@@ -2,8 +2,7 @@
 nearly used up, where whoever has just been undone by a limit goes on only where nobody else does.
 
 Who places many keeps its turn for several cycles: the others, of the whole pool, ask for one now and then, and stand in
-line only after a while. If each handed its turn to the next one after every cycle, each would find the cores' caches
-full of others'.
+line only after a while. Where each hands its turn to the next one after every cycle, every statement takes longer.
 
 Assigners plan on what they have read, and near a limit several of them plan for the same rest of it. One of them gets
 it, so that the pool goes on; the others are undone. Each of these takes turns for a while, without waiting for one:

@@ -1,5 +1,7 @@
 """Withheld: what reservations and evictions take of quotas is looked up for all of a grant's quotas at once."""
 
+from importlib import import_module
+
 from alembic import op
 
 revision = "0014"
@@ -36,28 +38,6 @@ BEGIN
 END $$
 """
 
-BEFORE = """
-CREATE FUNCTION effective_max(of_cohort integer, of_instance integer, min_quota integer, max_quota integer,
-    cooldown double precision)
-RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    IF max_quota IS NULL THEN
-        RETURN NULL;
-    END IF;
-    RETURN greatest(min_quota, max_quota - (
-        SELECT count(*) FROM evictions e
-        WHERE e.cohort = of_cohort AND e.instance = of_instance
-            AND e.at > now() - make_interval(secs => cooldown)));
-END $$;
-
-CREATE FUNCTION kept_units(of_cohort integer, of_instance integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN (SELECT coalesce(sum(v.units), 0) FROM reservations v JOIN jobs j ON j.id = v.job_id
-            WHERE v.until >= clock_timestamp()
-                AND j.state = 'queued' AND j.cohort = of_cohort AND j.instance = of_instance);
-END $$;
-"""
-
 
 def upgrade() -> None:
     op.execute(WITHHELD)
@@ -66,5 +46,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute(BEFORE)
+    before = import_module("schema.migrations.versions.0002_tenancy")
+    op.execute(before.EFFECTIVE_MAX)
+    op.execute(before.KEPT_UNITS)
     op.execute("DROP FUNCTION withheld(integer[], integer[], double precision)")
