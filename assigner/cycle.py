@@ -224,9 +224,14 @@ class PriorityAgeAssigner:
 
     def _take_turn(self, connection: Connection, cycle: Cycle, queueing: Queueing) -> bool:
         if self._batch.grown:
-            cycle.put_off = not queueing.take(connection, at_once(self._settings.at_once))
+            cycle.put_off = not queueing.take(connection, at_once(self._settings.at_once), among=self._part)
             cycle.waited = queueing.waited
         return not cycle.put_off
+
+    @property
+    def _part(self) -> str:
+        """Which jobs it places, in the words of all who place the same ones; nothing if it is all of them."""
+        return " ".join([*map(str, self._cohorts or ()), *sorted(self._settings.instances or ())])
 
     def _scope(self, connection: Connection) -> Scope:
         names = self._settings.instances

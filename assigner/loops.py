@@ -13,13 +13,16 @@ from schema import clock
 from schema.errors import LeaseholdError
 from schema.wakeups import Signal
 
-#: Delays up to this many seconds are pauses of a busy loop, or of one that comes again for its turn among busy ones
-#: (`turns.AGAIN`); neither needs anybody to wake it.
-SHORT = 0.08
+#: Delays up to this many seconds are pauses of a busy loop, which nobody needs to wake.
+SHORT = 0.05
 #: Longest wait after consecutive errors, seconds.
 ERROR_DELAY_MAX = 30.0
 
 log = structlog.get_logger(__name__)
+
+
+class Again(float):
+    """Seconds after which a loop comes again that has work, but not its turn: nobody needs to wake it either."""
 
 
 class Loop:
@@ -105,7 +108,7 @@ class Loop:
         while not self._stopping.is_set():
             self._signal.clear()
             delay = self._once()
-            if self._idle is None or delay <= SHORT:
+            if self._idle is None or _is_busy(delay):
                 self._rest(delay)
             elif not self._stopping.is_set():
                 with self._idle():
@@ -121,7 +124,7 @@ class Loop:
             self._signal.clear()
             delay = self._once()
             self._rest(delay)
-            if delay <= SHORT:
+            if _is_busy(delay):
                 return
 
     def _once(self) -> float:
@@ -155,3 +158,7 @@ class Loop:
             exc_info=not known,
         )
         return delay
+
+
+def _is_busy(delay: float) -> bool:
+    return delay <= SHORT or isinstance(delay, Again)

@@ -24,10 +24,11 @@ class AssignerSettings(BaseModel):
     failure_backoff_cap: the longest such wait.
     batch: the most jobs placed in one transaction; it takes fewer while there is little to do. Doubling it raises
         throughput under backlog and holds locks longer.
-    at_once: so many assigners of the whole pool place large batches at the same time, the others ask for a turn before
-        they pick, about every 50 ms, and wait in line for one after a second; unset means as many as this host has
-        cores, two at least. More than the database server has cores look at jobs, bots and quotas that others hold.
-        One that has waited in line for three seconds goes on without.
+    at_once: so many of those that place the same jobs (of all, of a cohort, of some instances) place large batches at
+        the same time; the others ask for a turn before they pick, about every half second, and wait in line for one
+        after five seconds. Unset means as many as this host has cores, two at least. More than the database server has
+        cores look at jobs, bots and quotas that others hold. One that has waited in line for three seconds goes on
+        without.
     instances: serve only these and the others of their pools; unset means all.
     cohorts: of a cohort assigner, which cohorts it serves, with a thread for each; unset means all.
     """

@@ -1,8 +1,9 @@
 """Taking turns: at placing many jobs, which only as many assigners do at a time as there are cores; and at what is
 nearly used up, where whoever has just been undone by a limit goes on only where nobody else does.
 
-Who places many keeps its turn for several cycles: the others, of the whole pool, ask for one now and then, and stand in
-line only after a while. Where each hands its turn to the next one after every cycle, every statement takes longer.
+Who places many keeps its turn for several cycles: the others, which place jobs of the same instances and cohorts, ask
+for one now and then, and stand in line only after a while. Where each hands its turn to the next one after every cycle,
+or is often asked for it, every job takes longer.
 
 Assigners plan on what they have read, and near a limit several of them plan for the same rest of it. One of them gets
 it, so that the pool goes on; the others are undone. Each of these takes turns for a while, without waiting for one:
@@ -17,6 +18,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from assigner.loops import Again
 from schema import turns
 from schema.clock import Monotonic
 from schema.engine import Database, is_conflict
@@ -24,7 +26,7 @@ from schema.engine import Database, is_conflict
 T = TypeVar("T")
 
 #: Seconds, more or less, after which who has got no turn asks again, and after which it stands in line for one.
-AGAIN, IN_LINE = 0.05, 1.0
+AGAIN, IN_LINE = 0.5, 5.0
 #: Seconds for which turns are taken after a transaction was undone.
 CAREFUL = 5.0
 
@@ -38,24 +40,25 @@ class Queueing:
         #: Seconds that the latest attempt has waited.
         self.waited = 0.0
 
-    def take(self, connection: Connection, most: int) -> bool:
-        """Take one of `most` turns, to the end of the transaction, which begins with this; false to come again after
-        `pause`. After a while a turn is waited for, and if it does not come, then done without."""
+    def take(self, connection: Connection, most: int, *, among: str) -> bool:
+        """Take one of `most` turns of those who place the same jobs, to the end of the transaction, which begins with
+        this; false to come again after `pause`. After a while a turn is waited for, and if it does not come, then done
+        without."""
         began, self.waited = self._now(), 0.0
-        if not turns.take_free(connection, most, chance=self._chance):
+        if not turns.take_free(connection, most, chance=self._chance, among=among):
             # Who has not asked for long, because there was little to place, begins anew.
             self._since = began if began - self._asked > IN_LINE else self._since
             self._asked = began
             if began - self._since < IN_LINE:
                 return False
-            turns.wait(connection, most, chance=self._chance)
+            turns.wait(connection, most, chance=self._chance, among=among)
             self.waited = self._now() - began
         self._asked = -math.inf
         return True
 
-    def pause(self) -> float:
+    def pause(self) -> Again:
         """Seconds after which to come again."""
-        return self._chance.uniform(0.5, 1.5) * AGAIN
+        return Again(self._chance.uniform(0.5, 1.5) * AGAIN)
 
 
 class Turns:

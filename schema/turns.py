@@ -9,12 +9,12 @@ from sqlalchemy.exc import DBAPIError
 # Whoever has a turn has it until its transaction ends.
 FREE = text("""
 SELECT n FROM unnest(CAST(:turns AS integer[])) AS t (n)
-WHERE pg_try_advisory_xact_lock(hashtext('leasehold.turn'), n) LIMIT 1
+WHERE pg_try_advisory_xact_lock(hashtext('leasehold.turn:' || :among), n) LIMIT 1
 """)
 ALONE = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
 # The wait is bounded from within: lock_timeout counts from the moment a lock is waited for.
 NEXT = text("""
-SELECT set_config('lock_timeout', :patience, true), pg_advisory_xact_lock(hashtext('leasehold.turn'), :turn),
+SELECT set_config('lock_timeout', :patience, true), pg_advisory_xact_lock(hashtext('leasehold.turn:' || :among), :turn),
     set_config('lock_timeout', before, true)
 FROM (SELECT current_setting('lock_timeout') AS before OFFSET 0) was
 """)
@@ -23,12 +23,16 @@ FROM (SELECT current_setting('lock_timeout') AS before OFFSET 0) was
 PATIENCE = 3000
 
 
-def take_free(connection: Connection, turns: int, *, chance: random.Random) -> bool:
-    """Take one of so many turns, to the end of the transaction, if one of them is free."""
-    return connection.execute(FREE, {"turns": chance.sample(range(turns), turns)}).first() is not None
+def take_free(connection: Connection, turns: int, *, chance: random.Random, among: str = "") -> bool:
+    """Take one of so many turns, to the end of the transaction, if one of them is free. `among`: whose turns these
+    are."""
+    wanted = {"turns": chance.sample(range(turns), turns), "among": among}
+    return connection.execute(FREE, wanted).first() is not None
 
 
-def wait(connection: Connection, turns: int, *, chance: random.Random, patience: int = PATIENCE) -> bool:
+def wait(
+    connection: Connection, turns: int, *, chance: random.Random, among: str = "", patience: int = PATIENCE
+) -> bool:
     """Take one of so many turns, which none has free, as soon as it is; false if that is not within `patience`
     milliseconds.
 
@@ -36,7 +40,7 @@ def wait(connection: Connection, turns: int, *, chance: random.Random, patience:
     """
     try:
         with connection.begin_nested():
-            connection.execute(NEXT, {"turn": chance.randrange(turns), "patience": f"{patience}ms"})
+            connection.execute(NEXT, {"turn": chance.randrange(turns), "among": among, "patience": f"{patience}ms"})
             return True
     except DBAPIError as error:
         # A statement may be given less time than a lock.

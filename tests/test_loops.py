@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from assigner.loops import SHORT, Loop
+from assigner.loops import SHORT, Again, Loop
 from schema.engine import Database
 from schema.errors import NotReady
 from schema.wakeups import Signal, Wakeups, wake
@@ -208,6 +208,23 @@ def test_the_idle_flag_is_up_while_it_sleeps_and_it_looks_once_more_after_raisin
     loop.wake()
     told = [story.get(timeout=WITHIN) for _ in range(5)]
     assert told == ["look", "lower", "look", "raise", "look"], "busy after the wake-up, then idle again"
+
+
+def test_who_comes_again_for_its_turn_does_not_ask_to_be_woken(loops: Callable[..., Loop]) -> None:
+    story: queue.Queue[str] = queue.Queue()
+    work = Work(Again(2 * SHORT), LONG)
+
+    def run_once() -> float:
+        story.put("look")
+        return work()
+
+    @contextmanager
+    def idle() -> Iterator[None]:
+        story.put("raise")
+        yield
+
+    loops(run_once, idle=idle).start()
+    assert [story.get(timeout=WITHIN) for _ in range(4)] == ["look", "look", "raise", "look"]
 
 
 def test_work_committed_between_the_last_look_and_the_flag_is_found(

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, text
 
 from assigner.batching import LEAST, LEAST_AT_ONCE, at_once
 from assigner.cycle import PriorityAgeAssigner
-from assigner.loops import SHORT
+from assigner.loops import Again
+from assigner.quotas import QuotaSettings
 from assigner.tuning import AssignerSettings
 from assigner.turns import AGAIN, IN_LINE
 from schema import ready, turns
@@ -72,7 +73,8 @@ def test_who_gets_no_turn_comes_again_and_places_nothing_meanwhile(pool: Pool, b
         assert taken(first.connection, 1)
         for _ in range(3):
             pause = race.unhindered(busy.assigner.run_once, by=first)
-            assert AGAIN / 2 <= pause <= SHORT, "who is put off does not ask to be woken"
+            assert isinstance(pause, Again)
+            assert AGAIN / 2 <= pause <= 2 * AGAIN
             busy.time += pause
         assert len(queued(pool)) == JOBS - LEAST
         first.commit()
@@ -91,6 +93,14 @@ def test_who_has_got_no_turn_for_long_stands_in_line_and_holds_nothing_meanwhile
         assert len(queued(pool)) == JOBS - LEAST
         first.commit()
         outcome(waiting)
+    assert len(queued(pool)) == JOBS - 3 * LEAST
+
+
+def test_who_places_other_jobs_needs_no_turn_of_theirs(pool: Pool, busy: Busy, race: Race) -> None:
+    busy.assigner.reconfigure(AssignerSettings(at_once=1, instances=("default",)), QuotaSettings())
+    with race.first() as first:
+        assert taken(first.connection, 1)
+        race.unhindered(busy.assigner.run_once, by=first)
     assert len(queued(pool)) == JOBS - 3 * LEAST
 
 

@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from meters import Stretch, metered
 from pools import TIMING, Shape, request
-from prometheus_client import REGISTRY
+from prometheus_client import Counter
 from sqlalchemy import Connection, event
 
 from assigner.cycle import PriorityAgeAssigner
+from assigner.loops import Again
+from assigner.metrics import JOBS_ASSIGNED, RACES_LOST
 from assigner.running import GARBAGE
 from assigner.tuning import AssignerSettings
 from bots.fetch import FetchSettings
@@ -23,7 +25,7 @@ from schema import clock, moves
 from schema.engine import Database, DatabaseSettings
 from schema.garbage import seldom_searched
 
-#: Seconds at most after which who has placed nothing looks whether there is more to do.
+#: Seconds at most after which who has placed nothing, but for want of a turn, looks whether there is more to do.
 LOOK_AGAIN = 0.1
 #: Seconds after which a worker that does not come to its end fails the benchmark.
 PATIENCE = 900.0
@@ -195,19 +197,19 @@ class Assigning:
         assigner = _assigner(worker, **self.settings)
         assigner.run_once()
         worker.ready()
-        before = _counted("jobs_assigned_total")
+        before = _counted(JOBS_ASSIGNED)
         while worker.more:
             began = clock.monotonic()
             pause = assigner.run_once()
-            placed = _counted("jobs_assigned_total")
+            placed = _counted(JOBS_ASSIGNED)
             if placed == before:
-                clock.sleep(min(pause, LOOK_AGAIN))
+                clock.sleep(pause if isinstance(pause, Again) else min(pause, LOOK_AGAIN))
                 continue
             stretch.waits.append(clock.monotonic() - began)
             worker.add(placed - before)
             stretch.placements += placed - before
             before = placed
-        stretch.lost = _counted("races_lost_total")
+        stretch.lost = _counted(RACES_LOST)
         return stretch
 
 
@@ -291,15 +293,7 @@ def _assigner(worker: Worker, **settings: Any) -> PriorityAgeAssigner:
     )
 
 
-def _counted(name: str) -> int:
+def _counted(counter: Counter) -> int:
     """A counter of this process, all of its labels together."""
-    family = name.removesuffix("_total")
-    return int(
-        sum(
-            sample.value
-            for metric in REGISTRY.collect()
-            if metric.name == f"leasehold_{family}"
-            for sample in metric.samples
-            if sample.name == f"leasehold_{name}"
-        )
-    )
+    samples = (sample for family in counter.collect() for sample in family.samples)
+    return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
