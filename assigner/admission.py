@@ -7,10 +7,7 @@ from typing import Protocol
 
 from assigner import terms
 from assigner.terms import Book
-from schema.gated import Head
-
-#: Of a queue.
-Place = tuple[int, int, int, int]
+from schema.gated import Head, Place
 
 
 class Ordering(Protocol):

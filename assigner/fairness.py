@@ -49,7 +49,7 @@ def _first(lanes: Sequence["_Lane"], scale: float) -> "_Lane":
     """The least by what it is behind, then by its deficit, then by its next job: written out, because this is done for
     each job that starts."""
     first, least = lanes[0], lanes[0].used * scale - lanes[0].target
-    for lane in lanes:
+    for lane in lanes[1:]:
         if lane.behind > first.behind:
             continue
         deficit = lane.used * scale - lane.target

@@ -12,7 +12,7 @@ from assigner.sampling import Group, SamplingSettings
 from assigner.strategies import Policy, Snapshot, Strategy
 from schema import candidates, resources
 from schema.candidates import FreeBot, Wanted
-from schema.gated import GatedQueue, Head
+from schema.gated import GatedQueue, Head, Place
 from schema.limits import MAX_UNITS
 from schema.moves import Granted, Placement
 from schema.ready import ReadyJob
@@ -27,7 +27,7 @@ Need = Mapping[Kind, int]
 class Stocked(Protocol):
     """What the gate is judged by: what no bot has left of what a queue's jobs need, in words."""
 
-    lacking: Mapping[tuple[int, int, int, int], str]
+    lacking: Mapping[Place, str]
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,12 @@ def parted(heads: Iterable[Head]) -> tuple[list[Head], list[ReadyJob]]:
     """Those of the jobs that take of resources or belong to a batch, and the others."""
     needy: list[Head] = []
     others: list[ReadyJob] = []
+    asking: dict[Place, bool] = {}
     for head in heads:
-        if need_of(head.queue) or "batch_key" in head.queue.terms:
+        queue = head.queue
+        if queue.place not in asking:
+            asking[queue.place] = bool(need_of(queue)) or "batch_key" in queue.terms
+        if asking[queue.place]:
             needy.append(head)
         else:
             others.append(head.job)
@@ -194,7 +198,11 @@ def seen(connection: Connection, heads: Sequence[Head], sampling: SamplingSettin
 
 def taken(connection: Connection, heads: Sequence[Head], granted: Sequence[Granted]) -> dict[int, Mapping[str, float]]:
     """What the leases take of the resources that their bots have declared, by job. The caller holds the bots' rows."""
-    needs = {head.job.id: need_of(head.queue) for head in heads}
+    queues = {head.queue.place: head.queue for head in heads}
+    of_queues = {place: need for place, queue in queues.items() if (need := need_of(queue))}
+    if not of_queues:
+        return {}
+    needs = {head.job.id: of_queues[head.queue.place] for head in heads if head.queue.place in of_queues}
     leases = [lease for lease in granted if needs.get(lease.job_id)]
     known = resources.limited(connection, sorted({lease.bot_id for lease in leases}), KINDS)
     return {
@@ -207,7 +215,7 @@ def taken(connection: Connection, heads: Sequence[Head], granted: Sequence[Grant
     }
 
 
-def lacking(connection: Connection, queues: Sequence[GatedQueue]) -> dict[tuple[int, int, int, int], str]:
+def lacking(connection: Connection, queues: Sequence[GatedQueue]) -> dict[Place, str]:
     """Of the queues whose jobs fit on no bot now, by their places, what is missing first."""
     needy = [queue for queue in queues if need_of(queue)]
     if not needy:

@@ -11,7 +11,6 @@ import structlog
 from sqlalchemy import Connection
 
 from assigner import admission, fairness, fitting, lines, metrics, portions, terms, timetable
-from assigner.admission import Place
 from assigner.checkers import FAILURES, CheckerSettings
 from assigner.counted import POOL_JOBS
 from assigner.heads import Heads
@@ -24,7 +23,7 @@ from schema import backpressure, counters, gated, graph_shares, meters, moves, o
 from schema.backpressure import Advice
 from schema.clock import Monotonic
 from schema.counters import Charge
-from schema.gated import GatedQueue, Head
+from schema.gated import GatedQueue, Head, Place
 from schema.moves import Granted
 from schema.openings import Openings
 from schema.ready import Scope

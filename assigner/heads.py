@@ -9,10 +9,9 @@ from types import MappingProxyType
 
 from sqlalchemy import Connection
 
-from assigner.admission import Place
 from assigner.ordering import Arrangement
 from schema import gated
-from schema.gated import GatedQueue, Head
+from schema.gated import GatedQueue, Head, Place
 
 #: Heads that are read, and locked, for each job that may be placed, where any of them may start first; from each queue
 #: `LEAST` are read.

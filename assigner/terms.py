@@ -22,7 +22,7 @@ from assigner.timetable import PreferredHours, Windows
 from schema import rates
 from schema.backpressure import Advice
 from schema.counters import COST, Counter, of_instance, of_lock
-from schema.gated import GatedQueue, Head
+from schema.gated import GatedQueue, Head, Place
 from schema.openings import Openings
 from schema.rates import Bucket
 from schema.shares import Shares
@@ -52,8 +52,8 @@ class Book:
     scores: dict[int, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     openings: Openings = field(default_factory=Openings)
-    lacking: Mapping[tuple[int, int, int, int], str] = field(default_factory=dict)
-    tabs: dict[tuple[int, int, int, int], "Tab"] = field(default_factory=dict)
+    lacking: Mapping[Place, str] = field(default_factory=dict)
+    tabs: dict[Place, "Tab"] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:
         """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""

@@ -138,7 +138,7 @@ def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bo
             "of_kind": [kinds[id(charge.amounts)][0] for charge in taking],
         },
     )
-    ids = set(noted.scalars())
+    ids = set(noted.scalars().all())
     new = [charge.amounts for charge in taking if charge.job_id in ids]
     sums: dict[str, Decimal] = defaultdict(Decimal)
     for kind, times in Tally(map(id, new)).items():

@@ -18,6 +18,9 @@ from schema.gates import GATED, STILL_READY
 from schema.ledger import Guard
 from schema.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, wanted
 
+#: Where a queue is among the others: cohort, instance, platform, gating.
+Place = tuple[int, int, int, int]
+
 #: Queues that one cycle looks at; the next cycle goes on behind the last of them.
 MAX_QUEUES = 2000
 #: Ranks of one queue that are looked at where waiting makes jobs more urgent: more than it can make up for.
@@ -58,6 +61,8 @@ _HEAD = ", ".join(
         *(f"t.{column}" for column in ("seconds", "deadline", "own")),
     ]
 )
+# One look for each job: how many jobs there are is not what their number here is estimated by.
+_TERMS = "LEFT JOIN LATERAL (SELECT * FROM job_terms WHERE job_id = j.id OFFSET 0) t ON true"
 HEADS = text(f"""
 SELECT {_HEAD}, q.nth
 FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
@@ -68,7 +73,7 @@ CROSS JOIN LATERAL (
     WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND gating = q.gating AND {GATED}
     ORDER BY cohort, instance, platform, gating, rank, queued_at, id
     LIMIT q.most OFFSET q.skip FOR NO KEY UPDATE SKIP LOCKED) j
-LEFT JOIN job_terms t ON t.job_id = j.id
+{_TERMS}
 ORDER BY q.nth, j.rank, j.queued_at, j.id
 """)
 
@@ -100,7 +105,7 @@ CROSS JOIN LATERAL (
     JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}
     ORDER BY best.effective, best.since, best.job_id
     LIMIT q.most OFFSET q.skip FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
-LEFT JOIN job_terms t ON t.job_id = j.id
+{_TERMS}
 ORDER BY q.nth, j.rank, j.queued_at, j.id
 """)
 
@@ -113,7 +118,7 @@ WHERE j.id = :id
 """)
 
 #: Where a walk over the queues begins.
-BEGINNING = (-1, -1, -1, -1)
+BEGINNING: Place = (-1, -1, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class GatedQueue:
     managed: bool = False
 
     @cached_property
-    def place(self) -> tuple[int, int, int, int]:
+    def place(self) -> Place:
         """Where it is among the queues."""
         return self.cohort, self.instance, self.platform, self.gating
 
@@ -178,13 +183,11 @@ class Found:
     owed: Sequence[GatedQueue]
     room: int
     now: datetime | None
-    last: tuple[int, int, int, int]
+    last: Place
     pressed: bool = False
 
 
-def queues(
-    connection: Connection, scope: Scope, *, batch: int, start: float, after: tuple[int, int, int, int]
-) -> Found:
+def queues(connection: Connection, scope: Scope, *, batch: int, start: float, after: Place) -> Found:
     """Up to `MAX_QUEUES` queues behind `after`; `start` is a random place on the ring of bots, 0 to 1."""
     cohort, instance, platform, gating = after
     rows = connection.execute(
@@ -234,7 +237,7 @@ def heads(
             "skips": list(skips or [0] * len(queues)),
         },
     )
-    return [_head(row, queues[row.nth - 1]) for row in rows]
+    return [_head(row, queues[row[-1] - 1]) for row in rows.all()]
 
 
 def job(connection: Connection, job_id: int) -> tuple[Head, datetime] | None:

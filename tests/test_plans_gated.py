@@ -1,0 +1,169 @@
+"""The statements of jobs that wait at gates read what they need and no more, with any statistics or none."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from assigner.gatehouse import Gatehouse, Rules
+from assigner.ordering import OrderingSettings
+from schema import accounts, classes, clock, moves, rates, verify
+from schema.accounts import Account
+from schema.engine import Database, DatabaseSettings
+from schema.moves import Ending, Placement, Verdict
+from schema.ready import Scope
+from schema.requests import JobRequest
+from tests import filling
+from tests.databases import Databases
+from tests.plans import Watch, watching
+
+#: Few queues with many jobs each: where there are many queues, a statement that reads all jobs is seldom chosen.
+BATCH, BOTS, JOBS, TENANTS, RANKS, HELD = 10, 1_000, 12_000, 2, 21, 100
+#: Tables with one row for each thing that an operator has set or that many jobs share.
+SETTINGS = {
+    "account_totals",
+    "accounts",
+    "cohorts",
+    "counters",
+    "gatings",
+    "instances",
+    "job_classes",
+    "meters",
+    "quotas",
+    "rates",
+    "scheduling",
+    "windows",
+}
+TABLES = ("jobs", "job_terms", "charges", "leases", "bots", "bot_platforms")
+LIVE = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
+FREE = text("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
+
+Held = list[tuple[int, int, int, int]]
+Act = Callable[[Connection, Held], object]
+
+
+def _request(number: int) -> dict[str, Any]:
+    """Some jobs have a class, some a resource whose rate is limited, and most a deadline. Those that come first are
+    anywhere among the others."""
+    more: dict[str, Any] = {1: {"job_class": "build"}, 2: {"resource_class": "model"}}.get(number % 20, {})
+    return JobRequest(
+        command=["true"],
+        instance=f"i-{number % TENANTS}",
+        properties={"kind": ["free"]},
+        priority=number * 7919 % RANKS - 10,
+        deadline_seconds=3600.0 if number % 5 else None,
+        estimated_cost=1.0 + number % 7,
+        **more,
+    ).normal()
+
+
+def _gatehouse(**ordering: Any) -> Gatehouse:
+    rules = Rules(OrderingSettings.model_validate(ordering))
+    return Gatehouse(rules, name="test", chance=random.Random(1), now=clock.monotonic)
+
+
+def _start(connection: Connection, _: Held, **ordering: Any) -> None:
+    gatehouse = _gatehouse(**ordering)
+    admitted = gatehouse.pick(connection, Scope(), batch=BATCH, pace=1.0)
+    assert len(admitted.heads) == BATCH
+    bots = connection.execute(FREE, {"limit": BATCH}).scalars()
+    placements = [Placement(head.job.id, bot, {}) for head, bot in zip(admitted.heads, bots, strict=True)]
+    granted = moves.grant(connection, placements, assigner="test", strategy="test", ack=60.0)
+    assert len(granted) == BATCH
+    gatehouse.charge(connection, admitted, granted)
+
+
+def _end(verdict: Verdict) -> Act:
+    return lambda connection, held: moves.end(connection, [Ending(*each, verdict) for each in held], actor="test")
+
+
+ACTS: dict[str, Act] = {
+    "start": _start,
+    "start, aged": lambda connection, held: _start(connection, held, ageing_rate=2.0),
+    "start, by score": lambda connection, held: _start(connection, held, kind="score"),
+    "succeed": _end(Verdict.SUCCEEDED),
+    "lose": _end(Verdict.LOST),
+    "watch": lambda connection, _: moves.watch(connection, BATCH, actor="test"),
+    "reprice": lambda connection, _: moves.reprice(connection, limit=BATCH, actor="test"),
+    "defer": lambda connection, _: moves.defer(connection, BATCH, normal=-1, most=JOBS, actor="test"),
+    "adopt": lambda connection, _: moves.adopt(connection, BATCH),
+    "dismiss": lambda connection, _: moves.dismiss(connection, BATCH),
+}
+KNOWLEDGE = ("none", "none, kept plan", "current", "current, kept plan")
+# Where waiting counts, a few jobs of each rank of each queue are looked at.
+BOUND = 200 * BATCH
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What every statement did, by knowledge and name, and what was not sound before."""
+
+    watches: dict[tuple[str, str], Watch]
+    findings: list[verify.Finding]
+
+
+@pytest.fixture(scope="module")
+def measured(databases: Databases, template: str) -> Iterator[Measured]:
+    """Fill a pool whose jobs all wait at gates but for some that run, and watch every statement."""
+    url = databases.make(template=template)
+    settings = DatabaseSettings(statement_timeout=120, idle_in_transaction_timeout=120)
+    database = Database(url, settings, role="test", chance=random.Random(0))
+    try:
+        database.run(_fill)
+        for _ in range(HELD // BATCH):
+            database.run(lambda connection: _start(connection, []))
+        found = Measured({}, [finding for finding in verify.verify(database) if finding.rows])
+        for knowledge in KNOWLEDGE:
+            if knowledge == "current":
+                database.run(lambda connection: connection.execute(text("ANALYZE")))
+            with database.engine.connect() as connection:
+                _watch_all(connection, knowledge, found)
+        yield found
+    finally:
+        database.close()
+        databases.give_back(url)
+
+
+def _fill(connection: Connection) -> None:
+    for table in TABLES:
+        connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
+    filling.fill_queues(connection, instances=TENANTS, kinds=["free"])
+    filling.fill_bots(connection, {"free": BOTS}, capacity=4)
+    classes.put_class(connection, "build", points=40, actor="test")
+    rates.set_rate(connection, "model", per_second=1000.0, burst=1000, actor="test")
+    for number in range(TENANTS):
+        account = Account(credit_weight=number + 1.0, budget=1e9, max_concurrent=JOBS)
+        accounts.put_account(connection, f"i-{number}", account, actor="test")
+    moves.submit(connection, [_request(number) for number in range(JOBS)], actor="test")
+
+
+def _watch_all(connection: Connection, knowledge: str, found: Measured) -> None:
+    held: Held = [tuple(row) for row in connection.execute(LIVE, {"limit": BATCH})]  # type: ignore[misc]
+    mode = "force_generic_plan" if knowledge.endswith("kept plan") else "auto"
+    connection.execute(text(f"SET LOCAL plan_cache_mode = {mode}"))
+    for name, act in ACTS.items():
+        with connection.begin_nested() as undone:
+            with watching(connection) as watch:
+                act(connection, held)
+            undone.rollback()
+        found.watches[knowledge, name] = watch
+    connection.rollback()
+
+
+@pytest.mark.parametrize("knowledge", KNOWLEDGE)
+@pytest.mark.parametrize("name", ACTS)
+def test_a_statement_of_gated_jobs_reads_no_table_whole_and_rows_in_proportion_to_its_batch(
+    measured: Measured, name: str, knowledge: str
+) -> None:
+    watch = measured.watches[knowledge, name]
+    assert watch.plans, "it was not executed"
+    assert watch.whole_scans() <= SETTINGS, watch
+    worst = max(watch.plans, key=lambda plan: plan.touched)
+    assert worst.touched <= BOUND, worst
+
+
+def test_the_filled_pool_is_sound(measured: Measured) -> None:
+    assert measured.findings == []
