@@ -48,13 +48,13 @@ class Fair(ByInstance):
 def _first(lanes: Sequence["_Lane"], scale: float) -> "_Lane":
     """The least by what it is behind, then by its deficit, then by its next job: written out, because this is done for
     each job that starts."""
-    first, least = lanes[0], lanes[0].used * scale - lanes[0].target
-    for lane in lanes[1:]:
-        if lane.behind > first.behind:
+    first, behind, least = lanes[0], lanes[0].behind, lanes[0].used * scale - lanes[0].target
+    for lane in lanes:
+        if lane.behind > behind or lane is first:
             continue
         deficit = lane.used * scale - lane.target
-        if lane.behind < first.behind or deficit < least or (deficit == least and lane.key() < first.key()):
-            first, least = lane, deficit
+        if lane.behind < behind or deficit < least or (deficit == least and lane.key() < first.key()):
+            first, behind, least = lane, lane.behind, deficit
     return first
 
 
@@ -78,7 +78,8 @@ class _Lane:
         head, share = self.heads[-1], self.share
         # Only one that would lack it is looked up.
         had = not self.weight or share.completed >= guarantee or _had_with_running(share, guarantee, book)
-        self.behind = (not owed(head, book), not self.weight, had)
+        # Of these the first that differs decides.
+        self.behind = 4 * (not owed(head, book)) + 2 * (not self.weight) + had
         self.used = _used(share, book)
 
     def key(self) -> tuple[float, ...]:
