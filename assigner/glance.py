@@ -5,8 +5,9 @@ Rates come from the newest jobs, those that ended last and the leases of these a
 count, the answer says so.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -228,6 +229,16 @@ CROSS JOIN (
 """)
 
 
+@dataclass(frozen=True)
+class Backlog:
+    """Jobs that are not over, by state, up to `MAX_COUNTED` of each; the seconds for which the oldest of those that are
+    queued has been so, 0 without any; and how many of these no present bot could run, even if it were idle."""
+
+    jobs: Mapping[str, int]
+    oldest: float
+    unmatchable: int
+
+
 def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
     """The pool at a glance, as its rows; `cooldown` is that of evictions, in seconds.
 
@@ -235,12 +246,7 @@ def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: f
     finished jobs, None if PostgreSQL has none, and is told of the bots of each cohort.
     """
     where: dict[str, Any] = {"instances": instances}
-    waiting = _rows(connection, WAITING, where | {"most": MAX_COUNTED})
-    counts = [{**row, "state": JobState.QUEUED} for row in waiting]
-    counts += [{**row, "state": JobState.PARKED} for row in _rows(connection, PARKED, where | {"most": MAX_COUNTED})]
-    counts += [{**row, "state": JobState.BLOCKED} for row in _rows(connection, BLOCKED, where | {"most": MAX_COUNTED})]
-    off = _rows(connection, DEFERRED, where | {"most": MAX_COUNTED})
-    counts += [{**row, "state": JobState.DEFERRED} for row in off]
+    counts = _not_begun(connection, instances)
     others = _rows(connection, HELD, {"most": MAX_COUNTED}) + _rows(connection, FINISHED, {"most": MAX_FINISHED})
     counts += [row for row in others if instances is None or row["instance"] in instances]
     held = quotas.quotas(connection, cooldown=cooldown)
@@ -255,6 +261,34 @@ def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: f
         "quotas": [asdict(quota) for quota in held if instances is None or quota.instance in instances],
         "rates": _rates(connection, instances=instances),
     }
+
+
+def backlog(connection: Connection) -> Backlog:
+    """What waits and runs in the whole pool."""
+    waiting = _not_begun(connection, None)
+    jobs = Counter(dict.fromkeys((state.value for state in JobState if state not in FINAL), 0))
+    for row in waiting + _rows(connection, HELD, {"most": MAX_COUNTED}):
+        jobs[str(row["state"])] += int(row["jobs"])
+    queued = [row for row in waiting if row["state"] == JobState.QUEUED]
+    return Backlog(
+        jobs,
+        oldest=max((float(row["oldest_seconds"]) for row in queued), default=0.0),
+        unmatchable=sum(int(row["unmatchable"]) for row in queued),
+    )
+
+
+def _not_begun(connection: Connection, instances: Sequence[str] | None) -> Rows:
+    """Jobs that no bot has, by instance and state."""
+    where = {"instances": instances, "most": MAX_COUNTED}
+    kinds = {
+        JobState.QUEUED: WAITING,
+        JobState.PARKED: PARKED,
+        JobState.BLOCKED: BLOCKED,
+        JobState.DEFERRED: DEFERRED,
+    }
+    return [
+        {**row, "state": state} for state, statement in kinds.items() for row in _rows(connection, statement, where)
+    ]
 
 
 def _rates(connection: Connection, *, instances: Sequence[str] | None) -> dict[str, Any]:

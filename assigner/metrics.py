@@ -99,6 +99,20 @@ BLOCKED_FOREVER = Gauge(
     "Nodes of unfinished graphs with a dependency that is absent or ended otherwise than they ask, at the last upkeep.",
 )
 
+JOBS = Gauge(
+    "leasehold_jobs",
+    "Jobs that are not over, by state, up to 100,000 of each, at the last look of upkeep, which is once a minute.",
+    ["state"],
+)
+OLDEST_WAIT = Gauge(
+    "leasehold_oldest_wait_seconds",
+    "Seconds for which the oldest job that is queued had been so, at that look; 0 without any.",
+)
+UNMATCHABLE = Gauge(
+    "leasehold_jobs_unmatchable",
+    "Queued jobs that no present bot could run, even if it were idle, at that look.",
+)
+
 REAPED = Counter(
     "leasehold_upkeep_reaped_total",
     "What upkeep put right: sessions expired, jobs requeued, leases stopped, sessions closed or jobs deleted, by kind.",
@@ -171,6 +185,14 @@ def observe_swarms(swarms: Sequence[Swarm]) -> None:
         COHORT_CONCENTRATION.labels(one.cohort).set(spread / even if spread and even else math.nan)
         for state, number in (("idle", one.idle), ("busy", one.busy), ("offline", one.offline)):
             COHORT_BOTS.labels(one.cohort, state).set(number)
+
+
+def observe_backlog(jobs: Mapping[str, int], *, oldest: float, unmatchable: int) -> None:
+    """What waits and runs, by state; how long the oldest has been queued, seconds; what nobody could run."""
+    for state, count in jobs.items():
+        JOBS.labels(state).set(count)
+    OLDEST_WAIT.set(oldest)
+    UNMATCHABLE.set(unmatchable)
 
 
 def _known(value: float | None) -> float:

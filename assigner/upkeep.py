@@ -8,7 +8,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection, text
 
-from assigner import metrics, predicting, waiting
+from assigner import glance, metrics, predicting, waiting
 from assigner.overflow import Tide
 from schema import counters, forgetting, graph_shares, ledger, moves, probation, rooms, shares, swarm, ticks
 from schema.clock import Monotonic
@@ -137,6 +137,8 @@ class Upkeep:
             predicting.predict(self._database, self._settings.predictor)
             self._database.run(counters.sample)
             metrics.observe_swarms(self._database.run(swarm.swarms))
+            backlog = self._database.run(glance.backlog)
+            metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
         if self._now() >= self._next_share:
             self._next_share = self._now() + shares.NOTE_INTERVAL
             self._share()

@@ -2,7 +2,6 @@
 
 import queue
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +20,6 @@ from tests.patience import eventually
 from tests.pool import Pool
 from tests.serving import Served
 
-RULES = Path(__file__).parent.parent / "ops" / "prometheus" / "leasehold.rules.yml"
 EMPTY = {
     "total": 0, "idle": 0, "busy": 0, "offline": 0, "on_probation": 0, "total_in_flight": 0, "avg_success_rate": None,
     "avg_load": None, "concentration": None, "even_concentration": None,
@@ -187,15 +185,6 @@ def test_va_21_a_new_job_wakes_the_assigners(pool: Pool) -> None:
             assert news.get(timeout=10) == frozenset()
     finally:
         wakeups.stop()
-
-
-def test_va_20_the_alerts_ask_for_metrics_that_there_are() -> None:
-    rules = RULES.read_text()
-    asked = set(re.findall(r"\b(leasehold_\w+)\b", rules))
-    known = {family.name for family in REGISTRY.collect()}
-    assert asked
-    assert asked <= known
-    assert len(re.findall(r"- alert: ", rules)) == len(re.findall(r"\n +action: ", rules))
 
 
 def test_a_bot_is_shown_with_the_success_of_its_work(

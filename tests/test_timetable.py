@@ -13,6 +13,7 @@ from schema import meters, openings
 from schema.errors import BadInput
 from schema.meters import Meter
 from schema.openings import Openings, Window, WindowSettings
+from tests.explaining import closed, explained, gates_of
 from tests.patience import eventually
 from tests.pool import Pool, completed
 
@@ -259,3 +260,32 @@ def test_sa_23_a_meter_keeps_what_it_stood_at_by_the_hour_for_four_weeks(pool: P
         read(pool, 1, most=0)
     with pytest.raises(BadInput, match="used"):
         read(pool, float("nan"))
+
+
+def test_sa_09_a_job_starts_once_its_window_its_meter_and_its_bots_resources_allow_it_and_is_told_which_do_not(
+    pool: Pool,
+) -> None:
+    need = {"cpu_milli": 2000, "memory_mib": 1024, "disk_mib": 512}
+    (job,) = pool.submit(terms={"job_class": "random", "resources": need})
+    enough = {"cpu_milli": 4000, "memory_mib": 4096, "disk_mib": 4096}
+
+    def waits_for(gate: str, why: str) -> None:
+        found = explained(pool, job)
+        assert closed(found) == [gate]
+        assert why in gates_of(found)[gate].sentence
+        pool.assigner().run_once()
+        assert pool.job(job).state == "queued"
+
+    for kind, amount in need.items():
+        pool.bot(capacity=4, resources={**enough, kind: amount - 1})
+        waits_for("resources", f"it takes {amount} {kind}, and no bot with room has more than {amount - 1} left")
+    bot = pool.bot(capacity=4, resources=enough)
+    declare(pool, around_now(pool, opened=False))
+    waits_for("window", "window 'now' opens at")
+    declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
+    read(pool, 90)
+    waits_for("window", "90")
+    read(pool, 10)
+    assert closed(explained(pool, job)) == []
+    pool.assigner().run_once()
+    assert len(bot.take()) == 1
