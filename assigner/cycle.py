@@ -1,18 +1,20 @@
 """One assigner: pick, snapshot, choose, commit, over and over."""
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
 from sqlalchemy import Connection
 
 from assigner import fitting, metrics, snapshot
 from assigner.batching import CROWD, Batch, at_once
-from assigner.gatehouse import RULES, Admitted, Gatehouse, Rules
+from assigner.gatehouse import RULES, Gatehouse, Rules
 from assigner.offers import Offers
 from assigner.pace import Pace
 from assigner.quotas import QuotaSettings
 from assigner.reclaim import BATCH, reclaim, reclaim_admitted
 from assigner.registry import SUCCESS
+from assigner.result import Cycle
 from assigner.strategies import Snapshot
 from assigner.tuning import AssignerSettings
 from assigner.turns import Queueing, Turns
@@ -21,7 +23,7 @@ from schema.clock import Monotonic
 from schema.engine import Database
 from schema.front import Front
 from schema.ledger import Guard
-from schema.moves import Alike, Granted
+from schema.moves import Alike
 from schema.ready import Order, ReadyJob, Scope
 from schema.seldom import Seldom
 from schema.timing import Timing
@@ -35,35 +37,11 @@ SWEEPS = 6
 #: undoing each other's choices.
 PATIENCE = 0.5
 
+#: Part of the cycles in which jobs at gates come before the others.
+YIELDS = 0.5
+
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
-
-
-@dataclass
-class Cycle:
-    """What one cycle did; it waited so many seconds for its turn, or was put off."""
-
-    picked: int = 0
-    granted: list[Granted] = field(default_factory=list)
-    postponed: int = 0
-    lost: int = 0
-    evicted: int = 0
-    attempted: bool = False
-    waited: float = 0.0
-    put_off: bool = False
-    gated: bool = False
-    owed: bool = False
-    admitted: Admitted | None = None
-
-    def add(self, other: "Cycle") -> None:
-        """Another transaction did this as well."""
-        self.picked += other.picked
-        self.granted += other.granted
-        self.postponed += other.postponed
-        self.lost += other.lost
-        self.waited += other.waited
-        self.put_off = other.put_off
-        self.admitted = other.admitted
 
 
 class PriorityAgeAssigner:
@@ -118,6 +96,8 @@ class PriorityAgeAssigner:
             cycle.evicted += self._turns.run(self._database, self._claim) or 0
         if cycle.gated:
             cycle.add(self._gated())
+        if cycle.yields:
+            cycle.add(self._database.run(partial(self._cycle, yields=False), undone=self._forget))
         seconds = self._now() - began - cycle.waited
         if cycle.granted or not cycle.put_off:
             self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
@@ -139,12 +119,17 @@ class PriorityAgeAssigner:
         """Nothing is known of the front; a transaction that has not happened may have seen writes of its own there."""
         self._front, self._unserved = Front(self._now), Seldom(self._now)
 
-    def _cycle(self, connection: Connection) -> Cycle:
+    def _cycle(self, connection: Connection, *, yields: bool = True) -> Cycle:
         settings, cycle = self._settings, Cycle()
-        if not self._take_turn(connection, cycle, self._queueing):
-            return cycle
         seen = chores.look(connection)
         cycle.gated, cycle.owed = seen.gated, seen.owed
+        # Neither jobs at gates nor the others keep each other waiting for as long as they come in. What instances lack
+        # of their minimum comes before both.
+        cycle.yields = yields and seen.gated and seen.ordinary and self._chance.random() < YIELDS
+        if cycle.yields and not seen.below:
+            return cycle
+        if not self._take_turn(connection, cycle, self._queueing):
+            return cycle
         if seen.rested:
             back = moves.promote(connection, settings.batch).gated > 0
             # Among them may be some of an instance below its minimum: who looks for these finds out.
@@ -153,10 +138,12 @@ class PriorityAgeAssigner:
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
         guards = (Guard.MIN, Guard.MAX) if seen.below else (Guard.MAX,)
-        for guard in guards if seen.ordinary or seen.rested else ():
+        for guard in guards[: -1 if cycle.yields else None] if seen.ordinary or seen.rested else ():
             self._pass(connection, replace(scope, guard=guard), order, cycle)
             if cycle.granted:
                 break
+        if cycle.yields:
+            return cycle
         if not cycle.picked and platforms.nobody_arrives(connection) and self._unserved.begin():
             began = self._now()
             unserved = unservable.unserved(connection, scope, limit=settings.batch)
@@ -230,7 +217,7 @@ class PriorityAgeAssigner:
 
     @property
     def _part(self) -> str:
-        """Which jobs it places, in the words of all who place the same ones; nothing if it is all of them."""
+        """Which jobs it places, in the words of all that are told to place the same ones; nothing if it is all."""
         return " ".join([*map(str, self._cohorts or ()), *sorted(self._settings.instances or ())])
 
     def _scope(self, connection: Connection) -> Scope:

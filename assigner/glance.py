@@ -231,8 +231,9 @@ CROSS JOIN (
 
 @dataclass(frozen=True)
 class Backlog:
-    """Jobs that are not over, by state, up to `MAX_COUNTED` of each; the seconds for which the oldest of those that are
-    queued has been so, 0 without any; and how many of these no present bot could run, even if it were idle."""
+    """Jobs that are not over, by state, of those that wait in one way or run up to `MAX_COUNTED`; the seconds for which
+    the oldest queued one among them has been so, 0 without any; and how many of these no present bot could run, even if
+    it were idle."""
 
     jobs: Mapping[str, int]
     oldest: float

@@ -101,12 +101,13 @@ BLOCKED_FOREVER = Gauge(
 
 JOBS = Gauge(
     "leasehold_jobs",
-    "Jobs that are not over, by state, up to 100,000 of each, at the last look of upkeep, which is once a minute.",
+    "Jobs that are not over, by state, at the last look of upkeep, which is once a minute. Of more than 100,000 that "
+    "wait in one way, or run, at least so many.",
     ["state"],
 )
 OLDEST_WAIT = Gauge(
     "leasehold_oldest_wait_seconds",
-    "Seconds for which the oldest job that is queued had been so, at that look; 0 without any.",
+    "Seconds for which the oldest queued job among those that were counted had been so, at that look; 0 without any.",
 )
 UNMATCHABLE = Gauge(
     "leasehold_jobs_unmatchable",

@@ -41,9 +41,9 @@ class Queueing:
         self.waited = 0.0
 
     def take(self, connection: Connection, most: int, *, among: str) -> bool:
-        """Take one of `most` turns of those who place the same jobs, to the end of the transaction, which begins with
-        this; false to come again after `pause`. After a while a turn is waited for, and if it does not come, then done
-        without."""
+        """Take one of `most` turns of those who place the same jobs, to the end of the transaction, which has locked
+        nothing yet; false to come again after `pause`. After a while a turn is waited for, and if it does not come,
+        then done without."""
         began, self.waited = self._now(), 0.0
         if not turns.take_free(connection, most, chance=self._chance, among=among):
             # Who has not asked for long, because there was little to place, begins anew.

@@ -23,9 +23,9 @@ LIMIT = 500
 DELETIONS = 10
 HOUR = 3600.0
 DAY = 24 * HOUR
-#: Seconds between two checks of the quotas' and the bots' counters, and two looks at the bots of every cohort or for
-#: usage to be forgotten.
-RECONCILE_INTERVAL = ROLL_INTERVAL = 60.0
+#: Seconds between two checks of the quotas' and the bots' counters, and two looks at the bots of every cohort, at the
+#: backlog, or for usage to be forgotten.
+RECONCILE_INTERVAL = ROLL_INTERVAL = BACKLOG_INTERVAL = 60.0
 
 #: Seconds between two looks at all leases that are overdue; the others look at what became overdue within so many
 #: rounds, for that is what there is unless a round failed.
@@ -111,7 +111,7 @@ class Upkeep:
         self._fair = fair or FairShareSettings()
         self._tide = Tide(database, name=name, now=now)
         self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
-        self._next_share = self._next_roll = now()
+        self._next_share = self._next_roll = self._next_backlog = now()
 
     def reconfigure(self, settings: UpkeepSettings, fair: FairShareSettings) -> None:
         """Use other settings from the next round on."""
@@ -137,8 +137,6 @@ class Upkeep:
             predicting.predict(self._database, self._settings.predictor)
             self._database.run(counters.sample)
             metrics.observe_swarms(self._database.run(swarm.swarms))
-            backlog = self._database.run(glance.backlog)
-            metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
         if self._now() >= self._next_share:
             self._next_share = self._now() + shares.NOTE_INTERVAL
             self._share()
@@ -151,6 +149,10 @@ class Upkeep:
         if self._now() >= self._next_forget:
             self._next_forget = self._now() + HOUR
             self._forget()
+        if self._now() >= self._next_backlog:
+            self._next_backlog = self._now() + BACKLOG_INTERVAL
+            backlog = self._database.run(glance.backlog)
+            metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
         for kind, count in vars(done).items():
             metrics.observe_reaped(kind, count)
         metrics.observe_tick()

@@ -16,6 +16,7 @@ from schema.clock import Monotonic
 from schema.engine import Database
 from schema.errors import BadInput, Conflict, LeaseholdError
 from schema.front import Fronts
+from schema.gates import GATED, at_work
 from schema.ledger import EVICTION_COOLDOWN
 from schema.moves import Word
 from schema.newest import newest
@@ -34,7 +35,9 @@ WITH named AS MATERIALIZED (
     CROSS JOIN LATERAL {newest("bots", "name", "n.name", columns="id")} f ORDER BY f.id
 )
 SELECT b.id, b.name, b.epoch, b.session, b.sync_seq, b.status, b.draining, b.closing, b.cohort, b.instance, b.pool,
-    b.capacity, b.in_use, b.held, b.free, b.reserved, b.kind
+    b.capacity, b.in_use, b.held, b.free, b.reserved, b.kind,
+    CASE WHEN :fetches AND EXISTS (SELECT FROM jobs WHERE {GATED})
+        THEN EXISTS (SELECT FROM assigners a WHERE {at_work("a")}) END AS gated
 FROM named CROSS JOIN LATERAL {newest("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
 """)
 STORED = text("""
@@ -98,7 +101,7 @@ class Desk:
         """Keep output of a running lease; returns the chunks written, 0 if the lease is not this bot's any more."""
 
         def work(connection: Connection) -> int:
-            bot = connection.execute(LOCK_BOTS, {"names": [report.bot]}).one_or_none()
+            bot = connection.execute(LOCK_BOTS, {"names": [report.bot], "fetches": False}).one_or_none()
             bot = visits.check_session(bot, epoch=report.epoch, secret=report.secret)
             try:
                 UUID(report.job)
@@ -115,7 +118,9 @@ class Desk:
     def _settle(
         self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
     ) -> list[Answer | LeaseholdError]:
-        bots = {row.name: row for row in connection.execute(LOCK_BOTS, {"names": list(names)}).all()}
+        fetches = self._fetch.to_capacity or any(visits.ends_something(call) for call in calls)
+        asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
+        bots = {row.name: row for row in connection.execute(LOCK_BOTS, asked).all()}
         found: dict[int, Answer | LeaseholdError] = {}
         settled: list[Visit] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):

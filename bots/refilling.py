@@ -25,8 +25,9 @@ def refill(
     cooldown: float,
     fronts: Fronts,
 ) -> None:
-    """Start what room was freed for, and fetch; what room bots still have and had not before is for the assigners, also
-    for jobs at rest. The caller tells the bots what they have been given."""
+    """Start what room was freed for, and fetch, but where it is the turn of jobs at gates; what room bots still have
+    and had not before is for the assigners, also for jobs at rest. The caller tells the bots what they have been given.
+    """
     spoken = [visit for visit in settled if visit.sync is not None and visit.healthy]
     free = [visit for visit in spoken if visit.room.units > 0]
     for visit in spoken:
@@ -34,7 +35,8 @@ def refill(
             _claim(connection, visit, ack=ack, cooldown=cooldown)
     room = {visit.bot.id: visit.room.units for visit in free}
     rooms = {visit.bot.id: visit.room for visit in free}
-    fetch(connection, settings, _wishes(connection, free), rooms, ack=ack, cooldown=cooldown, fronts=fronts)
+    wishes = _wishes(connection, [visit for visit in free if not visit.yields])
+    fetch(connection, settings, wishes, rooms, ack=ack, cooldown=cooldown, fronts=fronts)
     spare = [visit for visit in free if visit.room.units > 0]
     more = {visit.bot.id: visit.room.units for visit in spare if room[visit.bot.id] > _room_before(visit)}
     if more:

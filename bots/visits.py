@@ -36,6 +36,9 @@ class Waiting:
 
 Call = Asked | Waiting
 
+#: 2^32 over the golden ratio, by which multiples of it are spread most evenly (Knuth, TAOCP 3, 6.4).
+GOLDEN = 2654435769
+
 
 @dataclass
 class Visit:
@@ -85,6 +88,12 @@ class Visit:
         return str(self.bot.status if self.sync is None or self.leaves else self.sync.status)
 
     @property
+    def yields(self) -> bool:
+        """Whether jobs wait at gates and this is one of those calls, every fourth, that leave the bot's room to them:
+        assigners alone can give it to them. Spread evenly over the calls, whichever of them end something."""
+        return bool(self.bot.gated) and (self.bot.id + self.seq) * GOLDEN % 2**32 < 2**32 // 4
+
+    @property
     def healthy(self) -> bool:
         """Whether the bot may be given work. A bot that is being closed is not let in."""
         return self.status == BotStatus.OK and not self.bot.draining
@@ -99,6 +108,11 @@ class Visit:
 def name(call: Call) -> str:
     """The bot whose call it is."""
     return call.sync.bot if isinstance(call, Asked) else call.bot
+
+
+def ends_something(call: Call) -> bool:
+    """Whether the bot says that something is over, and so may want more."""
+    return isinstance(call, Asked) and any(report.state == "completed" for report in call.sync.leases)
 
 
 def let_in(nth: int, call: Call, bot: Row[Any] | None) -> Visit:

@@ -36,7 +36,7 @@ def wait(
     """Take one of so many turns, which none has free, as soon as it is; false if that is not within `patience`
     milliseconds.
 
-    Begin the transaction with it: who holds rows while it waits makes others wait for them.
+    Before the transaction locks anything: who holds rows while it waits makes others wait for them.
     """
     try:
         with connection.begin_nested():

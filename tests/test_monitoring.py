@@ -26,7 +26,7 @@ def test_sa_36_upkeep_tells_how_much_waits_for_how_long_and_what_nobody_can_run(
     pool.database.run(lambda connection: moves.park(connection, [parked], instances=None, reason="", actor="test"))
     pool.assigner().run_once()
     assert len(bot.take()) == 1
-    pool.change("UPDATE jobs SET queued_at = queued_at - interval '2 h' WHERE gating IS NOT NULL")
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '2 h' WHERE state = 'queued'")
     pool.upkeep().run_once()
     told = {state: metric("jobs", state=state) for state in ("queued", "running", "parked", "leased", "deferred")}
     assert told == {"queued": 5, "running": 1, "parked": 1, "leased": 0, "deferred": 0}
