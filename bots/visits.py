@@ -36,6 +36,8 @@ class Waiting:
 
 Call = Asked | Waiting
 
+#: Of so many calls that may fetch, one leaves the bot's room to jobs at gates while some wait.
+YIELDING = 4
 #: 2^32 over the golden ratio, by which multiples of it are spread most evenly (Knuth, TAOCP 3, 6.4).
 GOLDEN = 2654435769
 
@@ -89,9 +91,9 @@ class Visit:
 
     @property
     def yields(self) -> bool:
-        """Whether jobs wait at gates and this is one of those calls, every fourth, that leave the bot's room to them:
-        assigners alone can give it to them. Spread evenly over the calls, whichever of them end something."""
-        return bool(self.bot.gated) and (self.bot.id + self.seq) * GOLDEN % 2**32 < 2**32 // 4
+        """Whether jobs wait at gates and this is one of those calls that leave the bot's room to them: assigners alone
+        can give it to them. Spread evenly over the calls, whichever of them end something."""
+        return bool(self.bot.gated) and (self.bot.id + self.seq) * GOLDEN % 2**32 < 2**32 // YIELDING
 
     @property
     def healthy(self) -> bool:

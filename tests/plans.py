@@ -1,7 +1,7 @@
 """The plans PostgreSQL really used: auto_explain reports them to the connection that ran the statements."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, text
 
+#: What the planner knows of the tables: nothing or everything, with plans for the values at hand or for any values.
+KNOWLEDGE = ("none", "none, kept plan", "current", "current, kept plan")
 SETTINGS = (
     "LOAD 'auto_explain'",
     "SET LOCAL auto_explain.log_min_duration = 0",
@@ -112,6 +114,21 @@ def watching(connection: Connection) -> Iterator[Watch]:
         connection.execute(text("SET LOCAL auto_explain.log_min_duration = -1"))
     finally:
         driver.remove_notice_handler(noticed)
+
+
+def watched(
+    connection: Connection, acts: Mapping[str, Callable[[Connection], object]], *, kept: bool
+) -> dict[str, Watch]:
+    """What each of the acts did, every one undone before the next; `kept`: by plans that are for any values."""
+    connection.execute(text(f"SET LOCAL plan_cache_mode = {'force_generic_plan' if kept else 'auto'}"))
+    found = {}
+    for name, act in acts.items():
+        with connection.begin_nested() as undone:
+            with watching(connection) as found[name]:
+                act(connection)
+            undone.rollback()
+    connection.rollback()
+    return found
 
 
 def _plan(document: dict[str, Any]) -> Plan:

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -186,11 +187,9 @@ def test_a_wake_up_does_not_shorten_the_wait_after_an_error_but_stop_does(loops:
         assert loop.stop(WITHIN)
 
 
-def test_the_idle_flag_is_up_while_it_sleeps_and_it_looks_once_more_after_raising_it(
-    loops: Callable[..., Loop],
-) -> None:
+def telling(work: Work) -> tuple[queue.Queue[str], dict[str, Any]]:
+    """What a loop does, in words, and the arguments that make it tell."""
     story: queue.Queue[str] = queue.Queue()
-    work = Work(LONG, LONG, SHORT, LONG)
 
     def run_once() -> float:
         story.put("look")
@@ -202,7 +201,14 @@ def test_the_idle_flag_is_up_while_it_sleeps_and_it_looks_once_more_after_raisin
         yield
         story.put("lower")
 
-    loop = loops(run_once, idle=idle)
+    return story, {"run_once": run_once, "idle": idle}
+
+
+def test_the_idle_flag_is_up_while_it_sleeps_and_it_looks_once_more_after_raising_it(
+    loops: Callable[..., Loop],
+) -> None:
+    story, told_by = telling(Work(LONG, LONG, SHORT, LONG))
+    loop = loops(**told_by)
     loop.start()
     assert [story.get(timeout=WITHIN) for _ in range(3)] == ["look", "raise", "look"]
     loop.wake()
@@ -211,19 +217,8 @@ def test_the_idle_flag_is_up_while_it_sleeps_and_it_looks_once_more_after_raisin
 
 
 def test_who_comes_again_for_its_turn_does_not_ask_to_be_woken(loops: Callable[..., Loop]) -> None:
-    story: queue.Queue[str] = queue.Queue()
-    work = Work(Again(2 * SHORT), LONG)
-
-    def run_once() -> float:
-        story.put("look")
-        return work()
-
-    @contextmanager
-    def idle() -> Iterator[None]:
-        story.put("raise")
-        yield
-
-    loops(run_once, idle=idle).start()
+    story, told_by = telling(Work(Again(2 * SHORT), LONG))
+    loops(**told_by).start()
     assert [story.get(timeout=WITHIN) for _ in range(4)] == ["look", "look", "raise", "look"]
 
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from schema.engine import Database, DatabaseSettings
 from schema.ready import JOBS_LOOK, REACHES
 from tests import filling
 from tests.databases import Databases
-from tests.plans import Watch, watching
+from tests.plans import Watch, watched
 from tests.statements import ACTS, BATCH, FREE, FULL, KINDS, RARE, SAMPLE_SIZE, SCARCE, Known
 
 INSTANCES = 2
@@ -97,7 +98,8 @@ def measured(databases: Databases, template: str) -> Measured:
 def _measure(database: Database, size: Size, found: Measured) -> None:
     database.run(_no_autovacuum)
     with database.engine.connect() as early:
-        _watch_all(early, size, "grown from nothing", found, kept=True, unwatched=SETTLED)
+        for _ in range(SETTLED):
+            _watch_all(early, size, "grown from nothing", found, kept=True)
         database.run(lambda connection: _fill(connection, size))
         _watch_all(early, size, "grown from nothing", found, kept=True)
     with database.engine.connect() as connection:
@@ -142,24 +144,11 @@ def _known(connection: Connection) -> Known:
     )
 
 
-def _watch_all(
-    connection: Connection, size: Size, knowledge: str, found: Measured, *, kept: bool = False, unwatched: int = 0
-) -> None:
-    """Run every statement and undo it, `unwatched` times to settle its plan or else once under watch."""
+def _watch_all(connection: Connection, size: Size, knowledge: str, found: Measured, *, kept: bool = False) -> None:
     known = _known(connection)
-    connection.execute(text(f"SET LOCAL plan_cache_mode = {'force_generic_plan' if kept else 'auto'}"))
-    for name, act in ACTS.items():
-        for _ in range(unwatched):
-            with connection.begin_nested() as undone:
-                act(known, connection)
-                undone.rollback()
-        if not unwatched:
-            with connection.begin_nested() as undone:
-                with watching(connection) as watch:
-                    act(known, connection)
-                undone.rollback()
-            found.watches[size, knowledge, name] = watch
-    connection.rollback()
+    acts = {name: partial(act, known) for name, act in ACTS.items()}
+    for name, watch in watched(connection, acts, kept=kept).items():
+        found.watches[size, knowledge, name] = watch
 
 
 @pytest.mark.parametrize("name", ACTS)

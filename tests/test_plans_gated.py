@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from schema.ready import Scope
 from schema.requests import JobRequest
 from tests import filling
 from tests.databases import Databases
-from tests.plans import Watch, watching
+from tests.plans import KNOWLEDGE, Watch, watched
 
 #: Few queues with many jobs each: where there are many queues, a statement that reads all jobs is seldom chosen.
 BATCH, BOTS, JOBS, TENANTS, RANKS, HELD = 10, 1_000, 12_000, 2, 21, 100
@@ -42,7 +43,7 @@ LIVE = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id L
 FREE = text("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
 
 Held = list[tuple[int, int, int, int]]
-Act = Callable[[Connection, Held], object]
+Act = Callable[[Held, Connection], object]
 
 
 def _request(number: int) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def _gatehouse(**ordering: Any) -> Gatehouse:
     return Gatehouse(rules, name="test", chance=random.Random(1), now=clock.monotonic)
 
 
-def _start(connection: Connection, _: Held, **ordering: Any) -> None:
+def _start(_: Held, connection: Connection, **ordering: Any) -> None:
     gatehouse = _gatehouse(**ordering)
     admitted = gatehouse.pick(connection, Scope(), batch=BATCH, pace=1.0)
     assert len(admitted.heads) == BATCH
@@ -77,22 +78,21 @@ def _start(connection: Connection, _: Held, **ordering: Any) -> None:
 
 
 def _end(verdict: Verdict) -> Act:
-    return lambda connection, held: moves.end(connection, [Ending(*each, verdict) for each in held], actor="test")
+    return lambda held, connection: moves.end(connection, [Ending(*each, verdict) for each in held], actor="test")
 
 
 ACTS: dict[str, Act] = {
     "start": _start,
-    "start, aged": lambda connection, held: _start(connection, held, ageing_rate=2.0),
-    "start, by score": lambda connection, held: _start(connection, held, kind="score"),
+    "start, aged": lambda held, connection: _start(held, connection, ageing_rate=2.0),
+    "start, by score": lambda held, connection: _start(held, connection, kind="score"),
     "succeed": _end(Verdict.SUCCEEDED),
     "lose": _end(Verdict.LOST),
-    "watch": lambda connection, _: moves.watch(connection, BATCH, actor="test"),
-    "reprice": lambda connection, _: moves.reprice(connection, limit=BATCH, actor="test"),
-    "defer": lambda connection, _: moves.defer(connection, BATCH, normal=-1, most=JOBS, actor="test"),
-    "adopt": lambda connection, _: moves.adopt(connection, BATCH),
-    "dismiss": lambda connection, _: moves.dismiss(connection, BATCH),
+    "watch": lambda _, connection: moves.watch(connection, BATCH, actor="test"),
+    "reprice": lambda _, connection: moves.reprice(connection, limit=BATCH, actor="test"),
+    "defer": lambda _, connection: moves.defer(connection, BATCH, normal=-1, most=JOBS, actor="test"),
+    "adopt": lambda _, connection: moves.adopt(connection, BATCH),
+    "dismiss": lambda _, connection: moves.dismiss(connection, BATCH),
 }
-KNOWLEDGE = ("none", "none, kept plan", "current", "current, kept plan")
 # Where waiting counts, a few jobs of each rank of each queue are looked at.
 BOUND = 200 * BATCH
 
@@ -114,7 +114,7 @@ def measured(databases: Databases, template: str) -> Iterator[Measured]:
     try:
         database.run(_fill)
         for _ in range(HELD // BATCH):
-            database.run(lambda connection: _start(connection, []))
+            database.run(lambda connection: _start([], connection))
         found = Measured({}, [finding for finding in verify.verify(database) if finding.rows])
         for knowledge in KNOWLEDGE:
             if knowledge == "current":
@@ -142,15 +142,9 @@ def _fill(connection: Connection) -> None:
 
 def _watch_all(connection: Connection, knowledge: str, found: Measured) -> None:
     held: Held = [tuple(row) for row in connection.execute(LIVE, {"limit": BATCH})]  # type: ignore[misc]
-    mode = "force_generic_plan" if knowledge.endswith("kept plan") else "auto"
-    connection.execute(text(f"SET LOCAL plan_cache_mode = {mode}"))
-    for name, act in ACTS.items():
-        with connection.begin_nested() as undone:
-            with watching(connection) as watch:
-                act(connection, held)
-            undone.rollback()
+    acts = {name: partial(act, held) for name, act in ACTS.items()}
+    for name, watch in watched(connection, acts, kept=knowledge.endswith("kept plan")).items():
         found.watches[knowledge, name] = watch
-    connection.rollback()
 
 
 @pytest.mark.parametrize("knowledge", KNOWLEDGE)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from sqlalchemy import Connection, text
@@ -12,7 +13,7 @@ from schema.engine import Database, DatabaseSettings
 from schema.moves import Ending, Verdict
 from tests import filling
 from tests.databases import Databases
-from tests.plans import Watch, watching
+from tests.plans import KNOWLEDGE, Watch, watched
 
 BATCH, BOTS, LABELS, BLAMES = 10, 3_000, 10, 10_000
 #: Tables of one row, or with one for each thing that an operator has set.
@@ -32,22 +33,22 @@ PART = (
 )
 HELD = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
 
-Act = Callable[[Connection, list[tuple[int, int, int, int]]], object]
+Held = list[tuple[int, int, int, int]]
+Act = Callable[[Held, Connection], object]
 
 
 def _end(verdict: Verdict) -> Act:
-    return lambda connection, held: moves.end(connection, [Ending(*each, verdict) for each in held], actor="test")
+    return lambda held, connection: moves.end(connection, [Ending(*each, verdict) for each in held], actor="test")
 
 
 ACTS: dict[str, Act] = {
     "succeed": _end(Verdict.SUCCEEDED),
     "fail": _end(Verdict.FAILED),
     "lose": _end(Verdict.LOST),
-    "labels": lambda connection, held: success.labels(connection, [job for job, *_ in held]),
-    "rates": lambda connection, held: success.rates(connection, [bot for *_, bot, _ in held], ["", "l-1"]),
-    "review": lambda connection, _: probation.review(connection),
+    "labels": lambda held, connection: success.labels(connection, [job for job, *_ in held]),
+    "rates": lambda held, connection: success.rates(connection, [bot for *_, bot, _ in held], ["", "l-1"]),
+    "review": lambda _, connection: probation.review(connection),
 }
-KNOWLEDGE = ("none", "none, kept plan", "current", "current, kept plan")
 BOUND = 60 * BATCH
 
 
@@ -89,16 +90,10 @@ def _fill(connection: Connection) -> None:
 
 
 def _watch_all(connection: Connection, knowledge: str, found: Measured) -> None:
-    held = [tuple(row) for row in connection.execute(HELD, {"limit": BATCH})]
-    mode = "force_generic_plan" if knowledge.endswith("kept plan") else "auto"
-    connection.execute(text(f"SET LOCAL plan_cache_mode = {mode}"))
-    for name, act in ACTS.items():
-        with connection.begin_nested() as undone:
-            with watching(connection) as watch:
-                act(connection, held)  # type: ignore[arg-type]
-            undone.rollback()
+    held: Held = [tuple(row) for row in connection.execute(HELD, {"limit": BATCH})]  # type: ignore[misc]
+    acts = {name: partial(act, held) for name, act in ACTS.items()}
+    for name, watch in watched(connection, acts, kept=knowledge.endswith("kept plan")).items():
         found.watches[knowledge, name] = watch
-    connection.rollback()
 
 
 @pytest.mark.parametrize("knowledge", KNOWLEDGE)

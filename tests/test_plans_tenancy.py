@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from sqlalchemy import Connection, text
@@ -17,7 +18,7 @@ from schema.ready import JOBS_LOOK, REACHES, Order, Scope
 from schema.reclaiming import BOTS_LOOK, Starved
 from tests import filling
 from tests.databases import Databases
-from tests.plans import Watch, watching
+from tests.plans import KNOWLEDGE, Watch, watched
 
 COHORTS, INSTANCES, BATCH = 3, 5, 10
 FREE, FULL = KINDS = ("free", "full")
@@ -123,7 +124,6 @@ BOUNDS = {
     "expire reservations": 20 * BATCH + 3 * RESERVED,
 }
 BOUND = 40 * BATCH
-KNOWLEDGE = ("none", "none, kept plan", "current", "current, kept plan")
 
 
 @dataclass(frozen=True)
@@ -188,15 +188,9 @@ def _known(connection: Connection) -> Known:
 
 def _watch_all(connection: Connection, knowledge: str, found: Measured) -> None:
     known = _known(connection)
-    mode = "force_generic_plan" if knowledge.endswith("kept plan") else "auto"
-    connection.execute(text(f"SET LOCAL plan_cache_mode = {mode}"))
-    for name, act in ACTS.items():
-        with connection.begin_nested() as undone:
-            with watching(connection) as watch:
-                act(known, connection)
-            undone.rollback()
+    acts = {name: partial(act, known) for name, act in ACTS.items()}
+    for name, watch in watched(connection, acts, kept=knowledge.endswith("kept plan")).items():
         found.watches[knowledge, name] = watch
-    connection.rollback()
 
 
 @pytest.mark.parametrize("knowledge", KNOWLEDGE)
