@@ -1,8 +1,9 @@
 """Whether the cost of a job stays flat: in the depth of the queue, the fleet, requirement sets, tenants, their
 shares, and history, in the number of assigners, and while somebody holds a snapshot open.
 
-Each comparison is a ratio of two rates of one run, on one server with its default durability; every invariant is
-checked after each measurement.
+Each comparison is a ratio of two rates of one run, on one server with its default durability; those that are measured
+several times are measured in turns, and theirs is the median of the ratios of neighbours, which a machine that others
+disturb for a minute changes little. Every invariant is checked after each measurement.
 
     python ops/bench/scale.py [--only depth] [--scale 1.0] [--json]
 """
@@ -11,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 
 import click
 import psycopg
@@ -29,7 +31,9 @@ JOBS, QUEUED, SOME = 60_000, 70_000, 20_000
 #: Jobs that last for as long as several processes are watched: so many seconds to come to work, and then so many.
 LASTING, BEGUN, STEADY = 260_000, 2.0, 4.0
 #: Times that each side of a comparison is measured.
-RUNS = 3
+RUNS = 5
+#: Jobs that go through a pool in one measurement of its history, and queued ones beyond them, so that none is the last.
+PIECE, SPARE = 50_000, 4_000
 #: Jobs that are kept queued while a pace is measured; jobs that are never done.
 DEEP, ENDLESS = 30_000, 10**12
 #: Seconds of load before a snapshot is held, after which checkpoints and autovacuum do their part; seconds over which
@@ -39,17 +43,29 @@ WARM, LONG, HELD, RECOVERED = 120.0, 60.0, 300.0, 60.0
 
 @dataclass(frozen=True)
 class Ratio:
-    """Two rates of one run, jobs/s, and which of them is divided by which."""
+    """Rates of one run, jobs/s, each with the one before it by which it is divided."""
 
     what: str
-    base: float
-    rate: float
+    pairs: list[tuple[float, float]]
     lost: float = 0.0
     deadlocks: int = 0
 
     @property
+    def base(self) -> float:
+        return median(base for base, _ in self.pairs)
+
+    @property
+    def rate(self) -> float:
+        return median(rate for _, rate in self.pairs)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of the pairs, the least first."""
+        return sorted(rate / base for base, rate in self.pairs)
+
+    @property
     def ratio(self) -> float:
-        return self.rate / self.base
+        return median(self.ratios)
 
 
 def _assigned(url: str, shape: Shape, *, jobs: int) -> Stretch:
@@ -66,12 +82,9 @@ def _room(bots: int, queued: int = QUEUED) -> int:
 
 
 def _compared(url: str, what: str, base: Shape, other: Shape, *, jobs: int) -> Ratio:
-    """Both in turns; of each the better run, which is the one that the machine disturbed less."""
-    rates: dict[Shape, list[float]] = {base: [], other: []}
-    for _ in range(RUNS):
-        for shape in (base, other):
-            rates[shape].append(_assigned(url, shape, jobs=jobs).rate)
-    return Ratio(what, max(rates[base]), max(rates[other]))
+    """Both in turns."""
+    pairs = [(_assigned(url, base, jobs=jobs).rate, _assigned(url, other, jobs=jobs).rate) for _ in range(RUNS)]
+    return Ratio(what, pairs)
 
 
 def depth(url: str, scale: float) -> Iterator[Ratio]:
@@ -104,18 +117,16 @@ def shares(url: str, scale: float) -> Iterator[Ratio]:
 
 
 def processes(url: str, scale: float) -> Iterator[Ratio]:
-    """1, 2 and 4 assigner processes on one queue, in turns, once all of them are at work; of each the better run."""
+    """1, 2 and 4 assigner processes on one queue, in turns, once all of them are at work."""
     queued = int(LASTING * scale)
     shape = Shape(bots=100, capacity=_room(100, queued), queued=queued)
-    found: dict[int, list[Stretch]] = {1: [], 2: [], 4: []}
-    for _ in range(RUNS):
-        for number, runs in found.items():
-            runs.append(_pace(url, shape, processes=number, seconds=(BEGUN * scale, STEADY * scale)))
-    best = {number: max(run.rate for run in runs) for number, runs in found.items()}
-    for number in (2, 4):
-        placed, lost = (sum(getattr(each, what) for each in found[number]) for what in ("placements", "lost"))
-        deadlocks = sum(each.costs.deadlocks for each in found[number])
-        yield Ratio(f"{number} assigner processes / 1", best[1], best[number], lost / max(1, placed + lost), deadlocks)
+    seconds = (BEGUN * scale, STEADY * scale)
+    rounds = [{of: _pace(url, shape, processes=of, seconds=seconds) for of in (1, 2, 4)} for _ in range(RUNS)]
+    for base, of in ((1, 2), (2, 4), (1, 4)):
+        placed, lost = (sum(getattr(each[of], what) for each in rounds) for what in ("placements", "lost"))
+        deadlocks = sum(each[of].costs.deadlocks for each in rounds)
+        pairs = [(each[base].rate, each[of].rate) for each in rounds]
+        yield Ratio(f"{of} assigner processes / {base}", pairs, lost / max(1, placed + lost), deadlocks)
 
 
 def _pace(url: str, shape: Shape, *, processes: int, seconds: tuple[float, float]) -> Stretch:
@@ -139,22 +150,31 @@ def _pace(url: str, shape: Shape, *, processes: int, seconds: tuple[float, float
 
 
 def history(url: str, scale: float) -> Iterator[Ratio]:
-    """The rate after 2,000,000 jobs have gone through, without a manual vacuum, against the fresh pool's."""
+    """A pool through which 2,000,000 jobs have gone, without a manual vacuum, in turns with fresh ones, through which
+    no more have gone than it takes to come to work."""
     shape = Shape(bots=100, capacity=20, quotas=False)
-    gone, piece = 0, 50_000
-    with empty(url, "scale") as target, opened(target) as database:
+    gone = 0
+    with empty(url, "scale") as target:
+        while gone < 2_000_000 * scale:
+            _cycled(target, shape)
+            gone += PIECE
+        pairs = []
+        for _ in range(RUNS):
+            with empty(url, "fresh") as fresh:
+                _cycled(fresh, shape)
+                pairs.append((_cycled(fresh, shape), _cycled(target, shape)))
+    yield Ratio(f"after {gone:,} jobs / fresh", pairs)
+
+
+def _cycled(url: str, shape: Shape) -> float:
+    """Jobs a second, of some that go through the pool from their submission to their end."""
+    with opened(url) as database:
         sessions = fill(database, shape)
-        rates = []
-        while gone < 2_000_000 * scale or len(rates) < 4:
-            submit(database, shape, piece + 4000)
-            work = Cycling(sessions, capacity=shape.capacity, together=TOGETHER)
-            rates.append(run(target, work, processes=PROCESSES, jobs=piece).rate)
-            gone += piece
-            sessions = fill(database, shape)
+        submit(database, shape, PIECE + SPARE - count(database, "SELECT count(*) FROM jobs WHERE state = 'queued'"))
+        work = Cycling(sessions, capacity=shape.capacity, together=TOGETHER)
+        rate = run(url, work, processes=PROCESSES, jobs=PIECE).rate
         checked(database)
-    some = max(1, len(rates) // 10)
-    fresh, aged = sum(rates[1 : 1 + some]) / some, sum(rates[-some:]) / some
-    yield Ratio(f"after {gone:,} jobs / fresh", fresh, aged)
+    return rate
 
 
 def snapshot(url: str, scale: float) -> Iterator[Ratio]:
@@ -173,9 +193,9 @@ def snapshot(url: str, scale: float) -> Iterator[Ratio]:
                 feed.pace(HELD * scale - LONG)
                 last = feed.pace(LONG)
             held = f"in the last {LONG:.0f} s of a snapshot held for {HELD * scale:.0f} s / before"
-            found.append(Ratio(held, before, last))
+            found.append(Ratio(held, [(before, last)]))
             feed.pace(RECOVERED)
-            found.append(Ratio(f"from {RECOVERED:.0f} s after its end on / before", before, feed.pace(LONG)))
+            found.append(Ratio(f"from {RECOVERED:.0f} s after its end on / before", [(before, feed.pace(LONG))]))
 
         work = Cycling(sessions, capacity=shape.capacity, together=TOGETHER)
         run(target, work, processes=PROCESSES, jobs=ENDLESS, meanwhile=meanwhile)
@@ -237,10 +257,11 @@ def main(only: tuple[str, ...], *, scale: float, as_json: bool) -> None:
         click.echo(json.dumps([{**vars(each), "ratio": round(each.ratio, 3)} for each in found]))
         return
     table = Table(title="Jobs a second against the base of the same run", title_justify="left", box=None)
-    for column in ("what", "base", "rate", "ratio", "lost", "deadlocks"):
+    for column in ("what", "base", "rate", "ratio", "least–most", "lost", "deadlocks"):
         table.add_column(column, no_wrap=True, justify="left" if column == "what" else "right")
     for each in found:
-        rates = (f"{each.base:,.0f}", f"{each.rate:,.0f}", f"{each.ratio:.2f}")
+        spread = f"{each.ratios[0]:.2f}–{each.ratios[-1]:.2f}" if len(each.pairs) > 1 else ""
+        rates = (f"{each.base:,.0f}", f"{each.rate:,.0f}", f"{each.ratio:.2f}", spread)
         table.add_row(each.what, *rates, f"{each.lost:.2%}", str(each.deadlocks))
     Console(width=120).print(table)
 
