@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from assigner import terms
 from assigner.terms import Book
-from schema.gated import Head, Place
+from schema.gated import GatedQueue, Head, Place
 
 
 class Ordering(Protocol):
@@ -16,6 +15,10 @@ class Ordering(Protocol):
     def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
         """Each of the heads once. Between two of them `book` changes: who starts is counted before the next is asked
         for."""
+
+    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> Sequence[tuple[object, Sequence[GatedQueue]]]:
+        """The queues, those first of which a job starts next, with those together between which only their jobs tell,
+        and with what tells such groups apart: of two jobs in groups of which the same is said, either may be first."""
 
 
 class Line(Protocol):
@@ -43,6 +46,9 @@ class ByInstance:
             if not first:
                 lanes.remove(first)
 
+    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[object, list[GatedQueue]]]:  # noqa: ARG002
+        return [(None, [*queues])]
+
     def lanes(self, heads: Sequence[Head], book: Book) -> dict[int, list[Head]]:
         """The jobs of each instance, the next one last."""
         found: dict[int, list[Head]] = defaultdict(list)
@@ -53,7 +59,12 @@ class ByInstance:
 
 def owed(head: Head, book: Book) -> bool:
     """Whether the job's instance is still below its minimum quota."""
-    return bool(head.queue.owed) and head.queue.owed > book.given(head.queue)
+    return is_owed(head.queue, book)
+
+
+def is_owed(queue: GatedQueue, book: Book) -> bool:
+    """Whether the instance of the queue is still below its minimum quota."""
+    return bool(queue.owed) and queue.owed > book.given(queue).used
 
 
 @dataclass(frozen=True)
@@ -82,24 +93,24 @@ def admit(
     have more than these heads; where the last one of such a queue has been asked, nobody knows who comes next.
     """
     admitted: list[Head] = []
-    asked: set[int] = set()
-    unasked = Counter(head.queue.place for head in heads if head.queue.place in cut) if cut else Counter[Place]()
+    asked: list[Head] = []
+    unasked = {queue: count for queue, count in Counter(head.queue for head in heads).items() if queue.place in cut}
     sequence = ordering.sequence(heads, book)
     while room > 0 and (head := next(sequence, None)) is not None:
-        if cut:
-            asked.add(head.job.id)
-        headroom = head.queue.headroom
-        leaves = headroom is None or book.given(head.queue) + head.job.units <= headroom
-        found = terms.closed(head, book) if leaves else None
-        if leaves and found is None:
-            room -= 1
-            book.take(head)
-            admitted.append(head)
-        elif found is not None and closed is not None:
-            closed[found[0].name] += 1
-        if head.queue.place in cut:
-            unasked[head.queue.place] -= 1
-            if not unasked[head.queue.place]:
-                left = [each for each in heads if each.job.id not in asked]
-                return Admission(admitted, left, is_dry=True)
+        asked.append(head)
+        queue = head.queue
+        tab = book.tab(queue)
+        if tab.units.leaves(head.job.units):
+            found = tab.closed(head)
+            if found is None:
+                room -= 1
+                tab.take(head)
+                admitted.append(head)
+            elif closed is not None:
+                closed[found[0].name] += 1
+        if queue in unasked:
+            unasked[queue] -= 1
+            if not unasked[queue]:
+                known = {each.job.id for each in asked}
+                return Admission(admitted, [each for each in heads if each.job.id not in known], is_dry=True)
     return Admission(admitted)

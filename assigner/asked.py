@@ -2,8 +2,8 @@
 
 from sqlalchemy import Connection
 
-from assigner import gatehouse, terms
-from assigner.gatehouse import Rules
+from assigner import books, terms
+from assigner.books import Rules
 from assigner.gates import Judged
 from schema import counters, gated
 from schema.gates import Gate
@@ -16,7 +16,7 @@ def judge(connection: Connection, job_id: int, rules: Rules) -> list[Judged]:
     if found is None:
         return []
     head, now = found
-    book = gatehouse.opened(connection, [head.queue], now=now, rules=rules)
+    book = books.opened(connection, [head.queue], now=now, rules=rules)
     for name, amount in counters.held(connection, job_id).items():
         # Room is reserved for it, and what it takes is counted already.
         book.counter(name).used -= amount

@@ -8,7 +8,8 @@ from sqlalchemy import Connection
 
 from assigner import fitting, metrics, snapshot
 from assigner.batching import CROWD, Batch, at_once
-from assigner.gatehouse import RULES, Gatehouse, Rules
+from assigner.books import RULES, Rules
+from assigner.gatehouse import Gatehouse
 from assigner.offers import Offers
 from assigner.pace import Pace
 from assigner.quotas import QuotaSettings
@@ -126,7 +127,7 @@ class PriorityAgeAssigner:
         # Neither jobs at gates nor the others keep each other waiting for as long as they come in. What instances lack
         # of their minimum comes before both.
         cycle.yields = yields and seen.gated and seen.ordinary and self._chance.random() < YIELDS
-        if cycle.yields and not seen.below:
+        if not seen.below and (cycle.yields or not (seen.ordinary or seen.rested)):
             return cycle
         if not self._take_turn(connection, cycle, self._queueing):
             return cycle

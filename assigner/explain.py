@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
 from assigner import asked, attempts, gates, lookups, queries, remedies
-from assigner.gatehouse import RULES, Rules
+from assigner.books import RULES, Rules
 from assigner.routes import CALLERS, Caller, JobId, problems
 from schema import evidence
 from schema.evidence import Ahead, Evidence

@@ -5,13 +5,16 @@ admits; what that job is estimated at is charged to the working copy at once, so
 bot because it was behind when the cycle began.
 """
 
+import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
-from assigner.admission import ByInstance, owed
+from assigner.admission import ByInstance, is_owed, owed
 from assigner.terms import Book
-from schema.gated import Head
+from schema.gated import GatedQueue, Head
 from schema.shares import Share, Shares
 
 
@@ -23,68 +26,110 @@ class Fair(ByInstance):
         if book.shares is None:
             yield from super().sequence(heads, book)
             return
-        weighed, guarantee = weigh(book.shares, book), book.shares.guarantee
+        weighed = weigh(book.shares, book)
         key = partial(self.line.key, book=book)
         lanes = [
-            _Lane(lane, book.shares.of[instance], weighed.weights[instance], weighed.target(instance), key)
+            _Lane(instance, lane, book.shares.of[instance], weighed, key, book)
             for instance, lane in self.lanes(heads, book).items()
         ]
-        for lane in lanes:
-            lane.look(guarantee, book)
-        all_used = weighed.all_used
+        all_used, front = weighed.all_used, None
         while lanes:
-            first = _first(lanes, 1.0 / max(1.0, all_used))
+            front = front or _Front(lanes)
+            first = front.first(1.0 / max(1.0, all_used))
             yield first.heads.pop()
+            before, behind = first.used, first.behind
+            first.look()
             # What starts changes nothing for the others but the sum.
-            before = first.used
-            if first.heads:
-                first.look(guarantee, book)
-            else:
-                first.used = _used(first.share, book)
-                lanes.remove(first)
             all_used += first.used - before
+            if not first.heads:
+                lanes.remove(first)
+            if first.heads and first.behind == behind:
+                front.look()
+            else:
+                front = None
 
-
-def _first(lanes: Sequence["_Lane"], scale: float) -> "_Lane":
-    """The least by what it is behind, then by its deficit, then by its next job: written out, because this is done for
-    each job that starts."""
-    first, behind, least = lanes[0], lanes[0].behind, lanes[0].used * scale - lanes[0].target
-    for lane in lanes:
-        if lane.behind > behind or lane is first:
-            continue
-        deficit = lane.used * scale - lane.target
-        if lane.behind < behind or deficit < least or (deficit == least and lane.key() < first.key()):
-            first, behind, least = lane, lane.behind, deficit
-    return first
+    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[object, list[GatedQueue]]]:
+        if book.shares is None:
+            return super().ranked(queues, book)
+        weighed = weigh(book.shares, book)
+        scale = 1.0 / max(1.0, weighed.all_used)
+        of = defaultdict[int, list[GatedQueue]](list)
+        for queue in queues:
+            of[queue.instance].append(queue)
+        found = []
+        for instance, those in of.items():
+            share, weight = book.shares.of[instance], weighed.weights[instance]
+            had = _has_had(share, weight, book)
+            behind = _behind(is_owed=any(is_owed(queue, book) for queue in those), weight=weight, had=had)
+            found.append(((behind, weighed.used[instance] * scale - weighed.target(instance)), those))
+        return sorted(found, key=itemgetter(0))
 
 
 class _Lane:
     """The jobs of one instance that wait, the next one last, and by what it is compared with the others."""
 
-    __slots__ = ("_key", "behind", "heads", "share", "target", "used", "weight")
+    __slots__ = ("_book", "_cost", "_key", "_may_gain", "behind", "heads", "share", "target", "used", "weight")
 
     def __init__(
         self,
+        instance: int,
         heads: list[Head],
         share: Share,
-        weight: float,
-        target: float,
+        weighed: "Weighed",
         key: Callable[[Head], tuple[float, ...]],
+        book: Book,
     ) -> None:
-        self.heads, self.share, self.weight, self.target, self._key = heads, share, weight, target, key
+        self.heads, self.share, self._key, self._book = heads, share, key, book
+        self.weight, self.target = weighed.weights[instance], weighed.target(instance)
+        self._cost, self._may_gain = book.counter(share.cost), True
+        self.look()
 
-    def look(self, guarantee: int, book: Book) -> None:
+    def look(self) -> None:
         """What the working copy says by now."""
-        head, share = self.heads[-1], self.share
-        # Only one that would lack it is looked up.
-        had = not self.weight or share.completed >= guarantee or _had_with_running(share, guarantee, book)
-        # Of these the first that differs decides.
-        self.behind = 4 * (not owed(head, book)) + 2 * (not self.weight) + had
-        self.used = _used(share, book)
+        self.used = self._cost.used + self.share.lift
+        if self._may_gain and self.heads:
+            had = _has_had(self.share, self.weight, self._book)
+            self.behind = _behind(is_owed=owed(self.heads[-1], self._book), weight=self.weight, had=had)
+            # What it has had it keeps.
+            self._may_gain = not had or any(head.queue.owed for head in self.heads)
 
-    def key(self) -> tuple[float, ...]:
-        """By which its next job is compared with another's, where nothing else tells."""
-        return self._key(self.heads[-1])
+    def __lt__(self, other: "_Lane") -> bool:
+        """Whether its next job comes before the other's, where nothing else tells."""
+        return self._key(self.heads[-1]) < self._key(other.heads[-1])
+
+
+class _Front:
+    """The lanes that are furthest behind. Of those with equal targets the one that has used least is in front, whatever
+    all have used; only those in front are compared for each job that starts, in lists of numbers."""
+
+    def __init__(self, lanes: Sequence[_Lane]) -> None:
+        behind = min(lane.behind for lane in lanes)
+        alike = defaultdict[float, list[tuple[float, _Lane]]](list)
+        for lane in lanes:
+            if lane.behind == behind:
+                alike[lane.target].append((lane.used, lane))
+        for each in alike.values():
+            heapq.heapify(each)
+        self._heaps = list(alike.values())
+        self._targets = list(alike)
+        self._used = [heap[0][0] for heap in self._heaps]
+        self._nth = 0
+
+    def first(self, scale: float) -> _Lane:
+        """The one with the lowest deficit, then by its next job; usage counts `scale` times."""
+        deficits = [used * scale - target for used, target in zip(self._used, self._targets, strict=True)]
+        least = min(deficits)
+        self._nth = deficits.index(least)
+        if deficits.count(least) > 1:
+            alike = [nth for nth, deficit in enumerate(deficits) if deficit == least]
+            self._nth = min(alike, key=lambda nth: self._heaps[nth][0][1])
+        return self._heaps[self._nth][0][1]
+
+    def look(self) -> None:
+        """What the one that came first last has used by now."""
+        heap = self._heaps[self._nth]
+        heapq.heapreplace(heap, (heap[0][1].used, heap[0][1]))
+        self._used[self._nth] = heap[0][0]
 
 
 @dataclass(frozen=True)
@@ -132,5 +177,12 @@ def _used(share: Share, book: Book) -> float:
     return share.lift if counter is None else counter.used + share.lift
 
 
-def _had_with_running(share: Share, guarantee: int, book: Book) -> bool:
-    return share.completed + book.of(share.jobs).used >= guarantee
+def _has_had(share: Share, weight: float, book: Book) -> bool:
+    """Whether it has had its minimum of jobs, if one is due to it; what runs is looked up only where it decides."""
+    guarantee = 0 if book.shares is None else book.shares.guarantee
+    return not weight or share.completed >= guarantee or share.completed + book.of(share.jobs).used >= guarantee
+
+
+def _behind(*, is_owed: bool, weight: float, had: bool) -> int:
+    """Lower comes sooner: of these the first that differs decides."""
+    return 4 * (not is_owed) + 2 * (not weight) + had

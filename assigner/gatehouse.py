@@ -5,47 +5,37 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import structlog
 from sqlalchemy import Connection
 
-from assigner import admission, fairness, fitting, lines, metrics, portions, terms, timetable
-from assigner.checkers import FAILURES, CheckerSettings
+from assigner import admission, books, fairness, fitting, lines, metrics, portions, terms, timetable
+from assigner.books import Rules
+from assigner.checkers import FAILURES
 from assigner.counted import POOL_JOBS
 from assigner.heads import Heads
-from assigner.ordering import OrderingSettings
 from assigner.pace import Return
 from assigner.pressure import Backpressure
 from assigner.rate import Rate
 from assigner.terms import Book
-from schema import backpressure, counters, gated, graph_shares, meters, moves, openings, predictions, rates, shares
+from schema import backpressure, counters, gated, graph_shares, meters, moves, rates, shares
 from schema.backpressure import Advice
 from schema.clock import Monotonic
 from schema.counters import Charge
 from schema.gated import GatedQueue, Head, Place
 from schema.moves import Granted
-from schema.openings import Openings
 from schema.ready import Scope
-from schema.shares import FairShareSettings
+from schema.shares import NOTE_INTERVAL
 
 log = structlog.get_logger()
 
 #: Heads that are looked at for each job that may be preempted for: some of them wait too short or are too large.
 OWED_LOOK = 5
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the configuration says of jobs that ask for more than a place."""
-
-    ordering: OrderingSettings = field(default_factory=OrderingSettings)
-    checkers: CheckerSettings = field(default_factory=CheckerSettings)
-    fair: FairShareSettings = field(default_factory=FairShareSettings)
-
-
-#: Those of a configuration that says nothing of them.
-RULES = Rules()
+#: Instances that are looked at beyond those that there is room for, because what others get moves all of them a little;
+#: and of those of which the last ones are alike, so that only their jobs tell who comes first, so many at most.
+FEW_MORE, MANY_ALIKE = 2, 100
+#: Seconds for which an assigner need not look whether what it has noted of instances is to be noted again.
+NOTED = NOTE_INTERVAL / 2
 
 
 @dataclass(frozen=True)
@@ -74,6 +64,8 @@ class Gatehouse:
         self._book: Book
         self._dispatched: list[Head] = []
         self._usual: dict[Place, float] = {}
+        self._noted, self._noting = dict[int, float](), dict[int, float]()
+        self._filled = False
         self.reconfigure(rules)
 
     def reconfigure(self, rules: Rules) -> None:
@@ -87,29 +79,53 @@ class Gatehouse:
         self._after = found.last
         if found.now is None or not found.queues or not found.room:
             return Admitted(empty="empty queue" if found.now is None else "no room")
-        queues = _noted(connection, found.queues, self._rules.fair)
+        queues = self._asking(connection, found.queues)
         if any(map(timetable.windowed, queues)):
             meters.hold(connection)
-        book = opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
+        book = books.opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
         if book.shares is not None:
             metrics.observe_fairness(fairness.index(book.shares, book))
         self._book = book
         self._advised(queues, book)
-        shut = {queue.place: terms.shut(queue, book) for queue in queues}
         if self._rules.checkers.checks_limits:
-            asked = [queue for queue in queues if shut[queue.place] is None]
-            self._check(connection, asked, book, room=found.room, pace=pace)
-            shut |= {queue.place: terms.shut(queue, book) for queue in asked}
-        open_ones = [queue for queue in queues if shut[queue.place] is None]
+            self._check(connection, _open(queues, book), book, room=found.room, pace=pace)
+            book.tabs.clear()
+        open_ones = self._foremost(queues, book, room=found.room)
         most = [min(terms.most(queue, book), queue.headroom or math.inf) for queue in open_ones]
         heads = Heads(
             connection, open_ones, self._arrangement, room=found.room, now=book.now, most=most, usual=self._usual
         )
         closed = Counter[str]()
         admitted = self._admit(heads, book, room=found.room, closed=closed)
-        closed_queues = Counter(gate.name for gate in shut.values() if gate is not None)
+        self._filled = len(admitted) == found.room
+        closed_queues = Counter(tab.shut.name for tab in book.tabs.values() if tab.shut is not None)
         empty = None if admitted or closed or closed_queues else "others have them"
         return Admitted(admitted, closed_queues, closed, empty, self._returns(queues, book))
+
+    def _asking(self, connection: Connection, queues: Sequence[GatedQueue]) -> Sequence[GatedQueue]:
+        """Note, now and then, who asks for something; leaves out those of whom somebody else notes that they have come
+        back."""
+        self._noting, now = {}, self._now()
+        asking = books.instances(queues)
+        if not any(queue.managed for queue in queues) or all(self._noted.get(each, 0.0) > now for each in asking):
+            return queues
+        others = shares.note_demand(connection, asking, self._rules.fair)
+        self._noting = dict.fromkeys({*asking} - others, now + NOTED)
+        return [queue for queue in queues if queue.instance not in others]
+
+    def _foremost(self, queues: Sequence[GatedQueue], book: Book, *, room: int) -> list[GatedQueue]:
+        """Of the queues that no gate closes those whose jobs can be the first to start: where each job that starts puts
+        its instance behind others, hardly more instances than there is room for come to it. Where these did not fill
+        the room last time, because gates were closed for their jobs alone or they had few, all of them."""
+        enough = room + room // 8 + FEW_MORE if self._filled else math.inf
+        found, known, last = list[GatedQueue](), 0, object()
+        for rank, group in self._arrangement.ordering.ranked(queues, book):
+            if known >= enough and (rank != last or known >= MANY_ALIKE):
+                break
+            open_ones = _open(group, book)
+            found += open_ones
+            known, last = known + bool(open_ones), rank
+        return found
 
     def _admit(self, heads: Heads, book: Book, *, room: int, closed: Counter[str]) -> list[Head]:
         ordering, admitted, asked = self._arrangement.ordering, list[Head](), heads.first()
@@ -136,8 +152,8 @@ class Gatehouse:
             return []
         if any(map(timetable.windowed, queues)):
             meters.hold(connection)
-        self._book = book = opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
-        open_ones = [queue for queue in queues if terms.shut(queue, book) is None]
+        self._book = book = books.opened(connection, queues, now=found.now, pressed=found.pressed, rules=self._rules)
+        open_ones = _open(queues, book)
         # A token would be taken long before the job starts.
         open_ones = [queue for queue in open_ones if not any(map(book.rates.get, rates.names(queue.terms)))]
         heads = Heads(connection, open_ones, self._arrangement, room=OWED_LOOK * most, now=book.now).first()
@@ -182,7 +198,9 @@ class Gatehouse:
         self._dispatched = [head for head in started if portions.graph_of(head.queue.terms) is not None]
 
     def tell(self) -> None:
-        """What was charged last has been committed."""
+        """What was noted and charged last has been committed."""
+        if self._noting:
+            self._noted, self._noting = self._noting, {}
         for head in self._dispatched:
             log.debug(
                 "leasehold.sheet_dispatched",
@@ -257,47 +275,9 @@ class Gatehouse:
         return min(found, key=lambda each: each.due, default=None)
 
 
-def opened(
-    connection: Connection,
-    queues: Sequence[GatedQueue],
-    *,
-    now: datetime,
-    rules: Rules,
-    pressed: bool = True,
-) -> Book:
-    """All that the gates of these queues are judged by; `pressed`: there may be advice to hold back."""
-    names = sorted({name for queue in queues for name in terms.names(queue)})
-    buckets = sorted({name for queue in queues for name in rates.names(queue.terms)})
-    classes = sorted({queue.terms["job_class"] for queue in queues if "job_class" in queue.terms})
-    book = Book(
-        now,
-        counters.read(connection, names),
-        reserve=rules.fair.budget_reserve,
-        rates=rates.read(connection, buckets),
-        seconds=predictions.expected(connection, classes),
-        openings=openings.read(connection) if any(map(timetable.windowed, queues)) else Openings(),
-        lacking=fitting.lacking(connection, queues),
-    )
-    if any(queue.managed for queue in queues):
-        book.shares = shares.read(connection, _instances(queues), rules.fair)
-    if pressed:
-        book.advice = backpressure.read(connection)
-    if rules.ordering.kind == "graph":
-        limit = book.of(POOL_JOBS).most
-        book.portion = portions.portion(rules.ordering, limit=limit, graphs=graph_shares.active(connection))
-    return book
-
-
-def _noted(connection: Connection, queues: Sequence[GatedQueue], fair: FairShareSettings) -> Sequence[GatedQueue]:
-    """Note who asks for something; leaves out those of whom somebody else notes that they have come back."""
-    if not any(queue.managed for queue in queues):
-        return queues
-    others = shares.note_demand(connection, _instances(queues), fair)
-    return [queue for queue in queues if queue.instance not in others]
-
-
-def _instances(queues: Sequence[GatedQueue]) -> list[int]:
-    return sorted({queue.instance for queue in queues})
+def _open(queues: Sequence[GatedQueue], book: Book) -> list[GatedQueue]:
+    """Those that no gate closes as a whole."""
+    return [queue for queue in queues if book.tab(queue).shut is None]
 
 
 def _class_of(queue: GatedQueue) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from assigner import portions
 from assigner.admission import owed
 from assigner.terms import Book
-from schema.gated import Head
+from schema.gated import GatedQueue, Head
 
 Score = tuple[bool, float, tuple[float, float, int]]
 
@@ -37,6 +37,10 @@ class ByGraph:
                 heapq.heapreplace(front, (scored(lane[-1], book), lane))
             else:
                 heapq.heappop(front)
+
+    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[object, list[GatedQueue]]]:  # noqa: ARG002
+        """All at once: which graph comes first depends on its jobs."""
+        return [(None, [*queues])]
 
 
 def scored(head: Head, book: Book) -> Score:

@@ -17,7 +17,7 @@ from schema.gated import GatedQueue, Head, Place
 #: `LEAST` are read.
 SPARE, LEAST = 4.0, 8
 #: Where those that are read first also start first, more can be read when they are used up: so many for each job that
-#: is expected to start, and a few.
+#: is expected to start, and up to a few.
 EXACT, FEW = 1.2, 3
 
 
@@ -104,4 +104,4 @@ class Heads:
 
 
 def _with_spare(expected: float) -> int:
-    return math.ceil(EXACT * expected) + FEW
+    return math.ceil(EXACT * expected) + min(FEW, math.ceil(expected))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from assigner.books import Rules
 from assigner.cohorts import CohortAssigner
 from assigner.cycle import PriorityAgeAssigner
-from assigner.gatehouse import Rules
 from assigner.installation import PoolSettings
 from assigner.loops import Loop
 from assigner.presence import Presence

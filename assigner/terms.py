@@ -5,7 +5,7 @@ of what is counted, so that the next one sees it. The same functions serve the c
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -21,7 +21,7 @@ from assigner.rate import Rate
 from assigner.timetable import PreferredHours, Windows
 from schema import rates
 from schema.backpressure import Advice
-from schema.counters import COST, Counter, of_instance, of_lock
+from schema.counters import Counter, of_instance, of_lock
 from schema.gated import GatedQueue, Head, Place
 from schema.openings import Openings
 from schema.rates import Bucket
@@ -32,16 +32,16 @@ from schema.shares import Shares
 class Book:
     """A working copy of what is counted, at one moment of the database's time.
 
-    `units`: those that each (cohort, instance) has been given since; `shares`: None where no instance is managed;
-    `reserve`: an estimate has to fit into what is left of a budget; `rates`: buckets by name; `refused`: what checkers
-    say of resources; `advice` and `waits`: see `Backpressure`; `portion`: of each graph; `scores`: by which jobs have
-    started; `seconds`: how long jobs of a class are expected to run; `openings`: windows and what their meters say;
-    `lacking`: what no bot has left, by the places of queues; `tabs`: what `tab` has found.
+    `units`: those that each (cohort, instance) has been given since, of those that its quota leaves; `shares`: None
+    where no instance is managed; `reserve`: an estimate has to fit into what is left of a budget; `rates`: buckets by
+    name; `refused`: what checkers say of resources; `advice` and `waits`: see `Backpressure`; `portion`: of each graph;
+    `scores`: by which jobs have started; `seconds`: how long jobs of a class are expected to run; `openings`: windows
+    and what their meters say; `lacking`: what no bot has left, by the places of queues; `tabs`: what `tab` has found.
     """
 
     now: datetime
     counters: dict[str, Counter] = field(default_factory=dict)
-    units: dict[tuple[int, int], int] = field(default_factory=dict)
+    units: dict[tuple[int, int], Counter] = field(default_factory=dict)
     shares: Shares | None = None
     reserve: bool = True
     rates: dict[str, Bucket] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Book:
     seconds: Mapping[str, float] = field(default_factory=dict)
     openings: Openings = field(default_factory=Openings)
     lacking: Mapping[Place, str] = field(default_factory=dict)
-    tabs: dict[Place, "Tab"] = field(default_factory=dict)
+    tabs: dict[GatedQueue, "Tab"] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:
         """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""
@@ -66,9 +66,9 @@ class Book:
             found = self.counters[name] = self.of(name)
         return found
 
-    def given(self, queue: GatedQueue) -> int:
-        """Units that the queue's instance has been given in its cohort since."""
-        return self.units.get((queue.cohort, queue.instance), 0)
+    def given(self, queue: GatedQueue) -> Counter:
+        """The units that the queue's instance has been given in its cohort since, to count in."""
+        return self.units.setdefault((queue.cohort, queue.instance), Counter(0.0, queue.headroom))
 
     def expected(self, head: Head) -> float | None:
         """Seconds for which the job is expected to run, None if nobody knows."""
@@ -86,21 +86,10 @@ class Book:
 
     def tab(self, queue: GatedQueue) -> "Tab":
         """What is looked at for each job of the queue."""
-        found = self.tabs.get(queue.place)
+        found = self.tabs.get(queue)
         if found is None:
-            found = self.tabs[queue.place] = Tab(queue, self)
+            found = self.tabs[queue] = Tab(queue, self)
         return found
-
-    def take(self, head: Head) -> None:
-        """The job starts: count what it takes."""
-        quota = (head.queue.cohort, head.queue.instance)
-        self.units[quota] = self.units.get(quota, 0) + head.job.units
-        tab = self.tab(head.queue)
-        for counter, amount in tab.counters:
-            counter.used += head.estimate if amount is None else amount
-        for name in tab.buckets:
-            if name in self.rates:
-                self.rates[name] = self.rates[name].less(1)
 
 
 class TermsGate(Protocol):
@@ -160,14 +149,17 @@ GATES: tuple[TermsGate, ...] = (
 class Tab:
     """What has to be looked at for each job of a queue, found once for all of them.
 
+    `shut`: the gate that closed the queue as a whole when nothing had been taken yet; `units`: see `Book.given`;
     `counters`: those that a job takes of, with the amount, None for what it is estimated at; `buckets`: those that it
     takes a token of, where they exist.
     """
 
     def __init__(self, queue: GatedQueue, book: Book) -> None:
+        self._book, self.shut = book, shut(queue, book)
         self._takes: dict[str, float | None] = {}
         for gate in GATES:
             self._takes.update(gate.takes(queue))
+        self.units = book.given(queue)
         self.buckets = rates.names(queue.terms)
         self.counters = [(book.counter(name), amount) for name, amount in self._takes.items()]
         self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
@@ -175,15 +167,37 @@ class Tab:
         self._is_asked = (
             any(name in book.rates for name in self.buckets)
             or (book.portion is not None and portions.graph_of(queue.terms) is not None)
-            or shut(queue, book) is not None
+            or self.shut is not None
         )
         self._amounts: dict[float, Mapping[str, float]] = {}
 
-    def surely_open(self, estimate: float) -> bool:
-        """Whether nothing can be closed for a job of that estimate, without asking the gates."""
-        return not self._is_asked and all(
-            counter.leaves(estimate if amount is None else amount) for counter, amount in self._limited
-        )
+    def closed(self, head: Head) -> tuple["TermsGate", str] | None:
+        """The first gate that is closed for the job, and why."""
+        if not self._is_asked:
+            for counter, amount in self._limited:
+                if not counter.leaves(head.estimate if amount is None else amount):
+                    break
+            else:
+                return None
+        for gate in GATES:
+            why = gate.closed_for(head, self._book)
+            if why is not None:
+                return gate, why
+        return None
+
+    @property
+    def left(self) -> Iterator[float]:
+        """What each of the counters of whole jobs still leaves."""
+        return ((counter.most or 0.0) - counter.used for counter, amount in self._limited if amount is not None)
+
+    def take(self, head: Head) -> None:
+        """The job starts: count what it takes."""
+        self.units.used += head.job.units
+        for counter, amount in self.counters:
+            counter.used += head.estimate if amount is None else amount
+        for name in self.buckets:
+            if name in self._book.rates:
+                self._book.rates[name] = self._book.rates[name].less(1)
 
     def amounts(self, estimate: float) -> Mapping[str, float]:
         """What a job of that estimate takes of counters while it runs; the same object for each of them."""
@@ -201,13 +215,7 @@ def amounts(head: Head, book: Book) -> Mapping[str, float]:
 
 def closed(head: Head, book: Book) -> tuple[TermsGate, str] | None:
     """The first gate that is closed for the job, and why."""
-    if book.tab(head.queue).surely_open(head.estimate):
-        return None
-    for gate in GATES:
-        why = gate.closed_for(head, book)
-        if why is not None:
-            return gate, why
-    return None
+    return book.tab(head.queue).closed(head)
 
 
 def shut(queue: GatedQueue, book: Book) -> TermsGate | None:
@@ -217,8 +225,7 @@ def shut(queue: GatedQueue, book: Book) -> TermsGate | None:
 
 def most(queue: GatedQueue, book: Book) -> float:
     """Jobs of the queue that may start at once, as far as tokens, caps and counters of whole jobs tell."""
-    counted = [each for each in names(queue) if not each.endswith(COST)]
-    left = [counter.most - counter.used for name in counted if (counter := book.of(name)).most is not None]
+    left = [*book.tab(queue).left]
     left += [book.rates[name].tokens for name in rates.names(queue.terms) if name in book.rates]
     graph = portions.graph_of(queue.terms)
     if graph is not None and book.portion is not None:

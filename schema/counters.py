@@ -21,7 +21,9 @@ from schema.gates import GATED, HEALTHY, READY
 #: What a cost counter's name ends with: what its leases have taken is an estimate, which what they used replaces.
 COST = ":cost"
 
-READ = text("SELECT name, used, most FROM counters WHERE name = ANY (CAST(:names AS text[]))")
+READ = text("""
+SELECT name, used::double precision, most::double precision FROM counters WHERE name = ANY (CAST(:names AS text[]))
+""")
 # What was taken for a lease before, when room was reserved for it, is not taken again. Jobs of one queue take of the
 # same counters, and mostly as much: that comes once.
 NOTE = text("""
@@ -107,7 +109,7 @@ def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
     if not names:
         return {}
     rows = connection.execute(READ, {"names": list(names)})
-    return {row.name: Counter(float(row.used), None if row.most is None else float(row.most)) for row in rows}
+    return {name: Counter(used, most) for name, used, most in rows}
 
 
 def held(connection: Connection, job_id: int) -> dict[str, float]:

@@ -26,29 +26,37 @@ MAX_QUEUES = 2000
 #: Ranks of one queue that are looked at where waiting makes jobs more urgent: more than it can make up for.
 MAX_RANKS = 64
 
-#: One step along the index for each queue, however many jobs it holds.
+_LAST = 2**31 - 1
+#: Where a walk over the queues begins, which goes backwards.
+BEGINNING: Place = (_LAST, _LAST, _LAST, _LAST)
+
+#: One step along the index for each queue, however many jobs it holds: backwards, because what a queue ends with has
+#: mostly not been taken yet, while in front of it are the entries of jobs that have just started.
 STEP = f"""
     SELECT cohort, instance, platform, gating FROM jobs
-    WHERE {GATED} AND (cohort, instance, platform, gating) > ({{after}})
-    ORDER BY cohort, instance, platform, gating LIMIT 1"""
+    WHERE {GATED} AND (cohort, instance, platform, gating) < ({{before}})
+    ORDER BY cohort DESC, instance DESC, platform DESC, gating DESC LIMIT 1"""
+# Nothing comes of a full join here that would not come of a left one; but it is never made by reading all of one for
+# each of the other, which is what seems cheap where few queues are expected.
 QUEUES = text(f"""
 WITH RECURSIVE gated AS (
-    SELECT first.*, 1 AS nth FROM ({STEP.format(after=":cohort, :instance, :platform, :gating")}) first
+    SELECT first.*, 1 AS nth FROM ({STEP.format(before=":cohort, :instance, :platform, :gating")}) first
     UNION ALL
     SELECT following.*, g.nth + 1 FROM gated g
-    CROSS JOIN LATERAL ({STEP.format(after="g.cohort, g.instance, g.platform, g.gating")}) following
+    CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.gating")}) following
     WHERE g.nth < :queues
 ), queues AS MATERIALIZED (
     SELECT DISTINCT cohort, instance, platform FROM gated
-), {wanted(Guard.MAX)}, {ROOM}, {SERVED}
-SELECT g.*, i.name, i.managed, w.cohort IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom, t.terms,
-    (SELECT jobs FROM room) AS room,
+), {wanted(Guard.MAX)}, {ROOM}, {SERVED}, judged AS MATERIALIZED (
+    SELECT g.*, w.cohort IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom FROM gated g
+    FULL JOIN wanted w ON w.cohort = g.cohort AND w.instance = g.instance AND w.platform = g.platform
+    FULL JOIN served s ON s.cohort = g.cohort AND s.instance = g.instance AND s.platform = g.platform
+)
+SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS room,
     greatest(q.min_quota - q.usage, 0) AS owed, statement_timestamp() AS now, {backpressure.ANY} AS pressed
-FROM gated g
+FROM judged g
 JOIN gatings t ON t.id = g.gating
 JOIN instances i ON i.id = g.instance
-LEFT JOIN wanted w ON w.cohort = g.cohort AND w.instance = g.instance AND w.platform = g.platform
-LEFT JOIN served s ON s.cohort = g.cohort AND s.instance = g.instance AND s.platform = g.platform
 LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
 ORDER BY g.nth
 """)
@@ -117,11 +125,8 @@ LEFT JOIN job_terms t ON t.job_id = j.id
 WHERE j.id = :id
 """)
 
-#: Where a walk over the queues begins.
-BEGINNING: Place = (-1, -1, -1, -1)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GatedQueue:
     """Jobs of one cohort, instance and requirement set that ask for the same `terms`.
 

@@ -139,7 +139,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Shares:
-    """The instances that have jobs waiting, by id, and what all others that have used anything weigh and have used.
+    """The instances that have jobs waiting, by id, and what all others that have used anything weigh and have used,
+    which is not looked up where it does not count (mode `waiting`).
 
     `slotted`: some instance has slots, so that one without has none (mode `literal`).
     """
@@ -157,9 +158,12 @@ def read(connection: Connection, instances: Sequence[int], settings: FairShareSe
     """The shares of these instances, which have jobs waiting, and of the others."""
     where = {"instances": list(instances), "window": settings.window}
     rows = connection.execute(CANDIDATES, where | {"guarantee": settings.min_task_guarantee}).all()
+    of = {row.id: Share(row.name, row.weight, row.lift, int(row.completed)) for row in rows}
+    if settings.mode == "waiting":
+        return Shares(of, guarantee=settings.min_task_guarantee)
     others = connection.execute(OTHERS, where | {"literal": settings.mode == "literal"}).one()
     return Shares(
-        {row.id: Share(row.name, row.weight, row.lift, int(row.completed)) for row in rows},
+        of,
         others.instances,
         others.weight,
         others.used,

@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
+from assigner.books import Rules
 from assigner.cycle import PriorityAgeAssigner
 from assigner.declaring import declare
 from assigner.explain import explain
-from assigner.gatehouse import Rules
 from assigner.installation import PoolSettings
 from assigner.tuning import AssignerSettings
 from schema import accounts, clock, moves, shares

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from assigner.gatehouse import Rules
+from assigner.books import Rules
 from assigner.lines import ByRank, effective
 from assigner.ordering import OrderingSettings
 from schema import classes, gated

@@ -7,10 +7,10 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from assigner import gatehouse
+from assigner import books
+from assigner.books import Rules
 from assigner.checkers import CheckerSettings
 from assigner.cycle import PriorityAgeAssigner
-from assigner.gatehouse import Rules
 from schema import backpressure, counters, moves, rates
 from schema.errors import BadInput, NotFound
 from tests.pool import Pool
@@ -269,4 +269,4 @@ def test_nothing_of_this_is_read_where_nothing_of_it_is_used(pool: Pool) -> None
     unused = [each for each in statements if "rate_buckets" in each or "rate_skips" in each or "graph:" in each]
     assert unused == []
     assert [each for each in statements if "FROM backpressure WHERE" in each] == []
-    assert gatehouse.RULES.checkers.checks_limits is False
+    assert books.RULES.checkers.checks_limits is False

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from assigner import policies
-from assigner.gatehouse import Rules
+from assigner.books import Rules
 from assigner.ordering import OrderingSettings
 from assigner.overflow import Tide
 from schema import classes, clock, counters, moves

@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from assigner import admission, graph_order, portions
+from assigner.books import Rules
 from assigner.cycle import PriorityAgeAssigner
 from assigner.explain import explain
-from assigner.gatehouse import Rules
 from assigner.graph_order import ByGraph
 from assigner.ordering import OrderingSettings
 from assigner.portions import Portion
@@ -179,12 +179,14 @@ def test_ma_27_statistics_tell_what_waits_and_runs_of_each_graph(pool: Pool) -> 
     empty = pool.row("SELECT * FROM scheduler_stats")
     assert tuple(empty) == (0, 0, None, {}, {})
     pool.database.run(lambda c: counters.limit(c, "pool:jobs", 8))
+    assigner = scheduling(pool, OrderingSettings(kind="graph"))
+    pool.bot(capacity=3)
+    pool.submit()
+    assigner.run_once()
     pool.submit(5, terms={"graph": "1"})
     pool.submit(2, terms={"graph": "2"})
     pool.submit(1, terms={"locks": ["tree"]})
-    pool.submit()
-    pool.bot(capacity=3)
-    scheduling(pool, OrderingSettings(kind="graph")).run_once()
+    assigner.run_once()
     found = pool.row("SELECT * FROM scheduler_stats")
     assert (found.queued + found.active, found.max_concurrent) == (8, 8)
     assert found.active == 2, "the job that asks for nothing else took a place as well"

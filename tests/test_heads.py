@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
-from assigner import admission, gatehouse
-from assigner.gatehouse import RULES, Gatehouse
+from assigner import admission, books, gatehouse
+from assigner.books import RULES
+from assigner.gatehouse import Gatehouse
 from assigner.heads import LEAST, Heads
-from schema import accounts, counters, gated
+from schema import accounts, counters, gated, moves
 from schema.accounts import Account
 from schema.gated import Found, Head
+from schema.moves import Placement
 from schema.ready import Scope
+from tests.plans import watching
 from tests.pool import Pool
 from tests.tenancy import Tenancy
 
@@ -37,7 +40,7 @@ def of_all(connection: Connection, *, room: int) -> list[int]:
     """The jobs that would start if every head had been read."""
     found = queues(connection, batch=room)
     assert found.now is not None
-    book = gatehouse.opened(connection, found.queues, now=found.now, rules=RULES)
+    book = books.opened(connection, found.queues, now=found.now, rules=RULES)
     heads = gated.heads(connection, found.queues, limits=[1000] * len(found.queues), now=found.now)
     admitted = admission.admit(heads, book, room=room, ordering=ARRANGEMENT.ordering)
     return [head.job.id for head in admitted.heads]
@@ -52,9 +55,10 @@ def test_what_starts_is_what_would_start_if_all_had_been_read(pool: Pool, weight
     def both(connection: Connection) -> tuple[list[int], list[int]]:
         expected = of_all(connection, room=80)
         # The second look knows from the first which part each queue has.
-        found = [keeper.pick(connection, Scope(), batch=80, pace=1.0).heads for _ in range(2)]
+        picked = [keeper.pick(connection, Scope(), batch=80, pace=1.0).heads for _ in range(2)]
+        found = [[head.job.id for head in heads] for heads in picked]
         assert found[0] == found[1]
-        return [head.job.id for head in found[0]], expected
+        return found[0], expected
 
     found, expected = pool.database.run(both)
     assert found == expected
@@ -102,6 +106,19 @@ def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: 
     assert len(ids) == len(set(ids)) > 20
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many heads are read from now on, and by how many statements."""
+    read, heads = Counter[str](), gated.heads
+
+    def counting(*arguments: Any, **fields: Any) -> list[Head]:
+        found = heads(*arguments, **fields)
+        read.update(heads=len(found), times=1)
+        return found
+
+    monkeypatch.setattr(gated, "heads", counting)
+    return read
+
+
 def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,17 +128,92 @@ def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
         pool.database.run(lambda c, nth=nth: counters.limit(c, f"instance:i-{nth + 4}:cost", 1.5))
     pool.change("UPDATE job_terms SET estimate = 2")
     pool.bot(capacity=500)
-    read = Counter[str]()
-    heads = gated.heads
-
-    def counting(*arguments: Any, **fields: Any) -> list[Head]:
-        found = heads(*arguments, **fields)
-        read.update(heads=len(found), times=1)
-        return found
-
-    monkeypatch.setattr(gated, "heads", counting)
+    read = counted(monkeypatch)
     keeper = Gatehouse(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
     started = pool.database.run(lambda c: keeper.pick(c, Scope(), batch=500, pace=1.0).heads)
     assert sorted(head.queue.instance_name for head in started) == [f"i-{nth}" for nth in range(4)]
     assert read["times"] <= 4
     assert read["heads"] <= 4 * (LEAST + 4) + 4 * 78, "no more than at first"
+
+
+def test_what_many_queues_cost_grows_with_their_number(pool: Pool) -> None:
+    pool.bot(capacity=50)
+
+    def touched(connection: Connection) -> float:
+        connection.execute(text("SET LOCAL plan_cache_mode = force_generic_plan"))
+        with watching(connection) as watch:
+            found = queues(connection, batch=50)
+        rows = sum(node.touched for plan in watch.plans for node in plan.nodes)
+        connection.rollback()
+        return rows / len(found.queues)
+
+    filled(pool, [1] * 20, jobs=30)
+    pool.change("ANALYZE")
+    few = pool.database.run(touched)
+    filled(pool, [1] * 300, jobs=3)
+    assert pool.database.run(touched) <= 1.5 * few, "rows for each queue"
+
+
+def test_of_many_instances_those_that_come_first_are_read(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(pool, range(1, 61), jobs=60)
+    pool.bot(capacity=1000)
+    keeper = Gatehouse(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    start(pool, keeper, room=200)
+    read = counted(monkeypatch)
+    for _ in range(20):
+        expected = set(pool.database.run(lambda c: of_all(c, room=8)))
+        read.clear()
+        started = {head.job.id for head in start(pool, keeper, room=8)}
+        assert len(started & expected) >= 7, "what all have used grows, which moves the heavy ones past others"
+        assert read["heads"] <= 3 * 11, "of the room, one in eight and two more instances"
+
+
+def test_many_instances_that_are_alike_take_turns(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gatehouse, "MANY_ALIKE", 10)
+    filled(pool, [1] * 60, jobs=30)
+    pool.bot(capacity=1000)
+    keeper = Gatehouse(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    read, had = counted(monkeypatch), Counter[str]()
+    for nth in range(21):
+        had.update(head.queue.instance_name for head in start(pool, keeper, room=8))
+        assert read["heads"] <= (4 * 60 if nth == 0 else 3 * 11)
+        read.clear()
+    assert set(had.values()) == {2, 3}, "168 jobs of 60 instances that weigh the same"
+
+
+def test_instances_whose_jobs_may_not_start_keep_nobody_behind_them_waiting(pool: Pool) -> None:
+    filled(pool, [1] * 40, jobs=30)
+    pool.bot(capacity=1000)
+    keeper = Gatehouse(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    assert len(start(pool, keeper, room=4)) == 4
+    # All but two have used less than these, and a budget of which too little is left for any of their jobs.
+    for nth in range(40):
+        name = f"instance:i-{nth}:cost"
+        if nth in (7, 8):
+            pool.change("UPDATE counters SET used = 1000 WHERE name = :name", name=name)
+        else:
+            pool.change(
+                "INSERT INTO counters (name, most) VALUES (:name, 2) ON CONFLICT (name) DO UPDATE SET most = 2",
+                name=name,
+            )
+    pool.change("UPDATE job_terms SET estimate = 5")
+    for _ in range(2):
+        found = start(pool, keeper, room=4) or start(pool, keeper, room=4)
+        assert sorted({head.queue.instance_name for head in found}) == ["i-7", "i-8"]
+
+
+def start(pool: Pool, keeper: Gatehouse, *, room: int) -> Sequence[Head]:
+    """What starts of what `keeper` picks, which is all of it."""
+
+    def placed(connection: Connection) -> Sequence[Head]:
+        admitted = keeper.pick(connection, Scope(), batch=room, pace=1.0)
+        bot = connection.execute(text("SELECT id FROM bots")).scalar_one()
+        wanted = [Placement(head.job.id, bot, {}) for head in admitted.heads]
+        granted = moves.grant(connection, wanted, assigner="test", strategy="capacity", ack=60.0)
+        assert len(granted) == len(wanted)
+        keeper.charge(connection, admitted, granted)
+        return admitted.heads
+
+    started = pool.database.run(placed)
+    keeper.tell()
+    return started

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from assigner.gatehouse import Gatehouse, Rules
+from assigner.books import Rules
+from assigner.gatehouse import Gatehouse
 from assigner.ordering import OrderingSettings
 from schema import accounts, classes, clock, moves, rates, verify
 from schema.accounts import Account

@@ -81,7 +81,7 @@ def test_sa_32_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
     assert terms.shut(limited, full) is not None
     assert terms.closed(head(1, 0, of=limited), near) is None
     small = head(1, 0, of=limited)
-    near.take(small)
+    near.tab(limited).take(small)
     again = terms.closed(small, near)
     assert again is not None
     assert again[1].startswith("User quota exceeded: 10 of 10 used")

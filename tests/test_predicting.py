@@ -2,7 +2,7 @@
 
 import pytest
 
-from assigner import gatehouse, predicting
+from assigner import books, predicting
 from assigner.predicting import Quantiles
 from assigner.upkeep import UpkeepSettings
 from schema import classes, gated
@@ -64,7 +64,7 @@ def test_sa_27_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: P
 
     def read(connection: object) -> dict[str, float | None]:
         found = gated.queues(connection, Scope(None), batch=9, start=0.5, after=gated.BEGINNING)  # type: ignore[arg-type]
-        book = gatehouse.opened(connection, found.queues, now=now, rules=gatehouse.RULES)  # type: ignore[arg-type]
+        book = books.opened(connection, found.queues, now=now, rules=books.RULES)  # type: ignore[arg-type]
         heads = gated.heads(connection, found.queues, limits=[9] * len(found.queues), now=now)  # type: ignore[arg-type]
         return {str(each.job.public_id): book.expected(each) for each in heads}
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import Engine, event
 
-from assigner import fitting, gatehouse
+from assigner import books, fitting
 from assigner.explain import explain
 from bots import sessions
 from bots.protocol import OpenSession
@@ -36,10 +36,8 @@ def closed(pool: Pool) -> list[str]:
     def look(connection: Any) -> list[str]:
         found = gated.queues(connection, Scope(None, None, cooldown=0), batch=10, start=0.5, after=gated.BEGINNING)
         assert found.now is not None
-        books = [
-            (each, gatehouse.opened(connection, [each], now=found.now, rules=gatehouse.RULES)) for each in found.queues
-        ]
-        return [why for queue, book in books if (why := fitting.Resources().closed_to(queue, book)) is not None]
+        opened = [(each, books.opened(connection, [each], now=found.now, rules=books.RULES)) for each in found.queues]
+        return [why for queue, book in opened if (why := fitting.Resources().closed_to(queue, book)) is not None]
 
     return pool.database.run(look)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assigner.gatehouse import Rules
+from assigner.books import Rules
 from assigner.lines import ByScore, Weights, score
 from assigner.ordering import OrderingSettings
 from schema.gated import Ageing

@@ -5,7 +5,7 @@ Their state stays, so these moves write no event. They are placed all the while,
 
 from sqlalchemy import Connection, text
 
-from schema.gated import STEP
+from schema.gated import BEGINNING, STEP
 from schema.gates import GATED, READY, RESTING
 
 #: What was counted, or not, for a job that room is reserved for stays so until the room is given up.
@@ -42,10 +42,10 @@ SELECT count(*) FROM moved
 # What each of them asked for stays known, should the instance get a share again.
 DISMISS = text(f"""
 WITH RECURSIVE gated AS (
-    SELECT first.* FROM ({STEP.format(after="-1, -1, -1, -1")}) first
+    SELECT first.* FROM ({STEP.format(before=", ".join(map(str, BEGINNING)))}) first
     UNION ALL
     SELECT following.* FROM gated g
-    CROSS JOIN LATERAL ({STEP.format(after="g.cohort, g.instance, g.platform, g.gating")}) following
+    CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.gating")}) following
 ), alone AS MATERIALIZED (
     SELECT j.id FROM gated g
     JOIN instances i ON i.id = g.instance AND NOT i.managed
