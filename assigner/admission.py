@@ -8,17 +8,19 @@ from typing import Protocol
 from assigner.terms import Book
 from schema.gated import GatedQueue, Head, Place
 
+#: Where queues stand before any of their jobs is known: lower is sooner.
+Rank = tuple[int, float]
+
 
 class Ordering(Protocol):
     """In which order jobs are asked to start."""
 
-    def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
+    def sequence(self, heads: Sequence[Head], book: Book, *, until: Rank | None = None) -> Iterator[Head]:
         """Each of the heads once. Between two of them `book` changes: who starts is counted before the next is asked
-        for."""
+        for. Those of queues that have come to stand behind `until` are left out."""
 
-    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> Sequence[tuple[object, Sequence[GatedQueue]]]:
-        """The queues, those first of which a job starts next, with those together between which only their jobs tell,
-        and with what tells such groups apart: of two jobs in groups of which the same is said, either may be first."""
+    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> Sequence[tuple[Rank, Sequence[GatedQueue]]]:
+        """The queues in the order of their ranks, those together between which only their jobs tell."""
 
 
 class Line(Protocol):
@@ -38,7 +40,7 @@ class ByInstance:
 
     line: Line
 
-    def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
+    def sequence(self, heads: Sequence[Head], book: Book, *, until: Rank | None = None) -> Iterator[Head]:  # noqa: ARG002
         lanes = list(self.lanes(heads, book).values())
         while lanes:
             first = min(lanes, key=lambda lane: (not owed(lane[-1], book), self.line.key(lane[-1], book)))
@@ -46,8 +48,8 @@ class ByInstance:
             if not first:
                 lanes.remove(first)
 
-    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[object, list[GatedQueue]]]:  # noqa: ARG002
-        return [(None, [*queues])]
+    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[Rank, list[GatedQueue]]]:  # noqa: ARG002
+        return [((0, 0.0), [*queues])]
 
     def lanes(self, heads: Sequence[Head], book: Book) -> dict[int, list[Head]]:
         """The jobs of each instance, the next one last."""
@@ -69,8 +71,8 @@ def is_owed(queue: GatedQueue, book: Book) -> bool:
 
 @dataclass(frozen=True)
 class Admission:
-    """`heads`: those that may start, in the order in which they are to be placed; `is_dry`: more have to be read before
-    any of those that are `left` is asked."""
+    """`heads`: those that may start, in the order in which they are to be placed; `left`: those that were not asked;
+    `is_dry`: more have to be read before any of these is."""
 
     heads: list[Head]
     left: Sequence[Head] = ()
@@ -85,17 +87,21 @@ def admit(
     ordering: Ordering,
     closed: Counter[str] | None = None,
     cut: Collection[Place] = (),
+    until: Rank | None = None,
 ) -> Admission:
     """Up to `room` of the heads that go through their gates.
 
     What each takes is counted in `book`, so that those behind it are judged by what is left. A job that may not start
     keeps nobody behind it waiting; in `closed` it is counted by the gate that was closed for it. `cut`: the queues that
     have more than these heads; where the last one of such a queue has been asked, nobody knows who comes next.
+    `until`: where the first of those queues stands of which no heads have been read.
     """
     admitted: list[Head] = []
     asked: list[Head] = []
-    unasked = {queue: count for queue, count in Counter(head.queue for head in heads).items() if queue.place in cut}
-    sequence = ordering.sequence(heads, book)
+    unasked = (
+        {queue: n for queue, n in Counter(head.queue for head in heads).items() if queue.place in cut} if cut else {}
+    )
+    sequence = ordering.sequence(heads, book, until=until)
     while room > 0 and (head := next(sequence, None)) is not None:
         asked.append(head)
         queue = head.queue
@@ -111,6 +117,10 @@ def admit(
         if queue in unasked:
             unasked[queue] -= 1
             if not unasked[queue]:
-                known = {each.job.id for each in asked}
-                return Admission(admitted, [each for each in heads if each.job.id not in known], is_dry=True)
-    return Admission(admitted)
+                return Admission(admitted, _without(heads, asked), is_dry=True)
+    return Admission(admitted, _without(heads, asked))
+
+
+def _without(heads: Sequence[Head], asked: Sequence[Head]) -> list[Head]:
+    known = {each.job.id for each in asked}
+    return [each for each in heads if each.job.id not in known]

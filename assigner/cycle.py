@@ -180,8 +180,8 @@ class PriorityAgeAssigner:
         cycle = self._turns.run(self._database, self._gated_cycle)
         if cycle is None:
             return Cycle(lost=1)
-        self._gatehouse.tell()
         if cycle.admitted is not None:
+            self._gatehouse.tell()
             seen = cycle.admitted
             metrics.observe_gates(
                 queues=seen.closed_queues, jobs=seen.closed_jobs, picked=len(seen.heads), empty=seen.empty

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
-from assigner.admission import ByInstance, is_owed, owed
+from assigner.admission import ByInstance, Rank, is_owed, owed
 from assigner.terms import Book
 from schema.gated import GatedQueue, Head
 from schema.shares import Share, Shares
@@ -22,7 +22,7 @@ class Fair(ByInstance):
     """Instances below their minimum quota first; then those that have not had their minimum of jobs; then the one with
     the lowest deficit. One of weight 0 gets what those of positive weight leave."""
 
-    def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
+    def sequence(self, heads: Sequence[Head], book: Book, *, until: Rank | None = None) -> Iterator[Head]:
         if book.shares is None:
             yield from super().sequence(heads, book)
             return
@@ -35,20 +35,23 @@ class Fair(ByInstance):
         all_used, front = weighed.all_used, None
         while lanes:
             front = front or _Front(lanes)
-            first = front.first(1.0 / max(1.0, all_used))
+            scale = 1.0 / max(1.0, all_used)
+            first = front.first(scale)
+            if until is not None and (first.behind, first.used * scale - first.target) > until:
+                return
             yield first.heads.pop()
             before, behind = first.used, first.behind
             first.look()
             # What starts changes nothing for the others but the sum.
             all_used += first.used - before
-            if not first.heads:
-                lanes.remove(first)
             if first.heads and first.behind == behind:
                 front.look()
-            else:
-                front = None
+                continue
+            if not first.heads:
+                lanes.remove(first)
+            front = None if front.drop() or first.behind < behind else front
 
-    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[object, list[GatedQueue]]]:
+    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[Rank, list[GatedQueue]]]:
         if book.shares is None:
             return super().ranked(queues, book)
         weighed = weigh(book.shares, book)
@@ -130,6 +133,16 @@ class _Front:
         heap = self._heaps[self._nth]
         heapq.heapreplace(heap, (heap[0][1].used, heap[0][1]))
         self._used[self._nth] = heap[0][0]
+
+    def drop(self) -> bool:
+        """Leave out the one that came first last; true if it was the last one."""
+        heap = self._heaps[self._nth]
+        heapq.heappop(heap)
+        if heap:
+            self._used[self._nth] = heap[0][0]
+        else:
+            del self._heaps[self._nth], self._targets[self._nth], self._used[self._nth]
+        return not self._heaps
 
 
 @dataclass(frozen=True)

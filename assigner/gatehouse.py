@@ -3,13 +3,14 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 from sqlalchemy import Connection
 
 from assigner import admission, books, fairness, fitting, lines, metrics, portions, terms, timetable
+from assigner.admission import Rank
 from assigner.books import Rules
 from assigner.checkers import FAILURES
 from assigner.counted import POOL_JOBS
@@ -32,7 +33,7 @@ log = structlog.get_logger()
 #: Heads that are looked at for each job that may be preempted for: some of them wait too short or are too large.
 OWED_LOOK = 5
 #: Instances that are looked at beyond those that there is room for, because what others get moves all of them a little;
-#: and of those of which the last ones are alike, so that only their jobs tell who comes first, so many at most.
+#: and up to how many there are more where the last ones are alike, so that only their jobs tell who comes first.
 FEW_MORE, MANY_ALIKE = 2, 100
 #: Seconds for which an assigner need not look whether what it has noted of instances is to be noted again.
 NOTED = NOTE_INTERVAL / 2
@@ -65,7 +66,6 @@ class Gatehouse:
         self._dispatched: list[Head] = []
         self._usual: dict[Place, float] = {}
         self._noted, self._noting = dict[int, float](), dict[int, float]()
-        self._filled = False
         self.reconfigure(rules)
 
     def reconfigure(self, rules: Rules) -> None:
@@ -75,6 +75,7 @@ class Gatehouse:
     def pick(self, connection: Connection, scope: Scope, *, batch: int, pace: float) -> Admitted:
         """Lock up to `batch` jobs that go through their gates and for which a free bot is there. `pace`: seconds within
         which no job's failed check is counted twice."""
+        self._noting = {}
         found = gated.queues(connection, scope, batch=batch, start=self._chance.random(), after=self._after)
         self._after = found.last
         if found.now is None or not found.queues or not found.room:
@@ -90,14 +91,10 @@ class Gatehouse:
         if self._rules.checkers.checks_limits:
             self._check(connection, _open(queues, book), book, room=found.room, pace=pace)
             book.tabs.clear()
-        open_ones = self._foremost(queues, book, room=found.room)
-        most = [min(terms.most(queue, book), queue.headroom or math.inf) for queue in open_ones]
-        heads = Heads(
-            connection, open_ones, self._arrangement, room=found.room, now=book.now, most=most, usual=self._usual
-        )
         closed = Counter[str]()
-        admitted = self._admit(heads, book, room=found.room, closed=closed)
-        self._filled = len(admitted) == found.room
+        admitted = self._admit(connection, queues, book, room=found.room, closed=closed)
+        started = Counter(head.queue.place for head in admitted)
+        self._usual = {place: count / len(admitted) for place, count in started.items()}
         closed_queues = Counter(tab.shut.name for tab in book.tabs.values() if tab.shut is not None)
         empty = None if admitted or closed or closed_queues else "others have them"
         return Admitted(admitted, closed_queues, closed, empty, self._returns(queues, book))
@@ -105,39 +102,54 @@ class Gatehouse:
     def _asking(self, connection: Connection, queues: Sequence[GatedQueue]) -> Sequence[GatedQueue]:
         """Note, now and then, who asks for something; leaves out those of whom somebody else notes that they have come
         back."""
-        self._noting, now = {}, self._now()
-        asking = books.instances(queues)
-        if not any(queue.managed for queue in queues) or all(self._noted.get(each, 0.0) > now for each in asking):
+        asking, now = books.instances([queue for queue in queues if queue.managed]), self._now()
+        if all(self._noted.get(each, 0.0) > now for each in asking):
             return queues
         others = shares.note_demand(connection, asking, self._rules.fair)
         self._noting = dict.fromkeys({*asking} - others, now + NOTED)
         return [queue for queue in queues if queue.instance not in others]
 
-    def _foremost(self, queues: Sequence[GatedQueue], book: Book, *, room: int) -> list[GatedQueue]:
-        """Of the queues that no gate closes those whose jobs can be the first to start: where each job that starts puts
-        its instance behind others, hardly more instances than there is room for come to it. Where these did not fill
-        the room last time, because gates were closed for their jobs alone or they had few, all of them."""
-        enough = room + room // 8 + FEW_MORE if self._filled else math.inf
-        found, known, last = list[GatedQueue](), 0, object()
-        for rank, group in self._arrangement.ordering.ranked(queues, book):
+    def _lots(
+        self, queues: Sequence[GatedQueue], book: Book, *, room: int
+    ) -> Iterator[tuple[list[GatedQueue], Rank | None]]:
+        """The queues that no gate closes, in lots, and where the first one behind each lot stands. The first lot is of
+        hardly more instances than there is room for: as each job that starts puts its instance behind others, no more
+        can be the first, unless gates are closed for their jobs alone or they have few."""
+        lot, known, last, enough = list[GatedQueue](), 0, None, room + room // 8 + FEW_MORE
+        # Among many that are alike chance tells who is looked at.
+        for rank, group in self._arrangement.ordering.ranked(self._chance.sample(queues, len(queues)), book):
             if known >= enough and (rank != last or known >= MANY_ALIKE):
-                break
+                yield lot, rank
+                lot, known, enough = [], 0, 2 * enough
             open_ones = _open(group, book)
-            found += open_ones
+            lot += open_ones
             known, last = known + bool(open_ones), rank
-        return found
+        yield lot, None
 
-    def _admit(self, heads: Heads, book: Book, *, room: int, closed: Counter[str]) -> list[Head]:
-        ordering, admitted, asked = self._arrangement.ordering, list[Head](), heads.first()
-        while True:
-            left = room - len(admitted)
-            found = admission.admit(asked, book, room=left, ordering=ordering, closed=closed, cut=heads.cut)
-            admitted += found.heads
-            if not found.is_dry or left <= len(found.heads):
+    def _admit(
+        self,
+        connection: Connection,
+        queues: Sequence[GatedQueue],
+        book: Book,
+        *,
+        room: int,
+        closed: Counter[str],
+    ) -> list[Head]:
+        ordering, admitted, left = self._arrangement.ordering, list[Head](), list[Head]()
+        heads = Heads(connection, self._arrangement, room=room, now=book.now, usual=self._usual)
+        for lot, until in self._lots(queues, book, room=room):
+            most = [min(terms.most(queue, book), queue.headroom or math.inf) for queue in lot]
+            left += heads.first(lot, most)
+            while len(admitted) < room:
+                found = admission.admit(
+                    left, book, room=room - len(admitted), ordering=ordering, closed=closed, cut=heads.cut, until=until
+                )
+                admitted, left = admitted + found.heads, [*found.left]
+                if not found.is_dry:
+                    break
+                left += heads.more(left, Counter(head.queue.place for head in admitted))
+            if len(admitted) == room:
                 break
-            asked = [*found.left, *heads.more(found.left, Counter(head.queue.place for head in admitted))]
-        started = Counter(head.queue.place for head in admitted)
-        self._usual = {place: count / len(admitted) for place, count in started.items()}
         return admitted
 
     def owed(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[Head]:
@@ -156,7 +168,7 @@ class Gatehouse:
         open_ones = _open(queues, book)
         # A token would be taken long before the job starts.
         open_ones = [queue for queue in open_ones if not any(map(book.rates.get, rates.names(queue.terms)))]
-        heads = Heads(connection, open_ones, self._arrangement, room=OWED_LOOK * most, now=book.now).first()
+        heads = Heads(connection, self._arrangement, room=OWED_LOOK * most, now=book.now).first(open_ones)
         heads = [head for head in heads if lines.waited(head, book) >= delay]
         return admission.admit(heads, book, room=most, ordering=self._arrangement.ordering).heads
 
@@ -249,7 +261,7 @@ class Gatehouse:
         if not failed:
             return
         asked = [each for each in queues if rates.resource(each.terms) in failed]
-        heads = Heads(connection, asked, self._arrangement, room=room, now=book.now).first()
+        heads = Heads(connection, self._arrangement, room=room, now=book.now).first(asked)
         skipped = [
             moves.Skipped(head.job.id, used := str(rates.resource(head.queue.terms)), failed[used]) for head in heads
         ]

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from assigner import portions
-from assigner.admission import owed
+from assigner.admission import Rank, owed
 from assigner.terms import Book
 from schema.gated import GatedQueue, Head
 
@@ -19,7 +19,7 @@ class ByGraph:
     never fall while jobs start: only the one in front has to be looked at again, not all that wait.
     """
 
-    def sequence(self, heads: Sequence[Head], book: Book) -> Iterator[Head]:
+    def sequence(self, heads: Sequence[Head], book: Book, *, until: Rank | None = None) -> Iterator[Head]:  # noqa: ARG002
         lanes: dict[tuple[int, str | None], list[Head]] = defaultdict(list)
         for head in sorted(heads, key=lambda each: (portions.merit(each), order(each)), reverse=True):
             lanes[head.job.instance, portions.graph_of(head.queue.terms)].append(head)
@@ -38,9 +38,9 @@ class ByGraph:
             else:
                 heapq.heappop(front)
 
-    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[object, list[GatedQueue]]]:  # noqa: ARG002
+    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[Rank, list[GatedQueue]]]:  # noqa: ARG002
         """All at once: which graph comes first depends on its jobs."""
-        return [(None, [*queues])]
+        return [((0, 0.0), [*queues])]
 
 
 def scored(head: Head, book: Book) -> Score:

@@ -31,36 +31,33 @@ class Heads:
     def __init__(
         self,
         connection: Connection,
-        queues: Sequence[GatedQueue],
         arrangement: Arrangement,
         *,
         room: int,
         now: datetime,
-        most: Sequence[float] | None = None,
         usual: Mapping[Place, float] = MappingProxyType({}),
     ) -> None:
-        """Of each queue `most` jobs can start at once, where it is given, and `room` of all of them."""
+        """`room` jobs can start."""
         self._connection, self._arrangement, self._now = connection, arrangement, now
-        self._queues = {queue.place: queue for queue in queues}
-        self._bounds = {
-            queue.place: int(min(room, LEAST + SPARE * each))
-            for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True)
-        }
+        self._queues, self._bounds = dict[Place, GatedQueue](), dict[Place, int]()
         self._room, self._usual = room, usual
         self._read, self._known = Counter[Place](), set[int]()
         self.cut: set[Place] = set()
 
-    def first(self) -> list[Head]:
-        """So many that `room` can be filled, as far as one can tell before any has started."""
-        even = 1.0 / max(1, len(self._queues))
+    def first(self, queues: Sequence[GatedQueue], most: Sequence[float] | None = None) -> list[Head]:
+        """Of these queues so many that `room` can be filled, as far as one can tell before any has started. Of each
+        `most` jobs can start at once, where it is given."""
+        for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
+            self._queues[queue.place] = queue
+            self._bounds[queue.place] = int(min(self._room, LEAST + SPARE * each))
+        places = [queue.place for queue in queues]
+        even = 1.0 / max(1, len(places))
         if self._arrangement.exact:
-            found = self._next(
-                {place: _with_spare(self._room * self._usual.get(place, even)) for place in self._queues}
-            )
+            found = self._next({place: _with_spare(self._room * self._usual.get(place, even)) for place in places})
             # Where jobs have deadlines, some of those behind may come before those in front.
             dated = {head.queue.place for head in found if head.deadline is not None} & self.cut
             return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._room * even)))
-        return self._next(dict.fromkeys(self._queues, max(LEAST, math.ceil(SPARE * self._room * even))))
+        return self._next(dict.fromkeys(places, max(LEAST, math.ceil(SPARE * self._room * even))))
 
     def more(self, left: Sequence[Head], started: Mapping[Place, int]) -> list[Head]:
         """Those that come next in the queues of which not enough are `left`, if it goes on as it has gone so far: so
@@ -76,7 +73,9 @@ class Heads:
                 self.cut.discard(place)
                 continue
             count = _with_spare(has_started * pace) - unasked[place]
-            count = count if unasked[place] else max(count, self._read[place])
+            if not unasked[place]:
+                # Where none has started, all those that are asked before it is given up at once.
+                count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
             if count > 0:
                 wanted[place] = count
         return self._next(wanted)

@@ -36,7 +36,7 @@ RACES_LOST = Counter(
 
 QUEUES_CLOSED = Counter(
     "leasehold_gated_queues_closed_total",
-    "Queues of jobs that ask for more than a place which a gate kept waiting as a whole, counted each cycle.",
+    "Queues of jobs that ask for more than a place which a gate kept waiting as a whole, of those that a cycle asks.",
     ["gate"],
 )
 JOBS_CLOSED = Counter(

@@ -18,9 +18,6 @@ from sqlalchemy import Connection, text
 
 from schema.gates import GATED, HEALTHY, READY
 
-#: What a cost counter's name ends with: what its leases have taken is an estimate, which what they used replaces.
-COST = ":cost"
-
 READ = text("""
 SELECT name, used::double precision, most::double precision FROM counters WHERE name = ANY (CAST(:names AS text[]))
 """)

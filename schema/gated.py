@@ -36,8 +36,9 @@ STEP = f"""
     SELECT cohort, instance, platform, gating FROM jobs
     WHERE {GATED} AND (cohort, instance, platform, gating) < ({{before}})
     ORDER BY cohort DESC, instance DESC, platform DESC, gating DESC LIMIT 1"""
-# Nothing comes of a full join here that would not come of a left one; but it is never made by reading all of one for
-# each of the other, which is what seems cheap where few queues are expected.
+# What is wanted or served is one of the queues, so that the full joins give what left ones would; but they are never
+# made by reading all of one for each of the other, which is what seems cheap where few queues are expected. Beside the
+# inner joins below they would become left ones.
 QUEUES = text(f"""
 WITH RECURSIVE gated AS (
     SELECT first.*, 1 AS nth FROM ({STEP.format(before=":cohort, :instance, :platform, :gating")}) first

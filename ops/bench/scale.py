@@ -83,7 +83,11 @@ def _room(bots: int, queued: int = QUEUED) -> int:
 
 def _compared(url: str, what: str, base: Shape, other: Shape, *, jobs: int) -> Ratio:
     """Both in turns."""
-    pairs = [(_assigned(url, base, jobs=jobs).rate, _assigned(url, other, jobs=jobs).rate) for _ in range(RUNS)]
+    pairs = []
+    for nth in range(RUNS):
+        # Each is the first one every other time.
+        rates = {shape: _assigned(url, shape, jobs=jobs).rate for shape in ([base, other], [other, base])[nth % 2]}
+        pairs.append((rates[base], rates[other]))
     return Ratio(what, pairs)
 
 
@@ -110,7 +114,7 @@ def shares(url: str, scale: float) -> Iterator[Ratio]:
     """Instances that have quotas, weighed shares, budgets and limits against the same ones with quotas alone."""
     queued, jobs = int(QUEUED * scale), int(JOBS * scale)
     few = Shape(bots=100, capacity=_room(100, queued), queued=queued)
-    for tenants in (3, 30):
+    for tenants in (3, 30, 1000):
         plain_ones = replace(few, instances=tenants)
         shared = replace(plain_ones, shares=True)
         yield _compared(url, f"{tenants} instances with shares / without", plain_ones, shared, jobs=jobs)
@@ -251,10 +255,13 @@ def main(only: tuple[str, ...], *, scale: float, as_json: bool) -> None:
     for name in only or SHAPES:
         with server() as url:
             for ratio in SHAPES[name](url, scale):
-                click.echo(f"{ratio.what}: {ratio.rate:,.0f} / {ratio.base:,.0f} = {ratio.ratio:.2f}", err=True)
+                click.echo(
+                    f"{ratio.what}: {ratio.rate:,.0f} and {ratio.base:,.0f}, in pairs {ratio.ratio:.2f}", err=True
+                )
                 found.append(ratio)
     if as_json:
-        click.echo(json.dumps([{**vars(each), "ratio": round(each.ratio, 3)} for each in found]))
+        told = ("base", "rate", "ratio")
+        click.echo(json.dumps([{**vars(each), **{name: getattr(each, name) for name in told}} for each in found]))
         return
     table = Table(title="Jobs a second against the base of the same run", title_justify="left", box=None)
     for column in ("what", "base", "rate", "ratio", "least–most", "lost", "deadlocks"):
