@@ -11,9 +11,9 @@ import click
 import pytest
 import structlog
 import structlog.testing
+from assigner.drains import assigners_group, drain_instance, undrain_instance
 
 from assigner.config import Reloader
-from assigner.drains import assigners_group, drain_instance, undrain_instance
 from assigner.installation import Installation, PoolSettings
 from assigner.presence import Presence
 from assigner.running import AssignerProcess
