@@ -174,7 +174,9 @@ def run_all(commands: list[Command], pool: Pool, directory: Path) -> list[str]:
     lines = ["set -o pipefail"]
     for number, command in enumerate(commands):
         (notes / f"{number}.sh").write_text(command.text + "\n")
-        lines.append(f". {notes}/{number}.sh > {notes}/{number}.out 2>&1 < /dev/null; echo $? > {notes}/{number}.status")
+        lines.append(
+            f". {notes}/{number}.sh > {notes}/{number}.out 2>&1 < /dev/null; echo $? > {notes}/{number}.status"
+        )
     (notes / "all.sh").write_text("\n".join(lines) + "\n")
     subprocess.run(["bash", notes / "all.sh"], cwd=directory, env=pool.environment, check=False, timeout=RUNS_WITHIN)
     wrong = []
@@ -243,7 +245,9 @@ def test_every_block_of_a_document_has_a_known_language_and_every_excuse_a_reaso
         for block in blocks(document):
             where = f"{name(document)}, line {block.line}"
             assert block.language in LANGUAGES, f"{where}: ```{block.language} is none of {sorted(LANGUAGES)}"
-            assert block.language != "text" or "\n$ " not in f"\n{block.body}", f"{where}: commands belong in ```console"
+            assert block.language != "text" or "\n$ " not in f"\n{block.body}", (
+                f"{where}: commands belong in ```console"
+            )
             assert block.excuse is None or len(block.excuse.split()) > 2, f"{where}: say why the block is not run"
 
 
