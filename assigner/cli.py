@@ -55,7 +55,7 @@ class Root(click.Group):
 
     LATER: ClassVar[Mapping[str, str]] = {
         "up": "assigner.local:up",
-        "assign": "assigner.running:assign",
+        "assign": "assigner.local:assign",
         "config": "assigner.operate:config_group",
         "db": "assigner.doctor:db_group",
         "token": "assigner.operate:token_group",
