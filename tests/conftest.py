@@ -19,8 +19,10 @@ from schema.timing import Timing
 from tests.commanding import accepting
 from tests.databases import Databases, opened, serving_in_memory
 from tests.pool import Pool
+from tests.racing import Race
 from tests.scripted import Gateway, gateway
 from tests.serving import Served, serving
+from tests.tenancy import Tenancy
 
 DSN_VARIABLE = "LEASEHOLD_TEST_DSN"
 SEED_VARIABLE = "LEASEHOLD_TEST_SEED"
@@ -30,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has these ignored, and what our tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    config.addinivalue_line("markers", "conflicts: transactions of the test may be undone and repeated")
     config.addinivalue_line("markers", "breaks_invariants: the test damages its database on purpose; do not verify it")
 
 
@@ -124,6 +127,22 @@ def _findings(url: str) -> list[object]:
 def pool(database: Database, timing: Timing, chance: random.Random) -> Pool:
     """Jobs, bots and assigners on the test's own database."""
     return Pool(database, timing, chance)
+
+
+@pytest.fixture
+def race(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Race]:
+    """Contenders on the test's own database. No transaction may deadlock, and none be undone without `conflicts`."""
+    made = Race(pool)
+    yield made
+    made.close()
+    wrong = {"40P01"} if request.node.get_closest_marker("conflicts") else {"40P01", "40001"}
+    assert wrong.isdisjoint(made.errors), made.errors
+
+
+@pytest.fixture
+def tenancy(pool: Pool) -> Tenancy:
+    """Tenants and their quotas on the test's own database."""
+    return Tenancy(pool)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import queue
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from tests.patience import eventually
 from tests.pool import Bot, Pool, active, completed
 from tests.racing import Race, call, cancel
 from tests.tenancy import Tenancy
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def busy(pool: Pool, capacity: int, **fetch: object) -> tuple[Bot, list[dict[str, Any]]]:

@@ -22,13 +22,6 @@ UNTOUCHED = {"job": ("queued", 0, None), "attempts": (0, 0), "leases": [], "in_u
 HOUR = 3600.0
 
 
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
-
-
 def granted(pool: Pool) -> list[str]:
     """Public ids of the jobs that were given to bots, in that order."""
     return [

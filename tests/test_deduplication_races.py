@@ -1,6 +1,5 @@
 """A shared job and two at once: one who joins it, ends it or leaves it, while another one does."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +10,6 @@ from tests.racing import Race, at_desk_of, call, cancel, outcome, running
 
 DEDUP: dict[str, Any] = {"dedup_key": "nightly"}
 STATES = "SELECT state FROM jobs ORDER BY id"
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    assert "40P01" not in made.errors, "nobody was in a deadlock"
-    made.close()
 
 
 def states(pool: Pool) -> list[str]:

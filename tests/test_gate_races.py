@@ -1,6 +1,5 @@
 """Several assigners at what is nearly used up: nobody exceeds it, nobody ends in an error, and the pool goes on."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,17 +17,11 @@ from tests.test_accounts import share
 TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.gates'))")
 
 
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
-
-
 def used(pool: Pool, name: str) -> float:
     return pool.database.run(lambda c: counters.read(c, [name]))[name].used
 
 
+@pytest.mark.conflicts
 def test_who_planned_for_the_last_slot_that_another_takes_begins_anew_and_leaves_it(pool: Pool, race: Race) -> None:
     share(pool, "acme", max_concurrent=1)
     pool.submit(20, instance="acme")
@@ -59,6 +52,7 @@ def test_who_planned_for_a_slot_that_is_given_back_gets_it(pool: Pool, race: Rac
     assert used(pool, "instance:acme:jobs") == 1
 
 
+@pytest.mark.conflicts
 def test_who_was_undone_leaves_jobs_at_gates_to_the_one_whose_turn_it_is_and_waits_for_nobody(
     pool: Pool, race: Race
 ) -> None:
@@ -94,6 +88,7 @@ def test_who_was_undone_leaves_jobs_at_gates_to_the_one_whose_turn_it_is_and_wai
 
 
 @pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.conflicts
 def test_four_assigners_that_fight_for_a_small_limit_end_in_no_error_and_get_everything_done(
     pool: Pool, race: Race, most: int
 ) -> None:

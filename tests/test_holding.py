@@ -1,6 +1,5 @@
 """Jobs that are held aside and released again: what is kept, who may, and who wins a race."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,13 +15,6 @@ from tests.pool import Pool
 from tests.racing import Race, books, cancel, outcome
 from tests.scripted import Answer, Gateway, in_turn
 from tests.serving import Served
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[Held]:

@@ -1,6 +1,5 @@
 """Two at once on what comes and goes: sessions, requirement sets, keys, waiting jobs and old ones."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,13 +26,6 @@ LOCKS = (
     "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("commit", [True, False])

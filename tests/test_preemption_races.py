@@ -1,7 +1,5 @@
 """Preemption, two at once on one job, bot or reservation: who waits, who wins, and what is kept for whom."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from schema import moves
@@ -14,19 +12,6 @@ KEPT = "SELECT (SELECT count(*) FROM reservations) AS reservations, sum(reserved
 OVER = """
 WITH over AS (UPDATE reservations SET until = now() - interval '1 s')
 UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE schedule_after IS NOT NULL"""
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
-    assert [error for error in made.errors if error in ("40P01", "40001")] == [], "deadlocked"
 
 
 def kept(pool: Pool) -> tuple[int, int]:

@@ -17,11 +17,6 @@ SELECT e.move, e.from_state, e.to_state, e.details FROM job_events e JOIN jobs j
 WHERE j.public_id = CAST(:id AS uuid) ORDER BY e.id DESC LIMIT 1"""
 
 
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
-
-
 def test_what_stops_for_one_job_is_not_counted_against_the_next(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=2)
     tenancy.quota("team-c", minimum=1)

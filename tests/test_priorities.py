@@ -1,7 +1,7 @@
 """Another priority for jobs that wait: one by one and in bulk, who may, and who wins a race."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -19,13 +19,6 @@ from tests.racing import Race, outcome
 from tests.scripted import Answer, Gateway, in_turn
 from tests.serving import Served
 from tests.test_holding import park
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def prioritise(pool: Pool, priority: int, *jobs: str) -> list[Prioritised]:

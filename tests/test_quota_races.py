@@ -1,6 +1,5 @@
 """Quotas, two at once on one counter: who waits, who wins, and the order in which they are locked."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,19 +15,6 @@ SELECT count(*) AS writers FROM pg_locks
 WHERE relation = CAST('leases' AS regclass) AND mode = 'RowExclusiveLock' AND granted"""
 LOCK_QUOTA = """
 SELECT FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = :instance FOR NO KEY UPDATE OF q"""
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
-    assert [error for error in made.errors if error in ("40P01", "40001")] == [], "deadlocked"
 
 
 # --- grant × quota

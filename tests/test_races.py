@@ -1,6 +1,5 @@
 """Two at once on one row: who waits, who wins, and what every table holds afterwards."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,13 +27,6 @@ from tests.racing import (
 EXPIRED = "UPDATE bots SET expires_at = now() - interval '1 s'"
 FREE = "SELECT state FROM jobs WHERE public_id = CAST(:id AS uuid) FOR NO KEY UPDATE NOWAIT"
 OVERDUE = "UPDATE leases SET due_at = now() - interval '1 s'"
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def test_a_reaper_passes_over_a_bot_that_is_just_finishing(pool: Pool, race: Race) -> None:

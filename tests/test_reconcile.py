@@ -1,6 +1,5 @@
 """Reconciling the quotas' counters: a drift is found, repaired, counted and reported, and nothing else is."""
 
-import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import text
 from structlog.testing import capture_logs
@@ -12,11 +11,6 @@ from tests.racing import Race, outcome
 from tests.tenancy import Tenancy
 
 WRONG = "UPDATE quotas SET usage = usage + 2"
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
 
 
 def test_a_drift_is_repaired_counted_and_reported_by_upkeep(pool: Pool, tenancy: Tenancy) -> None:

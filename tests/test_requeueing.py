@@ -1,7 +1,6 @@
 """Jobs that are queued again: a held one as itself, a final one as a new job that names it."""
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -25,13 +24,6 @@ SAME = (
     "instance", "platform", "label", "priority", "units", "locality_hint", "timeout_seconds", "max_attempts",
     "retry_failed", "cohort",
 )  # fmt: skip
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def requeue(pool: Pool, *jobs: str, key: str | None = None, ceiling: int | None = None) -> list[Requeued]:

@@ -22,18 +22,6 @@ SELECT q.usage FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name 
 FOR NO KEY UPDATE OF q"""
 
 
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
-
-
 def test_a_batch_with_a_bot_that_keeps_room_locks_all_its_quotas_in_their_order(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:

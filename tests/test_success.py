@@ -1,6 +1,5 @@
 """Counting how often bots succeed, in the transaction that ends an attempt; and nothing at all while it is off."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from tests.racing import Race, at_desk_of, cancel, expire, outcome, retention
 from tests.settling import crew, statements, together
 
 COUNTING = {"success_policy", "bot_success", "blames"}
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def rate(pool: Pool, label: str = "") -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Cohorts and quotas that change while the pool is at work: whoever is second waits, and nobody deadlocks."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +10,6 @@ from tests.pool import Pool, completed
 from tests.racing import Race, at_desk_of, cancel, outcome
 from tests.tenancy import Tenancy
 from tests.test_tenants import cohort_of, put, remove
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    found = Race(pool)
-    yield found
-    found.close()
-    assert "40P01" not in found.errors
 
 
 def leases(pool: Pool) -> list[tuple[str, str, str]]:
