@@ -29,6 +29,13 @@ SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND CAST(:holder AS integer) = ANY (pg_blocking_pids(pid))
 """)
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+#: A deadlock shows at once.
+DEADLOCK_TIMEOUT = """
+DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''50ms''', current_database()); END $$"""
+BACKENDS = """
+SELECT count(*) AS others FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 PID = text("SELECT pg_backend_pid()")
 
 
@@ -227,3 +234,13 @@ LOST = {
     "in_use": [0],
     "last": "expire",
 }
+
+
+def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[moves.Held]:
+    """Hold jobs aside as an operator."""
+    return pool.database.run(lambda c: moves.park(c, jobs, instances=None, reason=reason, actor="test"))
+
+
+def unpark(pool: Pool, *jobs: str) -> list[moves.Held]:
+    """Release them as an operator."""
+    return pool.database.run(lambda c: moves.unpark(c, jobs, instances=None, reason=None, actor="test"))

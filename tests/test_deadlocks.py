@@ -19,7 +19,7 @@ from schema.timing import Timing
 from tests.counting import count
 from tests.patience import eventually
 from tests.pool import Bot, Pool, active, completed
-from tests.racing import ask_stop, cancel, drain, expire, retention
+from tests.racing import BACKENDS, DEADLOCK_TIMEOUT, DEADLOCKS, ask_stop, cancel, drain, expire, retention
 from tests.settling import together
 from tests.tenancy import EAGER, Tenancy
 
@@ -38,12 +38,6 @@ WITH aged AS MATERIALIZED (
     SELECT job_id, fence FROM leases WHERE ended_at IS NULL AND random() < 0.5 FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE leases l SET due_at = now() - interval '1 s' FROM aged s WHERE l.job_id = s.job_id AND l.fence = s.fence"""
 SOME_JOBS = "SELECT public_id FROM jobs WHERE finished_at IS NULL AND random() < 0.2 ORDER BY random() LIMIT 12"
-DEADLOCK_TIMEOUT = """
-DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''50ms''', current_database()); END $$"""
-BACKENDS = """
-SELECT count(*) AS others FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
-DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
 
 Kind = Callable[[Pool, random.Random], Callable[[], None]]

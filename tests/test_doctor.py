@@ -21,7 +21,7 @@ from schema.engine import Database, DatabaseSettings, plain
 from tests.databases import opened
 from tests.patience import eventually
 from tests.pool import Pool
-from tests.test_cli import Console
+from tests.processes import Console
 
 NAMES = [
     "schema", "wake-ups", "clocks", "snapshots", "indexes", "autovacuum", "dead rows", "durability", "connections",

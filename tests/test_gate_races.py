@@ -12,7 +12,7 @@ from assigner.turns import CAREFUL, Turns
 from schema import counters
 from tests.pool import Pool, active, completed
 from tests.racing import Race
-from tests.test_accounts import share
+from tests.tenancy import share
 
 TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.gates'))")
 

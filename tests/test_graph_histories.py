@@ -6,10 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from schema.moves import SubmittedGraph
-from tests.graphs import graph_of, states, submitted, taken
+from tests.graphs import graph_of, layered, states, submitted, taken
 from tests.pool import Bot, Pool, completed
 from tests.racing import Race
-from tests.test_graph_cost import layered
 
 GRAPHS, NODES = 40, 14
 ON_FAILURE = ("block", "run", "cancel")

@@ -5,24 +5,15 @@ from typing import Any
 import httpx
 import pytest
 
-from schema import moves
 from schema.engine import Database
 from schema.moves import Cancelled, Held
 from tests.calling import JOB, audited, submitted
 from tests.commanding import JOB as ONE
 from tests.commanding import OTHER, call
 from tests.pool import Pool
-from tests.racing import Race, books, cancel, outcome
+from tests.racing import Race, books, cancel, outcome, park, unpark
 from tests.scripted import Answer, Gateway, in_turn
 from tests.serving import Served
-
-
-def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[Held]:
-    return pool.database.run(lambda c: moves.park(c, jobs, instances=None, reason=reason, actor="test"))
-
-
-def unpark(pool: Pool, *jobs: str) -> list[Held]:
-    return pool.database.run(lambda c: moves.unpark(c, jobs, instances=None, reason=None, actor="test"))
 
 
 def last_event(pool: Pool, job: str) -> Any:

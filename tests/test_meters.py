@@ -22,7 +22,7 @@ from schema.meters import Level, Meter
 from schema.openings import Openings, Window, WindowSettings
 from tests.patience import eventually
 from tests.pool import Pool
-from tests.test_declaring import process
+from tests.processes import assigner_process
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MIDNIGHT = NOON.replace(hour=0)
@@ -131,7 +131,7 @@ def test_an_assigner_process_keeps_windows_and_meters_as_its_configuration_says(
     )
     pool.submit(terms={"job_class": "random"})
     bot = pool.bot()
-    with process(pool, file) as (running_process, _):
+    with assigner_process(pool, file) as (running_process, _):
         (meter,) = eventually(lambda: pool.database.run(meters.meters))
         assert meter.percent(NOON) == 25
         assert not bot.take()

@@ -15,10 +15,9 @@ from tests.commanding import JOB as ONE
 from tests.commanding import OTHER, call
 from tests.plans import watching
 from tests.pool import Pool
-from tests.racing import Race, outcome
+from tests.racing import Race, outcome, park
 from tests.scripted import Answer, Gateway, in_turn
 from tests.serving import Served
-from tests.test_holding import park
 
 
 def prioritise(pool: Pool, priority: int, *jobs: str) -> list[Prioritised]:

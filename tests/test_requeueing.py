@@ -16,9 +16,8 @@ from tests.calling import JOB, audited, submitted
 from tests.commanding import JOB as ONE
 from tests.commanding import OTHER, call, final
 from tests.pool import Pool, completed
-from tests.racing import Race, cancel, outcome
+from tests.racing import Race, cancel, outcome, park
 from tests.scripted import Answer, Gateway, in_turn
-from tests.test_holding import park
 
 SAME = (
     "instance", "platform", "label", "priority", "units", "locality_hint", "timeout_seconds", "max_attempts",

@@ -10,13 +10,11 @@ from bots.leases import Desk
 from schema.engine import Database, DatabaseSettings
 from schema.timing import Timing
 from tests.pool import Bot, Pool, active, completed
-from tests.racing import Race, at_desk_of, cancel, outcome
+from tests.racing import DEADLOCK_TIMEOUT, Race, at_desk_of, cancel, outcome
 from tests.settling import alone, asked, crew, offered, plain, together
 from tests.tenancy import Tenancy, assign, contested, grown_too_far, watch_maxima
 
 ROUNDS, CREWS, CREW = 40, 3, 4
-QUICK_DEADLOCKS = """
-DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''50ms''', current_database()); END $$"""
 LOCK_QUOTA = """
 SELECT q.usage FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = :instance
 FOR NO KEY UPDATE OF q"""
@@ -146,7 +144,7 @@ def test_a_bot_that_is_locked_by_a_batch_is_robbed_of_nothing_by_an_assigner(poo
 @pytest.fixture
 def crowd(database_url: str, pool: Pool, timing: Timing) -> Iterator[Pool]:
     """A pool with a connection for each thread, on a server that finds deadlocks at once."""
-    pool.change(QUICK_DEADLOCKS)
+    pool.change(DEADLOCK_TIMEOUT)
     settings = DatabaseSettings(pool=CREWS, reserve=CREWS)
     wide = Database(database_url, settings, role="crowd", chance=pool.chance)
     yield Pool(wide, timing.model_copy(update={"ttl": 30.0}), pool.chance)

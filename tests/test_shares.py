@@ -11,7 +11,7 @@ from schema.shares import FairShareSettings
 from tests.plans import watching
 from tests.pool import Bot, Pool, active, completed
 from tests.racing import Race, Undecided
-from tests.test_accounts import share
+from tests.tenancy import share
 
 WEIGHTS = {"a": 5, "b": 3, "c": 2}
 SIZES = {"a": 1.0, "b": 3.0, "c": 2.0}

@@ -25,9 +25,9 @@ from schema.timing import Timing
 from tests.patience import eventually
 from tests.pool import Pool
 from tests.processes import READY_WITHIN
+from tests.racing import BACKENDS, DEADLOCK_TIMEOUT, DEADLOCKS
 from tests.swarm import Behaviour, Swarm
 from tests.tenancy import Tenancy, grown_too_far, watch_maxima
-from tests.test_deadlocks import BACKENDS, DEADLOCK_TIMEOUT, DEADLOCKS
 
 SECONDS_VARIABLE = "LEASEHOLD_TEST_SOAK"
 SECONDS = 10.0

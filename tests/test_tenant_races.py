@@ -8,8 +8,7 @@ from schema import quotas
 from schema.errors import Conflict, NotFound
 from tests.pool import Pool, completed
 from tests.racing import Race, at_desk_of, cancel, outcome
-from tests.tenancy import Tenancy
-from tests.test_tenants import cohort_of, put, remove
+from tests.tenancy import Tenancy, cohort_of, put_cohort, remove_cohort
 
 
 def leases(pool: Pool) -> list[tuple[str, str, str]]:
@@ -26,7 +25,7 @@ def test_a_cohort_declared_behind_an_assigner_leaves_what_it_has_placed(pool: Po
     pool.bot()
     with race.first() as first:
         first.assigner().run_once()
-        declared = race.second(lambda: put(pool, "gpus", "gpu"), behind=first)
+        declared = race.second(lambda: put_cohort(pool, "gpus", "gpu"), behind=first)
         first.commit()
         outcome(declared)
     assert leases(pool) == [(0, 0, 0)]
@@ -39,7 +38,7 @@ def test_an_assigner_behind_a_cohort_that_is_declared_places_nothing_across_coho
     pool.submit(label="gpu")
     pool.bot()
     with race.first() as first:
-        put(first, "gpus", "gpu")
+        put_cohort(first, "gpus", "gpu")
         cycle = race.second(lambda: pool.assigner().run_once(), behind=first)
         first.commit()
         outcome(cycle)
@@ -58,7 +57,7 @@ def test_a_cancel_and_a_cohort_that_is_declared_do_not_undo_each_other(
     pool.submit(label="gpu")
 
     def declare(at: Pool) -> Any:
-        put(at, "gpus", "gpu")
+        put_cohort(at, "gpus", "gpu")
 
     def give_up(at: Pool) -> Any:
         cancel(at, job)
@@ -85,11 +84,11 @@ def test_a_job_that_a_bot_gives_back_while_a_cohort_is_declared_gets_it(
     (work,) = bot.take()
     with race.first() as first:
         if declares_first:
-            put(first, "gpus", "gpu")
+            put_cohort(first, "gpus", "gpu")
             waiting = race.second(lambda: bot.sync(completed(work, "released")), behind=first)
         else:
             at_desk_of(first, bot).sync(completed(work, "released"))
-            waiting = race.second(lambda: put(pool, "gpus", "gpu"), behind=first)
+            waiting = race.second(lambda: put_cohort(pool, "gpus", "gpu"), behind=first)
         first.commit()
         outcome(waiting)
     assert (cohort_of(pool, "bots"), cohort_of(pool, "jobs")) == ("gpus", "gpus")
@@ -97,9 +96,9 @@ def test_a_job_that_a_bot_gives_back_while_a_cohort_is_declared_gets_it(
 
 
 def test_a_quota_set_while_its_cohort_is_removed_finds_no_cohort(pool: Pool, race: Race) -> None:
-    put(pool, "gpus", "gpu")
+    put_cohort(pool, "gpus", "gpu")
     with race.first() as first:
-        remove(first, "gpus")
+        remove_cohort(first, "gpus")
         late = race.second(lambda: Tenancy(pool).quota("team-a", maximum=1, cohort="gpus"), behind=first)
         first.commit()
         with pytest.raises(NotFound, match="no cohort 'gpus'"):
@@ -109,12 +108,12 @@ def test_a_quota_set_while_its_cohort_is_removed_finds_no_cohort(pool: Pool, rac
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_cohort_is_not_removed_behind_a_quota_that_is_being_set(pool: Pool, race: Race, known: bool) -> None:
-    put(pool, "gpus", "gpu")
+    put_cohort(pool, "gpus", "gpu")
     if known:
         Tenancy(pool).quota("team-a", maximum=2, cohort="gpus")
     with race.first() as first:
         Tenancy(first).quota("team-a", maximum=1, cohort="gpus")
-        late = race.second(lambda: remove(pool, "gpus"), behind=first)
+        late = race.second(lambda: remove_cohort(pool, "gpus"), behind=first)
         first.commit()
         with pytest.raises(Conflict, match="still has quotas"):
             outcome(late)
