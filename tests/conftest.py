@@ -95,8 +95,8 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def timing() -> Timing:
-    """The production relations, ten times faster."""
-    return Timing(sync=0.5, ttl=3, reap=0.2, ack=1.5, poll=0.1)
+    """As often as ten times in production, and as patient as there: a busy machine lets no session expire."""
+    return Timing(sync=0.5, ttl=30, reap=0.2, ack=15, poll=0.1)
 
 
 @pytest.fixture

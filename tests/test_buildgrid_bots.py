@@ -11,7 +11,7 @@ from assigner.quotas import QuotaSettings
 from bots.fetch import FetchSettings
 from bots.protocol import LeaseReport
 from schema.wakeups import Wakeups
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Bot, Pool, active, completed
 from tests.racing import Race, call, cancel
 from tests.tenancy import Tenancy
@@ -237,10 +237,10 @@ def test_bg_44_a_bot_hears_of_its_job_and_a_caller_of_its_result(pool: Pool) -> 
         with wakeups.idle("bots"), wakeups.idle("done"):
             (job,) = pool.submit()
             pool.assigner().run_once()
-            assert heard["bots"].get(timeout=10) == {str(pool.row("SELECT id FROM bots").id)}
+            assert heard["bots"].get(timeout=MINUTE) == {str(pool.row("SELECT id FROM bots").id)}
             (work,) = bot.take()
             bot.sync(completed(work))
-            assert heard["done"].get(timeout=10) == {job}
+            assert heard["done"].get(timeout=MINUTE) == {job}
     finally:
         wakeups.stop()
     (unheard,) = pool.submit()

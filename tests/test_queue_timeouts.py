@@ -4,7 +4,7 @@ import queue
 
 from schema import moves
 from schema.wakeups import Wakeups
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool, completed
 from tests.racing import Race
 
@@ -52,7 +52,7 @@ def test_who_waits_for_the_job_is_woken(pool: Pool) -> None:
             eventually(lambda: wakeups.connected)
             eventually(lambda: pool.row("SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory'").n)
             time_out(pool)
-            assert eventually(lambda: job in heard.get(timeout=5))
+            assert eventually(lambda: job in heard.get(timeout=MINUTE))
     finally:
         wakeups.stop()
 

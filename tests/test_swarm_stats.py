@@ -16,7 +16,7 @@ from schema.wakeups import Wakeups
 from tests.commanding import call
 from tests.counting import count, given, work_off
 from tests.explaining import cohort
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool
 from tests.serving import Served
 
@@ -182,7 +182,7 @@ def test_va_21_a_new_job_wakes_the_assigners(pool: Pool) -> None:
         eventually(lambda: wakeups.connected)
         with wakeups.idle("jobs"):
             pool.submit()
-            assert news.get(timeout=10) == frozenset()
+            assert news.get(timeout=MINUTE) == frozenset()
     finally:
         wakeups.stop()
 

@@ -10,7 +10,7 @@ from bots import sessions
 from bots.protocol import OpenSession
 from schema.errors import Conflict
 from schema.wakeups import Wakeups
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool, active, completed
 
 EXPIRE = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE status <> 'gone'"
@@ -169,7 +169,7 @@ def test_waiters_hear_of_every_ending_or_are_told_to_look(pool: Pool, count: int
         eventually(lambda: wakeups.connected)
         with wakeups.idle("done"):
             upkeep.run_once()
-            assert heard.get(timeout=10) == (frozenset(jobs) if named else frozenset())
+            assert heard.get(timeout=MINUTE) == (frozenset(jobs) if named else frozenset())
     finally:
         wakeups.stop()
     assert {pool.job(job).state for job in jobs[:3]} == {"dead"}
