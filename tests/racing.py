@@ -132,6 +132,22 @@ class Race:
         eventually(through, what="it gets through")
         return future.result()
 
+    def in_turn(self, first: Callable[[Undecided], object], second: Callable[[], T], *, commit: bool = True) -> T:
+        """Make `second` wait for the transaction of `first`, end that one, and return what `second` came to."""
+        with self.first() as ahead:
+            first(ahead)
+            late = self.second(second, behind=ahead)
+            ahead.decide(commit)
+            return outcome(late)
+
+    def side_by_side(self, first: Callable[[Undecided], object], second: Callable[[], T], *, commit: bool = True) -> T:
+        """Run `second` while the transaction of `first` is open, then end that one; fails if `second` waits for it."""
+        with self.first() as ahead:
+            first(ahead)
+            found = self.unhindered(second, by=ahead)
+            ahead.decide(commit)
+            return found
+
     def close(self) -> None:
         """Join the threads."""
         self._threads.shutdown()

@@ -32,9 +32,12 @@ def test_a_bot_that_is_asked_to_drain_takes_no_new_work_until_it_is_asked_to_go_
 def test_a_drained_agent_ends_its_work_closes_its_session_and_exits_with_0(tmp_path: Path) -> None:
     pool = Pool()
     with serving(pool, tmp_path) as bot:
-        key = pool.grant("sh", "-c", "sleep 0.5; echo done")
+        flag = tmp_path / "flag"
+        key = pool.grant("sh", "-c", f"while ! test -e {flag}; do sleep 0.02; done")
         pool.until(lambda: processes(tmp_path))
         bot.agent.drain()
+        pool.until(lambda: pool.syncs[-1].status == "draining")
+        flag.touch()
         assert bot.end() == 0
     assert pool.outcomes[key]["verdict"] == "succeeded"
     assert [sync.status for sync in pool.syncs][-2:] == ["draining", "gone"]
