@@ -1,18 +1,10 @@
 """One rate, four assigner processes: never above it by the times of the grants, and hardly below it."""
 
-import multiprocessing
 import random
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.synchronize import Event
 
-from assigner.cycle import PriorityAgeAssigner
-from assigner.loops import Loop
-from assigner.tuning import AssignerSettings
-from schema import clock, rates
-from schema.engine import Database, DatabaseSettings
-from schema.timing import Timing
+from schema import rates
+from tests.assigners import assigner_processes
 from tests.patience import eventually
 from tests.pool import Pool
 
@@ -29,38 +21,6 @@ SELECT extract(epoch FROM l.granted_at)::float AS at FROM leases l JOIN jobs j O
 JOIN gatings g ON g.id = j.gating WHERE g.terms->>'resource_class' = :resource ORDER BY 1"""
 
 
-def _assign(url: str, timing: Timing, seed: int, name: str, stop: Event) -> None:
-    chance = random.Random(seed)
-    database = Database(url, DatabaseSettings(), role="assigner", chance=chance)
-    assigner = PriorityAgeAssigner(
-        database, AssignerSettings(), timing=timing, chance=chance, name=name, now=clock.monotonic
-    )
-    loop = Loop(name, assigner.run_once, chance=random.Random(seed + 1))
-    loop.start()
-    stop.wait()
-    loop.stop()
-    database.close()
-
-
-@contextmanager
-def assigners(url: str, timing: Timing, chance: random.Random) -> Iterator[None]:
-    spawning = multiprocessing.get_context("spawn")
-    stop = spawning.Event()
-    processes = [
-        spawning.Process(target=_assign, args=(url, timing, chance.getrandbits(32), f"assigner-{n}", stop), daemon=True)
-        for n in range(PROCESSES)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for process in processes:
-            process.join()
-    assert [process.exitcode for process in processes] == [0] * PROCESSES
-
-
 def grants(pool: Pool, resource: str) -> list[float]:
     return [row.at for row in pool.rows(GRANTED, resource=resource)]
 
@@ -73,7 +33,7 @@ def test_ma_20_a_rate_shared_by_four_processes_is_kept_in_every_second_and_used(
     for nth in range(20):
         pool.bot(f"bot-{nth}", capacity=500)
     pool.submit(LIMITED, terms={"resource_class": "claude_cli"}, priority=-10)
-    with assigners(database_url, pool.timing, chance):
+    with assigner_processes(database_url, pool.timing, chance, [[None]] * PROCESSES):
         eventually(lambda: grants(pool, "claude_cli"))
         pool.submit(FREE, terms={"resource_class": "codex"})
 

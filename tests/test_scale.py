@@ -1,26 +1,19 @@
 """Many jobs: the hopeless ones delay nobody, and the others are each done exactly once."""
 
-import multiprocessing
 import os
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.synchronize import Event
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Connection
 
-from assigner.cycle import PriorityAgeAssigner
-from assigner.loops import Loop
-from assigner.tuning import AssignerSettings
 from bots.fetch import FetchSettings
 from schema import clock, verify
-from schema.engine import Database, DatabaseSettings
+from schema.engine import Database
 from schema.timing import Timing
-from schema.wakeups import Wakeups
 from tests import filling
+from tests.assigners import assigner_processes
 from tests.patience import eventually
 from tests.pool import Pool
 from tests.swarm import Swarm
@@ -31,41 +24,6 @@ JOBS = int(os.environ.get(JOBS_VARIABLE) or 4_000)
 PROCESSES, THREADS, BOTS = 3, 2, 50
 #: So many of the bots never fetch, so that the assigners have work from the first job to the last.
 WAITING = 10
-
-
-@contextmanager
-def assigning(database: Database, timing: Timing, seed: int, *, name: str, threads: int = 1) -> Iterator[None]:
-    """Assigners on their real loops, woken by wake-ups, as a process of the pool runs them."""
-    chance = random.Random(seed)
-    wakeups = Wakeups(database, chance=chance)
-    wakeups.start()
-    loops = []
-    for number in range(threads):
-        assigner = PriorityAgeAssigner(
-            database,
-            AssignerSettings(),
-            timing=timing,
-            chance=random.Random(chance.random()),
-            name=f"{name}/{number}",
-            now=clock.monotonic,
-        )
-        loops.append(
-            Loop(
-                f"{name}-{number}",
-                assigner.run_once,
-                chance=random.Random(chance.random()),
-                signal=wakeups.signal("jobs"),
-                idle=lambda: wakeups.idle("jobs"),
-            )
-        )
-    for loop in loops:
-        loop.start()
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.stop()
-        wakeups.stop()
 
 
 def _no_bot_offers_it(pool: Pool) -> None:
@@ -122,35 +80,6 @@ def test_ten_thousand_urgent_jobs_that_nobody_can_run_do_not_delay_the_one_behin
     assert pool.job(job).state == "leased"
 
 
-def _assigner_process(url: str, timing: Timing, seed: int, name: str, stop: Event) -> None:
-    database = Database(url, DatabaseSettings(), role="assigner", chance=random.Random(seed))
-    with assigning(database, timing, seed, name=name, threads=THREADS):
-        stop.wait()
-    database.close()
-
-
-@contextmanager
-def assigner_processes(url: str, timing: Timing, chance: random.Random) -> Iterator[None]:
-    """Processes of their own, so that they share nothing but the database."""
-    spawning = multiprocessing.get_context("spawn")
-    stop = spawning.Event()
-    processes = [
-        spawning.Process(
-            target=_assigner_process, args=(url, timing, chance.getrandbits(32), f"assigner-{n}", stop), daemon=True
-        )
-        for n in range(PROCESSES)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for process in processes:
-            process.join()
-    assert [process.exitcode for process in processes] == [0] * PROCESSES
-
-
 class Sampler:
     """Looks at every invariant again and again while the work goes on."""
 
@@ -202,8 +131,9 @@ def test_thousands_of_jobs_are_each_finished_exactly_once(pool: Pool, database_u
     log = waiting.log = fetching.log
     for number in range(JOBS // 250):
         pool.submit(250, properties=kinds[number % 3], instance=f"i-{number % 4}", priority=number % 7 - 3)
+    crew = assigner_processes(database_url, timing, pool.chance, [[None] * THREADS] * PROCESSES, wakeups=True)
     began = clock.monotonic()
-    with Sampler(pool.database) as sampler, assigner_processes(database_url, timing, pool.chance), fetching, waiting:
+    with Sampler(pool.database) as sampler, crew, fetching, waiting:
         eventually(
             lambda: len(log.entries()) >= JOBS and _finished(pool) == JOBS, within=1000, what="all jobs are final"
         )
