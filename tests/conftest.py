@@ -16,6 +16,7 @@ from bots.workplace import Workplace, marked_processes
 from schema import embedded, migrate, verify
 from schema.engine import Database
 from schema.timing import Timing
+from schema.wakeups import Wakeups
 from tests.commanding import accepting
 from tests.databases import Databases, opened, serving_in_memory
 from tests.pool import Pool
@@ -137,6 +138,15 @@ def race(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Race]:
     made.close()
     wrong = {"40P01"} if request.node.get_closest_marker("conflicts") else {"40P01", "40001"}
     assert wrong.isdisjoint(made.errors), made.errors
+
+
+@pytest.fixture
+def wakeups(database: Database) -> Iterator[Wakeups]:
+    """Wake-ups on the test's own database."""
+    source = Wakeups(database)
+    source.start()
+    yield source
+    source.stop()
 
 
 @pytest.fixture

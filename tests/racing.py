@@ -241,13 +241,7 @@ FINISHED = {
     "in_use": [0],
     "last": "finish",
 }
-LOST = {
-    "job": ("queued", 2, None),
-    "attempts": (1, 1),
-    "leases": [(1, "cancelled")],
-    "in_use": [0],
-    "last": "expire",
-}
+LOST = {"job": ("queued", 2, None), "attempts": (1, 1), "leases": [(1, "cancelled")], "in_use": [0], "last": "expire"}
 
 
 def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[moves.Held]:

@@ -148,14 +148,7 @@ def test_follow_starts_again_when_the_job_does() -> None:
 def output(start: int, data: bytes, *, state: str, attempt: int, final: bool) -> Answer:
     encoded = base64.b64encode(data).decode()
     return Answer(
-        {
-            "start": start,
-            "data": encoded,
-            "next": start + len(data),
-            "state": state,
-            "attempt": attempt,
-            "final": final,
-        }
+        {"start": start, "data": encoded, "next": start + len(data), "state": state, "attempt": attempt, "final": final}
     )
 
 

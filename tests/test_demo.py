@@ -107,11 +107,7 @@ class Pretend:
             "created_at": AT + "00+00:00",
             "events": [
                 {"move": "submit", "at": AT + "00+00:00", "details": None},
-                {
-                    "move": "grant",
-                    "at": AT + "00.250000Z",
-                    "details": {"bot": "b1", "strategy": "capacity"},
-                },
+                {"move": "grant", "at": AT + "00.250000Z", "details": {"bot": "b1", "strategy": "capacity"}},
                 {
                     "move": "grant",
                     "at": AT + ("00.500000Z" if first else "09+00:00"),

@@ -123,10 +123,7 @@ def test_wake_ups_that_arrive_tell_their_round_trip(database: Database) -> None:
 
 @pytest.mark.parametrize(
     "holding",
-    [
-        ("BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT FROM leasehold.jobs"),
-        ("BEGIN", "SELECT pg_current_xact_id()"),
-    ],
+    [("BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT FROM leasehold.jobs"), ("BEGIN", "SELECT pg_current_xact_id()")],
     ids=["a reader", "a writer"],
 )
 def test_the_session_with_the_oldest_snapshot_is_named_and_can_be_ended(

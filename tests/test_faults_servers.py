@@ -29,7 +29,7 @@ OURS = "application_name LIKE 'leasehold-%' AND datname = current_database()"
 @pytest.fixture
 def patient() -> Timing:
     """Sessions that outlive a restart of the database."""
-    return Timing(sync=0.5, ttl=15, reap=0.2, ack=5, poll=0.1)
+    return Timing(sync=0.5, ttl=120, reap=0.2, ack=60, poll=0.1)
 
 
 @pytest.fixture

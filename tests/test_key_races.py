@@ -10,17 +10,7 @@ from schema.errors import Conflict
 from schema.moves import Alike, Cancelled
 from schema.submissions import RESULT
 from tests.pool import Pool, completed
-from tests.racing import (
-    FINISHED,
-    LOST,
-    Race,
-    at_desk_of,
-    books,
-    cancel,
-    outcome,
-    retention,
-    running,
-)
+from tests.racing import FINISHED, LOST, Race, at_desk_of, books, cancel, outcome, retention, running
 
 LOCKS = (
     "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted"

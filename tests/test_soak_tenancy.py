@@ -171,14 +171,7 @@ def test_eight_assigners_keep_every_quota_while_operators_change_them(
     behaviour = Behaviour(seconds=lambda work: 0.5 + zlib.crc32(work.job.encode()) % 1000 / 500)
     swarms = [
         Swarm(
-            database,
-            timing,
-            BOTS,
-            capacity=CAPACITY,
-            behaviour=behaviour,
-            pace=0.3,
-            threads=1,
-            prefix=f"bot-{cohort}",
+            database, timing, BOTS, capacity=CAPACITY, behaviour=behaviour, pace=0.3, threads=1, prefix=f"bot-{cohort}"
         )
         for cohort in COHORTS
     ]
