@@ -342,9 +342,7 @@ def test_a_submit_behind_the_removal_of_its_class_is_refused(pool: Pool, race: R
     assert pool.rows("SELECT FROM jobs") == []
 
 
-def test_a_lock_that_nobody_has_set_has_one_slot(
-    good: Callable[[str], str], operate: Answer, pool: Pool
-) -> None:
+def test_a_lock_that_nobody_has_set_has_one_slot(good: Callable[[str], str], operate: Answer, pool: Pool) -> None:
     good("lock set default tree 2")
     jobs = [submitted(pool, locks=["tree"]) for _ in range(3)]
     pool.bot(capacity=5)
