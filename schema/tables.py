@@ -1,4 +1,4 @@
-"""The tables as they are now. The migrations, replayed, must give the same (a test compares the catalogs).
+"""The tables. The baseline revision creates them from this; later revisions must lead to the same.
 
 Instances, cohorts and platforms are small dictionaries whose rows are hardly ever deleted, so `jobs` and `leases` carry
 their ids without foreign keys: on the hottest tables each would cost a lookup and a row lock per insert.
@@ -24,12 +24,22 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
-from schema import administration, class_tables, gating, graph_tables, metering, pacing, soundness, success_tables
+from schema import (
+    administration,
+    class_tables,
+    gating,
+    graph_tables,
+    metering,
+    pacing,
+    soundness,
+    storage,
+    success_tables,
+)
 from schema.columns import NO_LABELS, NOW, SCHEMA, TIME, identity, metadata, name_form
 
 __all__ = [
     "SCHEMA", "administration", "class_tables", "gating", "graph_tables", "metadata", "metering", "pacing",
-    "success_tables",
+    "storage", "success_tables",
 ]  # fmt: skip
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
@@ -175,6 +185,8 @@ bots = Table(
     Column("pool", Text),
     Column("reserved", Integer, nullable=False, server_default=text("0")),
     Column("drain_deadline", TIME),
+    Column("held", Integer, nullable=False, server_default=text("0")),
+    Column("kind", BigInteger, Computed("hashtextextended(properties::text, 0)", persisted=True)),
     Column("probation_until", TIME),
     Column(
         "free",
@@ -185,8 +197,6 @@ bots = Table(
             persisted=True,
         ),
     ),
-    Column("held", Integer, nullable=False, server_default=text("0")),
-    Column("kind", BigInteger, Computed("hashtextextended(properties::text, 0)", persisted=True)),
     UniqueConstraint("name", name="bots_name_key"),
     CheckConstraint(name_form(), name="bots_name_form"),
     CheckConstraint("status IN ('ok', 'unhealthy', 'draining', 'gone')", name="bots_status_known"),

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import text
+from alembic import command
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
 from schema import clock, migrate
@@ -16,6 +17,10 @@ IMPATIENT = DatabaseSettings(statement_timeout=0.1, lock_timeout=0.05)
 WAITED = text(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
     " AND clock_timestamp() - query_start > interval '300 ms'"
+)
+LEFT = text(
+    "SELECT relname FROM pg_class WHERE relnamespace = 'leasehold'::regnamespace"
+    " UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'leasehold'::regnamespace ORDER BY 1"
 )
 TABLES = text("SELECT relname FROM pg_class WHERE relnamespace = 'leasehold'::regnamespace AND relkind = 'r'")
 
@@ -78,6 +83,19 @@ def test_an_upgrade_that_fails_leaves_nothing(empty: Database) -> None:
         migrate.upgrade(empty)
     assert empty.run(lambda connection: connection.execute(TABLES).scalars().all()) == ["audit"]
     assert migrate.status(empty).current is None
+
+
+def test_a_downgrade_drops_everything_and_an_upgrade_makes_it_again(empty: Database) -> None:
+    def downgrade(connection: Connection) -> list[str]:
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        return list(connection.execute(LEFT).scalars())
+
+    version = migrate.upgrade(empty)
+    assert empty.run(downgrade, urgent=True) == ["alembic_version", "alembic_version_pkc"]
+    assert migrate.status(empty).current is None
+    assert migrate.upgrade(empty) == version
 
 
 def test_a_database_of_a_newer_program_is_refused_by_name(database: Database) -> None:

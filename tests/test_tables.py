@@ -1,4 +1,4 @@
-"""The tables as the code describes them are the tables that the migrations build."""
+"""A migrated database has the tables that the metadata describes, whatever revisions came after the baseline."""
 
 import random
 from collections.abc import Iterator
@@ -59,13 +59,13 @@ def rows(database: Database, query: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("query", [COLUMNS, CONSTRAINTS, INDEXES], ids=["columns", "constraints", "indexes"])
-def test_the_replayed_migrations_give_the_described_tables(database: Database, described: Database, query: str) -> None:
+def test_a_migrated_database_has_the_described_tables(database: Database, described: Database, query: str) -> None:
     migrated = rows(database, query)
     assert len(migrated) >= len(metadata.tables)
     assert migrated == rows(described, query)
 
 
-def test_the_replayed_migrations_judge_rows_as_described(database: Database, described: Database) -> None:
+def test_a_migrated_database_judges_rows_as_described(database: Database, described: Database) -> None:
     migrated = rows(database, FUNCTIONS)
     assert [found.proname for found in migrated] == ["job_is_sound"]
     assert migrated == rows(described, FUNCTIONS)
@@ -76,7 +76,7 @@ def test_every_described_table_exists_and_no_other(database: Database) -> None:
     assert found == {table.name for table in metadata.tables.values()}
 
 
-def test_the_replayed_migrations_give_the_storage_parameters_that_the_doctor_wants(database: Database) -> None:
+def test_a_migrated_database_has_the_storage_parameters_that_the_doctor_wants(database: Database) -> None:
     found: dict[str, dict[str, float]] = {}
     for table, option in rows(database, STORED):
         name, _, value = option.partition("=")

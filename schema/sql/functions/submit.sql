@@ -1,42 +1,12 @@
-"""Speed: submits that do once what is the same for many requests, ids that come in order, results kept once."""
-
-from alembic import op
-
-revision = "0003"
-down_revision = "0002"
-branch_labels = None
-depends_on = None
-
-# The result of an attempt is what its last event tells; a second copy cost an update of a row for every job.
-RESULTS = "ALTER TABLE job_payloads DROP COLUMN result"
-
-# A job and a lease are updated where they lie: with room left in their page both the log and the table stay smaller.
-LAYOUT = """
-ALTER TABLE jobs SET (fillfactor = 45);
-ALTER TABLE leases SET (fillfactor = 45);
-"""
-
-# Whoever reads events reads those of one job.
-EVENTS = """
-ALTER TABLE job_events DROP CONSTRAINT job_events_pkey, ADD CONSTRAINT job_events_pkey PRIMARY KEY (job_id, id);
-DROP INDEX job_events_of_job;
-"""
-
-# Answers are kept compressed now; a call whose answer is not there is answered anew when it is repeated.
-ANSWERS = "UPDATE bot_answers SET answer = NULL"
-
-# What ids of one moment begin with, so that they lie together in their index (RFC 9562, version 7): 48 bits of
-# milliseconds; the others are random.
-PUBLIC_IDS = """
-CREATE FUNCTION public_id_prefix() RETURNS text LANGUAGE sql VOLATILE AS $$
-    SELECT left(hex, 8) || '-' || right(hex, 4) || '-7'
-    FROM (SELECT lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0') AS hex) moment
-$$;
-"""
-
-# Requirement sets, instances and labels are looked up once for each that occurs, not for each request, and what only
-# some requests need is done only if one of them needs it. The order of locks is as before.
-SUBMIT = """
+-- Submit jobs. The one implementation, also for callers that enqueue inside their own transaction.
+--
+-- Returns a row per request, `n` counted from 0. `created` is false if the key, or the deduplication key, was known;
+-- `same` is false if the key was used by a different request.
+--
+-- Lookups are done once for each value that occurs and not for each request. A key that another transaction is about
+-- to use makes the insert wait for it; the last query then sees what that transaction committed. The key's row is
+-- locked by an update that changes nothing, so that retention cannot remove its job in between. Platforms come before
+-- instances and both before jobs, as in a session that opens.
 CREATE OR REPLACE FUNCTION submit(requests jsonb, actor text DEFAULT 'sql')
 RETURNS TABLE (n integer, job_id bigint, public_id uuid, created boolean, same boolean)
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -44,26 +14,33 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     malformed boolean;
     deduplicated integer;
+    limited boolean;
     sets jsonb[];
     set_ids integer[];
     born_ns integer[];
     born_ids bigint[];
     born_public uuid[];
-    nested_loops text := current_setting('enable_nestloop');
+    nested_loops text;
 BEGIN
+    IF jsonb_array_length(requests) = 1 THEN
+        RETURN QUERY SELECT 0, a.job_id, a.public_id, a.created, a.same FROM submit_alone(requests->0, actor) a;
+        RETURN;
+    END IF;
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                    OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
-           count(r->>'dedup_key')
-        INTO malformed, deduplicated
+           count(r->>'dedup_key'), EXISTS (SELECT FROM queue_limits)
+        INTO malformed, deduplicated, limited
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF deduplicated > 0 OR EXISTS (SELECT FROM queue_limits) THEN
+    IF limited OR deduplicated > 0 THEN
         PERFORM prepare_submit(requests);
         PERFORM refuse_full_queues(requests);
     END IF;
+
+    nested_loops := current_setting('enable_nestloop');
     SELECT array_agg(known.given), array_agg(known.id) INTO sets, set_ids FROM (
         SELECT normal.given, intern_platform(normal.properties) AS id FROM (
             SELECT raw.given, normal_properties(raw.given) AS properties FROM (
@@ -71,7 +48,8 @@ BEGIN
                 OFFSET 0) raw
             ORDER BY 2) normal
         OFFSET 0) known;
-    -- The planner cannot know how many requests there are; a nested loop over ten thousand would take half a minute.
+    -- The planner cannot know how many requests there are; a nested loop over ten thousand would take half a
+    -- minute.
     PERFORM set_config('enable_nestloop', 'off', true);
     WITH asked AS MATERIALIZED (
         SELECT (r.ordinality - 1)::integer AS n, coalesce(r.instance, 'default') AS instance_name,
@@ -79,33 +57,46 @@ BEGIN
                coalesce(r.units, 1) AS units, coalesce(r.label, '') AS label, r.locality_hint, r.timeout_seconds,
                now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
                coalesce(r.max_attempts, 5) AS max_attempts, coalesce(r.retry_failed, false) AS retry_failed,
-               coalesce(r.payload, '{}') AS payload,
+               coalesce(r.payload, '{}') AS payload, r.terms, r.request AS whole,
                CASE WHEN r.request ?| '{from,queue_timeout_seconds}' THEN origin_of(r.request) END AS origin,
                CASE WHEN r.key IS NOT NULL
                    THEN sha256(convert_to((r.request - 'key')::text, 'UTF8')) END AS request_hash
         FROM ROWS FROM (
             jsonb_array_elements(requests),
             jsonb_to_recordset(requests) AS (
-                instance text, properties jsonb, key text, dedup_key text, priority integer, units integer, label text,
-                locality_hint text, timeout_seconds double precision, queue_timeout_seconds double precision,
-                max_attempts integer, retry_failed boolean, payload jsonb)
-        ) WITH ORDINALITY AS r (request, instance, properties, key, dedup_key, priority, units, label, locality_hint,
-            timeout_seconds, queue_timeout_seconds, max_attempts, retry_failed, payload, ordinality)
+                instance text, properties jsonb, key text, dedup_key text, priority integer, units integer,
+                label text, locality_hint text, timeout_seconds double precision,
+                queue_timeout_seconds double precision, max_attempts integer, retry_failed boolean, payload jsonb,
+                terms jsonb)
+        ) WITH ORDINALITY AS r (request, instance, properties, key, dedup_key, priority, units, label,
+            locality_hint, timeout_seconds, queue_timeout_seconds, max_attempts, retry_failed, payload, terms,
+            ordinality)
         WHERE r.dedup_key IS NULL
     ), known_instances AS MATERIALIZED (
-        SELECT name, intern_instance(name) AS id
-        FROM (SELECT DISTINCT instance_name AS name FROM asked ORDER BY 1) names
+        SELECT k.name, k.id, coalesce(i.managed, false) AS managed FROM (
+            SELECT name, intern_instance(name) AS id
+            FROM (SELECT DISTINCT instance_name AS name FROM asked ORDER BY 1) names
+            OFFSET 0) k
+        LEFT JOIN instances i ON i.id = k.id
+    ), known_terms AS MATERIALIZED (
+        SELECT terms, intern_gating(terms) AS id FROM (
+            SELECT DISTINCT coalesce(a.terms, '{}') AS terms
+            FROM asked a JOIN known_instances i ON i.name = a.instance_name
+            WHERE a.terms IS NOT NULL OR i.managed ORDER BY 1) sets
     ), known_labels AS MATERIALIZED (
         SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
     ), moment AS MATERIALIZED (
         SELECT public_id_prefix() AS prefix
     ), numbered AS MATERIALIZED (
         SELECT known.*, nextval('jobs_id_seq') AS new_id,
-               overlay(gen_random_uuid()::text PLACING moment.prefix FROM 1 FOR 15)::uuid AS public_id
+               (moment.prefix || substr(gen_random_uuid()::text, 16))::uuid AS public_id
         FROM moment CROSS JOIN (
-            SELECT a.*, i.id AS instance, p.id AS platform, l.cohort
+            SELECT a.*, i.id AS instance, p.id AS platform, l.cohort, t.id AS gating,
+                CASE WHEN t.id IS NOT NULL THEN rank_of(a.whole) END AS rank
             FROM asked a
             JOIN known_instances i ON i.name = a.instance_name
+            LEFT JOIN known_terms t
+                ON t.terms = CASE WHEN a.terms IS NOT NULL OR i.managed THEN coalesce(a.terms, '{}') END
             JOIN known_labels l ON l.label = a.label
             JOIN unnest(sets, set_ids) AS p (properties, id) ON p.properties = a.properties
             ORDER BY a.n) known
@@ -119,10 +110,14 @@ BEGIN
         SELECT * FROM numbered m WHERE m.key IS NULL OR m.new_id IN (SELECT c.job_id FROM claimed c)
     ), born AS (
         INSERT INTO jobs (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed)
-        SELECT f.new_id, f.public_id, f.instance, f.platform, f.cohort, f.label, f.priority, f.units, f.locality_hint,
-               f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
+        SELECT f.new_id, f.public_id, f.instance, f.platform, f.cohort, f.label, f.priority, f.units,
+               f.locality_hint, f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed,
+               f.gating, f.rank
         FROM fresh f
+    ), termed AS (
+        INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
+        SELECT f.new_id, w.* FROM fresh f CROSS JOIN LATERAL own_terms(f.whole) w WHERE f.gating IS NOT NULL
     ), kept AS (
         INSERT INTO job_payloads (job_id, payload) SELECT f.new_id, f.payload FROM fresh f
     ), noted AS (
@@ -132,7 +127,6 @@ BEGIN
     SELECT array_agg(f.n), array_agg(f.new_id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
     FROM fresh f;
     PERFORM set_config('enable_nestloop', nested_loops, true);
-
     IF born_ns IS NOT NULL THEN
         PERFORM wake('jobs');
         RETURN QUERY SELECT u.n, u.id, u.public_id, true, true
@@ -153,13 +147,3 @@ BEGIN
                 AND (r.ordinality - 1)::integer <> ALL (coalesce(born_ns, '{}'));
     END IF;
 END $$;
-"""
-
-
-def upgrade() -> None:
-    for part in (RESULTS, LAYOUT, EVENTS, ANSWERS, PUBLIC_IDS, SUBMIT):
-        op.execute(part)
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a copy of each result would have to be made again; restore a backup instead")

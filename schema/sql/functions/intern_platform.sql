@@ -1,0 +1,26 @@
+-- Return the id of a set of required properties. Makes its row, and those of the bots that have them, if there is
+-- none.
+--
+-- The digest covers the canonical text of jsonb, so every spelling of a set gives the same row. A session that opens
+-- at the same time holds the advisory lock shared, so that neither transaction misses the other's rows.
+CREATE OR REPLACE FUNCTION intern_platform(wanted jsonb) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    found integer;
+    wanted_digest bytea := sha256(convert_to(wanted::text, 'UTF8'));
+BEGIN
+    SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
+    IF found IS NULL THEN
+        PERFORM pg_advisory_xact_lock(hashtext('leasehold.platforms'));
+        INSERT INTO platforms (digest, properties) VALUES (wanted_digest, wanted)
+            ON CONFLICT (digest) DO NOTHING RETURNING id INTO found;
+        IF found IS NULL THEN
+            SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
+        ELSE
+            INSERT INTO bot_platforms (platform, bot_id, cohort, sample_key)
+                SELECT found, b.id, b.cohort, b.sample_key FROM bots b
+                WHERE b.status <> 'gone' AND b.properties @> wanted
+                ON CONFLICT DO NOTHING;
+        END IF;
+    END IF;
+    RETURN found;
+END $$;

@@ -1,0 +1,56 @@
+-- Return what ended leases took of counters, and add what they really used.
+--
+-- The cost of an attempt is what its bot reported in the unit of its instance. Usage in other units is kept for
+-- reports and counts against no limit.
+CREATE OR REPLACE FUNCTION settle(spent jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    sum_names text[];
+    sum_taken numeric[];
+    sum_used numeric[];
+    sum_jobs integer[];
+    told_names text[];
+    told_amounts numeric[];
+    told_jobs integer[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM charges c
+        USING jsonb_to_recordset(spent) AS t (job_id bigint, fence bigint, final boolean, seconds numeric, usage jsonb)
+        WHERE c.job_id = t.job_id AND c.fence = t.fence
+        RETURNING c.job_id, c.names, c.amounts, t.final, t.seconds, t.usage
+    ), known AS MATERIALIZED (
+        SELECT g.*, i.name AS instance, round(coalesce((g.usage->>coalesce(a.unit, 'cost'))::numeric,
+            CASE WHEN a.unit = 'seconds' THEN g.seconds END), 6) AS cost
+        FROM gone g JOIN jobs j ON j.id = g.job_id JOIN instances i ON i.id = j.instance
+        LEFT JOIN accounts a ON a.instance = j.instance
+    ), each AS (
+        SELECT t.name, t.amount, k.final,
+            CASE WHEN t.name LIKE '%:cost' THEN coalesce(k.cost, CASE WHEN k.final THEN t.amount ELSE 0 END)
+                ELSE 0 END AS used
+        FROM known k CROSS JOIN LATERAL unnest(k.names, k.amounts) AS t (name, amount)
+    ), summed AS (
+        SELECT array_agg(s.name) AS names, array_agg(s.taken) AS taken, array_agg(s.used) AS used,
+            array_agg(s.jobs) AS jobs
+        FROM (SELECT name, sum(amount) AS taken, sum(used) AS used, count(*) FILTER (WHERE final)::integer AS jobs
+              FROM each GROUP BY name ORDER BY name COLLATE "C") s
+    ), told AS (
+        SELECT array_agg(s.name) AS names, array_agg(s.amount) AS amounts, array_agg(s.jobs) AS jobs
+        FROM (SELECT 'reported:' || k.instance || ':' || u.key AS name, sum(round(u.value::numeric, 6)) AS amount,
+                count(*) FILTER (WHERE k.final)::integer AS jobs
+              FROM known k CROSS JOIN LATERAL jsonb_each_text(k.usage) AS u (key, value) GROUP BY 1) s
+    )
+    SELECT s.names, s.taken, s.used, s.jobs, t.names, t.amounts, t.jobs
+        INTO sum_names, sum_taken, sum_used, sum_jobs, told_names, told_amounts, told_jobs
+        FROM summed s CROSS JOIN told t;
+    IF sum_names IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM FROM counters c WHERE c.name = ANY (sum_names) ORDER BY c.name COLLATE "C" FOR NO KEY UPDATE;
+    UPDATE counters c SET used = c.used - w.taken + w.used
+        FROM unnest(sum_names, sum_taken, sum_used) AS w (name, taken, used) WHERE c.name = w.name;
+    INSERT INTO usage AS u (name, bucket, amount, jobs)
+        SELECT w.name, date_trunc('minute', clock_timestamp()), w.used, w.jobs FROM (
+            SELECT * FROM unnest(sum_names, sum_used, sum_jobs) AS s (name, used, jobs) WHERE s.name LIKE '%:cost'
+            UNION ALL SELECT * FROM unnest(told_names, told_amounts, told_jobs)) AS w (name, used, jobs)
+        ORDER BY w.name COLLATE "C"
+        ON CONFLICT (name, bucket) DO UPDATE SET amount = u.amount + excluded.amount, jobs = u.jobs + excluded.jobs;
+END $$;

@@ -1,0 +1,57 @@
+-- Join the unfinished job with the deduplication key of the request, or make a new one.
+--
+-- A job that ended while this transaction waited for its lock no longer has the key, so the next round makes a new
+-- one.
+CREATE OR REPLACE FUNCTION submit_or_join(request jsonb, instance_id integer, platform_id integer, actor text,
+    OUT job bigint, OUT answer uuid, OUT joined boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    wanted_priority integer := coalesce((request->>'priority')::integer, 0);
+    of_gating integer;
+BEGIN
+    IF request->'terms' IS NOT NULL OR (SELECT managed FROM instances WHERE id = instance_id) THEN
+        of_gating := intern_gating(coalesce(request->'terms', '{}'));
+    END IF;
+    LOOP
+        INSERT INTO jobs AS j (instance, platform, cohort, label, priority, units, locality_hint, timeout_seconds,
+                               queue_deadline, max_attempts, retry_failed, dedup_key, gating, rank)
+        VALUES (instance_id, platform_id, cohort_of(coalesce(request->>'label', '')),
+                coalesce(request->>'label', ''), wanted_priority, coalesce((request->>'units')::integer, 1),
+                request->>'locality_hint', (request->>'timeout_seconds')::double precision,
+                now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
+                coalesce((request->>'max_attempts')::integer, 5),
+                coalesce((request->>'retry_failed')::boolean, false), request->>'dedup_key',
+                of_gating, CASE WHEN of_gating IS NOT NULL THEN rank_of(request) END)
+        ON CONFLICT (instance, dedup_key)
+            WHERE dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running') DO NOTHING
+        RETURNING j.id, j.public_id, false INTO job, answer, joined;
+        IF FOUND THEN
+            IF of_gating IS NOT NULL THEN
+                INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
+                SELECT job, w.* FROM own_terms(request) w;
+            END IF;
+            INSERT INTO job_payloads (job_id, payload) VALUES (job, request->'payload');
+            INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+                VALUES (job, 'submit', NULL, 'queued', 0, actor, origin_of(request));
+            RETURN;
+        END IF;
+        WITH same AS MATERIALIZED (
+            SELECT j.id, j.state, j.fence, j.priority FROM jobs j
+            WHERE j.instance = instance_id AND j.dedup_key = request->>'dedup_key'
+                AND j.state IN ('queued', 'parked', 'leased', 'running') FOR NO KEY UPDATE
+        ), raised AS (
+            UPDATE jobs j SET priority = wanted_priority, rank = j.rank + wanted_priority - j.priority FROM same s
+            WHERE j.id = s.id AND s.priority > wanted_priority
+        ), noted AS (
+            INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+            SELECT s.id, 'join', s.state, s.state, s.fence, actor,
+                jsonb_build_object('priority', wanted_priority, 'priority_before', s.priority) FROM same s
+        )
+        INSERT INTO job_followers AS f (job_id, actor, priority)
+        SELECT s.id, actor, wanted_priority FROM same s
+        RETURNING f.job_id, f.public_id, true INTO job, answer, joined;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END LOOP;
+END $$;
