@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from assigner.operator_resources.tenancy import Quota
-from schema.states import FINAL, HELD, JobState
+from schema.states import FINAL, HELD, JobState as JobStates
 
 
 class Tick(BaseModel):
@@ -95,7 +95,7 @@ def status(found: Mapping[str, Any]) -> Status:
         state, number = str(count["state"]), int(count["jobs"])
         jobs[state] = jobs.get(state, 0) + number
         instances.setdefault(count["instance"], {})[state] = number
-    queued = [count for count in found["counts"] if count["state"] == JobState.QUEUED]
+    queued = [count for count in found["counts"] if count["state"] == JobStates.QUEUED]
     ages = [count["oldest_seconds"] for count in queued] + [found["oldest"]["seconds"]]
     bots = {row["status"]: BotsAtAGlance.model_validate(row) for row in found["bots"]}
     present = [seen for status, seen in bots.items() if status != "gone"]
@@ -123,7 +123,7 @@ def _at_least(found: Mapping[str, Any]) -> list[str]:
     short = set(found["more"])
     if short & FINAL:
         short |= {str(state) for state in FINAL}
-    if JobState.QUEUED in short:
+    if JobStates.QUEUED in short:
         short |= {"unmatchable", "oldest_queued_seconds"}
     if short & HELD:
         short |= {"rates.granted", "rates.started"}
