@@ -11,9 +11,6 @@ QUICK, SLOW = 0.25, 0.75
 #: Assigners at least that may place many at the same time: while one of them waits for the server, another one works.
 LEAST_AT_ONCE = 2
 
-#: Jobs from which on assigners keep out of each other's way: with large batches they want the same bots.
-CROWD = 20
-
 
 class Batch:
     """Doubles while cycles are quick and full, halves when they are slow or mostly empty; never above the limit that

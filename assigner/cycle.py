@@ -7,7 +7,7 @@ from functools import partial
 from sqlalchemy import Connection
 
 from assigner import fitting, metrics, snapshot
-from assigner.batching import CROWD, Batch, at_once
+from assigner.batching import Batch, at_once
 from assigner.books import RULES, Rules
 from assigner.gatehouse import Gatehouse
 from assigner.offers import Offers
@@ -16,6 +16,7 @@ from assigner.quotas import QuotaSettings
 from assigner.reclaim import BATCH, reclaim, reclaim_admitted
 from assigner.registry import SUCCESS
 from assigner.result import Cycle
+from assigner.snapshot import CROWD
 from assigner.strategies import Snapshot
 from assigner.tuning import AssignerSettings
 from assigner.turns import Queueing, Turns

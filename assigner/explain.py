@@ -1,22 +1,18 @@
-"""`explain`: why a job runs where it runs, or why it does not run. Its route is mounted with those of `intake`."""
+"""`explain`: why a job runs where it runs, or why it does not run."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
-from assigner import asked, attempts, gates, lookups, queries, remedies
+from assigner import asked, attempts, gates, queries, remedies
 from assigner.books import RULES, Rules
-from assigner.routes import CALLERS, Caller, JobId, problems
 from schema import evidence
 from schema.evidence import Ahead, Evidence
 from schema.states import JobState
-
-router = APIRouter(prefix="/v1", tags=["callers"])
 
 _WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 
@@ -128,26 +124,6 @@ def explain(
             for one in attempts.receipts(history, instance=job["instance_name"], everything=everything)
         ],
     )
-
-
-@router.get("/jobs/{id}/explain", responses=problems(404), openapi_extra=CALLERS)
-async def explain_job(request: Request, id: JobId, caller: Caller) -> Explanation:
-    """Why a job runs where it runs, or why it does not run: every gate with its evidence, and what would start it.
-
-    Everybody is told which bots had the job. A submitter is told of no other bot by name, of no other tenant, and has
-    only those bots counted that serve its instance. Of a submission that was cancelled, only that is told.
-    """
-    cooldown: float = request.app.state.desk.cooldown
-    rules: Rules = getattr(request.app.state, "rules", RULES)
-
-    def work(connection: Connection) -> Explanation:
-        found = explain(connection, lookups.job_id(id), instances=caller.instances, cooldown=cooldown, rules=rules)
-        if found is None:
-            raise lookups.absent(id)
-        return found
-
-    found: Explanation = await request.app.state.run(work)
-    return found
 
 
 def held_up(connection: Connection, job_id: int, *, cooldown: float) -> str | None:

@@ -13,10 +13,10 @@ from assigner.strategies import Policy, Snapshot, Strategy
 from schema import candidates, resources
 from schema.candidates import FreeBot, Wanted
 from schema.gated import GatedQueue, Head, Place
-from schema.limits import MAX_UNITS
+from schema.limits import KINDS, MAX_UNITS, Kind
 from schema.moves import Granted, Placement
 from schema.ready import ReadyJob
-from schema.resources import KINDS, Asked, Kind, counter
+from schema.resources import Asked, counter
 
 #: Choices that are made one after another, each on what the one before it has left.
 ROUNDS = 20

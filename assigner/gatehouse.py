@@ -15,9 +15,8 @@ from assigner.books import Rules
 from assigner.checkers import FAILURES
 from assigner.counted import POOL_JOBS
 from assigner.heads import Heads
-from assigner.pace import Return
 from assigner.pressure import Backpressure
-from assigner.rate import Rate
+from assigner.rate import Rate, Return
 from assigner.terms import Book
 from schema import backpressure, counters, gated, graph_shares, meters, moves, rates, shares
 from schema.backpressure import Advice

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from schema import gates
-from schema.drains import DEAD_AFTER
 from schema.evidence import NAMES, Clause, Evidence, Row
 from schema.gates import Gate
 from schema.limits import escaped
+from schema.timing import DEAD_AFTER
 
 
 @dataclass(frozen=True)

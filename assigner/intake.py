@@ -16,18 +16,16 @@ from starlette.responses import Response
 from assigner import (
     answers,
     attempts,
-    drain_routes,
     explain,
     glance,
     graph_routes,
     lookups,
-    meter_routes,
     queries,
-    rate_routes,
     standing,
     submission,
-    tenant_routes,
 )
+from assigner.api import operations, resources
+from assigner.books import RULES, Rules
 from assigner.routes import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.submission import Asked, SubmitRequest
 from schema import clock, limits, moves
@@ -251,12 +249,31 @@ async def bots(
 
 
 #: Everything that callers and operators may ask for here.
+@router.get("/jobs/{id}/explain", responses=problems(404), openapi_extra=CALLERS)
+async def explain_job(request: Request, id: JobId, caller: Caller) -> explain.Explanation:
+    """Why a job runs where it runs, or why it does not run: every gate with its evidence, and what would start it.
+
+    Everybody is told which bots had the job. A submitter is told of no other bot by name, of no other tenant, and has
+    only those bots counted that serve its instance. Of a submission that was cancelled, only that is told.
+    """
+    cooldown: float = request.app.state.desk.cooldown
+    rules: Rules = getattr(request.app.state, "rules", RULES)
+
+    def work(connection: Connection) -> explain.Explanation:
+        found = explain.explain(
+            connection, lookups.job_id(id), instances=caller.instances, cooldown=cooldown, rules=rules
+        )
+        if found is None:
+            raise lookups.absent(id)
+        return found
+
+    found: explain.Explanation = await request.app.state.run(work)
+    return found
+
+
 ROUTERS = (
     router,
     graph_routes.router,
-    drain_routes.router,
-    explain.router,
-    meter_routes.router,
-    tenant_routes.router,
-    rate_routes.router,
+    operations.router,
+    resources.router,
 )

@@ -1,16 +1,26 @@
-"""`leasehold up`: a whole pool on this machine, in the foreground."""
+"""`leasehold up`, a whole pool on this machine, and `leasehold assign`, one assigner process of a pool."""
 
 import random
 import signal
+import socket
 from functools import partial
 
 import click
+import structlog
+from prometheus_client import start_http_server
 
 from assigner import logs
+from assigner.cli_output import as_json, print_json
+from assigner.config import Reloader
 from assigner.installation import Installation
 from assigner.launch import LocalBot, LocalPool, local_pool
-from assigner.operate import as_json, pass_installation, print_json
+from assigner.operate import pass_installation
+from assigner.running import GARBAGE, AssignerProcess
 from assigner.signals import Signals
+from schema.errors import BadInput
+from schema.garbage import seldom_searched
+
+log = structlog.get_logger()
 
 
 @click.command()
@@ -70,3 +80,40 @@ def _welcome(pool: LocalPool, installation: Installation) -> str:
     return "\n".join(
         [*lines, f"Ctrl-C stops everything, {where}; running jobs get 10 s, then they go back to the queue."]
     )
+
+
+@click.command()
+@click.option("--name", metavar="NAME", help="Of this process in decisions and logs [the host's name].")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
+@pass_installation
+def assign(installation: Installation, name: str | None, metrics_port: int | None) -> int:
+    """Run one assigner process: all configured assigners and upkeep."""
+    logs.to_stderr("INFO")
+    name = name or socket.gethostname()
+    with (
+        Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
+        installation.ready_database(f"assign {name}") as database,
+        seldom_searched(*GARBAGE),
+    ):
+        reloader = Reloader(
+            installation.config, installation.sections, installation.environ, current=installation.settings
+        )
+        if metrics_port is not None:
+            _serve_metrics(metrics_port)
+        process = AssignerProcess(database, reloader, name=name, chance=random.SystemRandom())
+        process.start()
+        log.info("assigners run", name=name)
+        try:
+            while (number := signals.wait(None)) is signal.SIGHUP:
+                process.reload()
+        finally:
+            process.stop()
+        log.info("assigners stopped", name=name)
+        return 130 if number is signal.SIGINT else 0
+
+
+def _serve_metrics(port: int) -> None:
+    try:
+        start_http_server(port, addr="127.0.0.1")
+    except OSError as error:
+        raise BadInput("--metrics-port", f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from None

@@ -1,21 +1,13 @@
 """How long an assigner sleeps between two cycles."""
 
 import random
-from dataclasses import dataclass
 from typing import Protocol
 
+from assigner.rate import Return
 from schema.rates import GATHER
 
 #: An assigner that keeps failing to match sleeps at most so many times its usual pause.
 SLOWEST = 2.0
-
-
-@dataclass(frozen=True)
-class Return:
-    """Seconds until something that waits may start, and those by which one may be late without a loss."""
-
-    due: float
-    slack: float
 
 
 class Pauses(Protocol):

@@ -9,6 +9,14 @@ from schema.gated import GatedQueue, Head
 from schema.rates import Bucket
 
 
+@dataclass(frozen=True)
+class Return:
+    """Seconds until something that waits may start, and those by which one may be late without a loss."""
+
+    due: float
+    slack: float
+
+
 class Paced(Protocol):
     """What the gate looks at: the buckets of the queues, by name."""
 

@@ -1,28 +1,19 @@
 """One assigner process: every configured assigner thread, upkeep, and the configuration kept current."""
 
 import random
-import signal
-import socket
 
-import click
 import structlog
-from prometheus_client import start_http_server
 
-from assigner import logs
 from assigner.config import Reloader
 from assigner.declaring import declare
-from assigner.installation import Installation, PoolSettings
+from assigner.installation import PoolSettings
 from assigner.loops import Loop
-from assigner.operate import pass_installation
 from assigner.polling import Polling
 from assigner.presence import Presence
-from assigner.signals import Signals
 from assigner.staff import Staff, seeded
 from assigner.upkeep import Upkeep
 from schema import clock
 from schema.engine import Database
-from schema.errors import BadInput
-from schema.garbage import seldom_searched
 from schema.wakeups import Wakeups
 
 #: New objects between two searches for garbage, and how seldom older objects are searched. A cycle makes some of them
@@ -111,40 +102,3 @@ class AssignerProcess:
                 "some changes need a restart", sections="database, timing, number and kinds of assigners, threads"
             )
         declare(self._database, now)
-
-
-@click.command()
-@click.option("--name", metavar="NAME", help="Of this process in decisions and logs [the host's name].")
-@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
-@pass_installation
-def assign(installation: Installation, name: str | None, metrics_port: int | None) -> int:
-    """Run one assigner process: all configured assigners and upkeep."""
-    logs.to_stderr("INFO")
-    name = name or socket.gethostname()
-    with (
-        Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
-        installation.ready_database(f"assign {name}") as database,
-        seldom_searched(*GARBAGE),
-    ):
-        reloader = Reloader(
-            installation.config, installation.sections, installation.environ, current=installation.settings
-        )
-        if metrics_port is not None:
-            _serve_metrics(metrics_port)
-        process = AssignerProcess(database, reloader, name=name, chance=random.SystemRandom())
-        process.start()
-        log.info("assigners run", name=name)
-        try:
-            while (number := signals.wait(None)) is signal.SIGHUP:
-                process.reload()
-        finally:
-            process.stop()
-        log.info("assigners stopped", name=name)
-        return 130 if number is signal.SIGINT else 0
-
-
-def _serve_metrics(port: int) -> None:
-    try:
-        start_http_server(port, addr="127.0.0.1")
-    except OSError as error:
-        raise BadInput("--metrics-port", f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from None

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from assigner.batching import CROWD
 from assigner.drawing import drawn
 from assigner.offers import Offers
 from assigner.sampling import Group, grouped
@@ -19,6 +18,8 @@ from schema.ready import ReadyJob
 
 S = TypeVar("S", bound=Snapshot)
 
+#: Jobs from which on assigners keep out of each other's way: with large batches they want the same bots.
+CROWD = 20
 #: Groups up to which each is sampled by itself if they have few jobs, and from a part of the bots where nobody else
 #: places if they have many. More groups share a window, and all of the bots.
 FEW = 4

@@ -30,8 +30,7 @@ from bots.transport import Transport
 from bots.workplace import Workplace
 from schema import clock, limits
 from schema.errors import LeaseholdError
-from schema.limits import Name
-from schema.resources import Supply
+from schema.limits import Name, Supply
 
 _log = structlog.get_logger("leasehold.agent")
 

@@ -15,45 +15,29 @@ from bots.ordering import COMMANDS as ORDERING
 from bots.reasons import explain
 from schema import clock, limits
 from schema.errors import BadInput, LeaseholdError, NotFound
-from schema.requests import MAX_TIMEOUT, MAX_TRIES
+from schema.requests import MAX_TIMEOUT
 from schema.states import JobState
 
 #: Seconds between two looks at a bot that is being drained.
 DRAIN_LOOK = 0.5
-#: Options of `submit` that describe one job; in a file they stand in the lines.
-_OF_ONE_JOB = (
-    "instance", "priority", "property", "units", "label", "key", "dedup_key", "locality", "timeout", "queue_timeout",
-    "max_attempts", "retry_failed", "env", "stdin_file", *asking.NAMES,
-)  # fmt: skip
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--file", type=click.File("rb"), help="JSON lines, one job each; - reads standard input.")
-@click.option("--instance", metavar="NAME", help="Who the job is for [default].")
-@click.option("--priority", type=click.IntRange(limits.PRIORITY_MIN, limits.PRIORITY_MAX), help="Lower = sooner [0].")
-@click.option("--property", metavar="KEY=VALUE", multiple=True, help="What the bot must offer; repeatable.")
-@click.option("--units", type=click.IntRange(1, limits.MAX_UNITS), help="Units of a bot's capacity it takes [1].")
-@click.option("--label", metavar="TEXT", help="For finding it again, at most 64 bytes.")
-@click.option("--key", metavar="TEXT", help="The same key never makes a second job.")
-@click.option("--dedup-key", metavar="TEXT", help="Join the unfinished job that has the same one, if there is one.")
-@click.option("--locality", metavar="HINT", help="Prefer a bot that lately worked on the same hint.")
-@click.option("--timeout", type=click.FloatRange(0, MAX_TIMEOUT, min_open=True), metavar="SECONDS", help="[none]")
+@click.command(cls=asking.GroupedCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
-    "--queue-timeout",
-    type=click.FloatRange(0, MAX_TIMEOUT, min_open=True),
-    metavar="SECONDS",
-    help="Give it up if it has not started by then [never].",
+    "--file",
+    cls=asking.GroupedOption,
+    group="What to run",
+    type=click.File("rb"),
+    help="Submit the jobs of a file of JSON lines, one request each, instead of a command; - reads standard input.",
 )
-@click.option("--max-attempts", type=click.IntRange(1, MAX_TRIES), help=f"[{limits.MAX_ATTEMPTS}]")
-@click.option("--retry-failed", is_flag=True, default=None, help="Try again also when the command itself fails.")
 @asking.asking
-@click.option("--env", metavar="KEY=VALUE", multiple=True, help="Environment of the command; repeatable.")
-@click.option("--stdin-file", type=click.File("rb"), help="Text for the command's standard input; - reads ours.")
 @click.option("--wait", is_flag=True, help="Wait until all are final; exit 0 only if all succeeded.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @caller_options
 def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple[str, ...], **options: Any) -> None:
     """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids.
+
+    Each option in a group sets one field of the request. With --file these fields stand in the lines.
 
     \b
     leasehold submit --property os=linux -- make test
@@ -238,34 +222,13 @@ COMMANDS: tuple[click.Command, ...] = (
 
 
 def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
-    for name in _OF_ONE_JOB:
-        if options[name] not in (None, ()):
-            raise BadInput(f"--{name.replace('_', '-')}", "describes one job; with --file it stands in the lines")
+    for field in asking.FIELDS:
+        if asking.is_given(options[asking.parameter(field)]):
+            raise BadInput(asking.option_name(field), "describes one job; with --file it stands in the lines")
 
 
 def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> requests.Request:
-    environment = requests.pairs(options["env"], option="--env")
-    source: IO[bytes] | None = options["stdin_file"]
-    job = {
-        "command": list(command),
-        "env": {key: values[-1] for key, values in environment.items()} or None,
-        "stdin": None if source is None else requests.read_text(source),
-        "instance": options["instance"],
-        "properties": requests.pairs(options["property"], option="--property") or None,
-        "key": options["key"],
-        "dedup_key": options["dedup_key"],
-        "priority": options["priority"],
-        "units": options["units"],
-        "label": options["label"],
-        "locality_hint": options["locality"],
-        "timeout_seconds": options["timeout"],
-        "queue_timeout_seconds": options["queue_timeout"],
-        "max_attempts": options["max_attempts"],
-        "retry_failed": options["retry_failed"],
-        **asking.asked(options),
-    }
-    given = {name: value for name, value in job.items() if value is not None}
-    return requests.check(given)
+    return requests.check({asking.COMMAND: list(command), **asking.asked(options)})
 
 
 def _plain(refused: BadInput) -> BadInput:

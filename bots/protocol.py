@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schema import limits
-from schema.limits import Name
-from schema.resources import Supply
+from schema.limits import Name, Supply
 
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1

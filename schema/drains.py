@@ -15,10 +15,9 @@ from schema import audit
 from schema.errors import BadInput, NotFound
 from schema.ledger import ALONE
 from schema.limits import escaped
+from schema.timing import DEAD_AFTER
 from schema.wakeups import wake
 
-#: Seconds after which a process that does not call counts as dead.
-DEAD_AFTER = 60.0
 #: Longest time a drain may leave what runs, seconds: a year.
 MAX_DEADLINE = 31_536_000.0
 

@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, text
 
-from schema.resources import KINDS
+from schema.limits import KINDS
 
 # The ids are given out in the order of time, so that the oldest rows are those with the lowest.
 OLD_EVICTIONS = text("""

@@ -6,7 +6,7 @@ ones for a single job and shows the evidence. A new rule is a new gate here.
 
 from dataclasses import dataclass
 
-from schema.drains import DEAD_AFTER
+from schema.timing import DEAD_AFTER
 
 
 @dataclass(frozen=True)

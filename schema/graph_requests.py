@@ -26,8 +26,11 @@ class Parent(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    node: NodeNo
-    on_failure: OnFailure | None = Field(default=None, description="unset = as the graph says")
+    node: NodeNo = Field(description="Number of the node.")
+    on_failure: OnFailure | None = Field(
+        default=None,
+        description="What this node does if that one does not succeed. Unset: as the graph says.",
+    )
 
     def normal(self) -> int | dict[str, Any]:
         """As `moves.submit_graph` takes it."""
@@ -41,9 +44,12 @@ def _parent(given: Any) -> Any:
 class NodeRequest(JobRequest):
     """One job of a graph. It has no instance, key or dedup_key of its own."""
 
-    node: NodeNo = Field(description="its number, unique in the graph")
+    node: NodeNo = Field(description="Number of the node, unique in its graph; 0 to 2,147,483,647.")
     after: list[Annotated[Parent, BeforeValidator(_parent, json_schema_input_type=int | Parent)]] = Field(
-        default=[], max_length=MAX_GRAPH_EDGES, fail_fast=True, description="what it depends on, by number"
+        default=[],
+        max_length=MAX_GRAPH_EDGES,
+        fail_fast=True,
+        description="Nodes that must end before this one starts: their numbers, or objects with on_failure.",
     )
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
@@ -70,24 +76,37 @@ class GraphRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    name: Name = Field(description="an unfinished graph of the same name in the instance is replaced")
-    instance: Name | None = Field(default=None, description="tenant; unset = the token's own, or `default`")
+    name: Name = Field(
+        description="Name of the graph. An unfinished graph of the same name in the instance is replaced."
+    )
+    instance: Name | None = Field(
+        default=None,
+        description="Instance (tenant) that the jobs belong to. Unset: the instance of the token, or `default`.",
+    )
     key: str | None = Field(
         default=None,
         min_length=1,
-        description="makes the submit safe to repeat: the same key and request is the same graph; at most 200 bytes",
+        description="Idempotency key: a submit repeated with the same key and request returns the first graph. "
+        "At most 200 bytes.",
     )
     priority: int = Field(
-        default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX, description="of nodes without one; lower = sooner"
+        default=0,
+        ge=limits.PRIORITY_MIN,
+        le=limits.PRIORITY_MAX,
+        description="Priority of the nodes that have none of their own; a lower number is more urgent.",
     )
     on_failure: OnFailure = Field(
         default="block",
-        description="what a node does if one it comes after does not succeed: stay blocked, run, or be cancelled",
+        description="What a node does if one that it depends on does not succeed: stay blocked, run, or be cancelled.",
     )
     on_phantom: OnPhantom = Field(
-        default="warn", description="what to do about dependencies on numbers that no node has: `warn` blocks for ever"
+        default="warn",
+        description="What happens to a node that depends on a number that no node has: `warn` leaves it blocked for "
+        "ever and reports it, `reject` refuses the graph, `ignore` drops the dependency.",
     )
-    nodes: list[NodeRequest] = Field(min_length=1, max_length=MAX_GRAPH_NODES, fail_fast=True)
+    nodes: list[NodeRequest] = Field(
+        min_length=1, max_length=MAX_GRAPH_NODES, fail_fast=True, description="Jobs of the graph, 1 to 10,000."
+    )
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
         """The request as `moves.submit_graph` takes it; `instance` is for one that names none. Raises BadInput."""

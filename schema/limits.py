@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Never
+from typing import Annotated, Any, Literal, Never, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -35,6 +35,17 @@ MAX_ATTEMPTS = 5
 MAX_KILLS = 3
 #: Bytes of output kept for one attempt of a job; the agent cuts at the same number.
 MAX_OUTPUT_BYTES = 1024 * 1024
+
+#: Resources of a bot besides its units: thousandths of cores and GPUs, MiB of memory and disk.
+Kind = Literal["cpu_milli", "memory_mib", "disk_mib", "gpu_milli"]
+#: In the order in which `explain` names what is missing.
+KINDS: tuple[Kind, ...] = get_args(Kind)
+#: The largest amount of one resource.
+MAX_RESOURCE = 1_000_000_000_000
+#: What a job occupies, by resource.
+Need = dict[Kind, Annotated[int, Field(ge=1, le=MAX_RESOURCE)]]
+#: What a bot has, by resource.
+Supply = dict[Kind, Annotated[int, Field(ge=0, le=MAX_RESOURCE)]]
 
 #: Requirement or capability sets: property → its values, both sorted, no duplicates.
 Properties = dict[str, list[str]]

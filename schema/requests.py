@@ -1,6 +1,7 @@
 """A job as somebody asks for it: one model and one set of checks, for callers before they send and for the gateway."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from schema import limits
 from schema.errors import BadInput
 from schema.hours import Zone
-from schema.limits import Name
-from schema.resources import Need
+from schema.limits import Name, Need
 
 #: Longest execution timeout of a job, seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
@@ -29,14 +29,39 @@ MAX_USER_PRIORITY = 10
 Values = Annotated[list[str], Field(fail_fast=True)]
 
 
+#: The fields of a request in the order and under the headings of the help of `submit`.
+GROUPS: Mapping[str, Sequence[str]] = {
+    "What to run": ("command", "env", "stdin", "label"),
+    "Where it may run": ("properties", "units", "resources", "locality_hint", "batch_key"),
+    "When and how urgently": (
+        *("priority", "urgency", "job_class", "user_priority", "service_level", "graph_priority"),
+        *("deadline_seconds", "estimated_seconds", "preferred_hours", "preferred_zone"),
+    ),
+    "Limits and constraints": ("locks", "resource_class", "model", "estimated_cost"),
+    "Retries and time-outs": ("timeout_seconds", "queue_timeout_seconds", "max_attempts", "retry_failed"),
+    "Repeated submits": ("key", "dedup_key"),
+    "Tenancy": ("instance", "owner", "project"),
+}
+
+
 class Payload(BaseModel):
     """The work itself. Only `command` is required."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    command: list[str] = Field(min_length=1, max_length=4096, description="program and arguments; no shell")
-    env: dict[str, str] = Field(default={}, description="added to the bot's allow-listed environment")
-    stdin: str | None = Field(default=None, description="text given to the command; unset = empty")
+    command: list[str] = Field(
+        min_length=1,
+        max_length=4096,
+        description="Program and its arguments, started without a shell. With env and stdin at most 256 KiB.",
+    )
+    env: dict[str, str] = Field(
+        default={},
+        description="Environment variables, added to those that the bot passes on.",
+    )
+    stdin: str | None = Field(
+        default=None,
+        description="Text for the standard input of the command. Unset: empty.",
+    )
 
 
 class JobRequest(Payload):
@@ -44,73 +69,159 @@ class JobRequest(Payload):
 
     model_config = ConfigDict(strict=True)
 
-    instance: Name | None = Field(default=None, description="tenant; unset = the token's own, or `default`")
-    properties: dict[str, str | Values] = Field(default={}, description="what its bot must offer")
+    instance: Name | None = Field(
+        default=None,
+        description="Instance (tenant) that the job belongs to. Unset: the instance of the token, or `default`.",
+    )
+    properties: dict[str, str | Values] = Field(
+        default={},
+        description="Properties that the bot must offer, one value or several for each.",
+    )
     key: str | None = Field(
         default=None,
         min_length=1,
-        description="makes the submit safe to repeat: the same key and request is the same job; at most 200 bytes",
+        description="Idempotency key: a submit repeated with the same key and request returns the first job. "
+        "At most 200 bytes.",
     )
-    priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX, description="lower = more urgent")
-    units: int = Field(default=1, ge=1, le=limits.MAX_UNITS, description="capacity it takes of its bot")
-    label: str = Field(default="", description="for listing; at most 64 bytes")
-    locality_hint: str | None = Field(default=None, min_length=1, description="jobs with one hint like one bot")
-    timeout_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="of run time; unset = none")
+    priority: int = Field(
+        default=0,
+        ge=limits.PRIORITY_MIN,
+        le=limits.PRIORITY_MAX,
+        description="Priority; a lower number is more urgent. Overrides the priority that a job class or a service "
+        "level gives.",
+    )
+    units: int = Field(
+        default=1,
+        ge=1,
+        le=limits.MAX_UNITS,
+        description="Capacity units of the bot that the job occupies.",
+    )
+    label: str = Field(
+        default="",
+        description="Label for listing the job; it also decides the job's cohort. At most 64 bytes.",
+    )
+    locality_hint: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Prefer a bot that recently worked on a job with the same hint. At most 200 bytes.",
+    )
+    timeout_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_TIMEOUT,
+        description="Longest run time, in seconds, after which the job is stopped and dead. Unset: that of the "
+        "service level, or no limit.",
+    )
     queue_timeout_seconds: float | None = Field(
-        default=None, gt=0, le=MAX_TIMEOUT, description="from the submit on; a job that still waits then is given up"
+        default=None,
+        gt=0,
+        le=MAX_TIMEOUT,
+        description="Give the job up if it still waits this many seconds after its submit. Unset: never.",
     )
     dedup_key: str | None = Field(
         default=None,
         min_length=1,
-        description="joins the unfinished job of the instance that has the same one, whatever else is asked for here, "
-        "instead of making another; at most 200 bytes",
+        description="Deduplication key: join the unfinished job of the instance that has the same key, even if its "
+        "request differs, instead of making another. At most 200 bytes.",
     )
     locks: list[Name] = Field(
-        default=[], max_length=MAX_LOCKS, description="names, of its instance, of what it has for itself while it runs"
+        default=[],
+        max_length=MAX_LOCKS,
+        description="Locks of the instance that the job holds while it runs; no two running jobs hold the same one.",
     )
     estimated_cost: float | None = Field(
-        default=None, ge=0, le=MAX_COST, description="in the unit of its instance's budget; unset = 1"
+        default=None,
+        ge=0,
+        le=MAX_COST,
+        description="Expected cost, in the unit of the instance's budget. Unset: what the configured estimator "
+        "expects, or 1.",
     )
     resource_class: Name | None = Field(
-        default=None, description="what it uses, whose rate is limited; unset = nothing"
+        default=None,
+        description="Resource class that the job uses and whose rate is limited. Unset: none.",
     )
-    model: Name | None = Field(default=None, description="of its resource class, which may have a rate of its own")
+    model: Name | None = Field(
+        default=None,
+        description="Model of the resource class, which may have a rate limit of its own. Needs a resource class.",
+    )
     graph_priority: int | None = Field(
-        default=None, ge=1, le=MAX_GRAPH_PRIORITY, description="of its graph among graphs, lower = sooner; unset = 5"
+        default=None,
+        ge=1,
+        le=MAX_GRAPH_PRIORITY,
+        description="Priority of the job's graph among graphs; a lower number is sooner. Unset: 5.",
     )
     job_class: Name | None = Field(
-        default=None, description="by its kind what it is worth and when it may start: its class's points and windows"
+        default=None,
+        description="Job class, which gives the priority in points and the time windows for the start.",
     )
     user_priority: int | None = Field(
-        default=None, ge=0, le=MAX_USER_PRIORITY, description="of a job with a class: each step is worth 5 points"
+        default=None,
+        ge=0,
+        le=MAX_USER_PRIORITY,
+        description="Steps by which a job with a class is more urgent, of 5 points each unless configured otherwise. "
+        "Unset: 0.",
     )
-    project: Name | None = Field(default=None, description="what it belongs to; a job with a class gets 10 points")
-    owner: Name | None = Field(default=None, description="whose quota of its instance it uses")
-    service_level: Name | None = Field(default=None, description="its priority and, unless given, its timeout")
+    project: Name | None = Field(
+        default=None,
+        description="Project whose quota the job uses. A job with a class is 10 points more urgent for it, unless "
+        "configured otherwise.",
+    )
+    owner: Name | None = Field(
+        default=None,
+        description="Owner whose quota of the instance the job uses.",
+    )
+    service_level: Name | None = Field(
+        default=None,
+        description="Service level, which gives the priority and, unless set here, the time-out.",
+    )
     urgency: int | None = Field(
         default=None,
         ge=100 - limits.PRIORITY_MAX,
         le=100 - limits.PRIORITY_MIN,
-        description="points, higher = more urgent: the priority 100 - urgency; not together with it",
+        description="Urgency in points; a higher number is more urgent. Sets the priority 100 - urgency, so it is not "
+        "given together with a priority.",
     )
     deadline_seconds: float | None = Field(
-        default=None, gt=0, le=MAX_TIMEOUT, description="from the submit on: when it should have ended; it is hastened"
+        default=None,
+        gt=0,
+        le=MAX_TIMEOUT,
+        description="Seconds after the submit by which the job should have ended. It becomes more urgent as the "
+        "deadline comes near.",
     )
     estimated_seconds: float | None = Field(
-        default=None, gt=0, le=MAX_TIMEOUT, description="of run time; unset = as its class ran lately"
+        default=None,
+        gt=0,
+        le=MAX_TIMEOUT,
+        description="Expected run time, in seconds. Unset: as jobs of the same class ran recently.",
     )
-    resources: Need = Field(default={}, description="what it takes of its bot's resources while it runs")
+    resources: Need = Field(
+        default={},
+        description="Resources of the bot that the job occupies while it runs: cpu_milli and gpu_milli in thousandths "
+        "of a core or a GPU, memory_mib and disk_mib in MiB.",
+    )
     batch_key: Name | None = Field(
-        default=None, description="jobs of its instance with the same one go to one bot together, where one has room"
+        default=None,
+        description="Batch key: jobs of the instance with the same key go to one bot together where one has capacity.",
     )
     preferred_hours: list[Annotated[int, Field(ge=0, le=23)]] = Field(
         default=[],
         max_length=24,
-        description="hours of the day at which it may start, each the whole of it; none = any",
+        description="Hours of the day in which the job may start; 22 means from 22:00 to 22:59. Unset: any.",
     )
-    preferred_zone: Zone = Field(default="UTC", description="the time zone of `preferred_hours`")
-    max_attempts: int = Field(default=limits.MAX_ATTEMPTS, ge=1, le=MAX_TRIES)
-    retry_failed: bool = Field(default=False, description="whether a command that fails is tried again")
+    preferred_zone: Zone = Field(
+        default="UTC",
+        description="Time zone of the preferred hours, such as Europe/Berlin.",
+    )
+    max_attempts: int = Field(
+        default=limits.MAX_ATTEMPTS,
+        ge=1,
+        le=MAX_TRIES,
+        description="Most attempts to run the job.",
+    )
+    retry_failed: bool = Field(
+        default=False,
+        description="Also try again when the command itself fails.",
+    )
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
         """The request as `moves.submit` takes it; `instance` is for one that names none. Raises BadInput."""

@@ -7,25 +7,14 @@ else it has any amount. Whoever takes of these counters or changes them holds th
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
 
-from pydantic import Field
 from sqlalchemy import Connection, text
 
 from schema import counters, rings
 from schema.candidates import LOOK, RING, FreeBot, Wanted
 from schema.gates import able
+from schema.limits import KINDS, Kind
 from schema.newest import newest
-
-Kind = Literal["cpu_milli", "memory_mib", "disk_mib", "gpu_milli"]
-#: In the order in which what is missing is named.
-KINDS: tuple[Kind, ...] = get_args(Kind)
-#: The largest amount of one of them.
-MAX_AMOUNT = 1_000_000_000_000
-
-#: What a job takes, and what a bot has, by kind: thousandths of cores and GPUs, MiB of memory and disk.
-Need = dict[Kind, Annotated[int, Field(ge=1, le=MAX_AMOUNT)]]
-Supply = dict[Kind, Annotated[int, Field(ge=0, le=MAX_AMOUNT)]]
 
 # A new session has nothing of what the one before it declared, of which nothing is in use any more.
 FORGET = text("DELETE FROM counters WHERE name = ANY (CAST(:names AS text[]))")

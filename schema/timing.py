@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 #: Seconds a bot gets to kill its work once it is asked to, before the server stops renewing its session.
 KILL_GRACE = 5.0
+#: Seconds after which an assigner process that does not call counts as dead.
+DEAD_AFTER = 60.0
 
 
 class Timing(BaseModel):

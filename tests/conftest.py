@@ -4,23 +4,28 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from assigner import exits
+from assigner.cli import cli
 from bots.launcher import Launcher
 from bots.runner import Place
 from bots.workplace import Workplace, marked_processes
 from schema import embedded, migrate, verify
 from schema.engine import Database
 from schema.timing import Timing
+from schema.wakeups import Wakeups
 from tests.commanding import accepting
 from tests.databases import Databases, opened, serving_in_memory
 from tests.pool import Pool
+from tests.racing import Race
 from tests.scripted import Gateway, gateway
 from tests.serving import Served, serving
+from tests.tenancy import Tenancy
 
 DSN_VARIABLE = "LEASEHOLD_TEST_DSN"
 SEED_VARIABLE = "LEASEHOLD_TEST_SEED"
@@ -30,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has these ignored, and what our tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    config.addinivalue_line("markers", "conflicts: transactions of the test may be undone and repeated")
     config.addinivalue_line("markers", "breaks_invariants: the test damages its database on purpose; do not verify it")
 
 
@@ -92,8 +98,8 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def timing() -> Timing:
-    """The production relations, ten times faster."""
-    return Timing(sync=0.5, ttl=3, reap=0.2, ack=1.5, poll=0.1)
+    """As often as ten times in production, and as patient as there: a busy machine lets no session expire."""
+    return Timing(sync=0.5, ttl=30, reap=0.2, ack=15, poll=0.1)
 
 
 @pytest.fixture
@@ -127,6 +133,31 @@ def pool(database: Database, timing: Timing, chance: random.Random) -> Pool:
 
 
 @pytest.fixture
+def race(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Race]:
+    """Contenders on the test's own database. No transaction may deadlock, and none be undone without `conflicts`."""
+    made = Race(pool)
+    yield made
+    made.close()
+    wrong = {"40P01"} if request.node.get_closest_marker("conflicts") else {"40P01", "40001"}
+    assert wrong.isdisjoint(made.errors), made.errors
+
+
+@pytest.fixture
+def wakeups(database: Database) -> Iterator[Wakeups]:
+    """Wake-ups on the test's own database."""
+    source = Wakeups(database)
+    source.start()
+    yield source
+    source.stop()
+
+
+@pytest.fixture
+def tenancy(pool: Pool) -> Tenancy:
+    """Tenants and their quotas on the test's own database."""
+    return Tenancy(pool)
+
+
+@pytest.fixture
 def served(database: Database, timing: Timing) -> Iterator[Served]:
     """A running gateway on the test's own database."""
     with serving(database, timing) as running:
@@ -145,6 +176,25 @@ def no_pool_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment names no pool."""
     for name in ("LEASEHOLD_URL", "LEASEHOLD_TOKEN", "LEASEHOLD_DATA", "LEASEHOLD_INSECURE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def operate(
+    served: Served, no_pool_of_our_own: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs one command of the console script in this process, as an operator of `served`; gives its exit code and what
+    it said: on standard output if it is 0, otherwise on standard error."""
+    monkeypatch.setenv("LEASEHOLD_URL", served.url)
+    monkeypatch.setenv("LEASEHOLD_TOKEN", served.token("operator"))
+
+    def call(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = exits.run(cli, arguments)
+        said = capsys.readouterr()
+        assert not (said.out and said.err)
+        return code, said.out if code == 0 else said.err
+
+    return call
 
 
 @pytest.fixture

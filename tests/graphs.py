@@ -1,5 +1,6 @@
 """Graphs of jobs in a test's own database, submitted and worked off through the real functions."""
 
+import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,3 +66,9 @@ def work_off(pool: Pool, bot: Bot, graph: SubmittedGraph, verdicts: Mapping[int,
         order += nodes
         ends = [(verdicts or {}).get(node, "succeeded") for node in nodes]
         bot.sync(*[completed(work, end) for work, end in zip(offered, ends, strict=True)])
+
+
+def layered(nodes: int, *, parents: int, chance: random.Random) -> dict[int, list[int]]:
+    """A graph in rows of fifty, in which a node comes after so many of the row before its own."""
+    near = {node: range(max(1, (node - 1) // 50 * 50 - 49), (node - 1) // 50 * 50 + 1) for node in range(1, nodes + 1)}
+    return {node: sorted(chance.sample(before, min(parents, len(before)))) for node, before in near.items()}

@@ -2,25 +2,33 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
+from structlog.testing import capture_logs
 
+from assigner import config
 from assigner.children import PARENT_VARIABLE
+from assigner.config import Reloader
+from assigner.installation import PoolSettings
+from assigner.running import AssignerProcess
 from schema import tokens
 from schema.engine import Database, DatabaseSettings, plain
 from schema.timing import Timing
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
+from tests.pool import Pool
 
 #: Seconds a process gets to start on a machine that runs other tests as well.
-READY_WITHIN = 60.0
+READY_WITHIN = 2 * MINUTE
 #: Seconds between two looks whether it has. Each is a connection, whose time the starting process could use.
 LOOK = 0.1
 LISTENERS = """
@@ -49,7 +57,7 @@ class Process:
         self.popen.kill()
         self.popen.wait()
 
-    def end(self, within: float = 30.0) -> int:
+    def end(self, within: float = MINUTE) -> int:
         """SIGTERM, and the exit status."""
         self.popen.terminate()
         return self.popen.wait(within)
@@ -174,7 +182,7 @@ class Processes:
 
     def _is_ready(self) -> bool:
         with suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/readyz", timeout=5.0, trust_env=False).status_code == 200
+            return httpx.get(f"{self.url}/readyz", timeout=30.0, trust_env=False).status_code == 200
         return False
 
     def _listeners(self) -> int:
@@ -185,3 +193,49 @@ class Processes:
         with psycopg.connect(plain(self.database_url), autocommit=True, options=options) as connection:
             row = connection.execute(query, parameters).fetchone()
             return int(row[0]) if row else 0
+
+
+LEASEHOLD = Path(sys.executable).parent / "leasehold"
+
+
+class Console:
+    """Runs the real console script in a directory of its own."""
+
+    def __init__(self, directory: Path, **environ: str) -> None:
+        self.directory = directory
+        self.data = directory / "data"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+        self.environ = {**kept, "LEASEHOLD_DATA": str(self.data), **environ}
+
+    def run(self, *arguments: str, environ: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [LEASEHOLD, *arguments],
+            cwd=self.directory, env={**self.environ, **(environ or {})},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    def good(self, *arguments: str) -> str:
+        done = self.run(*arguments)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+    def refused(self, *arguments: str, code: int = 2, environ: Mapping[str, str] | None = None) -> str:
+        """What is said on standard error, which must be one line and all that is said."""
+        done = self.run(*arguments, environ=environ)
+        assert done.returncode == code, done
+        assert done.stdout == ""
+        assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
+        return done.stderr.removeprefix("error: ").rstrip("\n")
+
+
+@contextmanager
+def assigner_process(pool: Pool, file: Path) -> Iterator[tuple[AssignerProcess, list[Any]]]:
+    """A running assigner process with this configuration, and what it logs."""
+    reloader = Reloader(file, PoolSettings, {}, current=config.load(file, PoolSettings, {}), poll=0.1)
+    made = AssignerProcess(pool.database, reloader, name="host", chance=random.Random(1))
+    with capture_logs() as logs:
+        try:
+            made.start()
+            yield made, logs
+        finally:
+            made.stop()

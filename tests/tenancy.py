@@ -6,7 +6,8 @@ from assigner.cohorts import CohortAssigner
 from assigner.cycle import PriorityAgeAssigner
 from assigner.quotas import QuotaSettings
 from assigner.tuning import AssignerSettings
-from schema import clock, ledger, quotas
+from schema import accounts, clock, cohorts, ledger, quotas
+from schema.accounts import Account
 from tests.pool import Bot, Pool
 
 #: Preempts at once.
@@ -145,3 +146,29 @@ def contested(pool: Pool, tenancy: Tenancy, **fields: Any) -> tuple[str, str, Bo
 def assign(pool: Pool) -> None:
     """One cycle of an assigner that preempts at once."""
     Tenancy(pool).assigner(EAGER).run_once()
+
+
+def share(pool: Pool, name: str, **given: Any) -> None:
+    """Give the instance an account, which is a share of the pool."""
+    account = Account.model_validate(given)
+    pool.database.run(lambda c: accounts.put_account(c, name, account, actor="test"))
+
+
+def no_share(pool: Pool, name: str) -> None:
+    """Take its account away."""
+    pool.database.run(lambda c: accounts.remove_account(c, name, actor="test"))
+
+
+def put_cohort(pool: Pool, name: str, *labels: str, position: int | None = None) -> None:
+    """Set a cohort as an operator."""
+    pool.database.run(lambda c: cohorts.put_cohort(c, name, labels=labels, position=position, actor="test"))
+
+
+def remove_cohort(pool: Pool, name: str) -> None:
+    """Remove a cohort as an operator."""
+    pool.database.run(lambda c: cohorts.remove_cohort(c, name, actor="test"))
+
+
+def cohort_of(pool: Pool, table: str) -> str:
+    """The cohort of the only row of this table."""
+    return str(pool.row(f"SELECT c.name FROM {table} t JOIN cohorts c ON c.id = t.cohort").name)

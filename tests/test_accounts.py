@@ -20,15 +20,7 @@ from schema.errors import NotFound
 from schema.shares import FairShareSettings, Mode
 from tests.plans import watching
 from tests.pool import Pool, active, completed
-
-
-def share(pool: Pool, name: str, **given: Any) -> None:
-    account = Account.model_validate(given)
-    pool.database.run(lambda c: accounts.put_account(c, name, account, actor="test"))
-
-
-def no_share(pool: Pool, name: str) -> None:
-    pool.database.run(lambda c: accounts.remove_account(c, name, actor="test"))
+from tests.tenancy import no_share, share
 
 
 def waiting(pool: Pool) -> tuple[int, int]:

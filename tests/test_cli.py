@@ -5,8 +5,7 @@ import logging
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,39 +17,10 @@ from assigner.cli import cli, sections
 from schema import tokens, verify
 from schema.engine import Database
 from schema.limits import escaped
+from tests.patience import MINUTE
+from tests.processes import LEASEHOLD, Console
 
-LEASEHOLD = Path(sys.executable).parent / "leasehold"
 SAMPLE = Path(__file__).parent.parent / "ops" / "leasehold.toml"
-
-
-class Console:
-    """Runs the real console script in a directory of its own."""
-
-    def __init__(self, directory: Path, **environ: str) -> None:
-        self.directory = directory
-        self.data = directory / "data"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-        self.environ = {**kept, "LEASEHOLD_DATA": str(self.data), **environ}
-
-    def run(self, *arguments: str, environ: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [LEASEHOLD, *arguments],
-            cwd=self.directory, env={**self.environ, **(environ or {})},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-
-    def good(self, *arguments: str) -> str:
-        done = self.run(*arguments)
-        assert (done.returncode, done.stderr) == (0, ""), done
-        return done.stdout
-
-    def refused(self, *arguments: str, code: int = 2, environ: Mapping[str, str] | None = None) -> str:
-        """What is said on standard error, which must be one line and all that is said."""
-        done = self.run(*arguments, environ=environ)
-        assert done.returncode == code, done
-        assert done.stdout == ""
-        assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
-        return done.stderr.removeprefix("error: ").rstrip("\n")
 
 
 @pytest.fixture
@@ -263,4 +233,4 @@ def test_a_reader_that_goes_away_is_not_an_error_to_talk_about(console: Console)
     assert process.stderr is not None
     assert process.stderr.read() == "1\n"
     process.stderr.close()
-    process.wait(30)
+    process.wait(MINUTE)

@@ -1,23 +1,18 @@
 """Cohorts, queues and instances that the configuration names are so from the start of an assigner process on."""
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from assigner import config, running
-from assigner.config import Reloader
 from assigner.installation import PoolSettings
-from assigner.running import AssignerProcess
 from schema import instances
 from schema.errors import BadInput, NotReady, QueueFull
 from tests.calling import audited
 from tests.patience import eventually
 from tests.pool import Pool, completed
+from tests.processes import assigner_process
 
 FILE = """
 [[cohorts]]
@@ -40,19 +35,6 @@ pool = "builds"
 [[instances]]
 name = "team-b"
 """
-
-
-@contextmanager
-def process(pool: Pool, file: Path) -> Iterator[tuple[AssignerProcess, list[Any]]]:
-    """A running assigner process with this configuration, and what it logs."""
-    reloader = Reloader(file, PoolSettings, {}, current=config.load(file, PoolSettings, {}), poll=0.1)
-    made = AssignerProcess(pool.database, reloader, name="host", chance=random.Random(1))
-    with capture_logs() as logs:
-        try:
-            made.start()
-            yield made, logs
-        finally:
-            made.stop()
 
 
 @pytest.fixture
@@ -80,7 +62,7 @@ DECLARED = {
 
 def test_what_is_declared_is_so_at_the_start_and_written_once(pool: Pool, file: Path) -> None:
     for _ in range(2):
-        with process(pool, file):
+        with assigner_process(pool, file):
             assert told(pool) == DECLARED
     assert audited(pool.database) == ["cohort.set"] * 2 + ["queue.set"] + ["instance.set"] * 2
     assert {row.actor for row in pool.rows("SELECT actor FROM audit")} == {"config"}
@@ -90,7 +72,7 @@ def test_what_is_declared_is_so_at_the_start_and_written_once(pool: Pool, file: 
 
 
 def test_a_reload_changes_what_it_names_and_leaves_the_rest(pool: Pool, file: Path) -> None:
-    with process(pool, file) as (running_process, _):
+    with assigner_process(pool, file) as (running_process, _):
         pool.submit(label="cpu")
         file.write_text('[[cohorts]]\nname = "cpus"\nlabels = ["cpu"]\n[[queues]]\nlabel = "gpu"\n')
         running_process.reload()
@@ -106,7 +88,7 @@ def test_an_instance_that_cannot_change_its_pool_keeps_nobody_else_from_it(pool:
     bot = pool.bot(pool="old")
     pool.assigner().run_once()
     (work,) = bot.take()
-    with process(pool, file) as (running_process, logs):
+    with assigner_process(pool, file) as (running_process, logs):
         assert told(pool)["instances"] == {"team-a": "old", "team-b": None}
         (said,) = [line for line in logs if line["log_level"] == "error"]
         assert (said["instance"], "drain it first" in said["error"]) == ("team-a", True)
@@ -125,7 +107,7 @@ def test_a_reload_that_the_database_could_not_take_is_tried_again(
             raise NotReady("the database cannot be reached")
         declare(*arguments)
 
-    with process(pool, file) as (_, logs):
+    with assigner_process(pool, file) as (_, logs):
         monkeypatch.setattr(running, "declare", away_once)
         file.write_text(FILE.replace("max_queued = 1", "max_queued = 2"))
         eventually(lambda: told(pool)["queues"] == [("gpu", 2)])

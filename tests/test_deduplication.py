@@ -1,7 +1,6 @@
 """Several submissions of one job: joining, raising its priority, and cancelling one's own part of it."""
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,13 +21,6 @@ WITH parked AS (UPDATE jobs SET state = 'parked' RETURNING id)
 INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
 SELECT id, 'hold', 'queued', 'parked', 0, 'test' FROM parked
 """
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def told(pool: Pool, *submissions: str) -> list[str]:

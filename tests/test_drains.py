@@ -13,13 +13,6 @@ OVER = "UPDATE bots SET drain_deadline = now() - interval '1 s' WHERE drain_dead
 INSTANCE_OVER = "UPDATE instances SET drain_deadline = now() - interval '1 s' WHERE drain_deadline IS NOT NULL"
 
 
-@pytest.fixture
-def race(pool: Pool) -> Any:
-    found = Race(pool)
-    yield found
-    found.close()
-
-
 def drain_bot(pool: Pool, name: str = "bot-1", *, deadline: float | None = None, draining: bool = True) -> None:
     pool.database.run(lambda c: moves.drain(c, name, draining=draining, actor="test", reason="disk", deadline=deadline))
 

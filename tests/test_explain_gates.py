@@ -1,16 +1,9 @@
 """Why a job does not run for its own sake: prepared situations, the gate that is closed, and what would help."""
 
-import pytest
-
 from schema import drains
 from tests.explaining import closed, cohort, explained, gates_of, park, reserve, rest
 from tests.pool import Pool
 from tests.tenancy import Tenancy
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
 
 
 def test_nothing_stands_in_the_way_of_a_job_with_a_free_bot(pool: Pool) -> None:

@@ -1,6 +1,5 @@
 """Why a job ran where it ran: the decision that was kept, its attempts, and the receipts of preemption."""
 
-import pytest
 from sqlalchemy import text
 
 from schema import moves
@@ -8,11 +7,6 @@ from tests.explaining import explained, preempted
 from tests.pool import Pool, completed
 from tests.serving import Served
 from tests.tenancy import Tenancy
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
 
 
 def test_a_running_job_tells_the_score_by_which_its_bot_won(pool: Pool) -> None:

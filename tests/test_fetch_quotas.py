@@ -6,11 +6,6 @@ from tests.pool import Bot, Pool, completed
 from tests.tenancy import Tenancy
 
 
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
-
-
 def busy(pool: Pool, *, instance: str, capacity: int = 1, name: str = "bot-1", **fetch: object) -> tuple[Bot, dict]:
     """A bot that runs one job of the instance."""
     bot = pool.bot(name, capacity=capacity, desk=pool.desk(**fetch), properties={"for": name})

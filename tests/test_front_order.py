@@ -16,11 +16,6 @@ from tests.tenancy import Tenancy
 INSTANCES = ("one", "two", "three")
 
 
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
-
-
 def names(jobs: list[ReadyJob]) -> list[str]:
     return [job.public_id for job in jobs]
 

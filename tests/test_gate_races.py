@@ -1,6 +1,5 @@
 """Several assigners at what is nearly used up: nobody exceeds it, nobody ends in an error, and the pool goes on."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,24 +10,19 @@ from assigner.cycle import PriorityAgeAssigner
 from assigner.tuning import AssignerSettings
 from assigner.turns import CAREFUL, Turns
 from schema import counters
+from tests.patience import MINUTE
 from tests.pool import Pool, active, completed
 from tests.racing import Race
-from tests.test_accounts import share
+from tests.tenancy import share
 
 TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.gates'))")
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def used(pool: Pool, name: str) -> float:
     return pool.database.run(lambda c: counters.read(c, [name]))[name].used
 
 
+@pytest.mark.conflicts
 def test_who_planned_for_the_last_slot_that_another_takes_begins_anew_and_leaves_it(pool: Pool, race: Race) -> None:
     share(pool, "acme", max_concurrent=1)
     pool.submit(20, instance="acme")
@@ -38,7 +32,7 @@ def test_who_planned_for_the_last_slot_that_another_takes_begins_anew_and_leaves
         one.assigner().run_once()
         other = race.second(pool.assigner().run_once, behind=one)
         one.commit()
-        other.result(timeout=10)
+        other.result(MINUTE)
     assert race.errors == ["40001"]
     assert used(pool, "instance:acme:jobs") == 1
     assert sum(len(bot.take()) for bot in bots) == 1
@@ -54,11 +48,12 @@ def test_who_planned_for_a_slot_that_is_given_back_gets_it(pool: Pool, race: Rac
         one.assigner().run_once()
         other = race.second(pool.assigner().run_once, behind=one)
         one.roll_back()
-        other.result(timeout=10)
+        other.result(MINUTE)
     assert race.errors == []
     assert used(pool, "instance:acme:jobs") == 1
 
 
+@pytest.mark.conflicts
 def test_who_was_undone_leaves_jobs_at_gates_to_the_one_whose_turn_it_is_and_waits_for_nobody(
     pool: Pool, race: Race
 ) -> None:
@@ -78,7 +73,7 @@ def test_who_was_undone_leaves_jobs_at_gates_to_the_one_whose_turn_it_is_and_wai
         one.change("UPDATE counters SET most = 0 WHERE name = 'instance:acme:jobs'")
         undone = race.second(careful.run_once, behind=one)
         one.commit()
-        undone.result(timeout=10)
+        undone.result(MINUTE)
     assert race.errors == ["40001"]
     pool.change("UPDATE counters SET most = 2 WHERE name = 'instance:acme:jobs'")
     pool.submit(2)
@@ -94,6 +89,7 @@ def test_who_was_undone_leaves_jobs_at_gates_to_the_one_whose_turn_it_is_and_wai
 
 
 @pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.conflicts
 def test_four_assigners_that_fight_for_a_small_limit_end_in_no_error_and_get_everything_done(
     pool: Pool, race: Race, most: int
 ) -> None:

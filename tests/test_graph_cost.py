@@ -1,6 +1,5 @@
 """What graphs cost: nothing where there are none, and each edge once where there are."""
 
-import random
 from collections.abc import Iterable
 
 import pytest
@@ -8,17 +7,11 @@ from sqlalchemy import Connection
 
 from schema import moves
 from schema.moves import Ending, SubmittedGraph, Verdict
-from tests.graphs import states, submitted, work_off
+from tests.graphs import layered, states, submitted, work_off
 from tests.plans import Plan, watching
 from tests.pool import Pool
 
 GRAPH_TABLES = ("graphs", "graph_nodes", "graph_edges")
-
-
-def layered(nodes: int, *, parents: int, chance: random.Random) -> dict[int, list[int]]:
-    """A graph in rows of fifty, in which a node comes after so many of the row before its own."""
-    near = {node: range(max(1, (node - 1) // 50 * 50 - 49), (node - 1) // 50 * 50 + 1) for node in range(1, nodes + 1)}
-    return {node: sorted(chance.sample(before, min(parents, len(before)))) for node, before in near.items()}
 
 
 def touched(plans: Iterable[Plan], table: str) -> float:

@@ -1,28 +1,18 @@
 """Graphs at random end as their edges say, and many bots may end their nodes at once."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
 from schema.moves import SubmittedGraph
-from tests.graphs import graph_of, states, submitted, taken
+from tests.graphs import graph_of, layered, states, submitted, taken
 from tests.pool import Bot, Pool, completed
 from tests.racing import Race
-from tests.test_graph_cost import layered
 
 GRAPHS, NODES = 40, 14
 ON_FAILURE = ("block", "run", "cancel")
 Verdicts = dict[str, str]
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def at_random(chance: random.Random, name: str) -> dict[str, Any]:

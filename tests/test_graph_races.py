@@ -1,6 +1,5 @@
 """Two at once on one graph: who waits, and that nothing is counted twice or lost."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +10,6 @@ from tests.pool import Bot, Pool, active, completed
 from tests.racing import Race, at_desk_of, cancel, outcome
 
 UNBLOCKED = "SELECT count(*) FROM job_events WHERE move = 'unblock'"
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def at_work(pool: Pool, name: str) -> tuple[Bot, dict[str, Any]]:

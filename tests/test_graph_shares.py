@@ -1,7 +1,6 @@
 """Graphs share the pool: the score of a job, the share of its graph, the penalty above it and the cap."""
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,13 +23,6 @@ from tests.racing import Race
 
 GRAPHS = OrderingSettings(kind="graph", max_concurrent=8)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def scheduling(pool: Pool, rules: OrderingSettings = GRAPHS, **settings: Any) -> PriorityAgeAssigner:
@@ -146,6 +138,7 @@ def terms_pool() -> str:
     return "pool:jobs"
 
 
+@pytest.mark.conflicts
 def test_ma_07_two_assigners_do_not_both_fill_a_graph_to_its_cap(pool: Pool, race: Race) -> None:
     """Whoever comes second finds the graph at its cap and begins anew."""
     pool.database.run(lambda c: counters.limit(c, "graph:1:jobs", None))

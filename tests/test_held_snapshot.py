@@ -1,7 +1,6 @@
 """While somebody holds a snapshot open nothing dead can be removed: what bots cost stays as it was, and nothing is
 missed by those who look at the newest first."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -26,13 +25,6 @@ STATEMENTS = {
     "due": "p.payload",
     "answer": "INTO bot_answers",
 }
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    contenders = Race(pool)
-    yield contenders
-    contenders.close()
 
 
 def _reports(held: list[dict[str, Any]], *, lasting: bool) -> list[LeaseReport]:

@@ -1,9 +1,12 @@
-"""Random histories over the real moves, on a real database, held against a model after every step."""
+"""Random histories over the real moves, on a real database, held against a model after every step.
+
+Those of several tenants do the same, and quotas come and go, minimums are reclaimed, bots are of cohorts and pools.
+"""
 
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,17 +22,20 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import text
 
+from assigner.cycle import PriorityAgeAssigner
+from assigner.quotas import QuotaSettings
 from bots.protocol import LeaseReport
-from schema import moves, verify
-from schema.errors import Conflict
+from schema import moves, quotas, verify
+from schema.errors import Conflict, NotFound
 from schema.limits import normal_properties
 from tests.desks import answered, synced
 from tests.ledger import Entry, Ledger, Worker
-from tests.pool import Pool, active, completed
+from tests.pool import Bot, Pool, active, completed
 from tests.racing import ask_stop, cancel, drain, expire, retention
+from tests.tenancy import Tenancy, grown_too_far, watch_maxima
 
 EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
-EXAMPLES, STEPS = 40, 40
+STEPS = 40
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_answers, bot_platforms, bot_localities, leases,
     job_events, platforms, instances, ticks, audit RESTART IDENTITY"""
@@ -66,6 +72,21 @@ SYNC: dict[str, Any] = {
     "status": STATUSES,
     "capacity": st.none() | st.integers(0, 4),
 }
+#: Evictions count among the effective maximum for ever, and a job may be evicted at most twice.
+PATIENT = QuotaSettings(preemption_delay=0, max_evictions=2)
+CLEAR_TENANTS = """
+TRUNCATE quotas, evictions, reservations, grown_too_far;
+DELETE FROM cohorts WHERE id <> 0;
+INSERT INTO cohorts (id, name, labels, position, reclaim_min) VALUES (1, 'blue', '{blue}', 1, 'any');
+INSERT INTO instances (name, pool) VALUES ('default', NULL), ('other', 'twins')"""
+OVER = """
+WITH over AS (UPDATE reservations SET until = now() - interval '1 s' RETURNING job_id)
+UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE id IN (SELECT job_id FROM over)
+    AND schedule_after IS NOT NULL"""
+UNFOUNDED = """
+SELECT v.job_id FROM reservations v JOIN jobs j ON j.id = v.job_id
+WHERE j.state IN ('leased', 'running', 'cancelling') AND v.until > now()"""
+COHORTS = st.sampled_from(["default", "default", "blue"])
 
 
 def has_workers(history: Any) -> bool:
@@ -280,6 +301,90 @@ class History(RuleBasedStateMachine):
         self.ledger.offered += [lease for lease in worker.beliefs if lease not in self.ledger.offered]
 
 
+class Tenants(Pool):
+    """A pool with two cohorts and a bot pool: bot-1 is blue, bot-2 serves the pool `twins` or an instance."""
+
+    def bot(self, name: str = "bot-1", **fields: Any) -> Bot:
+        """A bot of its cohort or pool."""
+        if name == "bot-1":
+            fields["labels"] = ["blue"]
+        elif name == "bot-2" and fields.get("instance") is None:
+            fields["pool"] = "twins"
+        return super().bot(name, **fields)
+
+    def assigner(self, **fields: Any) -> PriorityAgeAssigner:
+        """An assigner that preempts at once."""
+        return Tenancy(self).assigner(PATIENT, **fields)
+
+
+class TenantHistory(History):
+    """All that any history does, with quotas on top."""
+
+    def __init__(self, pool: Pool, evictions: list[int]) -> None:
+        super().__init__(pool)
+        self.evictions = evictions
+        self.pool = Tenants(pool.database, pool.timing, random.Random(0))
+        self.ledger = Ledger(self.pool)
+        self.tenancy = Tenancy(self.pool)
+        for statement in CLEAR_TENANTS.split(";"):
+            self.pool.change(statement)
+
+    def teardown(self) -> None:
+        self.evictions.append(self.tenancy.evictions())
+
+    @rule(cohort=COHORTS, instance=TENANTS, minimum=st.integers(0, 2), more=st.none() | st.integers(0, 3))
+    def set_a_quota(self, cohort: str, instance: str, minimum: int, more: int | None) -> None:
+        """Also one that is below what the instance has."""
+        self.tenancy.quota(instance, cohort=cohort, minimum=minimum, maximum=None if more is None else minimum + more)
+
+    @rule(cohort=COHORTS, instance=TENANTS)
+    def remove_a_quota(self, cohort: str, instance: str) -> None:
+        try:
+            self.pool.database.run(lambda c: quotas.remove_quota(c, cohort, instance, actor="test"))
+        except NotFound:
+            return
+
+    @rule(cohort=st.integers(0, 1))
+    def assign_in_a_cohort(self, cohort: int) -> None:
+        self.tenancy.cohort_assigner(cohort, PATIENT).run_once()
+
+    @precondition(has_workers)
+    @rule(instance=TENANTS, cohort=COHORTS, units=st.integers(1, 2))
+    def reclaim(self, instance: str, cohort: str, units: int) -> None:
+        """Everything runs, and then an instance gets a minimum and has something urgent to run."""
+        self.hand_out(started=True)
+        self.tenancy.quota(instance, cohort=cohort, minimum=units + 1)
+        request = {
+            "instance": instance,
+            "properties": {},
+            "units": units,
+            "priority": 1 if cohort == "blue" else -2,
+            "max_attempts": 1,
+            "retry_failed": False,
+            "locality_hint": None,
+            "payload": {"command": ["true"]},
+        }
+        (answer,) = self._submit([request])
+        self.ledger.jobs[answer.public_id] = Entry(request)
+        self.pool.assigner().run_once()
+
+    @rule()
+    def give_reservations_up(self) -> None:
+        self.pool.change(OVER)
+        self.pool.database.run(lambda connection: moves.expire_reservations(connection, 100))
+
+    @invariant()
+    def everything_is_in_order(self) -> None:
+        """Also no usage has ever grown beyond what was allowed, and what is reserved is for jobs that wait."""
+        super().everything_is_in_order()
+        assert grown_too_far(self.pool) == []
+        assert self.pool.rows(UNFOUNDED) == []
+
+    def _submit(self, requests: list[dict[str, Any]]) -> list[moves.Submitted]:
+        labels = [{"label": "blue"} if request["priority"] == 1 else {} for request in requests]
+        return super()._submit([request | label for request, label in zip(requests, labels, strict=True)])
+
+
 def _pick(things: Any, nth: int) -> Any:
     return things[nth % len(things)]
 
@@ -295,25 +400,32 @@ def _refused(worker: Worker, *codes: str) -> None:
     assert refused.value.code in codes
 
 
-@pytest.mark.timeout(3600)  # a history that fails is shortened, which takes some minutes
-def test_any_history_leaves_the_books_in_order(pool: Pool) -> None:
-    """Some short histories; `LEASEHOLD_TEST_EXAMPLES=2000` runs so many for a longer look."""
-    examples = int(os.environ.get(EXAMPLES_VARIABLE) or EXAMPLES)
-
-    class OnThisPool(History):
-        def __init__(self) -> None:
-            super().__init__(pool)
-
+def run(machine: Callable[[], History], examples: int) -> None:
+    """Run some short histories; `LEASEHOLD_TEST_EXAMPLES=2000` runs that number for a longer look."""
+    longer = os.environ.get(EXAMPLES_VARIABLE)
     run_state_machine_as_test(
-        OnThisPool,
+        machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=int(longer or examples),
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
             database=None,
             # Making a failure smaller takes minutes; it is done where somebody asks for a longer look.
-            phases=tuple(Phase) if EXAMPLES_VARIABLE in os.environ else (Phase.explicit, Phase.generate),
+            phases=tuple(Phase) if longer else (Phase.explicit, Phase.generate),
         ),
     )
+
+
+@pytest.mark.timeout(3600)  # a history that fails is shortened, which takes some minutes
+def test_any_history_leaves_the_books_in_order(pool: Pool) -> None:
+    run(lambda: History(pool), 40)
+
+
+@pytest.mark.timeout(3600)
+def test_any_history_of_tenants_leaves_the_books_in_order(pool: Pool) -> None:
+    watch_maxima(pool)
+    evictions: list[int] = []
+    run(lambda: TenantHistory(pool, evictions), 12)
+    print(f"evictions in these histories: {sum(evictions)}")

@@ -1,36 +1,19 @@
 """Jobs that are held aside and released again: what is kept, who may, and who wins a race."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from schema import moves
 from schema.engine import Database
 from schema.moves import Cancelled, Held
 from tests.calling import JOB, audited, submitted
 from tests.commanding import JOB as ONE
 from tests.commanding import OTHER, call
 from tests.pool import Pool
-from tests.racing import Race, books, cancel, outcome
+from tests.racing import Race, books, cancel, outcome, park, unpark
 from tests.scripted import Answer, Gateway, in_turn
 from tests.serving import Served
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
-
-
-def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[Held]:
-    return pool.database.run(lambda c: moves.park(c, jobs, instances=None, reason=reason, actor="test"))
-
-
-def unpark(pool: Pool, *jobs: str) -> list[Held]:
-    return pool.database.run(lambda c: moves.unpark(c, jobs, instances=None, reason=None, actor="test"))
 
 
 def last_event(pool: Pool, job: str) -> Any:
@@ -123,10 +106,7 @@ def test_room_reserved_for_a_held_job_is_given_up_by_upkeep(pool: Pool) -> None:
 def test_an_assigner_passes_over_a_job_that_is_being_held(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit()
     pool.bot()
-    with race.first() as first:
-        park(first, job)
-        race.unhindered(pool.assigner().run_once, by=first)
-        first.decide(commit)
+    race.side_by_side(lambda first: park(first, job), pool.assigner().run_once, commit=commit)
     pool.assigner().run_once()
     assert pool.job(job).state == ("parked" if commit else "leased")
 
@@ -135,11 +115,9 @@ def test_an_assigner_passes_over_a_job_that_is_being_held(pool: Pool, race: Race
 def test_a_hold_waits_for_the_grant_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit()
     pool.bot()
-    with race.first() as first:
-        first.assigner().run_once()
-        late = race.second(lambda: park(pool, job), behind=first)
-        first.decide(commit)
-        assert outcome(late) == [Held(job, "leased" if commit else "parked", changed=not commit)]
+    assert race.in_turn(lambda first: first.assigner().run_once(), lambda: park(pool, job), commit=commit) == [
+        Held(job, "leased" if commit else "parked", changed=not commit)
+    ]
     assert books(pool, job)["in_use"] == [1 if commit else 0]
 
 
@@ -157,11 +135,9 @@ def test_a_release_waits_for_the_cancel_that_was_ahead_of_it(pool: Pool, race: R
 def test_a_cancel_waits_for_the_release_that_was_ahead_of_it(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     park(pool, job)
-    with race.first() as first:
-        unpark(first, job)
-        late = race.second(lambda: cancel(pool, job), behind=first)
-        first.commit()
-        assert outcome(late) == [Cancelled(job, "cancelled", changed=True)]
+    assert race.in_turn(lambda first: unpark(first, job), lambda: cancel(pool, job)) == [
+        Cancelled(job, "cancelled", changed=True)
+    ]
     assert pool.history(job) == ["submit", "hold", "release", "cancel"]
 
 

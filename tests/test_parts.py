@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import Connection, text
 
 from assigner import snapshot
-from assigner.batching import CROWD
 from assigner.offers import Offers
+from assigner.snapshot import CROWD
 from schema import ready
 from schema.ready import Order, Scope
 from schema.windows import PARTS

@@ -17,11 +17,6 @@ SELECT e.move, e.from_state, e.to_state, e.details FROM job_events e JOIN jobs j
 WHERE j.public_id = CAST(:id AS uuid) ORDER BY e.id DESC LIMIT 1"""
 
 
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
-
-
 def test_what_stops_for_one_job_is_not_counted_against_the_next(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=2)
     tenancy.quota("team-c", minimum=1)
@@ -128,12 +123,7 @@ def test_nothing_is_stopped_for_a_job_that_has_become_hopeless_since_it_was_foun
 
 
 @pytest.mark.parametrize(
-    "hopeless",
-    [
-        {"count": 30, "properties": {"gpu": ["yes"]}},
-        {"count": 30, "units": 3},
-        {"count": 600, "units": 4},
-    ],
+    "hopeless", [{"count": 30, "properties": {"gpu": ["yes"]}}, {"count": 30, "units": 3}, {"count": 600, "units": 4}]
 )
 def test_a_minimum_is_met_however_many_jobs_come_first_that_nobody_could_run(
     pool: Pool, tenancy: Tenancy, hopeless: dict[str, Any]

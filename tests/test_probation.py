@@ -1,8 +1,5 @@
 """Whose fault a failure is, and bots on probation: limited to one lease until they succeed, or for a while."""
 
-from collections.abc import Iterator
-
-import pytest
 from structlog.testing import capture_logs
 
 from schema import probation
@@ -11,13 +8,6 @@ from tests.explaining import closed, explained
 from tests.pool import Bot, Pool, active, completed
 from tests.racing import Race, cancel, expire
 from tests.tenancy import Tenancy, assign
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def three(pool: Pool, capacity: int = 4) -> list[Bot]:

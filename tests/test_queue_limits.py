@@ -1,6 +1,5 @@
 """How many jobs of a label may wait: what is refused, what is not, and two at once for the last place."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -20,14 +19,6 @@ from tests.scripted import Gateway, problem
 from tests.serving import Served, counts
 
 NIGHTLY: dict[str, Any] = {"label": "nightly"}
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    assert "40P01" not in made.errors, "nobody was in a deadlock"
-    made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,6 @@ from tests.pool import Pool, completed
 from tests.tenancy import EAGER, Tenancy, assign, contested
 
 
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
-
-
 def test_bg_14_usage_counts_the_units_of_live_leases(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", maximum=10)
     pool.submit(2, instance="team-a", units=3)

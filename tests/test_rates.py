@@ -1,7 +1,6 @@
 """Rates of resource classes and models: jobs wait for tokens that all assigners share."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,13 +13,6 @@ from tests.racing import Race
 
 CLAUDE = {"resource_class": "claude_cli"}
 OPUS = {"resource_class": "claude_cli", "model": "opus"}
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def rate(pool: Pool, used: str, per_second: float, burst: int) -> None:
@@ -66,6 +58,7 @@ def test_ma_20_a_model_has_a_rate_of_its_own_and_counts_for_its_class(pool: Pool
     assert tokens(pool, "claude_cli/opus") < 0.1
 
 
+@pytest.mark.conflicts
 def test_ma_23_a_token_that_is_gone_since_it_was_seen_undoes_the_grant(pool: Pool, race: Race) -> None:
     """The look and the token are one transaction: who loses the race for the last one begins anew and waits."""
     rate(pool, "claude_cli", per_second=0.001, burst=1)

@@ -1,7 +1,6 @@
 """Jobs that are queued again: a held one as itself, a final one as a new job that names it."""
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,21 +16,13 @@ from tests.calling import JOB, audited, submitted
 from tests.commanding import JOB as ONE
 from tests.commanding import OTHER, call, final
 from tests.pool import Pool, completed
-from tests.racing import Race, cancel, outcome
+from tests.racing import Race, cancel, outcome, park
 from tests.scripted import Answer, Gateway, in_turn
-from tests.test_holding import park
 
 SAME = (
     "instance", "platform", "label", "priority", "units", "locality_hint", "timeout_seconds", "max_attempts",
     "retry_failed", "cohort",
 )  # fmt: skip
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def requeue(pool: Pool, *jobs: str, key: str | None = None, ceiling: int | None = None) -> list[Requeued]:

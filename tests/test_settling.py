@@ -1,7 +1,6 @@
 """Many bots' calls in one transaction: each gets what it would have got alone, and one that is refused spoils none."""
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from tests.racing import Race
 from tests.settling import alone, asked, busied, crew, offered, plain, statements, tables, together
 
 Works = list[dict[str, Any]]
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def written(report: LeaseReport, data: bytes) -> LeaseReport:

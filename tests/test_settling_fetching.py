@@ -1,6 +1,5 @@
 """What bots fetch whose calls are settled together: only what each may have, and no more than quotas leave."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,18 +8,6 @@ from tests.pool import Bot, Pool, active, completed
 from tests.racing import Race
 from tests.settling import alone, busied, crew, offered, statements, together
 from tests.tenancy import Tenancy
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
 
 
 def names(answers: list[Any]) -> list[list[str]]:

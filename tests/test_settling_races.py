@@ -10,28 +10,14 @@ from bots.leases import Desk
 from schema.engine import Database, DatabaseSettings
 from schema.timing import Timing
 from tests.pool import Bot, Pool, active, completed
-from tests.racing import Race, at_desk_of, cancel, outcome
+from tests.racing import DEADLOCK_TIMEOUT, Race, at_desk_of, cancel, outcome
 from tests.settling import alone, asked, crew, offered, plain, together
 from tests.tenancy import Tenancy, assign, contested, grown_too_far, watch_maxima
 
 ROUNDS, CREWS, CREW = 40, 3, 4
-QUICK_DEADLOCKS = """
-DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''50ms''', current_database()); END $$"""
 LOCK_QUOTA = """
 SELECT q.usage FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = :instance
 FOR NO KEY UPDATE OF q"""
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
 
 
 def test_a_batch_with_a_bot_that_keeps_room_locks_all_its_quotas_in_their_order(
@@ -85,11 +71,10 @@ def test_a_batch_tells_bots_of_their_leases_in_the_order_in_which_others_stop_th
 def test_a_batch_that_waits_for_one_bot_sees_what_became_of_it(pool: Pool, race: Race) -> None:
     bots, works = crew(pool, 3)
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
-    with race.first() as first:
-        at_desk_of(first, bots[1]).sync(completed(works[1], "failed"))
-        batch = race.second(lambda: together(bots[0].desk, *calls), behind=first)
-        first.commit()
-        answers = outcome(batch)
+    answers = race.in_turn(
+        lambda first: at_desk_of(first, bots[1]).sync(completed(works[1], "failed")),
+        lambda: together(bots[0].desk, *calls),
+    )
     assert answers[1] == "stale_seq"
     assert [pool.job(work["job"]).state for work in works] == ["succeeded", "failed", "succeeded"]
     assert race.errors == []
@@ -158,7 +143,7 @@ def test_a_bot_that_is_locked_by_a_batch_is_robbed_of_nothing_by_an_assigner(poo
 @pytest.fixture
 def crowd(database_url: str, pool: Pool, timing: Timing) -> Iterator[Pool]:
     """A pool with a connection for each thread, on a server that finds deadlocks at once."""
-    pool.change(QUICK_DEADLOCKS)
+    pool.change(DEADLOCK_TIMEOUT)
     settings = DatabaseSettings(pool=CREWS, reserve=CREWS)
     wide = Database(database_url, settings, role="crowd", chance=pool.chance)
     yield Pool(wide, timing.model_copy(update={"ttl": 30.0}), pool.chance)

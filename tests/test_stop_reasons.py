@@ -1,15 +1,8 @@
 """A bot that is to stop a lease is told why."""
 
-import pytest
-
 from tests.pool import Bot, Pool, active
 from tests.racing import cancel
 from tests.tenancy import Tenancy, assign, contested
-
-
-@pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
-    return Tenancy(pool)
 
 
 def told(bot: Bot, work: dict[str, object]) -> tuple[str, str | None]:

@@ -1,6 +1,5 @@
 """Counting how often bots succeed, in the transaction that ends an attempt; and nothing at all while it is off."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from tests.racing import Race, at_desk_of, cancel, expire, outcome, retention
 from tests.settling import crew, statements, together
 
 COUNTING = {"success_policy", "bot_success", "blames"}
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 def rate(pool: Pool, label: str = "") -> dict[str, float]:
@@ -48,8 +40,7 @@ def test_va_11_successes_are_counted_by_bot_and_label_above_a_prior(pool: Pool) 
 
 
 @pytest.mark.parametrize(
-    ("verdict", "expected"),
-    [("succeeded", (1, 0, 1)), ("failed", (0, 1, 1)), ("error", (0, 1, 0)), ("released", None)],
+    ("verdict", "expected"), [("succeeded", (1, 0, 1)), ("failed", (0, 1, 1)), ("error", (0, 1, 0)), ("released", None)]
 )
 def test_va_11_what_is_charged_to_a_job_is_counted_for_its_bot(
     pool: Pool, verdict: str, expected: tuple[float, ...] | None

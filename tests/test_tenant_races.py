@@ -1,6 +1,5 @@
 """Cohorts and quotas that change while the pool is at work: whoever is second waits, and nobody deadlocks."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,16 +8,7 @@ from schema import quotas
 from schema.errors import Conflict, NotFound
 from tests.pool import Pool, completed
 from tests.racing import Race, at_desk_of, cancel, outcome
-from tests.tenancy import Tenancy
-from tests.test_tenants import cohort_of, put, remove
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    found = Race(pool)
-    yield found
-    found.close()
-    assert "40P01" not in found.errors
+from tests.tenancy import Tenancy, cohort_of, put_cohort, remove_cohort
 
 
 def leases(pool: Pool) -> list[tuple[str, str, str]]:
@@ -33,11 +23,7 @@ def leases(pool: Pool) -> list[tuple[str, str, str]]:
 def test_a_cohort_declared_behind_an_assigner_leaves_what_it_has_placed(pool: Pool, race: Race) -> None:
     pool.submit(2, label="gpu")
     pool.bot()
-    with race.first() as first:
-        first.assigner().run_once()
-        declared = race.second(lambda: put(pool, "gpus", "gpu"), behind=first)
-        first.commit()
-        outcome(declared)
+    race.in_turn(lambda first: first.assigner().run_once(), lambda: put_cohort(pool, "gpus", "gpu"))
     assert leases(pool) == [(0, 0, 0)]
     assert (
         pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort WHERE j.state = 'queued'").name == "gpus"
@@ -47,11 +33,7 @@ def test_a_cohort_declared_behind_an_assigner_leaves_what_it_has_placed(pool: Po
 def test_an_assigner_behind_a_cohort_that_is_declared_places_nothing_across_cohorts(pool: Pool, race: Race) -> None:
     pool.submit(label="gpu")
     pool.bot()
-    with race.first() as first:
-        put(first, "gpus", "gpu")
-        cycle = race.second(lambda: pool.assigner().run_once(), behind=first)
-        first.commit()
-        outcome(cycle)
+    race.in_turn(lambda first: put_cohort(first, "gpus", "gpu"), lambda: pool.assigner().run_once())
     assert leases(pool) == []
     pool.bot("bot-2", labels=["gpu"])
     pool.assigner().run_once()
@@ -67,17 +49,13 @@ def test_a_cancel_and_a_cohort_that_is_declared_do_not_undo_each_other(
     pool.submit(label="gpu")
 
     def declare(at: Pool) -> Any:
-        put(at, "gpus", "gpu")
+        put_cohort(at, "gpus", "gpu")
 
     def give_up(at: Pool) -> Any:
         cancel(at, job)
 
     ahead, behind = (declare, give_up) if declares_first else (give_up, declare)
-    with race.first() as first:
-        ahead(first)
-        waiting = race.second(lambda: behind(pool), behind=first)
-        first.commit()
-        outcome(waiting)
+    race.in_turn(ahead, lambda: behind(pool))
     assert pool.job(job).state == "cancelled"
     assert (
         pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort WHERE j.state = 'queued'").name == "gpus"
@@ -94,11 +72,11 @@ def test_a_job_that_a_bot_gives_back_while_a_cohort_is_declared_gets_it(
     (work,) = bot.take()
     with race.first() as first:
         if declares_first:
-            put(first, "gpus", "gpu")
+            put_cohort(first, "gpus", "gpu")
             waiting = race.second(lambda: bot.sync(completed(work, "released")), behind=first)
         else:
             at_desk_of(first, bot).sync(completed(work, "released"))
-            waiting = race.second(lambda: put(pool, "gpus", "gpu"), behind=first)
+            waiting = race.second(lambda: put_cohort(pool, "gpus", "gpu"), behind=first)
         first.commit()
         outcome(waiting)
     assert (cohort_of(pool, "bots"), cohort_of(pool, "jobs")) == ("gpus", "gpus")
@@ -106,9 +84,9 @@ def test_a_job_that_a_bot_gives_back_while_a_cohort_is_declared_gets_it(
 
 
 def test_a_quota_set_while_its_cohort_is_removed_finds_no_cohort(pool: Pool, race: Race) -> None:
-    put(pool, "gpus", "gpu")
+    put_cohort(pool, "gpus", "gpu")
     with race.first() as first:
-        remove(first, "gpus")
+        remove_cohort(first, "gpus")
         late = race.second(lambda: Tenancy(pool).quota("team-a", maximum=1, cohort="gpus"), behind=first)
         first.commit()
         with pytest.raises(NotFound, match="no cohort 'gpus'"):
@@ -118,12 +96,12 @@ def test_a_quota_set_while_its_cohort_is_removed_finds_no_cohort(pool: Pool, rac
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_cohort_is_not_removed_behind_a_quota_that_is_being_set(pool: Pool, race: Race, known: bool) -> None:
-    put(pool, "gpus", "gpu")
+    put_cohort(pool, "gpus", "gpu")
     if known:
         Tenancy(pool).quota("team-a", maximum=2, cohort="gpus")
     with race.first() as first:
         Tenancy(first).quota("team-a", maximum=1, cohort="gpus")
-        late = race.second(lambda: remove(pool, "gpus"), behind=first)
+        late = race.second(lambda: remove_cohort(pool, "gpus"), behind=first)
         first.commit()
         with pytest.raises(Conflict, match="still has quotas"):
             outcome(late)
@@ -140,9 +118,5 @@ def test_two_operators_who_set_one_half_each_of_a_new_quota_both_get_it(pool: Po
         at.database.run(work)
 
     pool.submit(instance="team-a")
-    with race.first() as first:
-        change(first, minimum=2)
-        second = race.second(lambda: change(pool, maximum=5), behind=first)
-        first.commit()
-        outcome(second)
+    race.in_turn(lambda first: change(first, minimum=2), lambda: change(pool, maximum=5))
     assert tuple(pool.row("SELECT min_quota, max_quota FROM quotas")) == (2, 5)

@@ -10,88 +10,62 @@ from schema.errors import BadInput, Conflict
 from tests.calling import audited
 from tests.plans import watching
 from tests.pool import Pool, completed
-from tests.racing import Race, outcome
+from tests.racing import Race
 from tests.serving import Served
-from tests.tenancy import Tenancy
-
-
-def put(pool: Pool, name: str, *labels: str, position: int | None = None) -> None:
-    pool.database.run(lambda c: cohorts.put_cohort(c, name, labels=labels, position=position, actor="test"))
-
-
-def remove(pool: Pool, name: str) -> None:
-    pool.database.run(lambda c: cohorts.remove_cohort(c, name, actor="test"))
+from tests.tenancy import Tenancy, cohort_of, put_cohort, remove_cohort
 
 
 def place(pool: Pool, name: str, of: str | None) -> None:
     pool.database.run(lambda c: instances.put_instance(c, name, pool=of, actor="test"))
 
 
-def cohort_of(pool: Pool, table: str) -> str:
-    return str(pool.row(f"SELECT c.name FROM {table} t JOIN cohorts c ON c.id = t.cohort").name)
-
-
 def test_bg_13_bots_and_queued_jobs_move_to_the_first_cohort_with_all_their_labels(pool: Pool) -> None:
     pool.bot(labels=["gpu"])
     pool.submit(label="gpu")
-    put(pool, "wide", "cpu", "gpu")
+    put_cohort(pool, "wide", "cpu", "gpu")
     assert (cohort_of(pool, "bots"), cohort_of(pool, "jobs")) == ("wide", "wide")
-    put(pool, "narrow", "gpu", position=0)
+    put_cohort(pool, "narrow", "gpu", position=0)
     assert (cohort_of(pool, "bots"), cohort_of(pool, "jobs")) == ("narrow", "narrow")
     assert cohort_of(pool, "bot_platforms") == "narrow"
-    remove(pool, "narrow")
+    remove_cohort(pool, "narrow")
     assert (cohort_of(pool, "bots"), cohort_of(pool, "jobs")) == ("wide", "wide")
 
 
 def test_bg_12_a_job_that_runs_keeps_its_cohort_until_it_is_queued_again(pool: Pool) -> None:
     _, bot, work = pool.running(label="gpu")
-    put(pool, "gpus", "gpu")
+    put_cohort(pool, "gpus", "gpu")
     assert cohort_of(pool, "jobs") == "default"
     bot.sync(completed(work, "released"))
     assert cohort_of(pool, "jobs") == "gpus"
 
 
-def test_bg_13_a_submit_undecided_while_a_cohort_is_declared_gets_it_too(pool: Pool) -> None:
-    race = Race(pool)
-    try:
-        with race.first() as first:
-            first.submit(label="gpu", properties={"os": "new"})
-            declared = race.second(lambda: put(pool, "gpus", "gpu"), behind=first)
-            first.commit()
-            outcome(declared)
-        assert cohort_of(pool, "jobs") == "gpus"
-        assert "40P01" not in race.errors
-    finally:
-        race.close()
+def test_bg_13_a_submit_undecided_while_a_cohort_is_declared_gets_it_too(pool: Pool, race: Race) -> None:
+    race.in_turn(
+        lambda first: first.submit(label="gpu", properties={"os": "new"}), lambda: put_cohort(pool, "gpus", "gpu")
+    )
+    assert cohort_of(pool, "jobs") == "gpus"
 
 
-def test_a_submit_behind_a_cohort_that_is_being_declared_waits_and_gets_it(pool: Pool) -> None:
-    race = Race(pool)
-    try:
-        with race.first() as first:
-            put(first, "gpus", "gpu")
-            taken = race.second(lambda: pool.submit(label="gpu", properties={"os": "new"}), behind=first)
-            first.commit()
-            outcome(taken)
-        assert cohort_of(pool, "jobs") == "gpus"
-        assert "40P01" not in race.errors
-    finally:
-        race.close()
+def test_a_submit_behind_a_cohort_that_is_being_declared_waits_and_gets_it(pool: Pool, race: Race) -> None:
+    race.in_turn(
+        lambda first: put_cohort(first, "gpus", "gpu"), lambda: pool.submit(label="gpu", properties={"os": "new"})
+    )
+    assert cohort_of(pool, "jobs") == "gpus"
 
 
 def test_a_cohort_in_use_is_not_removed_and_the_default_never(pool: Pool) -> None:
-    put(pool, "gpus", "gpu")
+    put_cohort(pool, "gpus", "gpu")
     Tenancy(pool).quota("team-a", maximum=1, cohort="gpus")
     with pytest.raises(Conflict, match="still has quotas"):
-        remove(pool, "gpus")
+        remove_cohort(pool, "gpus")
     with pytest.raises(BadInput, match="default cohort"):
-        remove(pool, "default")
+        remove_cohort(pool, "default")
     with pytest.raises(BadInput, match="at most 1000"):
-        put(pool, "many", *[str(n) for n in range(1001)])
+        put_cohort(pool, "many", *[str(n) for n in range(1001)])
 
 
 def test_a_declared_list_is_the_order_and_leaves_the_others_alone(pool: Pool) -> None:
-    put(pool, "other", "x")
+    put_cohort(pool, "other", "x")
     wanted = [CohortSettings(name="b", labels=("1",)), CohortSettings(name="a", labels=("1", "2"))]
     for _ in range(2):
         pool.database.run(lambda c: cohorts.declare(c, wanted, actor="config"))

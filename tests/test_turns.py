@@ -2,7 +2,6 @@
 
 import os
 import random
-from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Connection, text
@@ -25,13 +24,6 @@ TIMEOUT = text("SELECT current_setting('lock_timeout')")
 def taken(connection: Connection, number: int) -> bool:
     chance = random.Random(1)
     return turns.take_free(connection, number, chance=chance) or turns.wait(connection, number, chance=chance)
-
-
-@pytest.fixture
-def race(pool: Pool) -> Iterator[Race]:
-    made = Race(pool)
-    yield made
-    made.close()
 
 
 class Busy:

@@ -18,7 +18,7 @@ from schema.usage import Reported
 from tests.pool import Pool, completed
 from tests.proc import NEEDS_PROC
 from tests.runs import finish, start
-from tests.test_accounts import share
+from tests.tenancy import share
 
 
 def used(pool: Pool, name: str) -> float:

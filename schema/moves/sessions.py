@@ -10,13 +10,12 @@ from sqlalchemy import Connection, Row, text
 
 from schema import audit, platforms, resources
 from schema.errors import NotFound
-from schema.limits import Properties, escaped
+from schema.limits import KINDS, Kind, Properties, escaped
 from schema.moves.considering import release
 from schema.moves.ending import Ended, Ending, Verdict, end
 from schema.moves.preempting import drop_reservations
 from schema.moves.rooms import Room
 from schema.newest import latest_leases, newest
-from schema.resources import KINDS, Kind
 from schema.wakeups import wake
 
 #: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
