@@ -214,7 +214,7 @@ class Gatehouse:
             self._noted, self._noting = self._noting, {}
         for head in self._dispatched:
             log.debug(
-                "leasehold.sheet_dispatched",
+                "leasehold.graph_job_started",
                 job=head.job.public_id,
                 graph=portions.graph_of(head.queue.terms),
                 priority=round(self._book.scores.get(head.job.id, head.rank), 2),

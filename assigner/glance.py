@@ -76,7 +76,7 @@ WITH waiting AS MATERIALIZED (
     UNION ALL
     SELECT * FROM ({_waiting(RESTING, order=f"{_QUEUE}, priority, queued_at, id")}) resting
     UNION ALL
-    SELECT * FROM ({_waiting(GATED, order=f"{_QUEUE}, gating, rank, queued_at, id")}) gated
+    SELECT * FROM ({_waiting(GATED, order=f"{_QUEUE}, constraint_set, rank, queued_at, id")}) gated
 )
 SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,

@@ -99,7 +99,7 @@ def merit(head: Head) -> float:
     terms = head.queue.terms
     return score(
         priority=terms.get("graph_priority", PRIORITY),
-        depth=head.own.get("depth", 0),
+        depth=head.priority_inputs.get("depth", 0),
         retries=head.attempts,
         cost=head.estimate,
         penalty=0.0,

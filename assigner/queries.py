@@ -42,7 +42,8 @@ SELECT {_SUBMISSION}, {_FACTS}, p.properties, j.platform, j.instance AS instance
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {RESULT} END AS result
 FROM {_NAMED} JOIN platforms p ON p.id = j.platform
 LEFT JOIN LATERAL (
-    SELECT g.terms, o.estimate FROM gatings g LEFT JOIN job_terms o ON o.job_id = j.id WHERE g.id = j.gating) t ON true
+    SELECT g.terms, o.estimate FROM constraint_sets g LEFT JOIN job_constraints o ON o.job_id = j.id
+    WHERE g.id = j.constraint_set) t ON true
 LEFT JOIN LATERAL (
     SELECT jsonb_build_object('id', g.public_id, 'name', g.name, 'node', m.node_no, 'depth', m.depth) AS graph
     FROM graph_nodes m JOIN graphs g ON g.id = m.graph WHERE m.job_id = j.id) n ON true

@@ -18,7 +18,7 @@ from schema.gates import GATED, STILL_READY
 from schema.ledger import Guard
 from schema.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, wanted
 
-#: Where a queue is among the others: cohort, instance, platform, gating.
+#: Where a queue is among the others: cohort, instance, platform, constraint_set.
 Place = tuple[int, int, int, int]
 
 #: Queues that one cycle looks at; the next cycle goes on behind the last of them.
@@ -33,18 +33,18 @@ BEGINNING: Place = (_LAST, _LAST, _LAST, _LAST)
 #: One step along the index for each queue, however many jobs it holds: backwards, because what a queue ends with has
 #: mostly not been taken yet, while in front of it are the entries of jobs that have just started.
 STEP = f"""
-    SELECT cohort, instance, platform, gating FROM jobs
-    WHERE {GATED} AND (cohort, instance, platform, gating) < ({{before}})
-    ORDER BY cohort DESC, instance DESC, platform DESC, gating DESC LIMIT 1"""
+    SELECT cohort, instance, platform, constraint_set FROM jobs
+    WHERE {GATED} AND (cohort, instance, platform, constraint_set) < ({{before}})
+    ORDER BY cohort DESC, instance DESC, platform DESC, constraint_set DESC LIMIT 1"""
 # What is wanted or served is one of the queues, so that the full joins give what left ones would; but they are never
 # made by reading all of one for each of the other, which is what seems cheap where few queues are expected. Beside the
 # inner joins below they would become left ones.
 QUEUES = text(f"""
 WITH RECURSIVE gated AS (
-    SELECT first.*, 1 AS nth FROM ({STEP.format(before=":cohort, :instance, :platform, :gating")}) first
+    SELECT first.*, 1 AS nth FROM ({STEP.format(before=":cohort, :instance, :platform, :constraint_set")}) first
     UNION ALL
     SELECT following.*, g.nth + 1 FROM gated g
-    CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.gating")}) following
+    CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.constraint_set")}) following
     WHERE g.nth < :queues
 ), queues AS MATERIALIZED (
     SELECT DISTINCT cohort, instance, platform FROM gated
@@ -56,7 +56,7 @@ WITH RECURSIVE gated AS (
 SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS room,
     greatest(q.min_quota - q.usage, 0) AS owed, statement_timestamp() AS now, {backpressure.ANY} AS pressed
 FROM judged g
-JOIN gatings t ON t.id = g.gating
+JOIN constraint_sets t ON t.id = g.constraint_set
 JOIN instances i ON i.id = g.instance
 LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
 ORDER BY g.nth
@@ -67,20 +67,21 @@ _HEAD = ", ".join(
     [
         *(f"j.{column}" for column in [*COLUMNS.split(", "), "rank", "queued_at", "attempts"]),
         "CAST(t.estimate AS double precision)",
-        *(f"t.{column}" for column in ("seconds", "deadline", "own")),
+        *(f"t.{column}" for column in ("seconds", "deadline", "priority_inputs")),
     ]
 )
 # One look for each job: how many jobs there are is not what their number here is estimated by.
-_TERMS = "LEFT JOIN LATERAL (SELECT * FROM job_terms WHERE job_id = j.id OFFSET 0) t ON true"
+_TERMS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
 HEADS = text(f"""
 SELECT {_HEAD}, q.nth
 FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-            CAST(:gatings AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
-    AS q (cohort, instance, platform, gating, most, skip, nth)
+            CAST(:constraint_sets AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
+    AS q (cohort, instance, platform, constraint_set, most, skip, nth)
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, rank, queued_at, attempts FROM jobs
-    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND gating = q.gating AND {GATED}
-    ORDER BY cohort, instance, platform, gating, rank, queued_at, id
+    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform
+        AND constraint_set = q.constraint_set AND {GATED}
+    ORDER BY cohort, instance, platform, constraint_set, rank, queued_at, id
     LIMIT q.most OFFSET q.skip FOR NO KEY UPDATE SKIP LOCKED) j
 {_TERMS}
 ORDER BY q.nth, j.rank, j.queued_at, j.id
@@ -88,28 +89,29 @@ ORDER BY q.nth, j.rank, j.queued_at, j.id
 
 # The oldest jobs of each rank, of which the best at this moment are locked. Whatever ageing gives, of two jobs of one
 # rank the older one is never behind: what is not among the first of its rank is not among the first of all.
-_OF_QUEUE = "cohort = q.cohort AND instance = q.instance AND platform = q.platform AND gating = q.gating"
+_OF_QUEUE = """cohort = q.cohort AND instance = q.instance AND platform = q.platform
+    AND constraint_set = q.constraint_set"""
 _RANK = f"SELECT rank FROM jobs WHERE {_OF_QUEUE} AND {GATED}"
 AGED = text(f"""
 SELECT {_HEAD}, q.nth
 FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-            CAST(:gatings AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
-    AS q (cohort, instance, platform, gating, most, skip, nth)
+            CAST(:constraint_sets AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
+    AS q (cohort, instance, platform, constraint_set, most, skip, nth)
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, rank, queued_at, attempts FROM (
         WITH RECURSIVE ranks AS (
             SELECT first.rank, 1 AS step
-            FROM ({_RANK} ORDER BY cohort, instance, platform, gating, rank LIMIT 1) first
+            FROM ({_RANK} ORDER BY cohort, instance, platform, constraint_set, rank LIMIT 1) first
             UNION ALL
             SELECT following.rank, r.step + 1 FROM ranks r CROSS JOIN LATERAL (
-                {_RANK} AND rank > r.rank ORDER BY cohort, instance, platform, gating, rank LIMIT 1) following
+                {_RANK} AND rank > r.rank ORDER BY cohort, instance, platform, constraint_set, rank LIMIT 1) following
             WHERE r.step < :ranks
         )
         SELECT c.id AS job_id, c.queued_at AS since, c.rank - least(:cap,
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
             SELECT id, rank, queued_at FROM jobs WHERE {_OF_QUEUE} AND rank = r.rank AND {GATED}
-            ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT 2 * (q.most + q.skip)) c
+            ORDER BY cohort, instance, platform, constraint_set, rank, queued_at, id LIMIT 2 * (q.most + q.skip)) c
         ORDER BY 3, 2, 1 LIMIT 2 * (q.most + q.skip)) best
     JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}
     ORDER BY best.effective, best.since, best.job_id
@@ -120,9 +122,9 @@ ORDER BY q.nth, j.rank, j.queued_at, j.id
 
 # One job, and of its queue what its gates are judged by.
 JOB = text(f"""
-SELECT {_HEAD}, j.gating, g.terms, i.name, i.managed, statement_timestamp() AS now
-FROM jobs j JOIN gatings g ON g.id = j.gating JOIN instances i ON i.id = j.instance
-LEFT JOIN job_terms t ON t.job_id = j.id
+SELECT {_HEAD}, j.constraint_set, g.terms, i.name, i.managed, statement_timestamp() AS now
+FROM jobs j JOIN constraint_sets g ON g.id = j.constraint_set JOIN instances i ON i.id = j.instance
+LEFT JOIN job_constraints t ON t.job_id = j.id
 WHERE j.id = :id
 """)
 
@@ -138,7 +140,7 @@ class GatedQueue:
     cohort: int
     instance: int
     platform: int
-    gating: int
+    constraint_set: int
     instance_name: str
     terms: Mapping[str, Any]
     headroom: int | None
@@ -148,12 +150,12 @@ class GatedQueue:
     @cached_property
     def place(self) -> Place:
         """Where it is among the queues."""
-        return self.cohort, self.instance, self.platform, self.gating
+        return self.cohort, self.instance, self.platform, self.constraint_set
 
 
 class Head(NamedTuple):
     """One of the first jobs of a queue, locked. `estimate`: cost that it is expected to have; `seconds`: how long it is
-    expected to run; `own`: what else it asks for by itself."""
+    expected to run; `priority_inputs`: what its priority is made of."""
 
     job: ReadyJob
     queue: GatedQueue
@@ -163,7 +165,7 @@ class Head(NamedTuple):
     estimate: float
     seconds: float | None
     deadline: datetime | None
-    own: Mapping[str, Any]
+    priority_inputs: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -195,12 +197,12 @@ class Found:
 
 def queues(connection: Connection, scope: Scope, *, batch: int, start: float, after: Place) -> Found:
     """Up to `MAX_QUEUES` queues behind `after`; `start` is a random place on the ring of bots, 0 to 1."""
-    cohort, instance, platform, gating = after
+    cohort, instance, platform, constraint_set = after
     rows = connection.execute(
         QUEUES,
         {
             **scope.values(),
-            **{"cohort": cohort, "instance": instance, "platform": platform, "gating": gating},
+            **{"cohort": cohort, "instance": instance, "platform": platform, "constraint_set": constraint_set},
             **{"queues": MAX_QUEUES, "batch": batch, "start": start, "look": LOOK},
         },
     ).all()
@@ -211,7 +213,7 @@ def queues(connection: Connection, scope: Scope, *, batch: int, start: float, af
         [queue for _, queue in found if queue.owed],
         rows[0].room if rows else 0,
         rows[0].now if rows else None,
-        BEGINNING if last is None else (last.cohort, last.instance, last.platform, last.gating),
+        BEGINNING if last is None else (last.cohort, last.instance, last.platform, last.constraint_set),
         bool(rows) and rows[0].pressed,
     )
 
@@ -238,7 +240,7 @@ def heads(
             "cohorts": [queue.cohort for queue in queues],
             "instances": [queue.instance for queue in queues],
             "platforms": [queue.platform for queue in queues],
-            "gatings": [queue.gating for queue in queues],
+            "constraint_sets": [queue.constraint_set for queue in queues],
             "limits": list(limits),
             "skips": list(skips or [0] * len(queues)),
         },
@@ -251,7 +253,8 @@ def job(connection: Connection, job_id: int) -> tuple[Head, datetime] | None:
     row = connection.execute(JOB, {"id": job_id}).one_or_none()
     if row is None:
         return None
-    queue = GatedQueue(row.cohort, row.instance, row.platform, row.gating, row.name, row.terms, None, 0, row.managed)
+    place = (row.cohort, row.instance, row.platform, row.constraint_set)
+    queue = GatedQueue(*place, row.name, row.terms, None, 0, row.managed)
     return _head(row, queue), row.now
 
 
@@ -260,7 +263,7 @@ def _queue(row: Row[Any]) -> GatedQueue:
         row.cohort,
         row.instance,
         row.platform,
-        row.gating,
+        row.constraint_set,
         row.name,
         row.terms,
         row.headroom,
@@ -273,7 +276,7 @@ def _head(row: Row[Any], queue: GatedQueue) -> Head:
     # By their places: this is done for each job, and looking for names takes a third of it.
     values: Sequence[Any] = row
     id, public_id, cohort, instance, platform, priority, units, hint, considered = values[:9]
-    rank, queued_at, attempts, estimate, seconds, deadline, own = values[9:16]
+    rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[9:16]
     return Head(
         ReadyJob(id, public_id, cohort, instance, platform, priority, units, hint, considered),
         queue,
@@ -283,5 +286,5 @@ def _head(row: Row[Any], queue: GatedQueue) -> Head:
         1.0 if estimate is None else estimate,
         seconds,
         deadline,
-        own or {},
+        priority_inputs or {},
     )

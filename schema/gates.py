@@ -75,9 +75,9 @@ ASSIGNERS = Gate(
 QUEUE_DEADLINE = Gate("queue deadline", "true", "it may still wait")
 
 #: A ready job, in words that match the indexes of ready jobs: one that asks for nothing but a place.
-READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND gating IS NULL"
+READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NULL"
 #: One that asks for more, in words that match the index of those.
-GATED = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND gating IS NOT NULL"
+GATED = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NOT NULL"
 #: The same in words that match the index of the front and no other; who looks into a queue must not read that one.
 IN_LINE = f"{READY} AND units >= 1"
 #: Either of them in words that match no index, which leaves the planner nothing but the primary key.
@@ -85,7 +85,7 @@ STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '
 #: A job that rests, one that asks for nothing but a place among them, and one whose rest is over: a cycle makes those
 #: ready before it picks.
 AT_REST = f"{STATE.of(job='')} AND schedule_after IS NOT NULL"
-RESTING = f"{AT_REST} AND gating IS NULL"
+RESTING = f"{AT_REST} AND constraint_set IS NULL"
 DUE = "schedule_after <= now()"
 
 

@@ -1,6 +1,6 @@
 """The tables of what jobs may ask for beside a place: their gates, and what is counted against limits while they run.
 
-A job that asks for nothing of the kind has no row in any of them, and its own row says so by `gating IS NULL`.
+A job that asks for nothing of the kind has no row in any of them, and its own row says so by `constraint_set IS NULL`.
 """
 
 from sqlalchemy import (
@@ -27,33 +27,33 @@ from schema.columns import NOW, TIME, identity, metadata, name_form
 AMOUNT = Numeric(30, 6)
 
 # Jobs that ask for the same are judged together: one row for each set of terms.
-gatings = Table(
-    "gatings",
+constraint_sets = Table(
+    "constraint_sets",
     metadata,
     identity(Integer),
     Column("digest", LargeBinary, nullable=False),
     Column("terms", JSONB, nullable=False),
     Column("created_at", TIME, nullable=False, server_default=NOW),
-    UniqueConstraint("digest", name="gatings_digest_key"),
+    UniqueConstraint("digest", name="constraint_sets_digest_key"),
 )
 
 # What a job does not share with others.
-job_terms = Table(
-    "job_terms",
+job_constraints = Table(
+    "job_constraints",
     metadata,
     Column("job_id", BigInteger, autoincrement=False, nullable=False),
     Column("estimate", AMOUNT, nullable=False, server_default=text("1")),
     Column("seconds", Double),
     Column("deadline", TIME),
-    Column("own", JSONB),
+    Column("priority_inputs", JSONB),
     Column("price", Integer),
     Column("watch_at", TIME),
     Column("promoted_at", TIME),
     Column("at_risk", Boolean, nullable=False, server_default=text("false")),
     PrimaryKeyConstraint("job_id"),
-    Index("job_terms_watch", "watch_at", postgresql_where=text("watch_at IS NOT NULL")),
-    CheckConstraint("estimate BETWEEN 0 AND 1e12", name="job_terms_estimate_range"),
-    CheckConstraint("seconds > 0 AND seconds <= 31536000", name="job_terms_seconds_range"),
+    Index("job_constraints_watch", "watch_at", postgresql_where=text("watch_at IS NOT NULL")),
+    CheckConstraint("estimate BETWEEN 0 AND 1e12", name="job_constraints_estimate_range"),
+    CheckConstraint("seconds > 0 AND seconds <= 31536000", name="job_constraints_seconds_range"),
 )
 
 # What is in use of something: live leases of an instance, cost in the window, a lock. No limit is no limit.

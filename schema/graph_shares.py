@@ -10,18 +10,18 @@ PREFIX = "graph:"
 
 # One step along the index for each queue of jobs that ask for more than a place, however many jobs it holds.
 _STEP = f"""
-    SELECT cohort, instance, platform, gating FROM jobs
-    WHERE {GATED} AND (cohort, instance, platform, gating) > ({{after}})
-    ORDER BY cohort, instance, platform, gating LIMIT 1"""
+    SELECT cohort, instance, platform, constraint_set FROM jobs
+    WHERE {GATED} AND (cohort, instance, platform, constraint_set) > ({{after}})
+    ORDER BY cohort, instance, platform, constraint_set LIMIT 1"""
 ACTIVE = text(f"""
 WITH RECURSIVE gated AS (
     SELECT first.* FROM ({_STEP.format(after="-1, -1, -1, -1")}) first
     UNION ALL
     SELECT following.* FROM gated g
-    CROSS JOIN LATERAL ({_STEP.format(after="g.cohort, g.instance, g.platform, g.gating")}) following
+    CROSS JOIN LATERAL ({_STEP.format(after="g.cohort, g.instance, g.platform, g.constraint_set")}) following
 ), waiting AS (
-    SELECT t.terms->>'graph' AS graph FROM (SELECT DISTINCT gating FROM gated) g
-    CROSS JOIN LATERAL (SELECT terms FROM gatings WHERE id = g.gating OFFSET 0) t
+    SELECT t.terms->>'graph' AS graph FROM (SELECT DISTINCT constraint_set FROM gated) g
+    CROSS JOIN LATERAL (SELECT terms FROM constraint_sets WHERE id = g.constraint_set OFFSET 0) t
     WHERE t.terms->>'graph' IS NOT NULL
 )
 SELECT count(*) FROM (

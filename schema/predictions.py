@@ -14,10 +14,10 @@ SELECT name, seconds FROM job_classes WHERE name = ANY (CAST(:names AS text[])) 
 # Without a class nobody looks at jobs.
 RAN = text("""
 SELECT g.name, array_agg(extract(epoch FROM j.finished_at - j.started_at)::float8) AS seconds
-FROM (SELECT id, terms->>'job_class' AS name FROM gatings WHERE terms ? 'job_class') g
-JOIN (SELECT gating, state, started_at, finished_at FROM jobs
-      WHERE finished_at IS NOT NULL AND EXISTS (SELECT FROM gatings WHERE terms ? 'job_class')
-      ORDER BY finished_at DESC LIMIT :most) j ON j.gating = g.id
+FROM (SELECT id, terms->>'job_class' AS name FROM constraint_sets WHERE terms ? 'job_class') g
+JOIN (SELECT constraint_set, state, started_at, finished_at FROM jobs
+      WHERE finished_at IS NOT NULL AND EXISTS (SELECT FROM constraint_sets WHERE terms ? 'job_class')
+      ORDER BY finished_at DESC LIMIT :most) j ON j.constraint_set = g.id
 WHERE j.state = 'succeeded' AND j.started_at IS NOT NULL AND j.finished_at >= j.started_at
 GROUP BY g.name
 """)
@@ -33,9 +33,9 @@ SELECT g.terms->>'job_class' AS name, count(*) AS jobs, count(t.seconds) AS esti
     round((percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM j.finished_at - j.started_at) / t.seconds)
         FILTER (WHERE t.seconds IS NOT NULL AND j.started_at IS NOT NULL))::numeric, 3)::float8 AS ratio,
     count(t.deadline) AS dated, count(*) FILTER (WHERE j.finished_at > t.deadline) AS late
-FROM (SELECT id, gating, started_at, finished_at FROM jobs WHERE finished_at IS NOT NULL
+FROM (SELECT id, constraint_set, started_at, finished_at FROM jobs WHERE finished_at IS NOT NULL
       ORDER BY finished_at DESC LIMIT :most) j
-JOIN gatings g ON g.id = j.gating AND g.terms ? 'job_class' JOIN job_terms t ON t.job_id = j.id
+JOIN constraint_sets g ON g.id = j.constraint_set AND g.terms ? 'job_class' JOIN job_constraints t ON t.job_id = j.id
 GROUP BY 1 ORDER BY 1
 """)
 

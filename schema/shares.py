@@ -76,7 +76,7 @@ WHERE a.demand_at < now() - interval '{NOTE_INTERVAL:g} s' AND (
     EXISTS (SELECT FROM counters c WHERE c.name = 'instance:' || i.name || '\\:jobs' AND c.used > 0)
     OR EXISTS (SELECT FROM (SELECT id FROM cohorts OFFSET 0) c CROSS JOIN LATERAL (
         SELECT FROM jobs WHERE cohort = c.id AND instance = a.instance AND {GATED}
-        ORDER BY cohort, instance, platform, gating LIMIT 1) j))
+        ORDER BY cohort, instance, platform, constraint_set LIMIT 1) j))
 """)
 
 

@@ -45,8 +45,8 @@ __all__ = [
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
 QUEUED = "state = 'queued'"
-READY = "state = 'queued' AND schedule_after IS NULL AND gating IS NULL"
-GATED = "state = 'queued' AND schedule_after IS NULL AND gating IS NOT NULL"
+READY = "state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL"
+GATED = "state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL"
 QUEUE = "cohort instance platform"
 ORDER = "cohort priority queued_at id"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
@@ -106,14 +106,14 @@ jobs = Table(
     Column("queue_deadline", TIME),
     Column("dedup_key", Text),
     Column("abandoned_at", TIME),
-    Column("gating", Integer),
+    Column("constraint_set", Integer),
     Column("rank", Double),
     UniqueConstraint("public_id", name="jobs_public_id_key"),
     CheckConstraint(soundness.CHECK, name="jobs_sound"),
     Index("jobs_ready_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(READY)),
     Index("jobs_ready_order", *ORDER.split(), postgresql_where=text(f"{READY} AND units >= 1")),
     Index("jobs_ready_units", *f"{QUEUE} units priority queued_at id".split(), postgresql_where=text(READY)),
-    Index("jobs_gated", *f"{QUEUE} gating rank queued_at id".split(), postgresql_where=text(GATED)),
+    Index("jobs_constrained", *f"{QUEUE} constraint_set rank queued_at id".split(), postgresql_where=text(GATED)),
     Index("jobs_backoff_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(BACKOFF)),
     Index("jobs_backoff_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered > 0")),
     Index("jobs_retry_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered = 0")),

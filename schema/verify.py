@@ -196,7 +196,7 @@ CHARGES_ARE_LIVE = Invariant(
     """SELECT coalesce(c.job_id, l.job_id) AS id
        FROM charges c
        FULL JOIN (SELECT live.job_id, live.fence FROM live JOIN jobs j ON j.id = live.job_id
-                  WHERE j.gating IS NOT NULL) l ON l.job_id = c.job_id AND l.fence = c.fence
+                  WHERE j.constraint_set IS NOT NULL) l ON l.job_id = c.job_id AND l.fence = c.fence
        WHERE c.job_id IS NULL OR l.job_id IS NULL AND NOT EXISTS (
            SELECT FROM reservations v JOIN jobs j ON j.id = v.job_id
            WHERE v.job_id = c.job_id AND c.fence = j.fence + 1)""",
@@ -219,7 +219,7 @@ RESOURCES_ARE_KEPT = Invariant(
     """SELECT name AS id FROM counters WHERE name LIKE 'bot:%' AND used > most
        UNION ALL
        SELECT live.job_id::text
-       FROM live JOIN jobs j ON j.id = live.job_id JOIN gatings g ON g.id = j.gating
+       FROM live JOIN jobs j ON j.id = live.job_id JOIN constraint_sets g ON g.id = j.constraint_set
        CROSS JOIN LATERAL jsonb_each_text(g.terms->'resources') n
        JOIN counters k ON k.name = 'bot:' || live.bot_id || ':' || n.key
        LEFT JOIN charges c ON c.job_id = live.job_id AND c.fence = live.fence

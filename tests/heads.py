@@ -16,9 +16,9 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def queue(*, instance: str = "default", gating: int = 1, **terms: Any) -> GatedQueue:
+def queue(*, instance: str = "default", constraint_set: int = 1, **terms: Any) -> GatedQueue:
     """A queue of an instance whose jobs share these terms."""
-    return GatedQueue(0, hash(instance) % 1000, 1, gating, instance, terms, None, 0)
+    return GatedQueue(0, hash(instance) % 1000, 1, constraint_set, instance, terms, None, 0)
 
 
 def head(
@@ -29,13 +29,13 @@ def head(
     of: GatedQueue | None = None,
     seconds: float | None = None,
     deadline: float | None = None,
-    own: Mapping[str, Any] | None = None,
+    priority_inputs: Mapping[str, Any] | None = None,
 ) -> Head:
     """A job that has been queued since so many seconds after noon, and is due so many after it."""
     found = of or queue()
     job = ReadyJob(nth, str(nth), found.cohort, found.instance, found.platform, round(rank), 1, None, 0)
     due = None if deadline is None else at(deadline)
-    return Head(job, found, rank, at(since), 0, 1.0, seconds, due, own or {})
+    return Head(job, found, rank, at(since), 0, 1.0, seconds, due, priority_inputs or {})
 
 
 def book(seconds: float = 0.0, **fields: Any) -> Book:

@@ -25,7 +25,9 @@ from tests.tenancy import no_share, share
 
 def waiting(pool: Pool) -> tuple[int, int]:
     """How many queued jobs wait for a place alone, and how many at gates."""
-    row = pool.row("SELECT count(*) FILTER (WHERE gating IS NULL), count(gating) FROM jobs WHERE state = 'queued'")
+    row = pool.row("""
+        SELECT count(*) FILTER (WHERE constraint_set IS NULL), count(constraint_set) FROM jobs
+        WHERE state = 'queued'""")
     return row[0], row[1]
 
 
@@ -35,7 +37,7 @@ def test_jobs_that_wait_when_an_instance_gets_a_share_are_taken_over_in_batches_
     share(pool, "acme", max_concurrent=1)
     assert [pool.database.run(lambda c: moves.adopt(c, 3)) for _ in range(4)] == [3, 3, 1, 0]
     assert waiting(pool) == (2, 7)
-    assert {row.rank for row in pool.rows("SELECT rank FROM jobs WHERE gating IS NOT NULL")} == {3.0}
+    assert {row.rank for row in pool.rows("SELECT rank FROM jobs WHERE constraint_set IS NOT NULL")} == {3.0}
     bot = pool.bot(capacity=20)
     for _ in range(3):
         pool.assigner().run_once()

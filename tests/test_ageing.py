@@ -118,11 +118,11 @@ def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) ->
 def test_a_10_a_long_queue_is_read_no_further_than_the_first_of_each_rank(pool: Pool) -> None:
     for priority in (10, 20, 30):
         pool.submit(2000, terms={}, priority=priority)
-    queue = pool.row("SELECT DISTINCT cohort, instance, platform, gating, now() AS now FROM jobs")
+    queue = pool.row("SELECT DISTINCT cohort, instance, platform, constraint_set, now() AS now FROM jobs")
     values = {
         **{"cohorts": [queue.cohort], "instances": [queue.instance], "platforms": [queue.platform]},
         **{
-            "gatings": [queue.gating],
+            "constraint_sets": [queue.constraint_set],
             "limits": [8],
             "skips": [0],
             "rate": 2.0,

@@ -59,7 +59,7 @@ def test_a_03_a_priority_goes_before_a_service_level_and_that_before_a_class(poo
     assert (second.priority, second.rank, second.timeout_seconds) == (80, 80, 1800)
     assert submitted(pool, timeout_seconds=5.0, **everything).timeout_seconds == 5
     plain = submitted(pool)
-    assert (plain.priority, plain.gating, plain.timeout_seconds) == (0, None, None)
+    assert (plain.priority, plain.constraint_set, plain.timeout_seconds) == (0, None, None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_01_the_gateway_refuses_both_words_and_an_unknown_class_with_400(pool:
     assert "job_class" in said
     status, _ = answered(job_class="serious", user_priority=2, project="site", owner="ann", key="k")
     assert status == 200
-    (job,) = pool.rows("SELECT j.priority, g.terms FROM jobs j JOIN gatings g ON g.id = j.gating")
+    (job,) = pool.rows("SELECT j.priority, g.terms FROM jobs j JOIN constraint_sets g ON g.id = j.constraint_set")
     assert (job.priority, job.terms) == (20, {"job_class": "serious", "project": "site", "owner": "ann"})
 
 

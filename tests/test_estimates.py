@@ -63,7 +63,8 @@ def test_a_36_what_is_guessed_is_written_at_the_submit_and_stays(
     graph = {"name": "g", "instance": "ci", "nodes": [{"node": 1, "command": ["true"], "locks": ["tree"]}]}
     assert operator.post("/v1/graphs", json=graph).status_code == 200
     served.app.state.estimate = None
-    assert [float(row.estimate) for row in pool.rows("SELECT estimate FROM job_terms ORDER BY job_id")] == [6, 3, 5]
+    kept = pool.rows("SELECT estimate FROM job_constraints ORDER BY job_id")
+    assert [float(row.estimate) for row in kept] == [6, 3, 5]
 
 
 def seven(_request: Any) -> int:

@@ -34,7 +34,8 @@ def scheduling(pool: Pool, rules: OrderingSettings = GRAPHS, **settings: Any) ->
 def running(pool: Pool) -> dict[str, int]:
     """Jobs of each graph that run."""
     rows = pool.rows("""
-        SELECT g.terms->>'graph' AS graph, count(*) AS jobs FROM jobs j JOIN gatings g ON g.id = j.gating
+        SELECT g.terms->>'graph' AS graph, count(*) AS jobs FROM jobs j
+        JOIN constraint_sets g ON g.id = j.constraint_set
         WHERE j.state IN ('leased', 'running') GROUP BY 1""")
     return {row.graph: row.jobs for row in rows}
 
@@ -52,7 +53,7 @@ def head(number: int, graph: str | None, **fields: Any) -> Head:
         "estimate": 0.0,
         "seconds": None,
         "deadline": None,
-        "own": {},
+        "priority_inputs": {},
     }
     return Head(job=job, queue=queue, **{**given, **fields})
 
@@ -79,7 +80,10 @@ def test_ma_05_06_07_share_cap_and_scores_are_those_of_marianne(
 
 def test_ma_04_depth_and_cost_come_later_and_retries_sooner() -> None:
     assert portions.score(priority=3, depth=4, retries=2, cost=10.0, penalty=20.0) == 30 + 4 - 10 + 1 + 20
-    assert portions.merit(head(1, "a", priority=3, attempts=2, estimate=10.0, own={"depth": 4})) == 30 + 4 - 10 + 1
+    assert (
+        portions.merit(head(1, "a", priority=3, attempts=2, estimate=10.0, priority_inputs={"depth": 4}))
+        == 30 + 4 - 10 + 1
+    )
 
 
 def test_ma_05_without_a_limit_and_without_the_order_of_graphs_nobody_has_a_share() -> None:
@@ -192,7 +196,7 @@ def test_ma_29_a_job_of_a_graph_that_starts_is_told_with_its_score(pool: Pool) -
     pool.bot()
     with capture_logs() as logs:
         scheduling(pool).run_once()
-    (told,) = [each for each in logs if each["event"] == "leasehold.sheet_dispatched"]
+    (told,) = [each for each in logs if each["event"] == "leasehold.graph_job_started"]
     assert told == {
         "event": told["event"],
         "log_level": "debug",

@@ -126,7 +126,7 @@ def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
     for nth in range(4):
         Tenancy(pool).quota(f"i-{nth}", maximum=1)
         pool.database.run(lambda c, nth=nth: counters.limit(c, f"instance:i-{nth + 4}:cost", 1.5))
-    pool.change("UPDATE job_terms SET estimate = 2")
+    pool.change("UPDATE job_constraints SET estimate = 2")
     pool.bot(capacity=500)
     read = counted(monkeypatch)
     keeper = Gatehouse(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
@@ -192,7 +192,7 @@ def test_instances_whose_jobs_may_not_start_do_not_change_who_comes_next(pool: P
         else:
             lift = "UPDATE accounts SET lift = :lift, lifted_at = now() WHERE instance = (SELECT id FROM instances"
             pool.change(f"{lift} WHERE name = :name)", lift=10 if nth == 30 else 11, name=f"i-{nth}")
-    pool.change("UPDATE job_terms SET estimate = 5")
+    pool.change("UPDATE job_constraints SET estimate = 5")
     found = Counter(head.queue.instance_name for head in start(pool, keeper, room=8))
     assert found.total() == 8
     assert max(found.values()) == 1, "each of them puts its instance behind the others"

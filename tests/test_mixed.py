@@ -14,7 +14,7 @@ def order(pool: Pool) -> str:
     for _ in range(TURNS):
         pool.assigner().run_once()
         given = bot.take()
-        story += "".join("." if pool.job(lease["job"]).gating is None else "G" for lease in given)
+        story += "".join("." if pool.job(lease["job"]).constraint_set is None else "G" for lease in given)
         bot.sync(*(completed(lease) for lease in given))
     return story
 

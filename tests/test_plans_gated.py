@@ -28,7 +28,7 @@ SETTINGS = {
     "accounts",
     "cohorts",
     "counters",
-    "gatings",
+    "constraint_sets",
     "instances",
     "job_classes",
     "meters",
@@ -37,7 +37,7 @@ SETTINGS = {
     "scheduling",
     "windows",
 }
-TABLES = ("jobs", "job_terms", "charges", "leases", "bots", "bot_platforms")
+TABLES = ("jobs", "job_constraints", "charges", "leases", "bots", "bot_platforms")
 LIVE = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
 FREE = text("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
 

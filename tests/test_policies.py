@@ -35,7 +35,7 @@ def test_a_10_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(p
         done.set()
         placing.join()
     waiting = pool.rows(
-        "SELECT DISTINCT j.priority, j.rank FROM jobs j JOIN gatings g ON g.id = j.gating"
+        "SELECT DISTINCT j.priority, j.rank FROM jobs j JOIN constraint_sets g ON g.id = j.constraint_set"
         ' WHERE j.state = \'queued\' AND g.terms = \'{"job_class": "random", "project": "site"}\''
     )
     assert {(row.priority, row.rank) for row in waiting} <= {(-5, -5)}
@@ -48,7 +48,7 @@ def test_a_10_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(p
 def test_sa_19_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> None:
     (job,) = of_class(pool, job_class="background")
     pool.change("UPDATE jobs SET queued_at = now() - interval '2 hours'")
-    pool.change("UPDATE job_terms SET watch_at = now() - interval '1 hour'")
+    pool.change("UPDATE job_constraints SET watch_at = now() - interval '1 hour'")
     pool.upkeep().run_once()
     assert pool.job(job).rank == 40.5
     pool.database.run(lambda c: classes.put_class(c, "background", points=15, actor="test"))

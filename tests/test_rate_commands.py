@@ -128,7 +128,7 @@ def test_a_job_with_a_resource_class_is_submitted_over_http(served: Served, pool
         answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"], "model": "opus"}]})
     assert answer.status_code == 400
     assert "needs a resource_class" in answer.text
-    assert pool.row("SELECT terms FROM gatings").terms == {"resource_class": "claude_cli", "model": "opus"}
+    assert pool.row("SELECT terms FROM constraint_sets").terms == {"resource_class": "claude_cli", "model": "opus"}
 
 
 def test_the_configuration_names_rates_and_unset_takes_one_away(pool: Pool, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ USED = 0.3
 
 GRANTED = """
 SELECT extract(epoch FROM l.granted_at)::float AS at FROM leases l JOIN jobs j ON j.id = l.job_id
-JOIN gatings g ON g.id = j.gating WHERE g.terms->>'resource_class' = :resource ORDER BY 1"""
+JOIN constraint_sets g ON g.id = j.constraint_set WHERE g.terms->>'resource_class' = :resource ORDER BY 1"""
 
 
 def grants(pool: Pool, resource: str) -> list[float]:

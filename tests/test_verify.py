@@ -128,7 +128,7 @@ BROKEN = [
     ("S14", "INSERT INTO graph_edges VALUES (7, 99, 'run')", ["99"]),
     ("S16", "ALTER TABLE jobs DROP CONSTRAINT jobs_sound; UPDATE jobs SET attempts = 6 WHERE id = 1", ["1"]),
     ("S16", "UPDATE jobs SET kills = 3 WHERE id = 3", ["3"]),
-    ("S18", "UPDATE jobs SET gating = 1, rank = 0 WHERE id = 3", ["3"]),
+    ("S18", "UPDATE jobs SET constraint_set = 1, rank = 0 WHERE id = 3", ["3"]),
     ("S18", "INSERT INTO charges (job_id, fence, names, amounts) VALUES (1, 1, '{}', '{}')", ["1"]),
     ("S19", "INSERT INTO counters (name, used) VALUES ('lock:x', 1)", ["lock:x"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),

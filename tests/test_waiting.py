@@ -26,7 +26,7 @@ def older(pool: Pool, seconds: float) -> None:
     """So much time passes for everything that waits."""
     pool.change("UPDATE jobs SET queued_at = queued_at - make_interval(secs => :s)", s=seconds)
     pool.change(
-        "UPDATE job_terms SET watch_at = watch_at - make_interval(secs => :s),"
+        "UPDATE job_constraints SET watch_at = watch_at - make_interval(secs => :s),"
         " promoted_at = promoted_at - make_interval(secs => :s), deadline = deadline - make_interval(secs => :s)",
         s=seconds,
     )
@@ -41,7 +41,7 @@ def test_sa_19_a_job_that_starves_moves_up_one_level_at_a_time_and_keeps_its_cla
         older(pool, HOUR)
     assert levels == ["low", "normal", "high", "critical", "critical"]
     assert (pool.job(job).priority, pool.job(job).rank) == (90, -1000)
-    assert pool.row("SELECT terms FROM gatings").terms == {"job_class": "background"}
+    assert pool.row("SELECT terms FROM constraint_sets").terms == {"job_class": "background"}
     assert pool.history(job) == ["submit", "promote", "promote", "promote"]
     told = pool.rows("SELECT details FROM job_events WHERE move = 'promote' ORDER BY id")
     assert [(row.details["from"], row.details["to"]) for row in told] == [
@@ -65,7 +65,7 @@ def test_sa_19_the_threshold_is_a_setting_and_off_is_off(pool: Pool) -> None:
     older(pool, 1000 * HOUR)
     pool.upkeep().run_once()
     assert pool.history(job) == ["submit"]
-    assert pool.row("SELECT watch_at FROM job_terms").watch_at is None
+    assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None
 
 
 def test_sa_19_what_starved_starts_before_what_is_as_urgent_by_its_class(pool: Pool) -> None:
@@ -143,8 +143,8 @@ def test_sa_29_a_deadline_that_cannot_be_kept_is_told_once(pool: Pool) -> None:
 
 def test_sa_29_a_job_that_is_over_is_looked_at_no_more(pool: Pool) -> None:
     job = submitted(pool, deadline_seconds=HOUR)
-    pool.change("UPDATE job_terms SET watch_at = now()")
+    pool.change("UPDATE job_constraints SET watch_at = now()")
 
     pool.database.run(lambda c: moves.cancel(c, [job], instances=None, sync=1.0, actor="test"))
     assert not waiting.watch(pool.database, actor="test")
-    assert pool.row("SELECT watch_at FROM job_terms").watch_at is None
+    assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None

@@ -28,7 +28,8 @@ WITH alike AS MATERIALIZED (
         SELECT id FROM jobs
         WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform AND units >= g.units
             AND {GATED}
-        ORDER BY cohort, instance, platform, gating, rank, queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+        ORDER BY cohort, instance, platform, constraint_set, rank, queued_at, id LIMIT :limit
+        FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
 )
 UPDATE jobs j SET considered = j.considered + 1, reason = :reason,
@@ -52,7 +53,7 @@ WITH retries AS MATERIALIZED (
     SELECT id FROM retries UNION ALL SELECT id FROM rested
 )
 UPDATE jobs j SET schedule_after = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM due))
-RETURNING j.gating IS NOT NULL AS gated
+RETURNING j.constraint_set IS NOT NULL AS gated
 """)
 
 RELEASE = text(f"""

@@ -24,7 +24,7 @@ def _lows(name: str, columns: str, sort: str, waiting: str, least: str) -> str:
     )"""
 
 
-_ORDINARY, _GATED = "cohort", "cohort, instance, platform, gating"
+_ORDINARY, _GATED = "cohort", "cohort, instance, platform, constraint_set"
 
 
 def _newest(name: str, columns: str, sort: str, waiting: str) -> str:

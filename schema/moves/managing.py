@@ -27,13 +27,13 @@ WITH ready AS MATERIALIZED (
         ORDER BY cohort, instance, platform LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
 ), moved AS (
-    UPDATE jobs j SET gating = (SELECT intern_gating('{{}}')),
+    UPDATE jobs j SET constraint_set = (SELECT intern_constraint_set('{{}}')),
         rank = rank_of(jsonb_build_object('priority', j.priority))
     WHERE j.id = ANY (ARRAY(SELECT id FROM ready UNION ALL SELECT id FROM resting))
     RETURNING j.id, j.priority
 ), termed AS (
-    INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
-    SELECT m.id, w.* FROM moved m CROSS JOIN LATERAL own_terms(jsonb_build_object('priority', m.priority)) w
+    INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
+    SELECT m.id, w.* FROM moved m CROSS JOIN LATERAL own_constraints(jsonb_build_object('priority', m.priority)) w
     ON CONFLICT (job_id) DO NOTHING
 )
 SELECT count(*) FROM moved
@@ -45,19 +45,20 @@ WITH RECURSIVE gated AS (
     SELECT first.* FROM ({STEP.format(before=", ".join(map(str, BEGINNING)))}) first
     UNION ALL
     SELECT following.* FROM gated g
-    CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.gating")}) following
+    CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.constraint_set")}) following
 ), alone AS MATERIALIZED (
     SELECT j.id FROM gated g
     JOIN instances i ON i.id = g.instance AND NOT i.managed
-    JOIN gatings t ON t.id = g.gating AND t.terms = '{{}}'
+    JOIN constraint_sets t ON t.id = g.constraint_set AND t.terms = '{{}}'
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
-        WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform AND gating = g.gating AND {GATED}
+        WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform
+            AND constraint_set = g.constraint_set AND {GATED}
             AND {_UNRESERVED}
-        ORDER BY cohort, instance, platform, gating LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+        ORDER BY cohort, instance, platform, constraint_set LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
 )
-UPDATE jobs j SET gating = NULL, rank = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
+UPDATE jobs j SET constraint_set = NULL, rank = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
 """)
 
 

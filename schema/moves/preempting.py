@@ -97,7 +97,7 @@ UPDATE bots b SET reserved = b.reserved + r.units FROM rests r WHERE b.id = :bot
 CLAIMS = text("""
 SELECT j.id FROM reservations v JOIN jobs j ON j.id = v.job_id
 WHERE v.bot_id = :bot_id AND j.state = 'queued' AND j.units <= :room AND (
-    j.gating IS NULL OR EXISTS (SELECT FROM charges c WHERE c.job_id = j.id AND c.fence = j.fence + 1))
+    j.constraint_set IS NULL OR EXISTS (SELECT FROM charges c WHERE c.job_id = j.id AND c.fence = j.fence + 1))
 ORDER BY j.priority, j.queued_at, j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
 

@@ -40,7 +40,7 @@ WITH found AS MATERIALIZED (
     SELECT id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))
 ), moved AS (
     UPDATE jobs j SET priority = :priority,
-        rank = CASE WHEN j.gating IS NOT NULL THEN CASE WHEN j.rank < -1000 THEN j.rank ELSE :priority END END
+        rank = CASE WHEN j.constraint_set IS NOT NULL THEN CASE WHEN j.rank < -1000 THEN j.rank ELSE :priority END END
     FROM found f
     WHERE j.id = f.id AND f.state IN ('blocked', 'queued', 'parked') AND j.state = f.state AND f.priority <> :priority
         AND {_ALLOWED}

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, text
 
 from schema.gates import GATED, STILL_READY
 
-_ORDER = "cohort, instance, platform, gating, rank, queued_at, id"
+_ORDER = "cohort, instance, platform, constraint_set, rank, queued_at, id"
 #: Before every job.
 BEGINNING = (-1, -1, -1, -1, "-infinity", "-infinity", -1)
 
@@ -14,14 +14,15 @@ BEGINNING = (-1, -1, -1, -1, "-infinity", "-infinity", -1)
 # another by somebody, and keeps it. What has been promoted or hastened stays where it is, unless it gains by it.
 REPRICE = text(f"""
 WITH part AS MATERIALIZED (
-    SELECT {_ORDER} FROM jobs WHERE {GATED} AND ({_ORDER}) > (:cohort, :instance, :platform, :gating,
+    SELECT {_ORDER} FROM jobs WHERE {GATED} AND ({_ORDER}) > (:cohort, :instance, :platform, :constraint_set,
         CAST(:rank AS float8), CAST(:queued_at AS timestamptz), :id)
     ORDER BY {_ORDER} LIMIT :limit
 ), held AS MATERIALIZED (
     SELECT id, fence, priority, rank FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM part)) AND {STILL_READY}
     ORDER BY id FOR NO KEY UPDATE
 ), priced AS MATERIALIZED (
-    SELECT h.*, t.price AS before, priced(t.own) AS price FROM held h JOIN job_terms t ON t.job_id = h.id
+    SELECT h.*, t.price AS before, priced(t.priority_inputs) AS price
+    FROM held h JOIN job_constraints t ON t.job_id = h.id
     WHERE t.price IS NOT NULL
 ), moved AS (
     UPDATE jobs j SET priority = p.price,
@@ -29,7 +30,8 @@ WITH part AS MATERIALIZED (
     FROM priced p WHERE j.id = p.id AND p.priority = p.before AND p.price <> p.before
     RETURNING j.id, j.fence, p.before, j.priority AS after
 ), kept AS (
-    UPDATE job_terms t SET price = p.price, watch_at = least(t.watch_at, now()) FROM priced p WHERE t.job_id = p.id
+    UPDATE job_constraints t SET price = p.price, watch_at = least(t.watch_at, now())
+    FROM priced p WHERE t.job_id = p.id
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'reprice', 'queued', 'queued', fence, :actor, jsonb_build_object('before', before, 'after', after)
@@ -37,8 +39,8 @@ WITH part AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM moved) AS changed, (SELECT count(*) FROM part) AS looked, last.*
 FROM (SELECT) one LEFT JOIN LATERAL (
-    SELECT cohort, instance, platform, gating, rank, queued_at, id FROM part
-    ORDER BY cohort DESC, instance DESC, platform DESC, gating DESC, rank DESC, queued_at DESC, id DESC LIMIT 1
+    SELECT cohort, instance, platform, constraint_set, rank, queued_at, id FROM part
+    ORDER BY cohort DESC, instance DESC, platform DESC, constraint_set DESC, rank DESC, queued_at DESC, id DESC LIMIT 1
 ) last ON true
 """)
 
@@ -57,7 +59,7 @@ def reprice(connection: Connection, after: tuple[object, ...] = BEGINNING, *, li
     The pool goes on meanwhile; what is repeated changes nothing. A job that rests, is held aside or deferred keeps what
     it has.
     """
-    names = ("cohort", "instance", "platform", "gating", "rank", "queued_at", "id")
+    names = ("cohort", "instance", "platform", "constraint_set", "rank", "queued_at", "id")
     values = dict(zip(names, after, strict=True))
     row = connection.execute(REPRICE, {**values, "limit": limit, "actor": actor}).one()
     return Repriced(row.changed, tuple(getattr(row, name) for name in names) if row.looked == limit else None)

@@ -50,15 +50,15 @@ WITH old AS MATERIALIZED (
         'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
         'queue_timeout_seconds', e.queue_timeout_seconds
     ) || jsonb_strip_nulls(jsonb_build_object(
-        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.own
+        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs
     )) AS request
     FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
     JOIN jobs j ON j.id = o.id
     JOIN instances i ON i.id = j.instance
     JOIN platforms p ON p.id = j.platform
     JOIN job_payloads w ON w.job_id = j.id
-    LEFT JOIN gatings g ON g.id = j.gating
-    LEFT JOIN job_terms t ON t.job_id = j.id
+    LEFT JOIN constraint_sets g ON g.id = j.constraint_set
+    LEFT JOIN job_constraints t ON t.job_id = j.id
     LEFT JOIN LATERAL (
         SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds FROM job_events
         WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true

@@ -15,16 +15,16 @@ LATER = 600
 # level above, so that nothing that keeps coming in can keep it waiting.
 WATCH = text(f"""
 WITH due AS MATERIALIZED (
-    SELECT job_id FROM job_terms WHERE watch_at IS NOT NULL AND watch_at <= now() ORDER BY watch_at LIMIT :limit
+    SELECT job_id FROM job_constraints WHERE watch_at IS NOT NULL AND watch_at <= now() ORDER BY watch_at LIMIT :limit
 ), held AS MATERIALIZED (
-    SELECT id, public_id, state, fence, rank, queued_at, gating, finished_at FROM jobs
+    SELECT id, public_id, state, fence, rank, queued_at, constraint_set, finished_at FROM jobs
     WHERE id = ANY (ARRAY(SELECT job_id FROM due)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), known AS MATERIALIZED (
     SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal, h.state = 'queued' AS waits,
         t.price IS NOT NULL AS priced, make_interval(secs => s.starvation_seconds) AS patience,
         make_interval(secs => coalesce(t.seconds, c.seconds_high, 0)) AS expected
-    FROM held h JOIN job_terms t ON t.job_id = h.id CROSS JOIN scheduling s
-    LEFT JOIN gatings g ON g.id = h.gating LEFT JOIN job_classes c ON c.name = g.terms->>'job_class'
+    FROM held h JOIN job_constraints t ON t.job_id = h.id CROSS JOIN scheduling s
+    LEFT JOIN constraint_sets g ON g.id = h.constraint_set LEFT JOIN job_classes c ON c.name = g.terms->>'job_class'
 ), judged AS MATERIALIZED (
     SELECT k.*, deadline - expected AS latest,
         waits AND rank >= -1000 AND deadline - expected / {1 - SLACK} <= now() AS hastened,
@@ -40,7 +40,7 @@ WITH due AS MATERIALIZED (
 ), moved AS (
     UPDATE jobs j SET rank = r.becomes FROM ranked r WHERE j.id = r.id AND r.becomes <> r.rank
 ), timed AS (
-    UPDATE job_terms t SET promoted_at = CASE WHEN r.promoted THEN now() ELSE t.promoted_at END,
+    UPDATE job_constraints t SET promoted_at = CASE WHEN r.promoted THEN now() ELSE t.promoted_at END,
         at_risk = t.at_risk OR r.endangered IS TRUE,
         watch_at = CASE WHEN r.finished_at IS NOT NULL THEN NULL
             WHEN NOT r.waits THEN now() + make_interval(secs => {LATER})

@@ -2,24 +2,25 @@
 --
 -- An explicit priority stands as it is. A service level goes before a class; only a class is raised by a project and
 -- by its user's priority. More points are more urgent: the priority is 100 less the points.
-CREATE OR REPLACE FUNCTION priced(own jsonb) RETURNS integer LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION priced(priority_inputs jsonb) RETURNS integer LANGUAGE plpgsql STABLE AS $$
 DECLARE
     points integer;
 BEGIN
-    IF own ? 'fixed' THEN
+    IF priority_inputs ? 'fixed' THEN
         RETURN NULL;
-    ELSIF own->>'level' IS NOT NULL THEN
-        SELECT l.points INTO points FROM service_levels l WHERE l.name = own->>'level';
-    ELSIF own->>'class' IS NOT NULL THEN
-        SELECT c.points + CASE WHEN (own->>'project')::boolean THEN s.project_points ELSE 0 END
-                + s.user_points * coalesce((own->>'user_priority')::integer, 0)
-            INTO points FROM job_classes c CROSS JOIN scheduling s WHERE c.name = own->>'class';
+    ELSIF priority_inputs->>'level' IS NOT NULL THEN
+        SELECT l.points INTO points FROM service_levels l WHERE l.name = priority_inputs->>'level';
+    ELSIF priority_inputs->>'class' IS NOT NULL THEN
+        SELECT c.points + CASE WHEN (priority_inputs->>'project')::boolean THEN s.project_points ELSE 0 END
+                + s.user_points * coalesce((priority_inputs->>'user_priority')::integer, 0)
+            INTO points FROM job_classes c CROSS JOIN scheduling s WHERE c.name = priority_inputs->>'class';
     ELSE
         RETURN NULL;
     END IF;
     IF points IS NULL THEN
-        RAISE EXCEPTION 'there is no %', CASE WHEN own->>'level' IS NOT NULL
-            THEN format('service level ''%s''', own->>'level') ELSE format('job class ''%s''', own->>'class') END
+        RAISE EXCEPTION 'there is no %', CASE WHEN priority_inputs->>'level' IS NOT NULL
+            THEN format('service level ''%s''', priority_inputs->>'level')
+            ELSE format('job class ''%s''', priority_inputs->>'class') END
             USING ERRCODE = 'LH003';
     END IF;
     RETURN greatest(-1000, least(1000, 100 - points));

@@ -84,7 +84,7 @@ BEGIN
             OFFSET 0) k
         LEFT JOIN instances i ON i.id = k.id
     ), known_terms AS MATERIALIZED (
-        SELECT terms, intern_gating(terms) AS id FROM (
+        SELECT terms, intern_constraint_set(terms) AS id FROM (
             SELECT DISTINCT coalesce(a.terms, '{}') AS terms
             FROM asked a JOIN known_instances i ON i.name = a.instance_name
             WHERE a.terms IS NOT NULL OR i.managed ORDER BY 1) sets
@@ -96,7 +96,7 @@ BEGIN
         SELECT known.*, nextval('jobs_id_seq') AS new_id,
                (moment.prefix || substr(gen_random_uuid()::text, 16))::uuid AS public_id
         FROM moment CROSS JOIN (
-            SELECT a.*, i.id AS instance, p.id AS platform, l.cohort, t.id AS gating,
+            SELECT a.*, i.id AS instance, p.id AS platform, l.cohort, t.id AS constraint_set,
                 CASE WHEN t.id IS NOT NULL THEN rank_of(a.whole) END AS rank
             FROM asked a
             JOIN known_instances i ON i.name = a.instance_name
@@ -115,14 +115,15 @@ BEGIN
         SELECT * FROM numbered m WHERE m.key IS NULL OR m.new_id IN (SELECT c.job_id FROM claimed c)
     ), born AS (
         INSERT INTO jobs (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constraint_set, rank)
         SELECT f.new_id, f.public_id, f.instance, f.platform, f.cohort, f.label, f.priority, f.units,
                f.locality_hint, f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed,
-               f.gating, f.rank
+               f.constraint_set, f.rank
         FROM fresh f
     ), termed AS (
-        INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
-        SELECT f.new_id, w.* FROM fresh f CROSS JOIN LATERAL own_terms(f.whole) w WHERE f.gating IS NOT NULL
+        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
+        SELECT f.new_id, w.* FROM fresh f CROSS JOIN LATERAL own_constraints(f.whole) w
+        WHERE f.constraint_set IS NOT NULL
     ), kept AS (
         INSERT INTO job_payloads (job_id, payload) SELECT f.new_id, f.payload FROM fresh f
     ), noted AS (

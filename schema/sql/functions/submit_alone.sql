@@ -10,7 +10,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     woken boolean;
     of_instance integer;
-    of_gating integer;
+    of_constraint_set integer;
     of_platform integer;
     is_managed boolean;
 BEGIN
@@ -47,7 +47,7 @@ BEGIN
         of_instance := intern_instance(coalesce(request->>'instance', 'default'));
     END IF;
     IF is_managed OR request->'terms' IS NOT NULL THEN
-        of_gating := intern_gating(coalesce(request->'terms', '{}'));
+        of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     IF request->>'key' IS NOT NULL THEN
         INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
@@ -64,7 +64,7 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO jobs AS j (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
-                      timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
+                      timeout_seconds, queue_deadline, max_attempts, retry_failed, constraint_set, rank)
     VALUES (coalesce(submit_alone.job_id, nextval('jobs_id_seq')),
         (public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
         of_instance, of_platform,
@@ -73,11 +73,11 @@ BEGIN
         request->>'locality_hint', (request->>'timeout_seconds')::double precision,
         now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
         coalesce((request->>'max_attempts')::integer, 5), coalesce((request->>'retry_failed')::boolean, false),
-        of_gating, CASE WHEN of_gating IS NOT NULL THEN rank_of(request) END)
+        of_constraint_set, CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) END)
     RETURNING j.id, j.public_id, true, true INTO job_id, public_id, created, same;
-    IF of_gating IS NOT NULL THEN
-        INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
-        SELECT submit_alone.job_id, w.* FROM own_terms(request) w;
+    IF of_constraint_set IS NOT NULL THEN
+        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
+        SELECT submit_alone.job_id, w.* FROM own_constraints(request) w;
     END IF;
     INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)

@@ -140,7 +140,7 @@ BEGIN
         ) AS r (whole, node, after, properties, priority, units, label, locality_hint, timeout_seconds,
             queue_timeout_seconds, max_attempts, retry_failed, payload, terms)
     ), known_terms AS MATERIALIZED (
-        SELECT terms, intern_gating(terms) AS id
+        SELECT terms, intern_constraint_set(terms) AS id
         FROM (SELECT DISTINCT terms FROM asked WHERE terms IS NOT NULL ORDER BY 1) sets
     ), known_labels AS MATERIALIZED (
         SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
@@ -149,7 +149,7 @@ BEGIN
                coalesce(a.missing, '{}') AS absent_parents,
                coalesce(w.deps, 0) + coalesce(cardinality(a.missing), 0) AS pending,
                CASE WHEN w.deps IS NULL AND coalesce(a.missing, '{}') = '{}' THEN 'queued' ELSE 'blocked' END AS state,
-               t.id AS gating,
+               t.id AS constraint_set,
                CASE WHEN t.id IS NOT NULL
                    THEN rank_of(a.whole || jsonb_build_object('priority', a.priority)) END AS rank
         FROM asked a
@@ -161,17 +161,18 @@ BEGIN
         LEFT JOIN waiting w ON w.child = p.new_id
     ), born AS (
         INSERT INTO jobs (id, public_id, instance, platform, cohort, label, priority, units, state, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed, gating, rank)
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constraint_set, rank)
         SELECT f.new_id, f.public_id, of_instance, f.platform, f.cohort, f.label, f.priority, f.units, f.state,
                f.locality_hint, f.timeout_seconds,
                CASE WHEN f.state = 'queued' THEN now() + make_interval(secs => f.queue_timeout_seconds) END,
-               f.max_attempts, f.retry_failed, f.gating, f.rank
+               f.max_attempts, f.retry_failed, f.constraint_set, f.rank
         FROM fresh f ORDER BY f.new_id
     ), termed AS (
-        INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
+        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
         SELECT f.new_id, w.estimate, w.seconds, w.deadline,
-               coalesce(w.own, '{}') || jsonb_build_object('depth', f.depth, 'graph_priority', graph_priority)
-        FROM fresh f CROSS JOIN LATERAL own_terms(f.whole) w WHERE f.gating IS NOT NULL ORDER BY f.new_id
+               coalesce(w.priority_inputs, '{}')
+                   || jsonb_build_object('depth', f.depth, 'graph_priority', graph_priority)
+        FROM fresh f CROSS JOIN LATERAL own_constraints(f.whole) w WHERE f.constraint_set IS NOT NULL ORDER BY f.new_id
     ), kept AS (
         INSERT INTO job_payloads (job_id, payload) SELECT f.new_id, f.payload FROM fresh f ORDER BY f.new_id
     ), noted AS (

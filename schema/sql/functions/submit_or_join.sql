@@ -7,28 +7,28 @@ CREATE OR REPLACE FUNCTION submit_or_join(request jsonb, instance_id integer, pl
 LANGUAGE plpgsql AS $$
 DECLARE
     wanted_priority integer := coalesce((request->>'priority')::integer, 0);
-    of_gating integer;
+    of_constraint_set integer;
 BEGIN
     IF request->'terms' IS NOT NULL OR (SELECT managed FROM instances WHERE id = instance_id) THEN
-        of_gating := intern_gating(coalesce(request->'terms', '{}'));
+        of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     LOOP
         INSERT INTO jobs AS j (instance, platform, cohort, label, priority, units, locality_hint, timeout_seconds,
-                               queue_deadline, max_attempts, retry_failed, dedup_key, gating, rank)
+                               queue_deadline, max_attempts, retry_failed, dedup_key, constraint_set, rank)
         VALUES (instance_id, platform_id, cohort_of(coalesce(request->>'label', '')),
                 coalesce(request->>'label', ''), wanted_priority, coalesce((request->>'units')::integer, 1),
                 request->>'locality_hint', (request->>'timeout_seconds')::double precision,
                 now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
                 coalesce((request->>'max_attempts')::integer, 5),
                 coalesce((request->>'retry_failed')::boolean, false), request->>'dedup_key',
-                of_gating, CASE WHEN of_gating IS NOT NULL THEN rank_of(request) END)
+                of_constraint_set, CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) END)
         ON CONFLICT (instance, dedup_key)
             WHERE dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running') DO NOTHING
         RETURNING j.id, j.public_id, false INTO job, answer, joined;
         IF FOUND THEN
-            IF of_gating IS NOT NULL THEN
-                INSERT INTO job_terms (job_id, estimate, seconds, deadline, own)
-                SELECT job, w.* FROM own_terms(request) w;
+            IF of_constraint_set IS NOT NULL THEN
+                INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
+                SELECT job, w.* FROM own_constraints(request) w;
             END IF;
             INSERT INTO job_payloads (job_id, payload) VALUES (job, request->'payload');
             INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)

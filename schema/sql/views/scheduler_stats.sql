@@ -9,6 +9,7 @@ LEFT JOIN counters c ON c.name = 'pool:jobs'
 LEFT JOIN LATERAL (
     SELECT sum(w.jobs) AS jobs, jsonb_object_agg(w.graph, w.jobs) FILTER (WHERE w.graph IS NOT NULL) AS graphs
     FROM (SELECT g.terms->>'graph' AS graph, sum(j.jobs)::bigint AS jobs
-          FROM (SELECT gating, count(*) AS jobs FROM jobs
-                WHERE state = 'queued' AND schedule_after IS NULL AND gating IS NOT NULL GROUP BY gating) j
-          JOIN gatings g ON g.id = j.gating GROUP BY 1) w) q ON true;
+          FROM (SELECT constraint_set, count(*) AS jobs FROM jobs
+                WHERE state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL
+                GROUP BY constraint_set) j
+          JOIN constraint_sets g ON g.id = j.constraint_set GROUP BY 1) w) q ON true;
