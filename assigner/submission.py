@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import psycopg
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection
 
 from assigner.estimates import Estimator, with_estimate
@@ -13,7 +13,7 @@ from schema import audit, classes, limits, moves
 from schema.engine import Database
 from schema.errors import BadInput, Forbidden, NotReady
 from schema.moves import Submitted
-from schema.requests import DEFAULT_INSTANCE, JobRequest
+from schema.requests import DEFAULT_INSTANCE, JobRequest, flat_all
 from schema.tokens import Principal
 
 T = TypeVar("T")
@@ -29,6 +29,8 @@ class SubmitRequest(Asked):
     """A batch: all of it is taken, or none."""
 
     jobs: list[JobRequest] = Field(min_length=1, max_length=limits.MAX_BATCH, fail_fast=True)
+
+    _flat = field_validator("jobs", mode="before")(flat_all)
 
 
 class OutcomeUnknown(NotReady):

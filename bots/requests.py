@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from schema import limits
 from schema.errors import BadInput
-from schema.requests import JobRequest
+from schema.requests import JobRequest, flat
 
 Request = dict[str, Any]
 
@@ -18,7 +18,7 @@ _JOB = re.compile(r"^jobs\.(\d+)\.?")
 def check(request: Request) -> Request:
     """Return `request` if a pool can take it. Raises BadInput with the field."""
     try:
-        JobRequest.model_validate(request).normal()
+        JobRequest.model_validate(flat(request)).normal()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(limits.escaped(str(part), 60) for part in first["loc"])

@@ -1,14 +1,14 @@
-"""A graph of jobs as somebody asks for it: one model and one set of checks, for callers and for the gateway."""
+"""The request for a graph of jobs: one model and one set of checks, for callers and for the gateway."""
 
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from schema import limits
 from schema.errors import BadInput
 from schema.limits import Name
-from schema.requests import DEFAULT_INSTANCE, MAX_KEY_BYTES, JobRequest
+from schema.requests import DEFAULT_INSTANCE, MAX_KEY_BYTES, JobRequest, flat_all
 
 MAX_GRAPH_NODES, MAX_GRAPH_EDGES = 10_000, 100_000
 MAX_NODE_NO = 2**31 - 1
@@ -17,12 +17,12 @@ OnFailure = Literal["block", "run", "cancel"]
 OnPhantom = Literal["warn", "reject", "ignore"]
 NodeNo = Annotated[int, Field(ge=0, le=MAX_NODE_NO)]
 
-#: What a job may have by itself and a node has from its graph.
+#: Fields of a job that a node takes from its graph.
 _OF_THE_GRAPH = ("instance", "key", "dedup_key")
 
 
 class Parent(BaseModel):
-    """A node that another one comes after."""
+    """A node that another node depends on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -33,7 +33,7 @@ class Parent(BaseModel):
     )
 
     def normal(self) -> int | dict[str, Any]:
-        """As `moves.submit_graph` takes it."""
+        """The dependency in the form that `moves.submit_graph` takes."""
         return self.node if self.on_failure is None else {"node": self.node, "on_failure": self.on_failure}
 
 
@@ -53,7 +53,7 @@ class NodeRequest(JobRequest):
     )
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
-        """The node as `moves.submit_graph` takes it. Raises BadInput."""
+        """The node in the form that `moves.submit_graph` takes. Raises BadInput."""
         for field in _OF_THE_GRAPH:
             if getattr(self, field) is not None:
                 raise BadInput(field, "belongs to the graph and not to one of its nodes")
@@ -72,7 +72,7 @@ class NodeRequest(JobRequest):
 
 
 class GraphRequest(BaseModel):
-    """Jobs that depend on each other, all of which are taken, or none."""
+    """Jobs that depend on each other. All of them are accepted, or none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -108,8 +108,10 @@ class GraphRequest(BaseModel):
         min_length=1, max_length=MAX_GRAPH_NODES, fail_fast=True, description="Jobs of the graph, 1 to 10,000."
     )
 
+    _flat = field_validator("nodes", mode="before")(flat_all)
+
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
-        """The request as `moves.submit_graph` takes it; `instance` is for one that names none. Raises BadInput."""
+        """The form that `moves.submit_graph` takes; `instance` is used if the request names none. Raises BadInput."""
         edges = sum(len(node.after) for node in self.nodes)
         if edges > MAX_GRAPH_EDGES:
             raise BadInput("nodes", f"have {edges} dependencies, at most {MAX_GRAPH_EDGES} are allowed")

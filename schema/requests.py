@@ -1,31 +1,36 @@
-"""A job as somebody asks for it: one model and one set of checks, for callers before they send and for the gateway."""
+"""The request for a job: one model and one set of checks, for callers before they send and for the gateway.
+
+Its form is flat: all fields stand side by side. The nested form, in which `moves.submit` takes and stores a request, is
+accepted too: `flat` and `flat_all` turn it into the flat one.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from schema import limits
 from schema.errors import BadInput
 from schema.hours import Zone
 from schema.limits import Name, Need
 
-#: Longest execution timeout of a job, seconds (a year).
+#: Longest time-out of a job, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
-#: Most attempts that a job may ask for.
+#: Most attempts that a request may allow.
 MAX_TRIES = 100
 MAX_KEY_BYTES = 200
 MAX_HINT_BYTES = 200
 MAX_DEDUP_KEY_BYTES = 200
 DEFAULT_INSTANCE = "default"
-#: Most locks of one job, and the largest cost.
+#: Most locks of one job; largest expected cost.
 MAX_LOCKS, MAX_COST = 16, 1e12
-#: The least urgent graph.
+#: Graph priority of the least urgent graph.
 MAX_GRAPH_PRIORITY = 1000
-#: Most that a user may raise a job by; each step is worth 5 points.
+#: Most steps of `user_priority`.
 MAX_USER_PRIORITY = 10
-#: Of one property; only the first bad one is told.
+#: Values of one property; only the first bad one is reported.
 Values = Annotated[list[str], Field(fail_fast=True)]
 
 
@@ -41,6 +46,26 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Retries and time-outs": ("timeout_seconds", "queue_timeout_seconds", "max_attempts", "retry_failed"),
     "Repeated submits": ("key", "dedup_key"),
     "Tenancy": ("instance", "owner", "project"),
+}
+
+
+#: The parts of the nested form, and which field of the flat form each name in them is.
+_PARTS: Mapping[str, Mapping[str, str]] = {
+    "payload": {name: name for name in ("command", "env", "stdin")},
+    "terms": {
+        name: name
+        for name in (
+            *("locks", "resource_class", "model", "graph_priority", "job_class", "project", "owner", "resources"),
+            *("units", "batch_key", "preferred_hours", "preferred_zone"),
+        )
+    },
+    "own": {"level": "service_level", "class": "job_class", "user_priority": "user_priority"},
+}
+#: True in the nested form for what `normal` concludes from other fields: mark -> the field that must be there.
+_MARKS: Mapping[tuple[str, str], str | None] = {
+    ("terms", "own"): None,
+    ("own", "project"): "project",
+    ("own", "fixed"): "priority",
 }
 
 
@@ -65,7 +90,11 @@ class Payload(BaseModel):
 
 
 class JobRequest(Payload):
-    """One job. Only `command` is required; no value of another type is taken."""
+    """One job. Only `command` is required; no value of another type is taken.
+
+    The nested form, with `payload`, `terms` and `own`, is accepted too where jobs are submitted; errors then name the
+    fields listed here.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -224,8 +253,8 @@ class JobRequest(Payload):
     )
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
-        """The request as `moves.submit` takes it; `instance` is for one that names none. Raises BadInput."""
-        # Keys remember the digest of their request, so what came later is in it only if it is given.
+        """The nested form, for `moves.submit`; `instance` is used if the request names none. Raises BadInput."""
+        # A key is stored with the digest of its request, so a newer field is in it only if it is given.
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
             "queue_timeout_seconds": self.queue_timeout_seconds,
@@ -250,7 +279,7 @@ class JobRequest(Payload):
         } | {name: value for name, value in later.items() if value is not None}
 
     def _priority(self) -> int | None:
-        """What it says itself; None if its service level or its class decides. Raises BadInput."""
+        """The priority that the request gives; None if its service level or class decides. Raises BadInput."""
         is_given, has_class = "priority" in self.model_fields_set, self.job_class is not None
         if self.urgency is not None:
             if is_given:
@@ -263,7 +292,7 @@ class JobRequest(Payload):
         return None if not is_given and (has_class or self.service_level is not None) else self.priority
 
     def _terms(self) -> dict[str, Any] | None:
-        """What it asks for beside a place and shares with others; None if it asks for nothing."""
+        """The constraints, which the job shares with others of its queue; None if it has none. Raises BadInput."""
         if self.model is not None and self.resource_class is None:
             raise BadInput("model", "needs a resource_class")
         shared = {
@@ -275,7 +304,7 @@ class JobRequest(Payload):
             "project": self.project,
             "owner": self.owner,
             "resources": self.resources,
-            # Jobs of one queue then fit on the same bots.
+            # With it, all jobs of one queue fit on the same bots.
             "units": self.units if self.resources and self.units > 1 else None,
             "batch_key": self.batch_key,
             "preferred_hours": sorted(set(self.preferred_hours)),
@@ -283,11 +312,11 @@ class JobRequest(Payload):
         }
         terms = {name: value for name, value in shared.items() if value}
         is_timed = self.deadline_seconds is not None or self.estimated_seconds is not None
-        # Empty terms are those of managed instances: who has none else is told from these.
+        # Empty terms mean a managed instance, so a job without shared constraints gets a mark instead.
         return terms or ({"own": True} if is_timed or self._own() else None)
 
     def _own(self) -> dict[str, Any]:
-        """What it asks for by itself: what its points are made of, and whose timeout it has."""
+        """What decides the points of this one job, and its time-out: its service level or its class."""
         own: dict[str, Any] = {}
         is_fixed = self._priority() is not None
         if self.service_level is not None:
@@ -303,7 +332,7 @@ class JobRequest(Payload):
         for name in self.env:
             if not name or "=" in name:
                 raise BadInput("env", f"'{limits.escaped(name, 60)}' is not the name of a variable")
-        # A command line may hold what is no text, in bytes that the terminal's encoding does not know.
+        # A command line may hold bytes that are no text in the terminal's encoding.
         for field, texts in (("command", self.command), ("env", [*self.env, *self.env.values()])):
             for text in texts:
                 limits.check_text(field, text, limits.MAX_PAYLOAD_BYTES)
@@ -318,6 +347,57 @@ class JobRequest(Payload):
                 "command", f"with env and stdin is {size} bytes, at most {limits.MAX_PAYLOAD_BYTES} are allowed"
             )
         return payload
+
+
+def flat(given: Any, *place: str | int) -> Any:
+    """The flat form of a request, before it is validated; what is in no nested form is returned as it is.
+
+    A name that its part does not have becomes an unknown field. Raises ValidationError, with the field at `place`, for
+    a part that is no object, a field given twice with different values, and a mark without the field that it goes with.
+    """
+    if not _is_nested(given):
+        return given
+    fields = {name: value for name, value in given.items() if name not in _PARTS}
+    marks = []
+    for part, names in _PARTS.items():
+        inner = given.get(part)
+        if inner is None:
+            continue
+        if not isinstance(inner, dict):
+            raise _refused((*place, part), "is not an object")
+        for name, value in inner.items():
+            field = names.get(name, f"{part}.{name}")
+            if value is True and (part, name) in _MARKS:
+                marks.append((part, name))
+            elif field in fields and (fields[field] != value or type(fields[field]) is not type(value)):
+                raise _refused((*place, field), "is given twice, with different values")
+            else:
+                fields[field] = value
+    for part, name in marks:
+        needed = _MARKS[part, name]
+        if needed is not None and fields.get(needed) is None:
+            raise _refused((*place, needed), f"is missing, although {part}.{name} is true")
+    return fields
+
+
+def flat_all(given: Any) -> Any:
+    """The flat forms of a list of requests, before it is validated. Raises ValidationError.
+
+    One call for the list instead of a validator of JobRequest: nearly all requests are flat already, and a call of
+    Python for each makes the validation of a batch a tenth slower.
+    """
+    if type(given) is not list or not any(map(_is_nested, given)):
+        return given
+    return [flat(each, index) for index, each in enumerate(given)]
+
+
+def _is_nested(given: Any) -> bool:
+    return type(given) is dict and ("payload" in given or "terms" in given or "own" in given)
+
+
+def _refused(place: tuple[str | int, ...], reason: str) -> ValidationError:
+    problem = PydanticCustomError("nested_request", reason)
+    return ValidationError.from_exception_data("JobRequest", [{"type": problem, "loc": place, "input": None}])
 
 
 def _short(field: str, value: str | None, limit: int) -> str | None:

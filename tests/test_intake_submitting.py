@@ -58,6 +58,26 @@ def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Da
     assert audited(database)[-2:] == ["jobs.submit", "job.read"]
 
 
+def test_the_flat_and_the_nested_form_of_a_request_are_the_same_job(operator: httpx.Client) -> None:
+    flat = {
+        "command": ["ship", "42"],
+        "key": "order-42",
+        "units": 2,
+        "locks": ["dock"],
+        "resources": {"gpu_milli": 500},
+    }
+    nested = {
+        "payload": {"command": ["ship", "42"]},
+        "key": "order-42",
+        "units": 2,
+        "terms": {"locks": ["dock"], "resources": {"gpu_milli": 500}, "units": 2},
+    }
+    (first,), (again,) = submitted(operator, flat), submitted(operator, nested)
+    assert again == first
+    refused = operator.post("/v1/jobs", json={"jobs": [flat, {"payload": {"command": ["a"]}, "terms": {"locks": [5]}}]})
+    assert (refused.status_code, refused.json()["field"]) == (422, "jobs.1.locks.0")
+
+
 def test_a_key_makes_a_submit_safe_to_repeat(operator: httpx.Client) -> None:
     body = {"jobs": [JOB | {"key": "k1"}]}
     first, again = (operator.post("/v1/jobs", json=body).json()["jobs"][0] for _ in range(2))
