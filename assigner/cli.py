@@ -50,8 +50,8 @@ def sections() -> "type[PoolSettings]":
 
 
 class Root(click.Group):
-    """Imports the side of the house that knows the database only for a command that needs it: a `leasehold submit` in
-    a shell loop should not take a second to start."""
+    """Imports what knows the database only for a command that needs it: a `leasehold submit` in a shell loop should not
+    take a second to start. Operators' commands go to a gateway, as those of callers do, with the same options."""
 
     LATER: ClassVar[Mapping[str, str]] = {
         "up": "assigner.local:up",
@@ -59,29 +59,26 @@ class Root(click.Group):
         "config": "assigner.operate:config_group",
         "db": "assigner.doctor:db_group",
         "token": "assigner.operate:token_group",
-        "assigners": "assigner.drains:assigners_group",
-        "meter": "assigner.meters:meter_group",
-        "instance": "assigner.tenants:instance_group",
-        "cohort": "assigner.tenants:cohort_group",
-        "quota": "assigner.tenants:quota_group",
-        "rate": "assigner.rates:rate_group",
-        "backpressure": "assigner.rates:backpressure_group",
-        "class": "assigner.policies:class_group",
-        "service-level": "assigner.policies:level_group",
-        "scheduling": "assigner.policies:scheduling_group",
-        "report": "assigner.reporting:report_command",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), *self.LATER])
+        from assigner import cli_operations
+
+        return sorted([*super().list_commands(context), *self.LATER, *cli_operations.names()])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in self.LATER:
-            return super().get_command(context, name)
+            return super().get_command(context, name) or self._of_operators(name)
         module, _, attribute = self.LATER[name].partition(":")
         found = getattr(import_module(module), attribute)
         assert isinstance(found, click.Command)
         return found
+
+    @staticmethod
+    def _of_operators(name: str) -> click.Command | None:
+        from assigner import cli_operations
+
+        return cli_operations.command(name, caller.caller_options)
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
@@ -101,8 +98,8 @@ class Root(click.Group):
 @click.pass_context
 def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
     """A worker pool whose only moving part is PostgreSQL."""
-    if context.invoked_subcommand in {command.name for command in commands.COMMANDS}:
-        return
+    if context.invoked_subcommand not in {*Root.LATER, "demo", "gateway", "bot"}:
+        return  # it goes to a gateway
     from assigner import installation, logs
 
     logs.to_stderr("ERROR")

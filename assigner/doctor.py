@@ -5,8 +5,9 @@ from dataclasses import asdict
 
 import click
 
+from assigner.cli_output import as_json, print_json
 from assigner.installation import COMMAND_PATIENCE, Installation
-from assigner.operate import as_json, db_group, pass_installation, print_json
+from assigner.operate import db_group, pass_installation
 from schema import doctor
 from schema.doctoring.findings import Check, Verdict
 from schema.errors import LeaseholdError

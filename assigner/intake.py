@@ -16,18 +16,15 @@ from starlette.responses import Response
 from assigner import (
     answers,
     attempts,
-    drain_routes,
     explain,
     glance,
     graph_routes,
     lookups,
-    meter_routes,
     queries,
-    rate_routes,
     standing,
     submission,
-    tenant_routes,
 )
+from assigner.api import operations, resources
 from assigner.books import RULES, Rules
 from assigner.routes import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.submission import Asked, SubmitRequest
@@ -277,8 +274,6 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> explain.Ex
 ROUTERS = (
     router,
     graph_routes.router,
-    drain_routes.router,
-    meter_routes.router,
-    tenant_routes.router,
-    rate_routes.router,
+    operations.router,
+    resources.router,
 )

@@ -10,10 +10,11 @@ import structlog
 from prometheus_client import start_http_server
 
 from assigner import logs
+from assigner.cli_output import as_json, print_json
 from assigner.config import Reloader
 from assigner.installation import Installation
 from assigner.launch import LocalBot, LocalPool, local_pool
-from assigner.operate import as_json, pass_installation, print_json
+from assigner.operate import pass_installation
 from assigner.running import GARBAGE, AssignerProcess
 from assigner.signals import Signals
 from schema.errors import BadInput

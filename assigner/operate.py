@@ -1,55 +1,21 @@
 """The operator's commands that need no gateway: configuration, database, tokens."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from assigner import config, scoring
+from assigner.cli_output import as_json, duration, print_json, print_table
 from assigner.installation import COMMAND_PATIENCE, Installation, PoolSettings
 from schema import migrate, tokens, verify
 from schema.errors import BadInput, LeaseholdError
 from schema.limits import escaped
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 pass_installation = click.make_pass_decorator(Installation)
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def duration(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
-    """Seconds, or a number with one of s, m, h, d."""
-    if value is None:
-        return None
-    number, unit = (value[:-1], _UNITS[value[-1]]) if value[-1:] in _UNITS else (value, 1.0)
-    try:
-        return float(number) * unit
-    except ValueError:
-        raise click.BadParameter(f"'{escaped(value, 40)}' is not a duration such as 90, 15m, 12h or 30d") from None
-
-
-def print_json(value: Any) -> None:
-    """One JSON document on one line."""
-    click.echo(json.dumps(to_jsonable_python(value), ensure_ascii=False, separators=(",", ":")))
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A plain table that is never folded."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=1000)
-    console.print(table, crop=False, overflow="ignore", no_wrap=True, soft_wrap=True)
 
 
 @click.group("config")

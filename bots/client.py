@@ -256,6 +256,18 @@ class Client:
         records: Records = self._transport.call("GET", "/v1/jobs", query=query)["jobs"]
         return records
 
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int | float] | None = None,
+        body: Record | None = None,
+        held: float = 0.0,
+    ) -> Record:
+        """One request to a route that has no method here; `held`: seconds that the gateway may take for it."""
+        return self._transport.call(method, path, query=query, body=body, held=held)
+
     def _each(self, path: str, jobs: Sequence[str], *, size: int = MAX_IDS, **body: str | int | None) -> Records:
         given = {name: value for name, value in body.items() if value is not None}
         answers: Records = []

@@ -5,6 +5,7 @@ taken over step by step (`schema.moves.managing`), while they go on being placed
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -33,6 +34,16 @@ ON CONFLICT (instance) DO UPDATE SET credit_weight = :credit_weight, unit = :uni
 _MANAGED = text("UPDATE instances SET managed = :managed WHERE id = :instance AND managed <> :managed")
 _FIND = text("SELECT id FROM instances WHERE name = :name AND managed FOR NO KEY UPDATE")
 _REMOVE = text("DELETE FROM accounts WHERE instance = :instance")
+_LIST = text("""
+SELECT i.name, a.credit_weight, a.unit, cost.used::double precision AS used, cost.most::double precision AS budget,
+    jobs.used::double precision AS running, jobs.most::double precision AS max_concurrent,
+    slots.most::double precision AS slots
+FROM accounts a JOIN instances i ON i.id = a.instance
+LEFT JOIN counters cost ON cost.name = 'instance:' || i.name || '\\:cost'
+LEFT JOIN counters jobs ON jobs.name = 'instance:' || i.name || '\\:jobs'
+LEFT JOIN counters slots ON slots.name = 'instance:' || i.name || '\\:slots'
+ORDER BY i.name
+""")
 
 
 class PoolLimits(BaseModel):
@@ -44,8 +55,12 @@ class PoolLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    max_concurrent: int | None = Field(default=None, ge=0, le=MAX_JOBS)
-    budget: float | None = Field(default=None, ge=0, le=MAX_BUDGET)
+    max_concurrent: int | None = Field(
+        default=None, ge=0, le=MAX_JOBS, description="jobs that run at once; null = any number"
+    )
+    budget: float | None = Field(
+        default=None, ge=0, le=MAX_BUDGET, description="cost within the rolling window, in its unit; null = any amount"
+    )
 
     def limits(self) -> dict[str, float | None]:
         """The limits that are given, by counter."""
@@ -62,10 +77,18 @@ class Account(PoolLimits):
     locks: how many jobs may hold each of these locks at once; 1 for one that is never named here.
     """
 
-    credit_weight: float | None = Field(default=None, ge=0, le=MAX_WEIGHT)
-    unit: Name | None = None
-    slots: int | None = Field(default=None, ge=0, le=MAX_JOBS)
-    locks: dict[Name, Annotated[int, Field(ge=0, le=MAX_JOBS)]] = Field(default={}, max_length=MAX_LOCKS)
+    credit_weight: float | None = Field(
+        default=None, ge=0, le=MAX_WEIGHT, description="share beside the weights of the others; 0 = what they leave"
+    )
+    unit: Name | None = Field(
+        default=None, description="what the budget counts: cost, seconds, or what bots report under that name"
+    )
+    slots: int | None = Field(
+        default=None, ge=0, le=MAX_JOBS, description="places in which its jobs work, one each; null = any number"
+    )
+    locks: dict[Name, Annotated[int, Field(ge=0, le=MAX_JOBS)]] = Field(
+        default={}, max_length=MAX_LOCKS, description="how many jobs may hold each of these locks at once"
+    )
 
     @property
     def given(self) -> bool:
@@ -80,6 +103,26 @@ class Account(PoolLimits):
             if key in self.model_fields_set
         }
         return found | {of_lock(name, lock): float(slots) for lock, slots in self.locks.items()}
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of one instance for an operator. `used`: cost within the window with what is reserved, of `budget`;
+    `running`: live leases, of `max_concurrent`; limits are None for any number."""
+
+    name: str
+    credit_weight: float
+    unit: str
+    used: float | None
+    budget: float | None
+    running: float | None
+    max_concurrent: float | None
+    slots: float | None
+
+
+def accounts(connection: Connection) -> list[Share]:
+    """The shares of all managed instances, by name."""
+    return [Share(**row._mapping) for row in connection.execute(_LIST)]
 
 
 def put_account(connection: Connection, name: str, account: Account, *, actor: str, reason: str = "") -> None:

@@ -92,6 +92,15 @@ queue_limits = Table(
     CheckConstraint("max_queued >= 0", name="queue_limits_max_positive"),
 )
 
+# What configuration files declare: only they change it.
+declarations = Table(
+    "declarations",
+    metadata,
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    PrimaryKeyConstraint("kind", "name"),
+)
+
 assigners = Table(
     "assigners",
     metadata,

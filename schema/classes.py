@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from schema import audit
-from schema.errors import BadInput
+from schema.errors import BadInput, Conflict, NotFound
+from schema.gates import AT_REST, GATED
 from schema.limits import check_name, escaped
 
 #: What `priced` raises when a class or a service level is not known.
@@ -33,9 +34,34 @@ INSERT INTO service_levels AS l (name, points, timeout_seconds) VALUES (:name, :
 ON CONFLICT (name) DO UPDATE SET points = :points, timeout_seconds = :timeout
 """)
 POLICY = text("SELECT * FROM scheduling")
+HOLD_POLICY = text("SELECT * FROM scheduling FOR NO KEY UPDATE")
 SET_POLICY = text("""
 UPDATE scheduling SET project_points = :project_points, user_points = :user_points, critical = :critical, high = :high,
     normal = :normal, starvation_seconds = :starvation_seconds, max_queue_size = :max_queue_size
+""")
+# Who submits has read the class or the service level, and holds a weak lock on its table until the job can be seen.
+LOCK_CLASSES = text("LOCK TABLE job_classes IN ACCESS EXCLUSIVE MODE")
+LOCK_LEVELS = text("LOCK TABLE service_levels IN ACCESS EXCLUSIVE MODE")
+REMOVE_CLASS = text("DELETE FROM job_classes WHERE name = :name RETURNING points")
+REMOVE_LEVEL = text("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
+# Each kind of job that is not over, by the index of its kind.
+_UNFINISHED = f"""
+SELECT id, gating FROM jobs WHERE {GATED}
+UNION ALL SELECT id, gating FROM jobs WHERE {AT_REST} AND gating IS NOT NULL
+UNION ALL SELECT id, gating FROM jobs WHERE state = 'parked' AND gating IS NOT NULL
+UNION ALL SELECT id, gating FROM jobs WHERE state = 'deferred'
+UNION ALL SELECT j.id, j.gating FROM leases l JOIN jobs j ON j.id = l.job_id
+    WHERE l.state IN ('pending', 'active', 'cancelling') AND j.gating IS NOT NULL
+UNION ALL SELECT j.id, j.gating FROM graphs g JOIN graph_nodes n ON n.graph = g.id JOIN jobs j ON j.id = n.job_id
+    WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.gating IS NOT NULL
+"""
+CLASS_IN_USE = text(f"""
+SELECT EXISTS (
+    SELECT FROM ({_UNFINISHED}) j LEFT JOIN job_terms t ON t.job_id = j.id LEFT JOIN gatings g ON g.id = j.gating
+    WHERE t.own->>'class' = :name OR g.terms->>'job_class' = :name)
+""")
+LEVEL_IN_USE = text(f"""
+SELECT EXISTS (SELECT FROM ({_UNFINISHED}) j JOIN job_terms t ON t.job_id = j.id WHERE t.own->>'level' = :name)
 """)
 
 
@@ -95,9 +121,9 @@ def service_levels(connection: Connection) -> list[ServiceLevel]:
     return [ServiceLevel(**row) for row in connection.execute(LEVELS).mappings()]
 
 
-def policy(connection: Connection) -> Policy:
-    """What holds for all classes."""
-    row = dict(connection.execute(POLICY).mappings().one())
+def policy(connection: Connection, *, held: bool = False) -> Policy:
+    """What holds for all classes. `held`: nobody else changes it until this transaction ends."""
+    row = dict(connection.execute(HOLD_POLICY if held else POLICY).mappings().one())
     del row["one"]
     return Policy(**row)
 
@@ -112,27 +138,64 @@ def priority_of(connection: Connection, own: Mapping[str, Any]) -> int:
         raise
 
 
-def put_class(connection: Connection, name: str, *, points: int, actor: str) -> None:
+def put_class(connection: Connection, name: str, *, points: int, actor: str, reason: str = "") -> None:
     """Make a class, or change its points. Jobs that wait keep theirs until `moves.reprice`. Raises BadInput."""
     _check(name, points)
     connection.execute(SET_CLASS, {"name": name, "points": points})
-    audit.write(connection, "class.set", actor=actor, subject=name, details={"points": points})
+    audit.write(connection, "class.set", actor=actor, subject=name, details={"points": points, "reason": reason})
 
 
-def put_service_level(connection: Connection, name: str, *, points: int, timeout: float, actor: str) -> None:
+def remove_class(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
+    """Remove a class, after which no job can name it. Raises NotFound, and Conflict `class_in_use` while a job that is
+    not over has it."""
+    row = _removed(connection, name, noun="class", lock=LOCK_CLASSES, in_use=CLASS_IN_USE, remove=REMOVE_CLASS)
+    audit.write(connection, "class.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
+
+
+def put_service_level(
+    connection: Connection, name: str, *, points: int, timeout: float, actor: str, reason: str = ""
+) -> None:
     """Make a service level, or change it; `timeout` in seconds. Jobs keep what they got. Raises BadInput."""
     _check(name, points)
     connection.execute(SET_LEVEL, {"name": name, "points": points, "timeout": timeout})
-    details = {"points": points, "timeout_seconds": timeout}
+    details = {"points": points, "timeout_seconds": timeout, "reason": reason}
     audit.write(connection, "service_level.set", actor=actor, subject=name, details=details)
 
 
-def put_policy(connection: Connection, wanted: Policy, *, actor: str) -> None:
+def remove_service_level(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
+    """Remove a service level, after which no job can name it. Raises NotFound, and Conflict `service_level_in_use`
+    while a job that is not over has it."""
+    row = _removed(connection, name, noun="service level", lock=LOCK_LEVELS, in_use=LEVEL_IN_USE, remove=REMOVE_LEVEL)
+    audit.write(connection, "service_level.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
+
+
+def put_policy(connection: Connection, wanted: Policy, *, actor: str, reason: str = "") -> None:
     """Replace what holds for all classes. Raises BadInput if the levels are not in order."""
     if not wanted.critical < wanted.high < wanted.normal:
         raise BadInput("levels", "must have critical < high < normal")
     connection.execute(SET_POLICY, vars(wanted))
-    audit.write(connection, "scheduling.set", actor=actor, subject="scheduling", details=dict(vars(wanted)))
+    audit.write(
+        connection, "scheduling.set", actor=actor, subject="scheduling", details=vars(wanted) | {"reason": reason}
+    )
+
+
+def _removed(
+    connection: Connection, name: str, *, noun: str, lock: TextClause, in_use: TextClause, remove: TextClause
+) -> dict[str, Any]:
+    """Remove a row that no job uses; returns what it held. A submit that has read the row is waited for, and one that
+    comes later waits and finds it gone, so that no job slips in. The first look spares submits that wait if the row
+    is in use anyway."""
+    for fence in (None, lock):
+        if fence is not None:
+            connection.execute(fence)
+        if connection.execute(in_use, {"name": name}).scalar_one():
+            raise Conflict(
+                f"{noun.replace(' ', '_')}_in_use", f"{noun} '{escaped(name, 63)}' is used by unfinished jobs"
+            )
+    row = connection.execute(remove, {"name": name}).one_or_none()
+    if row is None:
+        raise NotFound(f"{noun}: there is no {noun} '{escaped(name, 63)}'")
+    return dict(row._mapping)
 
 
 def _check(name: str, points: int) -> None:

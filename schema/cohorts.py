@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, text
 
-from schema import audit, moves
+from schema import audit, declarations, moves
 from schema.errors import BadInput, Conflict, NotFound
 from schema.limits import MAX_LABEL, Label, Name, check_name, check_text, escaped
 from schema.wakeups import wake
@@ -111,6 +111,7 @@ def put_cohort(
 def declare(connection: Connection, wanted: Sequence[CohortSettings], *, actor: str) -> None:
     """Make the named cohorts what the configuration says, in its order; the others stay. Writes and locks nothing if
     all is so already."""
+    declarations.replace(connection, "cohort", (each.name for each in wanted))
     if _is_so(_known(connection), wanted):
         return
     with _changing(connection) as concerned:

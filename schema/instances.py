@@ -7,10 +7,10 @@ from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounts import Account
-from schema.errors import Conflict
+from schema.errors import Conflict, NotFound
 from schema.gates import GATED, READY, RESTING
 from schema.ledger import ALONE
-from schema.limits import MAX_LIST, Name, check_name
+from schema.limits import MAX_LIST, Name, check_name, escaped
 from schema.wakeups import wake
 
 #: Jobs of one instance and state that are counted; more are shown as this many.
@@ -28,7 +28,7 @@ SELECT EXISTS (
 """)
 # The indexes of queues begin with the cohort, of which there are few. OFFSET 0 keeps the planner from joining, and so
 # reading, the whole table of jobs; so does a range of one instance in the order of instances, that of leases.
-_LIST = text(f"""
+_SHOWN = f"""
 SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight, a.unit,
     used.used::double precision AS used, used.most::double precision AS budget,
     jobs.most::double precision AS max_concurrent, slots.most::double precision AS slots,
@@ -46,7 +46,7 @@ SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_w
     (SELECT count(*) FROM (
         SELECT FROM leases WHERE instance >= i.id AND instance <= i.id AND state IN ('pending', 'active', 'cancelling')
         ORDER BY instance LIMIT :most) w) AS running
-FROM (SELECT * FROM instances WHERE name > :after ORDER BY name LIMIT :limit) i
+FROM (SELECT * FROM instances WHERE {{which}}) i
 LEFT JOIN LATERAL (
     SELECT sum(usage)::bigint AS usage, sum(min_quota)::bigint AS min_quota,
         CASE WHEN bool_and(max_quota IS NOT NULL) THEN sum(max_quota)::bigint END AS max_quota
@@ -56,7 +56,9 @@ LEFT JOIN counters used ON a.instance IS NOT NULL AND used.name = 'instance:' ||
 LEFT JOIN counters jobs ON a.instance IS NOT NULL AND jobs.name = 'instance:' || i.name || '\\:jobs'
 LEFT JOIN counters slots ON a.instance IS NOT NULL AND slots.name = 'instance:' || i.name || '\\:slots'
 ORDER BY i.name
-""")
+"""
+_LIST = text(_SHOWN.format(which="name > :after ORDER BY name LIMIT :limit"))
+_SHOW = text(_SHOWN.format(which="name = :name"))
 
 
 class InstanceSettings(Account):
@@ -128,3 +130,11 @@ def instances(connection: Connection, *, after: str = "", limit: int = MAX_LIST)
     """Instances by name, from the first after `after`."""
     rows = connection.execute(_LIST, {"after": after, "limit": limit, "most": MAX_COUNTED})
     return [Instance(**row._mapping) for row in rows]
+
+
+def instance(connection: Connection, name: str) -> Instance:
+    """One instance. Raises NotFound."""
+    row = connection.execute(_SHOW, {"name": name, "most": MAX_COUNTED}).one_or_none()
+    if row is None:
+        raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
+    return Instance(**row._mapping)

@@ -21,6 +21,7 @@ KEEP_DAYS = 28
 READ = text(
     "SELECT name, used, most, resets_at, updated_at FROM usage_meters WHERE updated_at IS NOT NULL ORDER BY name"
 )
+LIMIT = text("SELECT most::double precision FROM usage_meters WHERE name = :name AND updated_at IS NOT NULL")
 PUT = text(f"""
 WITH put AS (
     INSERT INTO usage_meters AS m (name, used, most, resets_at, updated_at)
@@ -93,8 +94,20 @@ def meters(connection: Connection) -> list[Meter]:
     ]
 
 
-def put(connection: Connection, name: str, *, used: float, most: float, resets_at: datetime | None = None) -> None:
-    """A meter was read: it stands at `used` of `most`. Jobs that wait for it are looked at again. Raises BadInput."""
+def put(
+    connection: Connection,
+    name: str,
+    *,
+    used: float,
+    most: float,
+    resets_at: datetime | None = None,
+    actor: str | None = None,
+    reason: str = "",
+) -> None:
+    """A meter was read: it stands at `used` of `most`. Jobs that wait for it are looked at again. Raises BadInput.
+
+    An `actor` is audited when it makes the meter or changes its limit; readings are too many.
+    """
     limits.check_name("name", name)
     if not 0 <= used <= MAX_AMOUNT:
         raise BadInput("used", f"must be between 0 and {MAX_AMOUNT:g}")
@@ -102,15 +115,19 @@ def put(connection: Connection, name: str, *, used: float, most: float, resets_a
         raise BadInput("limit", f"must be more than 0 and at most {MAX_AMOUNT:g}")
     if resets_at is not None and resets_at.tzinfo is None:
         raise BadInput("resets_at", "needs a time zone")
+    before = None if actor is None else connection.execute(LIMIT, {"name": name}).scalar_one_or_none()
     connection.execute(PUT, {"name": name, "used": used, "most": most, "resets_at": resets_at})
+    if actor is not None and before != most:
+        details = {"before": before, "after": most, "reason": reason}
+        audit.write(connection, "meter.set", actor=actor, subject=f"meter:{name}", details=details)
     wake(connection, "jobs")
 
 
-def remove(connection: Connection, name: str, *, actor: str) -> None:
+def remove(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
     """Forget a meter and what it stood at. Windows that go by it are closed until it is read again. Raises NotFound."""
     if connection.execute(REMOVE, {"name": name}).one_or_none() is None:
         raise NotFound(f"meter: no meter '{limits.escaped(name, 63)}'")
-    audit.write(connection, "meter.remove", actor=actor, subject=f"meter:{name}")
+    audit.write(connection, "meter.remove", actor=actor, subject=f"meter:{name}", details={"reason": reason})
 
 
 def history(connection: Connection, names: Sequence[str]) -> dict[str, list[Level]]:

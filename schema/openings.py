@@ -8,10 +8,12 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, text
 
-from schema import audit, hours
+from schema import audit, declarations, hours
+from schema.errors import NotFound
 from schema.hours import Hours, Zone
-from schema.limits import Name
+from schema.limits import Name, check_name, escaped
 from schema.meters import Meter
+from schema.wakeups import wake
 
 #: Stands for jobs of every class.
 ALL = "all"
@@ -26,16 +28,57 @@ ORDER BY w.name
 """)
 # Two processes that start with different windows: the later one has its way, and nobody sees half of them.
 LOCK = text("LOCK TABLE windows IN SHARE ROW EXCLUSIVE MODE")
-CLEAR = text("DELETE FROM windows")
+REMOVE = text("DELETE FROM windows WHERE name = ANY (CAST(:names AS text[])) RETURNING name")
 PUT = text(f"""
 INSERT INTO windows ({_COLUMNS}) VALUES (:name, :start, :end, :zone, :types, :exempt_types, :match, :meter,
     :usage_threshold, :meter_max_age)
 """)
 
 
-class WindowSettings(BaseModel):
+class WindowTerms(BaseModel):
     """When jobs of certain classes may start: every day from `start` up to and without `end`, whole hours of the zone's
-    clock, past midnight if `end` is not later. A job that names no class waits for no window.
+    clock, past midnight if `end` is not later. A job that names no class waits for no window."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    start: int = Field(ge=0, le=23, description="hour of the day at which it opens, 0 to 23")
+    end: int = Field(ge=1, le=24, description="hour of the day at which it closes, 1 to 24")
+    zone: Zone = Field(default="UTC", description="time zone of both hours")
+    types: Types = Field(
+        default=(ALL,),
+        min_length=1,
+        max_length=100,
+        strict=False,
+        description="classes whose jobs may start then; all = every class",
+    )
+    exempt_types: Types = Field(
+        default=(),
+        max_length=100,
+        strict=False,
+        description="classes among them that start whatever the meter says",
+    )
+    match: Literal["exact", "prefix"] = Field(
+        default="exact", description="exact, or prefix: a type also stands for classes whose names begin with it"
+    )
+    meter: Name | None = Field(default=None, description="meter that it goes by; unset = none")
+    usage_threshold: float | None = Field(
+        default=None, ge=0, le=100, description="percent of the meter's limit from which on nothing starts"
+    )
+    meter_max_age: float = Field(
+        default=3600.0, gt=0, le=31_536_000, description="seconds after which a reading of the meter counts no more"
+    )
+
+    @model_validator(mode="after")
+    def _can_be_open(self) -> Self:
+        if self.start == self.end:
+            raise ValueError("end: a window that ends as it starts is never open; the whole day is from 0 to 24")
+        if (self.meter is None) != (self.usage_threshold is None):
+            raise ValueError("usage_threshold goes with a meter: set both or neither")
+        return self
+
+
+class WindowSettings(WindowTerms):
+    """One window that the configuration names.
 
     types: classes of jobs that may start then; "all" is every class.
     match: "exact", or "prefix": a type is also that of classes that begin with it.
@@ -47,26 +90,7 @@ class WindowSettings(BaseModel):
         exempt. Doubling it lets jobs go by readings twice as old.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     name: Name
-    start: int = Field(ge=0, le=23)
-    end: int = Field(ge=1, le=24)
-    zone: Zone = "UTC"
-    types: Types = Field(default=(ALL,), min_length=1, max_length=100)
-    exempt_types: Types = Field(default=(), max_length=100)
-    match: Literal["exact", "prefix"] = "exact"
-    meter: Name | None = None
-    usage_threshold: float | None = Field(default=None, ge=0, le=100)
-    meter_max_age: float = Field(default=3600.0, gt=0, le=31_536_000)
-
-    @model_validator(mode="after")
-    def _can_be_open(self) -> Self:
-        if self.start == self.end:
-            raise ValueError("end: a window that ends as it starts is never open; the whole day is from 0 to 24")
-        if (self.meter is None) != (self.usage_threshold is None):
-            raise ValueError("usage_threshold goes with a meter: set both or neither")
-        return self
 
     @property
     def hours(self) -> Hours:
@@ -159,18 +183,43 @@ class Openings:
 
 
 def declare(connection: Connection, wanted: Sequence[WindowSettings], *, actor: str) -> None:
-    """Make the windows those that the configuration names, and no others."""
+    """Make the windows that the configuration names so, and remove those that it named before and no longer does.
+    Windows that operators made stay."""
     connection.execute(LOCK)
-    before = {window.settings for window in read(connection).windows}
-    if before == set(wanted):
+    named = {each.name for each in wanted}
+    before = declarations.replace(connection, "window", named) | named
+    if {each.settings for each in read(connection).windows if each.settings.name in before} == set(wanted):
         return
-    connection.execute(CLEAR)
+    connection.execute(REMOVE, {"names": sorted(before)})
     for each in wanted:
-        connection.execute(
-            PUT, each.model_dump() | {"types": list(each.types), "exempt_types": list(each.exempt_types)}
-        )
-    names = sorted(each.name for each in wanted)
-    audit.write(connection, "windows.set", actor=actor, subject="windows", details={"windows": names})
+        _put(connection, each)
+    audit.write(connection, "windows.set", actor=actor, subject="windows", details={"windows": sorted(named)})
+
+
+def put_window(connection: Connection, name: str, terms: WindowTerms, *, actor: str, reason: str = "") -> None:
+    """Make a window, or replace the one of this name. Raises BadInput."""
+    check_name("name", name)
+    connection.execute(LOCK)
+    connection.execute(REMOVE, {"names": [name]})
+    given = {field: getattr(terms, field) for field in WindowTerms.model_fields}
+    _put(connection, WindowSettings(name=name, **given))
+    details = {"after": {**given, "types": list(terms.types), "exempt_types": list(terms.exempt_types)}}
+    audit.write(connection, "window.set", actor=actor, subject=f"window:{name}", details={**details, "reason": reason})
+    wake(connection, "jobs")
+
+
+def remove_window(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
+    """Remove a window. Jobs wait for no window once there is none. Raises NotFound."""
+    connection.execute(LOCK)
+    if connection.execute(REMOVE, {"names": [name]}).one_or_none() is None:
+        raise NotFound(f"window: no window '{escaped(name, 63)}'")
+    audit.write(connection, "window.rm", actor=actor, subject=f"window:{name}", details={"reason": reason})
+    wake(connection, "jobs")
+
+
+def _put(connection: Connection, window: WindowSettings) -> None:
+    lists = {"types": list(window.types), "exempt_types": list(window.exempt_types)}
+    connection.execute(PUT, window.model_dump() | lists)
 
 
 def read(connection: Connection) -> Openings:

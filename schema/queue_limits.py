@@ -1,12 +1,14 @@
 """How many queued and held jobs of one label may wait; a submit beyond that is refused (`refuse_full_queues`)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
-from schema import audit
-from schema.limits import Label
+from schema import audit, declarations
+from schema.errors import BadInput, NotFound
+from schema.limits import MAX_LABEL, Label, check_text, escaped
 
 #: The largest limit, in jobs: each submit to the label counts up to it, while the others wait.
 MAX_QUEUED = 100_000
@@ -17,6 +19,7 @@ ON CONFLICT (label) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_q
 RETURNING label
 """)
 _REMOVE = text("DELETE FROM queue_limits WHERE label = :label RETURNING label")
+_LIST = text("SELECT label, max_queued FROM queue_limits ORDER BY label")
 
 
 class QueueSettings(BaseModel):
@@ -32,11 +35,52 @@ class QueueSettings(BaseModel):
     max_queued: int | None = Field(default=None, ge=0, le=MAX_QUEUED)
 
 
+@dataclass(frozen=True)
+class QueueLimit:
+    """How many queued and held jobs with this label may wait."""
+
+    label: str
+    max_queued: int
+
+
+def queue_limits(connection: Connection) -> list[QueueLimit]:
+    """Every limit, by label."""
+    return [QueueLimit(row.label, row.max_queued) for row in connection.execute(_LIST)]
+
+
+def check_label(field: str, label: str) -> str:
+    """Return `label` if a job can have it; raise BadInput naming `field` otherwise."""
+    if not check_text(field, label, MAX_LABEL):
+        raise BadInput(field, "must not be empty")
+    return label
+
+
+def set_queue_limit(connection: Connection, label: str, *, max_queued: int, actor: str, reason: str = "") -> None:
+    """Let at most `max_queued` jobs with this label wait. What waits already stays. Raises BadInput."""
+    check_label("label", label)
+    if not 0 <= max_queued <= MAX_QUEUED:
+        raise BadInput("max_queued", f"must be between 0 and {MAX_QUEUED}")
+    _put(connection, label, max_queued, actor=actor, reason=reason)
+
+
+def remove_queue_limit(connection: Connection, label: str, *, actor: str, reason: str = "") -> None:
+    """Let any number of jobs with this label wait. Raises NotFound if the label has no limit."""
+    if not _put(connection, label, None, actor=actor, reason=reason):
+        raise NotFound(f"queue-limit: label '{escaped(label, MAX_LABEL)}' has none")
+
+
 def declare(connection: Connection, wanted: Sequence[QueueSettings], *, actor: str) -> None:
     """Give the named labels the limits that the configuration says; the others keep theirs."""
+    declarations.replace(connection, "queue-limit", (each.label for each in wanted))
     for each in sorted(wanted, key=lambda one: one.label):
-        values = {"label": each.label, "max_queued": each.max_queued}
-        statement = _REMOVE if each.max_queued is None else _PUT
-        if connection.execute(statement, values).one_or_none() is not None:
-            details = {"max_queued": each.max_queued, "reason": "configuration"}
-            audit.write(connection, "queue.set", actor=actor, subject=f"label:{each.label}", details=details)
+        _put(connection, each.label, each.max_queued, actor=actor, reason="configuration")
+
+
+def _put(connection: Connection, label: str, max_queued: int | None, *, actor: str, reason: str) -> bool:
+    """Set or remove a limit; returns whether that changed anything, which is then audited."""
+    values = {"label": label, "max_queued": max_queued}
+    if connection.execute(_REMOVE if max_queued is None else _PUT, values).one_or_none() is None:
+        return False
+    details = {"max_queued": max_queued, "reason": reason}
+    audit.write(connection, "queue.set", actor=actor, subject=f"label:{label}", details=details)
+    return True

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
-from schema import audit
+from schema import audit, declarations
 from schema.errors import BadInput, NotFound
 from schema.limits import NAME, check_name, escaped
 from schema.wakeups import wake
@@ -177,6 +177,7 @@ def rates(connection: Connection) -> list[Rate]:
 
 def declare(connection: Connection, wanted: Sequence[RateSettings], *, actor: str) -> None:
     """Give the named resources the rates that the configuration says; the others keep theirs."""
+    declarations.replace(connection, "rate", (each.resource for each in wanted))
     known = {each.resource: (each.per_second, each.burst) for each in rates(connection)}
     for each in sorted(wanted, key=lambda one: one.resource):
         if each.per_second is None:

@@ -4,12 +4,14 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from assigner import exits
+from assigner.cli import cli
 from bots.launcher import Launcher
 from bots.runner import Place
 from bots.workplace import Workplace, marked_processes
@@ -164,6 +166,25 @@ def no_pool_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment names no pool."""
     for name in ("LEASEHOLD_URL", "LEASEHOLD_TOKEN", "LEASEHOLD_DATA", "LEASEHOLD_INSECURE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def operate(
+    served: Served, no_pool_of_our_own: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs one command of the console script in this process, as an operator of `served`; gives its exit code and what
+    it said: on standard output if it is 0, otherwise on standard error."""
+    monkeypatch.setenv("LEASEHOLD_URL", served.url)
+    monkeypatch.setenv("LEASEHOLD_TOKEN", served.token("operator"))
+
+    def call(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = exits.run(cli, arguments)
+        said = capsys.readouterr()
+        assert not (said.out and said.err)
+        return code, said.out if code == 0 else said.err
+
+    return call
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from assigner import policies
 from assigner.books import Rules
+from assigner.operator_resources.priorities import reprice
 from assigner.ordering import OrderingSettings
 from assigner.overflow import Tide
 from schema import classes, clock, counters, moves
@@ -64,7 +64,7 @@ def test_sa_all_at_once_every_job_comes_to_its_end(pool: Pool, seed: int) -> Non
         if submitting and step % 10 == 9:
             points = chance.randint(0, 100)
             pool.database.run(lambda c, points=points: classes.put_class(c, "random", points=points, actor="test"))
-            policies.reprice(pool.database, actor="test")
+            reprice(pool.database, actor="test")
         if step == 60:
             pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", None))
         held = [worked(bot, mine, chance) for bot, mine in zip(bots, held, strict=True)]

@@ -52,7 +52,7 @@ def wrong_imports(tree: ast.AST, name: str) -> list[str]:
     return [
         f"{name}:{line}: imports {module}"
         for line, module, _ in imported(tree)
-        if module.split(".")[0] in forbidden or module.startswith(".") or module.startswith(ROOT[:-3].replace("/", "."))
+        if module.split(".")[0] in forbidden or module.startswith(".") or module == ROOT[:-3].replace("/", ".")
     ]
 
 

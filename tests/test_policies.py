@@ -2,7 +2,8 @@
 
 import threading
 
-from assigner import policies, terms
+from assigner import terms
+from assigner.operator_resources.priorities import reprice
 from schema import classes, counters, moves
 from schema.requests import JobRequest
 from tests.heads import book, head, queue
@@ -29,7 +30,7 @@ def test_a_10_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(p
     placing = threading.Thread(target=assign)
     placing.start()
     try:
-        policies.reprice(pool.database, actor="test")
+        reprice(pool.database, actor="test")
     finally:
         done.set()
         placing.join()
@@ -41,7 +42,7 @@ def test_a_10_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(p
     assert {pool.job(job).priority for job in others} == {40}
     assert (pool.job(explicit).priority, pool.job(changed).priority) == (60, -5)
     assert len(bot.take()) + len(pool.rows("SELECT FROM jobs WHERE state = 'queued'")) == len(jobs) + 5
-    assert policies.reprice(pool.database, actor="test") == 0, "what is repeated changes nothing"
+    assert reprice(pool.database, actor="test") == 0, "what is repeated changes nothing"
 
 
 def test_sa_19_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> None:
@@ -51,7 +52,7 @@ def test_sa_19_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) 
     pool.upkeep().run_once()
     assert pool.job(job).rank == 40.5
     pool.database.run(lambda c: classes.put_class(c, "background", points=15, actor="test"))
-    assert policies.reprice(pool.database, actor="test") == 1
+    assert reprice(pool.database, actor="test") == 1
     assert (pool.job(job).priority, pool.job(job).rank) == (85, 40.5)
 
 

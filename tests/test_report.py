@@ -2,14 +2,11 @@
 
 import json
 import math
-from pathlib import Path
+from collections.abc import Callable
 
-import click
 import pytest
 
-from assigner import exits, fairness, report
-from assigner.installation import Installation, PoolSettings
-from assigner.reporting import report_command
+from assigner import fairness, report
 from schema import counters
 from tests.pool import Pool, completed
 
@@ -95,19 +92,12 @@ def test_a_25_efficiency_counts_the_minutes_in_which_jobs_were_ready(pool: Pool)
 
 
 def test_the_command_prints_a_report_and_refuses_a_bad_window(
-    pool: Pool, database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pool: Pool, operate: Callable[..., tuple[int, str]]
 ) -> None:
     ran(pool, instance="team-a", jobs=3)
-    at = Installation(tmp_path, None, PoolSettings, {"LEASEHOLD_DATABASE_URL": database_url})
-
-    @click.group(commands=[report_command])
-    @click.pass_context
-    def program(context: click.Context) -> None:
-        context.obj = at
-
-    assert exits.run(program, ["report", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["instances"][0]["name"] == "team-a"
-    assert exits.run(program, ["report"]) == 0
-    assert "team-a" in capsys.readouterr().out
-    assert exits.run(program, ["report", "--window", "0"]) == 2
-    assert capsys.readouterr().err.startswith("error: --window: must be between")
+    code, told = operate("report", "--json")
+    assert (code, json.loads(told)["instances"][0]["name"]) == (0, "team-a")
+    code, told = operate("report")
+    assert (code, "team-a" in told) == (0, True)
+    code, told = operate("report", "--window", "0")
+    assert (code, told.startswith("error: --window: must be between")) == (2, True)

@@ -1,0 +1,276 @@
+"""The routes of what operators do beside setting things: drains, reports, forecasts, and advice by its older routes."""
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection, text
+
+from assigner import answers, forecast, queries, report
+from assigner.api.resources import Reason
+from assigner.operator_resources.declaration import given
+from assigner.operator_resources.limits import AdviceRequest
+from assigner.routes import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
+from assigner.submission import Asked
+from schema import backpressure, drains, hours, limits, meters, moves, openings, predictions, usage
+from schema.errors import BadInput, NotFound
+
+#: The longest window of a report, seconds.
+YEAR = 366 * 86400.0
+
+_NOW = text("SELECT now()")
+
+
+class DrainRequest(Asked):
+    draining: bool = True
+    reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class TimedDrainRequest(DrainRequest):
+    deadline: float | None = Field(
+        default=None,
+        ge=0,
+        le=drains.MAX_DEADLINE,
+        description="seconds after which what still runs is stopped and queued again; unset = never",
+    )
+
+
+class Assigner(BaseModel):
+    name: str
+    state: str = Field(description="running, draining (it has not obeyed yet), drained, stopped, or dead")
+    draining: bool = Field(description="an operator asked it to place nothing")
+    started_at: datetime
+    seen_at: datetime
+    stopped_at: datetime | None
+
+
+class InstanceDrain(BaseModel):
+    name: str
+    draining: bool = Field(description="an operator asked that none of its jobs start")
+    leases: int | None = given(unit="leases", says="that it still holds; unset = it is not draining")
+
+
+class AssignerList(BaseModel):
+    """The assigner processes of the last day, by name."""
+
+    assigners: list[Assigner]
+
+
+class Reported(BaseModel):
+    instance: str
+    unit: str
+    amount: float = Field(description="in this unit")
+    jobs: int = given(unit="jobs", says="that are done and said something of it")
+
+
+class UsageList(BaseModel):
+    """By instance and unit."""
+
+    usage: list[Reported]
+
+
+class ClassReportList(BaseModel):
+    """By class."""
+
+    classes: list[predictions.Accuracy]
+
+
+class Forecast(BaseModel):
+    """The next window in which the meter is expected to be below its threshold; unset without a suitable one."""
+
+    window: str | None
+    at: datetime | None
+    percent: float | None = given(unit="percent of the limit", says="what the meter is expected to stand at then")
+    zone: str | None = Field(description="the time zone of the window")
+
+
+class ClassAdviceRequest(AdviceRequest):
+    resource_class: str | None = Field(default=None, description="unset = all jobs that ask for more than a place")
+
+
+class Changed(BaseModel):
+    name: str = Field(description="of the resource class; of advice for all jobs empty")
+
+
+ResourceClass = Annotated[str | None, Query(max_length=63, description="unset = the advice for all jobs")]
+JobClass = Annotated[str, Query(alias="class", description="of the job")]
+
+router = APIRouter(prefix="/v1", tags=["operators"])
+
+
+@router.get("/bots/{name}", responses=problems(400, 404), openapi_extra=OPERATORS)
+async def bot(request: Request, name: str) -> answers.ShownBot:
+    """One bot."""
+    limits.check_name("name", name)
+    row = await request.app.state.run(lambda connection: queries.bot(connection, name))
+    if row is None:
+        raise NotFound(f"bot: no bot '{name}'")
+    return answers.ShownBot.model_validate(row)
+
+
+@router.post("/bots/{name}/drain", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS)
+async def drain_bot(
+    request: Request, name: str, body: Annotated[TimedDrainRequest, Read], caller: Caller
+) -> answers.DrainAnswer:
+    """Ask a bot to take no more work, or to go on."""
+    limits.check_name("name", name)
+    wish = _timed(body)
+
+    def work(connection: Connection) -> None:
+        moves.drain(connection, name, actor=caller.actor, **wish)
+
+    await request.app.state.run(work)
+    return answers.DrainAnswer(name=name, draining=body.draining)
+
+
+@router.post("/instances/{name}/drain", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS)
+async def drain_instance(
+    request: Request, name: str, body: Annotated[TimedDrainRequest, Read], caller: Caller
+) -> answers.DrainAnswer:
+    """Start no more jobs of an instance, or start them again. Its jobs stay queued."""
+    limits.check_name("name", name)
+    wish = _timed(body)
+
+    def work(connection: Connection) -> None:
+        drains.drain_instance(connection, name, actor=caller.actor, **wish)
+
+    await request.app.state.run(work)
+    return answers.DrainAnswer(name=name, draining=body.draining)
+
+
+@router.get("/instances/{name}/drain", responses=problems(404), openapi_extra=OPERATORS)
+async def instance_drain(request: Request, name: str) -> InstanceDrain:
+    """Whether an instance is being drained, and what it still holds."""
+    leases = await request.app.state.run(lambda connection: drains.instance_leases(connection, name))
+    return InstanceDrain(name=name, draining=leases is not None, leases=leases)
+
+
+@router.get("/assigners", responses=problems(), openapi_extra=OPERATORS)
+async def assigners(request: Request) -> AssignerList:
+    """Every assigner process of the last day."""
+    found = await request.app.state.run(drains.assigners)
+    return AssignerList(assigners=[Assigner(**asdict(each)) for each in found])
+
+
+@router.get("/assigners/{name}", responses=problems(404), openapi_extra=OPERATORS)
+async def assigner(request: Request, name: str) -> Assigner:
+    """One assigner process of the last day."""
+    found = await request.app.state.run(lambda connection: drains.assigners(connection, name))
+    if not found:
+        raise NotFound(f"assigner: no assigner process '{limits.escaped(name, 63)}'")
+    return Assigner(**asdict(found[0]))
+
+
+@router.post("/assigners/{name}/drain", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS)
+async def drain_assigner(
+    request: Request, name: str, body: Annotated[DrainRequest, Read], caller: Caller
+) -> answers.DrainAnswer:
+    """Ask an assigner process to place no more jobs, or to go on. Its upkeep goes on."""
+    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
+
+    def work(connection: Connection) -> None:
+        drains.drain_assigner(connection, name, draining=body.draining, actor=caller.actor, reason=reason)
+
+    await request.app.state.run(work)
+    return answers.DrainAnswer(name=name, draining=body.draining)
+
+
+@router.get("/usage", responses=problems(), openapi_extra=OPERATORS)
+async def list_usage(
+    request: Request, hours: Annotated[float, Query(ge=0, le=usage.MAX_HOURS, allow_inf_nan=False)] = 24.0
+) -> UsageList:
+    """What bots say that jobs at gates have used within so many hours, in every unit."""
+    found = await request.app.state.run(lambda connection: usage.reported(connection, hours=hours))
+    return UsageList(usage=[Reported(**asdict(each)) for each in found])
+
+
+@router.get("/report", responses=problems(), openapi_extra=OPERATORS)
+async def show_report(
+    request: Request, window: Annotated[float, Query(ge=1, le=YEAR, description="seconds back from now")] = 86400.0
+) -> report.Report:
+    """What the pool did: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
+    found: report.Report = await request.app.state.run(lambda connection: report.report(connection, window=window))
+    return found
+
+
+@router.get("/class-report", responses=problems(), openapi_extra=OPERATORS)
+async def show_class_report(request: Request) -> ClassReportList:
+    """What was estimated beside what was, for the jobs of each class that ended last."""
+    return ClassReportList(classes=await request.app.state.run(predictions.accuracy))
+
+
+@router.get("/meters/{name}/pattern", responses=problems(400, 404), openapi_extra=OPERATORS)
+async def show_pattern(
+    request: Request, name: str, zone: Annotated[str, Query(max_length=100, description="of the hours")] = "UTC"
+) -> forecast.Pattern:
+    """How a meter went over the day, in the last four weeks: percent of its limit by the hour."""
+    try:
+        found_zone = hours.zone(zone)
+    except ValueError as error:
+        raise BadInput("zone", str(error)) from None
+    levels = await request.app.state.run(lambda connection: meters.history(connection, [name])[name])
+    if not levels:
+        raise NotFound(f"meter: nothing is known of '{limits.escaped(name, 63)}'")
+    return forecast.pattern(levels, found_zone)
+
+
+@router.get("/forecast", responses=problems(400), openapi_extra=OPERATORS)
+async def show_forecast(
+    request: Request,
+    job_class: JobClass,
+    estimate: Annotated[float, Query(ge=0, le=meters.MAX_AMOUNT, description="what the job will use")] = 0.0,
+) -> Forecast:
+    """The next window in which a job had best start: its meter is expected to be below its threshold."""
+    limits.check_name("class", job_class)
+
+    def work(connection: Connection) -> Forecast:
+        found = openings.read(connection)
+        if not found.windows:
+            raise BadInput("windows", "there are none")
+        names = [each.settings.meter for each in found.windows if each.settings.meter is not None]
+        start = forecast.best_start(
+            found,
+            job_class,
+            estimate=estimate,
+            histories=meters.history(connection, names),
+            now=connection.execute(_NOW).scalar_one(),
+        )
+        if start is None:
+            return Forecast(window=None, at=None, percent=None, zone=None)
+        zone = next(each.settings.zone for each in found.windows if each.settings.name == start.window)
+        return Forecast(**asdict(start), zone=zone)
+
+    found: Forecast = await request.app.state.run(work)
+    return found
+
+
+@router.put("/backpressure", responses=problems(400, 408, 413, 415), openapi_extra=OPERATORS)
+async def set_advice(request: Request, body: Annotated[ClassAdviceRequest, Read], caller: Caller) -> Changed:
+    """Advise assigners to start no jobs, or to wait between starts. What runs goes on."""
+    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
+    told = body.model_dump(include={"allowed", "delay", "seconds"})
+
+    def work(connection: Connection) -> None:
+        backpressure.advise(connection, body.resource_class, **told, actor=caller.actor, reason=reason)
+
+    await request.app.state.run(work)
+    return Changed(name=body.resource_class or "")
+
+
+@router.delete("/backpressure", responses=problems(404), openapi_extra=OPERATORS)
+async def remove_advice(
+    request: Request, caller: Caller, resource_class: ResourceClass = None, reason: Reason = ""
+) -> Changed:
+    """Take advice back."""
+    await request.app.state.run(
+        lambda connection: backpressure.take_back(connection, resource_class, actor=caller.actor, reason=reason)
+    )
+    return Changed(name=resource_class or "")
+
+
+def _timed(body: TimedDrainRequest) -> dict[str, Any]:
+    drains.check_deadline("deadline", body.deadline, draining=body.draining)
+    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
+    return {"draining": body.draining, "deadline": body.deadline, "reason": reason}

@@ -1,0 +1,197 @@
+"""The routes of everything that operators set, made of its declarations: list, show, set and remove.
+
+Mounted by the gateway, whose door lets only operators in and has read the body. From `app.state` the handlers take
+`run` (work in a transaction, on a thread), `callers` (calls on a thread), `database` and `desk`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, Signature
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from sqlalchemy import Connection
+
+from assigner.operator_resources.declaration import ALL, By, Irremovable, Keys, Page, Removal, Resource, Setting
+from assigner.operator_resources.registry import RESOURCES
+from assigner.routes import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
+from schema import declarations, limits
+from schema.errors import Conflict, NotFound
+from schema.limits import escaped
+from schema.tokens import Principal
+
+#: Code of the refusal to remove what is always there.
+IRREMOVABLE = "irremovable"
+
+Reason = Annotated[str, Query(max_length=MAX_REASON_BYTES, description="for the audit; at most 500 bytes")]
+After = Annotated[str, Query(description="only those after this one, by name: the next page")]
+Limit = Annotated[int, Query(ge=1, le=limits.MAX_LIST)]
+
+
+class Done(BaseModel):
+    """What was set or removed, by its name, with what else there is to tell of that."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(description="its keys, with a slash between them")
+
+
+def router_of(resources: Iterable[Resource[Any]]) -> APIRouter:
+    """The routes of these resources."""
+    router = APIRouter(prefix="/v1", tags=["operators"])
+    for resource in resources:
+        path = _path(resource)
+        if resource.keys:
+            _add_list(router, resource)
+        _add_show(router, resource, path)
+        for setting in (resource.set, *resource.older):
+            _add_setting(router, resource, setting, path)
+        _add_removal(router, resource, path)
+    return router
+
+
+def _add_list(router: APIRouter, resource: Resource[Any]) -> None:
+    fields: Any = {resource.field: (list[resource.row], ...)}  # type: ignore[name-defined]
+    answer = create_model(f"{resource.row.__name__}List", **fields)
+
+    async def handler(request: Request, after: str = "", limit: int = limits.MAX_LIST) -> Any:
+        page = _page(request, limits.check_text("after", after, 63), limit)
+        found = await request.app.state.run(lambda connection: list(resource.rows(connection, page)))
+        return {resource.field: found}
+
+    paged = {"after": (After, ""), "limit": (Limit, limits.MAX_LIST)} if resource.paged else {}
+    _signed(handler, f"list_{resource.field}", f"List. {resource.says}", {}, paged)
+    router.add_api_route(
+        f"/{resource.plural}",
+        handler,
+        response_model=answer,
+        responses=problems(*([400] if resource.paged else [])),
+        openapi_extra=OPERATORS,
+    )
+
+
+def _add_show(router: APIRouter, resource: Resource[Any], path: str) -> None:
+    async def handler(request: Request, **given: str) -> Any:
+        keys = [given[key.name] for key in resource.keys]
+        page = _page(request, "", limits.MAX_LIST)
+        return await request.app.state.run(lambda connection: _shown(connection, resource, keys, page))
+
+    _signed(handler, f"show_{resource.field}", f"Show one. {resource.says}", _keys(resource), {})
+    router.add_api_route(path, handler, response_model=resource.row, responses=problems(404), openapi_extra=OPERATORS)
+
+
+def _add_setting(router: APIRouter, resource: Resource[Any], setting: Setting[Any], path: str) -> None:
+    async def handler(request: Request, body: Any, caller: Principal, **given: str) -> Any:
+        keys = [given[key.name] for key in resource.keys]
+        by: By = {"actor": caller.actor, "reason": limits.check_text("reason", body.reason, MAX_REASON_BYTES)}
+
+        def work(connection: Connection) -> Mapping[str, Any]:
+            _refuse_declared(connection, resource, resource.claims(setting, keys, body))
+            return setting.apply(connection, keys, body, by) or {}
+
+        told: Mapping[str, Any] = await request.app.state.run(work)
+        if setting.then is not None:
+            following, state = setting.then, request.app.state
+            told = {**told, **await state.callers.call(lambda: following(state.database, caller.actor))}
+        return {"name": resource.named(keys), **told}
+
+    _signed(
+        handler,
+        f"{setting.method.lower()}_{resource.field}",
+        setting.says,
+        _keys(resource),
+        {"body": (Annotated[setting.model, Read], Parameter.empty), "caller": (Caller, Parameter.empty)},
+    )
+    handler.__annotations__ = {"body": setting.model}
+    router.add_api_route(
+        path,
+        handler,
+        methods=[setting.method],
+        response_model=Done,
+        responses=problems(400, 404, 408, 409, 413, 415),
+        openapi_extra=OPERATORS,
+    )
+
+
+def _add_removal(router: APIRouter, resource: Resource[Any], path: str) -> None:
+    removal = resource.remove
+
+    async def handler(request: Request, caller: Principal, reason: str = "", **given: str) -> Any:
+        if isinstance(removal, Irremovable):
+            raise Conflict(IRREMOVABLE, f"{resource.name}: cannot be removed: {removal.reason}")
+        keys = [given[key.name] for key in resource.keys]
+        await request.app.state.run(lambda connection: _remove(connection, resource, removal, keys, caller, reason))
+        return {"name": resource.named(keys)}
+
+    says = removal.says if isinstance(removal, Removal) else f"Refused: {removal.reason}."
+    more = {"caller": (Caller, Parameter.empty), "reason": (Reason, "")}
+    _signed(handler, f"remove_{resource.field}", says, _keys(resource), more)
+    router.add_api_route(
+        path,
+        handler,
+        methods=["DELETE"],
+        response_model=Done,
+        responses=problems(400, 404, 409),
+        openapi_extra=OPERATORS,
+    )
+
+
+def _remove(
+    connection: Connection, resource: Resource[Any], removal: Removal, keys: Keys, caller: Principal, reason: str
+) -> None:
+    _refuse_declared(connection, resource, resource.claims(None, keys, None))
+    by: By = {"actor": caller.actor, "reason": limits.check_text("reason", reason, MAX_REASON_BYTES)}
+    removal.apply(connection, keys, by)
+
+
+def _refuse_declared(connection: Connection, resource: Resource[Any], claims: Mapping[str, Iterable[str]]) -> None:
+    for kind, names in claims.items():
+        declarations.refuse(connection, kind, list(names), place=resource.place or "")
+
+
+def _shown(connection: Connection, resource: Resource[Any], keys: Keys, page: Page) -> Any:
+    if resource.show is not None:
+        return resource.show(connection, keys, page)
+    for row in resource.rows(connection, page):
+        seen = resource.row.model_validate(row)
+        if all(str(getattr(seen, key.name) or ALL) == value for key, value in zip(resource.keys, keys, strict=True)):
+            return row
+    raise NotFound(f"{resource.name}: there is no '{escaped('/'.join(keys), 127)}'")
+
+
+def _page(request: Request, after: str, limit: int) -> Page:
+    return Page(after, limit, request.app.state.desk.cooldown)
+
+
+def _path(resource: Resource[Any]) -> str:
+    """The path of one thing, in the framework's words."""
+    path = resource.item_path
+    for key in resource.keys:
+        if key.slashes:
+            path = path.replace(f"{{{key.name}}}", f"{{{key.name}:path}}")
+    return path
+
+
+def _keys(resource: Resource[Any]) -> dict[str, tuple[Any, Any]]:
+    return {key.name: (str, Parameter.empty) for key in resource.keys}
+
+
+def _signed(
+    handler: Callable[..., Any],
+    name: str,
+    says: str,
+    keys: Mapping[str, tuple[Any, Any]],
+    more: Mapping[str, tuple[Any, Any]],
+) -> None:
+    """Tell the framework what a handler takes, and what it is called in the description of the routes."""
+    parameters = {"request": (Request, Parameter.empty), **keys, **more}
+    handler.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(each, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            for each, (annotation, default) in parameters.items()
+        ]
+    )
+    handler.__name__, handler.__doc__ = name, says
+
+
+router = router_of(RESOURCES)

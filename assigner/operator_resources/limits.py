@@ -1,0 +1,394 @@
+"""Declarations of limits: of the pool, locks, rates, backpressure, meters, queues, and windows of time."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, ConfigDict, Field
+from sqlalchemy import Connection, text
+
+from assigner.operator_resources.declaration import (
+    ALL,
+    SECONDS,
+    By,
+    Irremovable,
+    Key,
+    Keys,
+    Page,
+    Removal,
+    Request,
+    Resource,
+    Row,
+    Setting,
+    given,
+)
+from schema import accounts, backpressure, counter_limits, meters, openings, queue_limits, rates
+from schema.accounts import PoolLimits
+from schema.limits import check_name
+from schema.openings import WindowTerms
+
+_NOW = text("SELECT now()")
+
+
+class PoolLimitsRequest(PoolLimits):
+    model_config = ConfigDict(strict=True)
+
+    reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class PoolLimit(Row):
+    used: float
+    most: float | None = Field(description="unset = any number")
+
+
+class PoolLimitList(Row):
+    """What all managed instances have together."""
+
+    max_concurrent: PoolLimit = Field(description="jobs that run at once")
+    budget: PoolLimit = Field(description="cost within the rolling window")
+
+
+def _set_pool_limits(connection: Connection, _keys: Keys, body: PoolLimitsRequest, by: By) -> None:
+    accounts.limit_pool(connection, body, **by)
+
+
+def _pool_limits_given(_keys: Keys, body: PoolLimitsRequest) -> Mapping[str, Sequence[str]]:
+    return {"pool-limit": sorted(body.model_fields_set - {"reason"})}
+
+
+POOL_LIMITS = Resource(
+    name="pool-limit",
+    plural="limits",
+    says="What all instances that have a share may have together.",
+    keys=(),
+    answers_as="pool",
+    row=PoolLimitList,
+    rows=lambda connection, _: [accounts.pool_limits(connection)],
+    columns=(
+        ("running jobs", lambda row: row["max_concurrent"]["used"]),
+        ("max concurrent jobs", lambda row: row["max_concurrent"]["most"]),
+        ("used cost", lambda row: row["budget"]["used"]),
+        ("budget cost", lambda row: row["budget"]["most"]),
+    ),
+    set=Setting(
+        says="Limit what all instances that have a share may have together; what is not given stays.",
+        model=PoolLimitsRequest,
+        apply=_set_pool_limits,
+        partial=True,
+        claims=_pool_limits_given,
+    ),
+    told=lambda _: "the limits of all are set",
+    remove=Irremovable("the pool always has these limits; set them to none"),
+    place="[fair_share]",
+)
+
+
+class LockRequest(Request):
+    slots: int = given(unit="jobs", says="how many jobs may hold the lock at once", ge=0, le=counter_limits.MAX_JOBS)
+
+
+class Lock(Row):
+    instance: str
+    lock: str
+    used: float = given(unit="jobs", says="jobs that hold it now")
+    slots: float | None = given(unit="jobs", says="jobs that may hold it at once; 1 for a lock that nobody has set")
+
+
+def _locks(connection: Connection, _: Page) -> list[Lock]:
+    found = counter_limits.limits(connection, counter_limits.SLOTS_OF_LOCK)
+    return [Lock(instance=each.names[0], lock=each.names[1], used=each.used, slots=each.most) for each in found]
+
+
+LOCKS = Resource(
+    name="lock",
+    plural="locks",
+    says="How many jobs of an instance may hold a lock at once; one, unless set.",
+    keys=(Key("instance", "INSTANCE"), Key("lock", "LOCK")),
+    row=Lock,
+    rows=_locks,
+    columns=(("instance", "instance"), ("lock", "lock"), ("held by jobs", "used"), ("slots (jobs)", "slots")),
+    set=Setting(
+        says="Set how many jobs of an instance may hold a lock at once. Jobs above a smaller number run on.",
+        model=LockRequest,
+        apply=lambda connection, keys, body, by: counter_limits.set_limit(
+            connection, counter_limits.SLOTS_OF_LOCK, keys, body.slots, **by
+        ),
+        arguments=("slots",),
+    ),
+    told=lambda done: f"{done['slots']} jobs of {done['instance']} may hold {done['lock']} at once",
+    remove=Removal(
+        says="Give a lock the one slot that every lock has.",
+        apply=lambda connection, keys, by: counter_limits.remove_limit(
+            connection, counter_limits.SLOTS_OF_LOCK, keys, **by
+        ),
+        told="one job of {instance} may hold {lock} at a time",
+    ),
+    place="[[instances]]",
+)
+
+
+class RateRequest(Request):
+    per_second: float = given(
+        unit="jobs per second", says="jobs that start, in the long run; may be below 1", gt=0, le=rates.MAX_RATE
+    )
+    burst: int = given(1, unit="jobs", says="jobs that may start at once, after a quiet time", ge=1, le=rates.MAX_BURST)
+
+
+class Rate(Row):
+    resource: str = Field(description="CLASS or CLASS/MODEL")
+    per_second: float = given(unit="jobs per second", says="jobs that start, in the long run")
+    burst: int = given(unit="jobs", says="jobs that may start at once, after a quiet time")
+    tokens: float = given(unit="jobs", says="jobs that may start at once now")
+
+
+def _set_rate(connection: Connection, keys: Keys, body: RateRequest, by: By) -> None:
+    rates.set_rate(connection, keys[0], per_second=body.per_second, burst=body.burst, **by)
+
+
+RATES = Resource(
+    name="rate",
+    plural="rates",
+    says="How many jobs of a resource class, or of a model of it, start in a second.",
+    keys=(Key("resource", "CLASS[/MODEL]", check=rates.check_resource, slashes=True),),
+    row=Rate,
+    rows=lambda connection, _: rates.rates(connection),
+    columns=(
+        ("resource", "resource"),
+        ("per second", "per_second"),
+        ("burst (jobs)", "burst"),
+        ("now (jobs)", lambda row: f"{row['tokens']:.1f}"),
+    ),
+    set=Setting(
+        says="Set a rate. No span of S seconds sees more than BURST + PER_SECOND x S starts, whoever places them.",
+        model=RateRequest,
+        apply=_set_rate,
+    ),
+    told=lambda done: f"{done['resource']} starts {done['per_second']:g} jobs per second, {done['burst']} at once",
+    remove=Removal(
+        says="Let jobs start at any rate.",
+        apply=lambda connection, keys, by: rates.remove_rate(connection, keys[0], **by),
+        told="{resource} has no rate",
+    ),
+    place="[[rates]]",
+)
+
+
+class AdviceRequest(Request):
+    allowed: bool = Field(default=False, description="whether jobs may start")
+    delay: float = given(
+        0.0, unit=SECONDS, says="wait so long after some have started", ge=0, le=backpressure.MAX_DELAY
+    )
+    seconds: float | None = given(
+        None, unit=SECONDS, says="for so long; unset = until it is removed", gt=0, le=backpressure.MAX_TIME
+    )
+
+
+class Advice(Row):
+    resource_class: str | None = Field(description="unset = all jobs that ask for more than a place")
+    allowed: bool = Field(description="whether jobs may start")
+    delay: float = given(unit=SECONDS, says="assigners wait so long after a start")
+    until: datetime | None = Field(description="unset = until it is removed")
+
+
+def _of_class(keys: Keys) -> str | None:
+    """The resource class that advice is for; None = all jobs that ask for more than a place."""
+    return None if keys[0] == ALL else keys[0]
+
+
+def _advise(connection: Connection, keys: Keys, body: AdviceRequest, by: By) -> None:
+    told: Any = body.model_dump(include={"allowed", "delay", "seconds"})
+    backpressure.advise(connection, _of_class(keys), **told, **by)
+
+
+def _advised(done: Mapping[str, Any]) -> str:
+    told = f"wait {done['delay']:g} s after a start" if done["allowed"] else "start no jobs"
+    return f"assigners {told} of {done['resource_class'] or 'any class'}"
+
+
+def _check_class(metavar: str, value: str) -> None:
+    if value != ALL:
+        check_name(metavar, value)
+
+
+BACKPRESSURE = Resource(
+    name="backpressure",
+    plural="backpressure",
+    says="Advice to hold back jobs that ask for more than a place, of one resource class or all.",
+    keys=(Key("resource_class", "[CLASS]", check=_check_class, default=ALL),),
+    row=Advice,
+    rows=lambda connection, _: backpressure.standing(connection),
+    columns=(
+        ("class", lambda row: row["resource_class"] or "all"),
+        ("allowed", "allowed"),
+        ("delay (s)", "delay"),
+        ("until", "until"),
+    ),
+    set=Setting(
+        says="Advise assigners to start no jobs, or to wait between starts. What runs goes on.",
+        model=AdviceRequest,
+        apply=_advise,
+        options={"seconds": "--for"},
+        switches={"--stop": ("allowed", False)},
+        exactly_one=("--stop", "--delay"),
+        preset={"allowed": True},
+    ),
+    told=_advised,
+    remove=Removal(
+        says="Take advice back.",
+        apply=lambda connection, keys, by: backpressure.take_back(connection, _of_class(keys), **by),
+        told="nothing is advised for {resource_class}",
+    ),
+)
+
+
+class MeterRequest(Request):
+    used: float = given(unit="the meter's own unit", says="what is used", ge=0, le=meters.MAX_AMOUNT)
+    limit: float = given(unit="the meter's own unit", says="the most that may be used", gt=0, le=meters.MAX_AMOUNT)
+    resets_at: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
+        default=None, description="time with a zone at which it begins at 0 again; unset = not known"
+    )
+
+
+class Meter(Row):
+    name: str
+    used: float = given(unit="the meter's own unit", says="what is used")
+    limit: float = given(unit="the meter's own unit", says="the most that may be used")
+    percent: float = given(unit="percent of the limit", says="what it stands at now, as far as the reading tells")
+    resets_at: datetime | None = Field(description="when it begins at 0 again; unset = not known")
+    updated_at: datetime = Field(description="when it was read")
+    age: float = given(unit=SECONDS, says="time since it was read")
+
+
+def _meters(connection: Connection, _: Page) -> list[Meter]:
+    now: datetime = connection.execute(_NOW).scalar_one()
+    return [
+        Meter(
+            name=each.name,
+            used=each.used,
+            limit=each.most,
+            percent=each.percent(now),
+            resets_at=each.resets_at,
+            updated_at=each.updated_at,
+            age=(now - each.updated_at).total_seconds(),
+        )
+        for each in meters.meters(connection)
+    ]
+
+
+def _set_meter(connection: Connection, keys: Keys, body: MeterRequest, by: By) -> None:
+    meters.put(connection, keys[0], used=body.used, most=body.limit, resets_at=body.resets_at, **by)
+
+
+METERS = Resource(
+    name="meter",
+    plural="meters",
+    says="Usage meters, which windows may go by.",
+    keys=(Key("name", "NAME"),),
+    row=Meter,
+    rows=_meters,
+    columns=(
+        ("meter", "name"),
+        ("used", "used"),
+        ("limit", "limit"),
+        ("percent", lambda row: f"{row['percent']:.3g}"),
+        ("seconds ago", lambda row: f"{row['age']:.0f}"),
+        ("resets at", "resets_at"),
+    ),
+    set=Setting(
+        says="Write what a meter stands at now. Windows that go by it do so from now on.",
+        model=MeterRequest,
+        apply=_set_meter,
+    ),
+    told=lambda done: f"{done['name']} stands at {100 * done['used'] / done['limit']:.3g} % of its limit",
+    remove=Removal(
+        says="Forget a meter. Windows that go by it are closed until it is read again.",
+        apply=lambda connection, keys, by: meters.remove(connection, keys[0], **by),
+        told="{name} is forgotten",
+    ),
+)
+
+
+class QueueLimitRequest(Request):
+    max_queued: int = given(
+        unit="jobs", says="jobs that may wait, those that are held included", ge=0, le=queue_limits.MAX_QUEUED
+    )
+
+
+class QueueLimit(Row):
+    label: str
+    max_queued: int = given(unit="jobs", says="jobs that may wait, those that are held included")
+
+
+def _set_queue_limit(connection: Connection, keys: Keys, body: QueueLimitRequest, by: By) -> None:
+    queue_limits.set_queue_limit(connection, keys[0], max_queued=body.max_queued, **by)
+
+
+QUEUE_LIMITS = Resource(
+    name="queue-limit",
+    plural="queue-limits",
+    says="How many jobs with a label may wait.",
+    keys=(Key("label", "LABEL", check=queue_limits.check_label, slashes=True),),
+    row=QueueLimit,
+    rows=lambda connection, _: queue_limits.queue_limits(connection),
+    columns=(("label", "label"), ("max queued (jobs)", "max_queued")),
+    set=Setting(
+        says="Set how many jobs with a label may wait. Submits beyond that are refused; what waits already stays.",
+        model=QueueLimitRequest,
+        apply=_set_queue_limit,
+        arguments=("max_queued",),
+    ),
+    told=lambda done: f"{done['max_queued']} jobs with the label {done['label']} may wait",
+    remove=Removal(
+        says="Let any number of jobs with a label wait.",
+        apply=lambda connection, keys, by: queue_limits.remove_queue_limit(connection, keys[0], **by),
+        told="any number of jobs with the label {label} may wait",
+    ),
+    place="[[queues]]",
+)
+
+
+class WindowRequest(WindowTerms):
+    model_config = ConfigDict(strict=True)
+
+    reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class Window(WindowTerms):
+    name: str
+
+
+WINDOWS = Resource(
+    name="window",
+    plural="windows",
+    says="Hours of the day in which jobs of certain classes may start.",
+    keys=(Key("name", "NAME"),),
+    row=Window,
+    rows=lambda connection, _: [Window(**each.settings.model_dump()) for each in openings.read(connection).windows],
+    columns=(
+        ("window", "name"),
+        ("start (hour)", "start"),
+        ("end (hour)", "end"),
+        ("zone", "zone"),
+        ("types", "types"),
+        ("match", "match"),
+        ("meter", "meter"),
+        ("threshold (%)", "usage_threshold"),
+        ("meter max age (s)", "meter_max_age"),
+        ("exempt types", "exempt_types"),
+    ),
+    set=Setting(
+        says="Make a window, or replace it. While there are windows, a job that names a class starts in one of them.",
+        model=WindowRequest,
+        apply=lambda connection, keys, body, by: openings.put_window(connection, keys[0], body, **by),
+        options={"types": "--type", "exempt_types": "--exempt-type"},
+    ),
+    told=lambda done: f"window {done['name']} is open from {done['start']} to {done['end']} o'clock, {done['zone']}",
+    remove=Removal(
+        says="Remove a window. Without any, jobs of every class start at every hour.",
+        apply=lambda connection, keys, by: openings.remove_window(connection, keys[0], **by),
+        told="window {name} is removed",
+    ),
+    place="[[windows]]",
+)
+
+RESOURCES: tuple[Resource[Any], ...] = (POOL_LIMITS, LOCKS, RATES, BACKPRESSURE, METERS, QUEUE_LIMITS, WINDOWS)

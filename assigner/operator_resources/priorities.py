@@ -1,0 +1,281 @@
+"""Declarations of priorities: classes of jobs and their limits, service levels, and what holds for all classes."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy import Connection
+
+from assigner.operator_resources.declaration import (
+    SECONDS,
+    By,
+    Irremovable,
+    Key,
+    Keys,
+    Page,
+    Removal,
+    Request,
+    Resource,
+    Row,
+    Setting,
+    given,
+)
+from schema import classes, counter_limits, moves
+from schema.counter_limits import JOBS_OF_CLASS
+from schema.engine import Database
+from schema.moves.repricing import BEGINNING
+from schema.requests import MAX_TIMEOUT
+
+#: Jobs that get another priority in one transaction.
+BATCH = 500
+
+
+def reprice(database: Database, *, actor: str) -> int:
+    """Give all waiting jobs the priority that their points come to now, a batch at a time; returns how many changed."""
+    changed = 0
+    after: tuple[object, ...] | None = BEGINNING
+    while after is not None:
+        done = database.run(partial(moves.reprice, after=after, limit=BATCH, actor=actor))
+        changed, after = changed + done.changed, done.after
+    return changed
+
+
+def _reprice(database: Database, actor: str) -> Mapping[str, Any]:
+    return {"repriced": reprice(database, actor=actor)}
+
+
+def _points(says: str) -> Any:
+    return given(unit="points", says=says, ge=classes.LEAST_POINTS, le=classes.MOST_POINTS)
+
+
+class ClassRequest(Request):
+    points: int = _points("what its jobs are worth; higher = sooner")
+
+
+class Class(Row):
+    name: str
+    points: int = given(unit="points", says="what its jobs are worth; higher = sooner")
+    priority: int = Field(description="100 - points; lower = sooner")
+    level: str = Field(description="of jobs that are worth just these points")
+    seconds: float | None = given(unit=SECONDS, says="that half of its jobs run at most; unset = not known")
+    seconds_high: float | None = given(unit=SECONDS, says="that nine of ten run at most; unset = not known")
+    running: float = given(unit="jobs", says="that run now and count against the limit")
+    jobs: float | None = given(unit="jobs", says="that may run at once; unset = any number")
+
+
+def _classes(connection: Connection, _: Page) -> list[dict[str, Any]]:
+    policy = classes.policy(connection)
+    limits = {each.names[0]: each for each in counter_limits.limits(connection, JOBS_OF_CLASS)}
+    return [
+        asdict(each)
+        | {"priority": 100 - each.points, "level": policy.level(100 - each.points)}
+        | {"running": limits[each.name].used if each.name in limits else 0.0}
+        | {"jobs": limits[each.name].most if each.name in limits else None}
+        for each in classes.classes(connection)
+    ]
+
+
+CLASSES = Resource(
+    name="class",
+    plural="classes",
+    says="Classes of jobs, and what each is worth in points: more are more urgent.",
+    keys=(Key("name", "NAME"),),
+    row=Class,
+    rows=_classes,
+    columns=(
+        ("class", "name"),
+        ("points (higher = sooner)", "points"),
+        ("priority (lower = sooner)", "priority"),
+        ("level", "level"),
+        ("half run at most (s)", "seconds"),
+        ("nine of ten (s)", "seconds_high"),
+        ("running at once (jobs)", lambda row: None if row["jobs"] is None else row["running"]),
+        ("limit (jobs)", "jobs"),
+    ),
+    set=Setting(
+        says="Make a class, or change its points. Its waiting jobs change with it; the pool goes on meanwhile.",
+        model=ClassRequest,
+        apply=lambda connection, keys, body, by: classes.put_class(connection, keys[0], points=body.points, **by),
+        then=_reprice,
+        arguments=("points",),
+    ),
+    told=lambda done: f"{done['name']} is worth {done['points']} points: priority {100 - done['points']}",
+    remove=Removal(
+        says="Remove a class that no unfinished job uses.",
+        apply=lambda connection, keys, by: classes.remove_class(connection, keys[0], **by),
+        told="class {name} is removed",
+    ),
+)
+
+
+class ClassLimitRequest(Request):
+    jobs: int | None = given(
+        unit="jobs", says="that may run at once; null = any number", ge=0, le=counter_limits.MAX_JOBS
+    )
+
+
+class ClassLimit(Row):
+    name: str = Field(description="the class")
+    running: float = given(unit="jobs", says="that run now")
+    jobs: float | None = given(unit="jobs", says="that may run at once")
+
+
+def _class_limits(connection: Connection, _: Page) -> list[ClassLimit]:
+    return [
+        ClassLimit(name=each.names[0], running=each.used, jobs=each.most)
+        for each in counter_limits.limits(connection, JOBS_OF_CLASS)
+    ]
+
+
+def _set_class_limit(connection: Connection, keys: Keys, body: ClassLimitRequest, by: By) -> None:
+    counter_limits.set_limit(connection, JOBS_OF_CLASS, keys, body.jobs, **by)
+
+
+CLASS_LIMITS = Resource(
+    name="class-limit",
+    plural="class-limits",
+    says="How many jobs of a class may run at once.",
+    keys=(Key("name", "NAME"),),
+    row=ClassLimit,
+    rows=_class_limits,
+    columns=(("class", "name"), ("running (jobs)", "running"), ("limit (jobs)", "jobs")),
+    set=Setting(
+        says="Set how many jobs of a class may run at once, which keeps the rest for others; none = any number.",
+        model=ClassLimitRequest,
+        apply=_set_class_limit,
+        arguments=("jobs",),
+    ),
+    told=lambda done: (
+        f"{done['name']} may run {'any number of' if done['jobs'] is None else done['jobs']} jobs at once"
+    ),
+    remove=Removal(
+        says="Let any number of jobs of a class run at once.",
+        apply=lambda connection, keys, by: counter_limits.remove_limit(connection, JOBS_OF_CLASS, keys, **by),
+        told="{name} may run any number of jobs at once",
+    ),
+)
+
+
+class LevelRequest(Request):
+    points: int = _points("what its jobs are worth; higher = sooner")
+    timeout_seconds: float = given(
+        unit=SECONDS, says="how long a job may run that sets no timeout", gt=0, le=MAX_TIMEOUT
+    )
+
+
+class Level(Row):
+    name: str
+    points: int = given(unit="points", says="what its jobs are worth; higher = sooner")
+    priority: int = Field(description="100 - points; lower = sooner")
+    timeout_seconds: float = given(unit=SECONDS, says="how long a job may run that sets no timeout")
+
+
+def _levels(connection: Connection, _: Page) -> list[dict[str, Any]]:
+    return [asdict(each) | {"priority": 100 - each.points} for each in classes.service_levels(connection)]
+
+
+def _set_level(connection: Connection, keys: Keys, body: LevelRequest, by: By) -> None:
+    classes.put_service_level(connection, keys[0], points=body.points, timeout=body.timeout_seconds, **by)
+
+
+def _told_of_level(done: Mapping[str, Any]) -> str:
+    points, timeout = done["points"], done["timeout_seconds"]
+    return f"{done['name']} is worth {points} points: priority {100 - points}, timeout {timeout:g} s"
+
+
+SERVICE_LEVELS = Resource(
+    name="service-level",
+    plural="service-levels",
+    says="Service levels: the points and the timeout that their jobs get.",
+    keys=(Key("name", "NAME"),),
+    row=Level,
+    rows=_levels,
+    columns=(
+        ("level", "name"),
+        ("points (higher = sooner)", "points"),
+        ("priority (lower = sooner)", "priority"),
+        ("timeout (s)", "timeout_seconds"),
+    ),
+    set=Setting(
+        says="Make a service level, or change it. Waiting jobs get its points; their timeout stays.",
+        model=LevelRequest,
+        apply=_set_level,
+        then=_reprice,
+        options={"timeout_seconds": "--timeout"},
+    ),
+    told=_told_of_level,
+    remove=Removal(
+        says="Remove a service level that no unfinished job uses.",
+        apply=lambda connection, keys, by: classes.remove_service_level(connection, keys[0], **by),
+        told="service level {name} is removed",
+    ),
+)
+
+
+def _edge(level: str) -> Any:
+    return given(
+        0, unit="priority", says=f"largest effective priority of the level {level}", ge=-1_000_000, le=1_000_000
+    )
+
+
+class SchedulingRequest(Request):
+    project_points: int = given(10, unit="points", says="of a job that belongs to a project", ge=-100, le=100)
+    user_points: int = given(5, unit="points", says="for each step of its user's priority", ge=-100, le=100)
+    critical: int = _edge("critical")
+    high: int = _edge("high")
+    normal: int = _edge("normal; what is above is low")
+    starvation_seconds: float | None = given(
+        None, unit=SECONDS, says="in one level, until a job moves up; null = never", gt=0, le=MAX_TIMEOUT
+    )
+    max_queue_size: int | None = given(
+        None, unit="jobs", says="that may wait; null = any number", gt=0, le=counter_limits.MAX_JOBS
+    )
+
+
+class Scheduling(Row):
+    project_points: int = given(unit="points", says="of a job that belongs to a project")
+    user_points: int = given(unit="points", says="for each step of its user's priority")
+    critical: int = given(unit="priority", says="largest effective priority of this level")
+    high: int = given(unit="priority", says="largest effective priority of this level")
+    normal: int = given(unit="priority", says="largest effective priority of this level; what is above is low")
+    starvation_seconds: float | None = given(unit=SECONDS, says="in one level, until a job moves up; unset = never")
+    max_queue_size: int | None = given(unit="jobs", says="that may wait; unset = any number")
+
+
+def _set_scheduling(connection: Connection, _keys: Keys, body: SchedulingRequest, by: By) -> None:
+    wanted: Any = {name: getattr(body, name) for name in body.model_fields_set - {"reason"}}
+    classes.put_policy(connection, replace(classes.policy(connection, held=True), **wanted), **by)
+
+
+SCHEDULING = Resource(
+    name="scheduling",
+    plural="scheduling",
+    says="What holds for all classes: points of projects and users, levels, starvation, overflow.",
+    keys=(),
+    answers_as="scheduling",
+    row=Scheduling,
+    rows=lambda connection, _: [classes.policy(connection)],
+    columns=(
+        ("project points", "project_points"),
+        ("user points", "user_points"),
+        ("critical (priority)", "critical"),
+        ("high (priority)", "high"),
+        ("normal (priority)", "normal"),
+        ("starvation (s)", "starvation_seconds"),
+        ("max queue size (jobs)", "max_queue_size"),
+    ),
+    set=Setting(
+        says="Change what holds for all classes; what is not given stays.",
+        model=SchedulingRequest,
+        apply=_set_scheduling,
+        partial=True,
+        then=_reprice,
+        options={"starvation_seconds": "--starvation"},
+    ),
+    told=lambda _: "done",
+    remove=Irremovable("it holds for all classes, and jobs always need it; set its parts to other values"),
+)
+
+RESOURCES: tuple[Resource[Any], ...] = (CLASSES, CLASS_LIMITS, SERVICE_LEVELS, SCHEDULING)

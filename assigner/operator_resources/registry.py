@@ -1,0 +1,13 @@
+"""Every resource of operators, in the order in which documents and tests go through them."""
+
+from typing import Any
+
+from assigner.operator_resources import limits, priorities, tenancy
+from assigner.operator_resources.declaration import Resource
+
+RESOURCES: tuple[Resource[Any], ...] = (*tenancy.RESOURCES, *limits.RESOURCES, *priorities.RESOURCES)
+
+
+def resource(name: str) -> Resource[Any]:
+    """The resource whose command is called `name`."""
+    return next(each for each in RESOURCES if each.name == name)

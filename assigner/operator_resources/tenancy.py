@@ -1,0 +1,397 @@
+"""Declarations of tenancy: instances, their shares, cohorts, and quotas of units and of cost."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import ConfigDict, Field
+from sqlalchemy import Connection
+
+from assigner.operator_resources.declaration import (
+    By,
+    Irremovable,
+    Key,
+    Keys,
+    Page,
+    Removal,
+    Request,
+    Resource,
+    Row,
+    Setting,
+    Told,
+    given,
+)
+from schema import accounts, cohorts, counter_limits, instances, quotas
+from schema.accounts import Account
+from schema.counter_limits import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, Kind
+from schema.errors import BadInput
+from schema.limits import Name
+
+_REASON = Field(default="", description="for the audit; at most 500 bytes")
+#: Parts of a share.
+_SHARE = frozenset(Account.model_fields)
+_SHARE_OPTIONS = {"credit_weight": "--weight", "locks": "--lock"}
+
+
+class InstanceRequest(Request):
+    pool: str | None = Field(default=None, description="its pool; unset = none")
+
+
+class InstanceChange(Account):
+    model_config = ConfigDict(strict=True)
+
+    pool: Name | None = Field(default=None, description="its pool, whose instances are served together; null = none")
+    share: bool = Field(default=True, description="false = it has no share of the pool, and no limits")
+    reason: str = _REASON
+
+
+class Instance(Row):
+    name: str
+    pool: str | None = Field(description="whose instances are served together; unset = none")
+    draining: bool = Field(description="none of its jobs start")
+    usage: int | None = given(unit="units", says="in all cohorts where it has a quota; unset = it has none")
+    min_quota: int | None = given(unit="units", says="what it is owed, over all its quotas")
+    max_quota: int | None = given(unit="units", says="the most it gets, over all its quotas; unset = any number")
+    queued: int = given(unit="jobs", says=f"counted up to {instances.MAX_COUNTED}")
+    running: int = given(unit="jobs", says=f"counted up to {instances.MAX_COUNTED}")
+    credit_weight: float | None = Field(description="its part beside the others'; unset = it is not managed")
+    unit: str | None = Field(description="that its budget counts")
+    used: float | None = given(unit="cost", says="within the window, with what is reserved for what runs")
+    budget: float | None = given(unit="cost", says="unset = any amount, as of the limits that follow")
+    max_concurrent: float | None = given(unit="jobs", says="jobs that run at once")
+    slots: float | None = given(unit="jobs", says="places in which its jobs work")
+
+
+def _parts(body: InstanceChange) -> set[str]:
+    """The parts of its share that a request gives."""
+    return body.model_fields_set & _SHARE
+
+
+def _change_instance(connection: Connection, keys: Keys, body: InstanceChange, by: By) -> None:
+    if not body.share and _parts(body):
+        raise BadInput("share", "is false, which means nothing together with a part of a share")
+    if "pool" in body.model_fields_set:
+        instances.put_instance(connection, keys[0], pool=body.pool, **by)
+    if not body.share:
+        accounts.remove_account(connection, keys[0], **by)
+    elif _parts(body):
+        accounts.put_account(connection, keys[0], body, **by)
+
+
+def _put_instance(connection: Connection, keys: Keys, body: InstanceRequest, by: By) -> None:
+    instances.put_instance(connection, keys[0], pool=body.pool, **by)
+
+
+def _claimed_share(keys: Keys, body: Account) -> dict[str, Sequence[str]]:
+    return {"account": keys, "lock": [f"{keys[0]}/{lock}" for lock in body.locks]}
+
+
+def _claimed_by_change(keys: Keys, body: InstanceChange) -> Mapping[str, Sequence[str]]:
+    pool = {"instance": keys} if "pool" in body.model_fields_set else {}
+    return pool | (_claimed_share(keys, body) if _parts(body) or not body.share else {})
+
+
+def _told_of_instance(done: Mapping[str, Any]) -> str:
+    said = [f"{done['name']} is of {'pool ' + done['pool'] if done['pool'] else 'no pool'}"] if "pool" in done else []
+    if done.get("share") is False:
+        said.append(f"{done['name']} has no share")
+    elif done.keys() & _SHARE:
+        said.append(f"the share of {done['name']} is set")
+    return "\n".join(said)
+
+
+INSTANCES = Resource(
+    name="instance",
+    plural="instances",
+    says="The instances that share the pool.",
+    keys=(Key("name", "NAME"),),
+    row=Instance,
+    rows=lambda connection, page: instances.instances(connection, after=page.after, limit=page.limit),
+    show=lambda connection, keys, _: instances.instance(connection, keys[0]),
+    columns=(
+        ("instance", "name"),
+        ("pool", "pool"),
+        ("draining", "draining"),
+        ("usage (units)", "usage"),
+        ("min (units)", "min_quota"),
+        ("max (units)", "max_quota"),
+        ("queued", "queued"),
+        ("running", "running"),
+        ("weight", "credit_weight"),
+        ("unit", "unit"),
+        ("used", "used"),
+        ("budget", "budget"),
+        ("max concurrent", "max_concurrent"),
+        ("slots", "slots"),
+    ),
+    set=Setting(
+        says="Make an instance, or change its pool or its share; what is not given stays.",
+        model=InstanceChange,
+        apply=_change_instance,
+        method="PATCH",
+        partial=True,
+        claims=_claimed_by_change,
+        options=_SHARE_OPTIONS,
+        switches={"--no-pool": ("pool", None), "--no-share": ("share", False)},
+    ),
+    older=(Setting(says="Make an instance, or change its pool.", model=InstanceRequest, apply=_put_instance),),
+    told=_told_of_instance,
+    remove=Irremovable("jobs and their history name it; drain it, and remove its quotas and its share"),
+    paged=True,
+    place="[[instances]]",
+)
+
+
+class AccountRequest(Account):
+    model_config = ConfigDict(strict=True)
+
+    reason: str = _REASON
+
+
+class Share(Row):
+    name: str = Field(description="the instance")
+    credit_weight: float = Field(description="its part beside the others'; 0 = what they leave")
+    unit: str = Field(description="that its budget counts")
+    used: float | None = given(unit="cost", says="within the window, with what is reserved for what runs")
+    budget: float | None = given(unit="cost", says="unset = any amount, as of the limits that follow")
+    running: float | None = given(unit="jobs", says="jobs that run")
+    max_concurrent: float | None = given(unit="jobs", says="jobs that run at once")
+    slots: float | None = given(unit="jobs", says="places in which its jobs work")
+
+
+def _set_account(connection: Connection, keys: Keys, body: AccountRequest, by: By) -> None:
+    accounts.put_account(connection, keys[0], body, **by)
+
+
+ACCOUNTS = Resource(
+    name="account",
+    plural="accounts",
+    says="The shares of the pool that instances have, with their limits.",
+    keys=(Key("name", "NAME"),),
+    path="/instances/{name}/account",
+    row=Share,
+    rows=lambda connection, _: accounts.accounts(connection),
+    columns=(
+        ("instance", "name"),
+        ("weight", "credit_weight"),
+        ("unit", "unit"),
+        ("used", "used"),
+        ("budget", "budget"),
+        ("running jobs", "running"),
+        ("max concurrent jobs", "max_concurrent"),
+        ("slots (jobs)", "slots"),
+    ),
+    set=Setting(
+        says="Give an instance a share of the pool, or change it. What is not given stays; null takes a limit away.",
+        model=AccountRequest,
+        apply=_set_account,
+        partial=True,
+        claims=_claimed_share,
+        options=_SHARE_OPTIONS,
+    ),
+    told=lambda done: f"the share of {done['name']} is set",
+    remove=Removal(
+        says="Let an instance have any number of places, as they come, without a share.",
+        apply=lambda connection, keys, by: accounts.remove_account(connection, keys[0], **by),
+        told="{name} has no share",
+    ),
+    place="[[instances]]",
+)
+
+
+class CohortRequest(Request):
+    labels: list[str] | None = Field(default=None, max_length=cohorts.MAX_LABELS, description="unset = as before")
+    position: int | None = Field(default=None, ge=0, le=cohorts.MAX_POSITION, description="lower = asked sooner")
+    reclaim_min: str | None = Field(
+        default=None, description="what may be evicted for a minimum: lower_priority_only or any; unset = as before"
+    )
+
+
+class Cohort(Row):
+    id: int = Field(description="0 is the default cohort")
+    name: str
+    labels: list[str]
+    reclaim_min: str = Field(description="what may be evicted for a minimum")
+    position: int = Field(description="lower = asked sooner; the default cohort comes last")
+
+
+def _set_cohort(connection: Connection, keys: Keys, body: CohortRequest, by: By) -> None:
+    cohorts.put_cohort(
+        connection, keys[0], labels=body.labels, position=body.position, reclaim_min=body.reclaim_min, **by
+    )
+
+
+COHORTS = Resource(
+    name="cohort",
+    plural="cohorts",
+    says="Named sets of labels that part bots and jobs.",
+    keys=(Key("name", "NAME"),),
+    row=Cohort,
+    rows=lambda connection, _: cohorts.cohorts(connection),
+    columns=(
+        ("cohort", "name"),
+        ("position", lambda row: row["position"] if row["id"] else "last"),
+        ("reclaim min", "reclaim_min"),
+        ("labels", "labels"),
+    ),
+    set=Setting(
+        says="Make a cohort, or change it; what is not given stays. Bots and queued jobs move to theirs.",
+        model=CohortRequest,
+        apply=_set_cohort,
+        partial=True,
+        may_be_empty=True,
+        options={"labels": "--label"},
+        switches={"--no-labels": ("labels", [])},
+    ),
+    told=lambda done: f"cohort {done['name']} is set",
+    remove=Removal(
+        says="Remove a cohort that has neither quotas nor running jobs.",
+        apply=lambda connection, keys, by: cohorts.remove_cohort(connection, keys[0], **by),
+        told="cohort {name} is removed",
+    ),
+    place="[[cohorts]]",
+)
+
+
+class QuotaRequest(Request):
+    min: int = given(0, unit="units", says="what it is owed", ge=0, le=quotas.MAX_QUOTA)
+    max: int | None = given(None, unit="units", says="the most it gets; unset = any number", ge=0, le=quotas.MAX_QUOTA)
+
+
+class Quota(Row):
+    cohort: str
+    instance: str
+    min_quota: int = given(unit="units", says="what it is owed")
+    max_quota: int | None = given(unit="units", says="the most it gets; unset = no maximum")
+    usage: int = given(unit="units", says="what it has")
+    effective_max: int | None = given(unit="units", says="what evictions within the cooldown have left of the maximum")
+
+
+def _put_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> None:
+    quotas.set_quota(connection, *keys, minimum=body.min, maximum=body.max, **by)
+
+
+def _change_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> Told:
+    cohort, instance = keys
+    least, most = quotas.limits_of(connection, cohort, instance)
+    least = body.min if "min" in body.model_fields_set else least
+    most = body.max if "max" in body.model_fields_set else most
+    quotas.set_quota(connection, cohort, instance, minimum=least, maximum=most, **by)
+    return {"min": least, "max": most}
+
+
+def _told_of_quota(done: Mapping[str, Any]) -> str:
+    most = "no maximum" if done["max"] is None else f"a maximum of {done['max']}"
+    return f"{done['instance']} has a minimum of {done['min']} and {most}"
+
+
+QUOTAS = Resource(
+    name="quota",
+    plural="quotas",
+    says="How many units each instance may have in each cohort.",
+    keys=(Key("cohort", "NAME", option="--cohort", default=cohorts.DEFAULT), Key("instance", "INSTANCE")),
+    row=Quota,
+    rows=lambda connection, page: quotas.quotas(connection, cooldown=page.cooldown),
+    columns=(
+        ("cohort", "cohort"),
+        ("instance", "instance"),
+        ("usage (units)", "usage"),
+        ("min (units)", "min_quota"),
+        ("max (units)", "max_quota"),
+        ("effective max (units)", "effective_max"),
+    ),
+    set=Setting(
+        says="Change an instance's quota; what is not given stays. Below its usage nothing is stopped or started.",
+        model=QuotaRequest,
+        apply=_change_quota,
+        method="PATCH",
+        partial=True,
+    ),
+    older=(
+        Setting(
+            says="Set an instance's quota in a cohort. With a maximum below its usage nothing is stopped or started.",
+            model=QuotaRequest,
+            apply=_put_quota,
+        ),
+    ),
+    told=_told_of_quota,
+    remove=Removal(
+        says="Let an instance have any number of units in a cohort.",
+        apply=lambda connection, keys, by: quotas.remove_quota(connection, *keys, **by),
+        told="{instance} has no quota in {cohort}",
+    ),
+)
+
+
+class CostRequest(Request):
+    cost: float | None = given(unit="cost", says="within the rolling window; null = any amount", ge=0, le=MAX_COST)
+
+
+class OwnerQuota(Row):
+    instance: str
+    owner: str
+    used: float = given(unit="cost", says="within the rolling window, with what is reserved for what runs")
+    cost: float | None = given(unit="cost", says="the most within the rolling window")
+
+
+class ProjectQuota(Row):
+    instance: str
+    project: str
+    used: float = given(unit="cost", says="within the rolling window, with what is reserved for what runs")
+    cost: float | None = given(unit="cost", says="the most within the rolling window")
+
+
+def _cost_quotas(connection: Connection, _: Page, *, kind: Kind) -> list[dict[str, Any]]:
+    return [
+        {"instance": each.names[0], kind.noun: each.names[1], "used": each.used, "cost": each.most}
+        for each in counter_limits.limits(connection, kind)
+    ]
+
+
+def _set_cost(connection: Connection, keys: Keys, body: CostRequest, by: By, *, kind: Kind) -> None:
+    counter_limits.set_limit(connection, kind, keys, body.cost, **by)
+
+
+def _remove_cost(connection: Connection, keys: Keys, by: By, *, kind: Kind) -> None:
+    counter_limits.remove_limit(connection, kind, keys, **by)
+
+
+def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
+    noun = kind.noun
+
+    def told(done: Mapping[str, Any]) -> str:
+        cost = "any amount" if done["cost"] is None else f"{done['cost']:g}"
+        return f"{noun} {done[noun]} of {done['instance']} may cost {cost}"
+
+    return Resource(
+        name=f"{noun}-quota",
+        plural=f"{noun}-quotas",
+        says=f"How much the jobs of one {noun} may cost within the window.",
+        keys=(Key("instance", "INSTANCE"), Key(noun, "NAME")),
+        row=row,
+        rows=partial(_cost_quotas, kind=kind),
+        columns=(
+            ("instance", "instance"),
+            (noun, noun),
+            ("used (cost)", "used"),
+            ("max (cost)", "cost"),
+        ),
+        set=Setting(
+            says=f"Set how much the jobs of one {noun} may cost within the window; none = any amount.",
+            model=CostRequest,
+            apply=partial(_set_cost, kind=kind),
+            arguments=("cost",),
+        ),
+        told=told,
+        remove=Removal(
+            says=f"Let the jobs of a {noun} cost any amount.",
+            apply=partial(_remove_cost, kind=kind),
+            told=f"{noun} {{{noun}}} of {{instance}} may cost any amount",
+        ),
+    )
+
+
+OWNER_QUOTAS = _cost_resource(COST_OF_OWNER, OwnerQuota)
+PROJECT_QUOTAS = _cost_resource(COST_OF_PROJECT, ProjectQuota)
+
+RESOURCES: tuple[Resource[Any], ...] = (INSTANCES, ACCOUNTS, COHORTS, QUOTAS, OWNER_QUOTAS, PROJECT_QUOTAS)

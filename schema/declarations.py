@@ -1,0 +1,42 @@
+"""Names that configuration files declare, kept so that operators cannot change by command what a reload would undo.
+
+Every assigner process writes them when it starts or reloads. The latest one has its way, as with what it declares.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, text
+
+from schema.errors import Conflict
+from schema.limits import escaped
+
+#: Stable word for programs in a refusal.
+CODE = "declared"
+
+_KNOWN = text("SELECT name FROM declarations WHERE kind = :kind")
+_FORGET = text("DELETE FROM declarations WHERE kind = :kind AND name = ANY (CAST(:names AS text[]))")
+_NOTE = text("""
+INSERT INTO declarations (kind, name) SELECT :kind, unnest(CAST(:names AS text[])) ON CONFLICT DO NOTHING
+""")
+_FIND = text("SELECT name FROM declarations WHERE kind = :kind AND name = ANY (CAST(:names AS text[])) LIMIT 1")
+
+
+def replace(connection: Connection, kind: str, names: Iterable[str]) -> set[str]:
+    """The configuration declares these names of a kind, and no others. Returns those that it declared before.
+
+    Writes nothing if all is so already.
+    """
+    wanted = set(names)
+    known = set(connection.execute(_KNOWN, {"kind": kind}).scalars())
+    if known - wanted:
+        connection.execute(_FORGET, {"kind": kind, "names": sorted(known - wanted)})
+    if wanted - known:
+        connection.execute(_NOTE, {"kind": kind, "names": sorted(wanted - known)})
+    return known
+
+
+def refuse(connection: Connection, kind: str, names: Sequence[str], *, place: str) -> None:
+    """Raise Conflict `declared` if the configuration declares one of these names, at `place` in the file."""
+    found = connection.execute(_FIND, {"kind": kind, "names": list(names)}).scalar_one_or_none()
+    if found is not None:
+        raise Conflict(CODE, f"{kind} '{escaped(found, 127)}' is declared in the configuration: change {place} there")
