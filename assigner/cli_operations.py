@@ -94,17 +94,14 @@ def assigners(calling: Calling) -> click.Command:
     @calling
     def group(caller: Caller, context: click.Context, /) -> None:
         """List the assigner processes of the last day, or take one of them out of service."""
-        if context.invoked_subcommand is not None:
-            return
-        with caller.client() as gateway:
-            found = gateway.call("GET", "/v1/assigners")["assigners"]
-        if caller.json:
-            print_json(found)
-            return
-        rows = [
-            (each["name"], each["state"], *(_short(each[time]) for time in ("started_at", "seen_at"))) for each in found
-        ]
-        print_table(["name", "state", "started", "seen"], rows)
+        if context.invoked_subcommand is None:
+            _list_assigners(caller)
+
+    @group.command("list")
+    @calling
+    def listing(caller: Caller, /) -> None:
+        """List the assigner processes of the last day."""
+        _list_assigners(caller)
 
     @group.command("show")
     @click.argument("name")
@@ -140,6 +137,18 @@ def assigners(calling: Calling) -> click.Command:
         _told(caller, name, draining=False, done="may place jobs again")
 
     return group
+
+
+def _list_assigners(caller: Caller) -> None:
+    with caller.client() as gateway:
+        found = gateway.call("GET", "/v1/assigners")["assigners"]
+    if caller.json:
+        print_json(found)
+        return
+    rows = [
+        (each["name"], each["state"], *(_short(each[time]) for time in ("started_at", "seen_at"))) for each in found
+    ]
+    print_table(["name", "state", "started", "seen"], rows)
 
 
 def _assigner(name: str) -> str:

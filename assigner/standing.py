@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from assigner.operator_resources.tenancy import Quota
 from schema.states import FINAL, HELD, JobState
 
 
@@ -61,17 +62,6 @@ class Waits(BaseModel):
     p50: float | None = Field(description="unset = none were")
     p95: float | None
     p99: float | None
-
-
-class Quota(BaseModel):
-    """One row for (cohort, instance), in units."""
-
-    cohort: str
-    instance: str
-    min_quota: int
-    max_quota: int | None = Field(description="unset = no maximum")
-    usage: int
-    effective_max: int | None = Field(description="what evictions within the cooldown have left of the maximum")
 
 
 class Status(BaseModel):

@@ -12,6 +12,7 @@ from bots.agent import Agent, AgentSettings
 from bots.protocol import OpenSession, OutputReport, Sync
 from bots.workplace import marked_processes
 from schema import clock
+from tests.patience import MINUTE
 from tests.scripted import Answer, Asked, gateway
 
 TOKEN = "lh_bot_1_secret"
@@ -33,6 +34,8 @@ class Pool:
         #: A test may answer instead: return None to go on.
         self.instead: Callable[[Asked], Answer | None] = lambda _: None
         self.closing = False
+        #: Calls that are held back now.
+        self.held = 0
 
     def grant(self, *command: str, job: str = "job-1", fence: int = 1, **more: Any) -> tuple[str, int]:
         work = {"payload": {"command": list(command)}, "timeout": None} | more
@@ -58,7 +61,7 @@ class Pool:
             del self.leases[key]
             self.changed.notify_all()
 
-    def until(self, condition: Callable[[], Any], *, within: float = 5.0) -> Any:
+    def until(self, condition: Callable[[], Any], *, within: float = MINUTE) -> Any:
         give_up = clock.monotonic() + within
         with self.changed:
             while not (found := condition()):
@@ -113,8 +116,10 @@ class Pool:
         began = clock.monotonic()
         if sync.wait:
             give_up = began + sync.wait
+            self.held += 1
             while not (self.leases or drain != self.drain or self.closing) and clock.monotonic() < give_up:
                 self.changed.wait(give_up - clock.monotonic())
+            self.held -= 1
         leases = [] if sync.status == "gone" else list(self.leases.values())
         clocks = {"expires_in": clock.monotonic() - began + self.ttl, "sync_in": self.sync_in}
         return Answer({"seq": sync.seq, "leases": leases, "drain": self.drain, **clocks})
@@ -148,7 +153,7 @@ class Bot:
         except BaseException as failure:
             self.failure = failure
 
-    def end(self, *, within: float = 5.0) -> int | None:
+    def end(self, *, within: float = MINUTE) -> int | None:
         self.thread.join(within)
         assert not self.thread.is_alive(), "the agent still runs"
         return self.code
@@ -168,7 +173,7 @@ def serving(pool: Pool, tmp_path: Path, **more: Any) -> Iterator[Bot]:
         finally:
             pool.change(closing=True)
             bot.agent.leave()
-            bot.end(within=15)
+            bot.end()
             assert not marked_processes(tmp_path / "work" / "bot-1"), "something is left running"
 
 

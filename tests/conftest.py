@@ -18,6 +18,7 @@ from bots.workplace import Workplace, marked_processes
 from schema import embedded, migrate, verify
 from schema.engine import Database
 from schema.timing import Timing
+from schema.wakeups import Wakeups
 from tests.commanding import accepting
 from tests.databases import Databases, opened, serving_in_memory
 from tests.pool import Pool
@@ -97,8 +98,8 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def timing() -> Timing:
-    """The production relations, ten times faster."""
-    return Timing(sync=0.5, ttl=3, reap=0.2, ack=1.5, poll=0.1)
+    """As often as ten times in production, and as patient as there: a busy machine lets no session expire."""
+    return Timing(sync=0.5, ttl=30, reap=0.2, ack=15, poll=0.1)
 
 
 @pytest.fixture
@@ -139,6 +140,15 @@ def race(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Race]:
     made.close()
     wrong = {"40P01"} if request.node.get_closest_marker("conflicts") else {"40P01", "40001"}
     assert wrong.isdisjoint(made.errors), made.errors
+
+
+@pytest.fixture
+def wakeups(database: Database) -> Iterator[Wakeups]:
+    """Wake-ups on the test's own database."""
+    source = Wakeups(database)
+    source.start()
+    yield source
+    source.stop()
 
 
 @pytest.fixture

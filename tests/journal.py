@@ -6,7 +6,7 @@ from typing import Any
 from bots.client import Client
 from schema import verify
 from schema.states import FINAL
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool
 
 STATES = "SELECT public_id, state FROM jobs"
@@ -36,7 +36,7 @@ class Journal:
         taken = client.submit([{"command": list(command), "key": key, **fields} for key in keys])
         return [self._note(key, job.id) for key, job in zip(keys, taken, strict=True)]
 
-    def wait(self, within: float) -> None:
+    def wait(self, within: float = MINUTE) -> None:
         """Until every acknowledged job is final."""
         eventually(self._all_final, within, what="every acknowledged job is final")
 

@@ -7,11 +7,15 @@ from schema import clock
 
 T = TypeVar("T")
 
+#: Seconds within which a test expects what has to happen, also on a machine that does much else.
+MINUTE = 60.0
+#: Seconds for the answer to a call that may be held for a minute: by news, not by the end of its wait.
+NEWS = 45.0
 #: Seconds between two looks.
 LOOK = 0.015
 
 
-def eventually(condition: Callable[[], T], within: float = 10.0, *, what: str = "", every: float = LOOK) -> T:
+def eventually(condition: Callable[[], T], within: float = MINUTE, *, what: str = "", every: float = LOOK) -> T:
     """Poll `condition` until it is true and return what it gave; fail after `within` seconds.
 
     every: seconds between two looks; more for a condition that is dear to look at.

@@ -1,7 +1,8 @@
 """The plans PostgreSQL really used: auto_explain reports them to the connection that ran the statements."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,14 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, text
 
+from schema import verify
+from schema.engine import Database, DatabaseSettings
+from tests.databases import Databases
+
 #: What the planner knows of the tables: nothing or everything, with plans for the values at hand or for any values.
 KNOWLEDGE = ("none", "none, kept plan", "current", "current, kept plan")
+#: Statements to watch, by name.
+Acts = Mapping[str, Callable[[Connection], object]]
 SETTINGS = (
     "LOAD 'auto_explain'",
     "SET LOCAL auto_explain.log_min_duration = 0",
@@ -116,9 +123,7 @@ def watching(connection: Connection) -> Iterator[Watch]:
         driver.remove_notice_handler(noticed)
 
 
-def watched(
-    connection: Connection, acts: Mapping[str, Callable[[Connection], object]], *, kept: bool
-) -> dict[str, Watch]:
+def watched(connection: Connection, acts: Acts, *, kept: bool) -> dict[str, Watch]:
     """What each of the acts did, every one undone before the next; `kept`: by plans that are for any values."""
     connection.execute(text(f"SET LOCAL plan_cache_mode = {'force_generic_plan' if kept else 'auto'}"))
     found = {}
@@ -128,6 +133,43 @@ def watched(
                 act(connection)
             undone.rollback()
     connection.rollback()
+    return found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What every statement did, by knowledge and name, and what was not sound in the pool."""
+
+    watches: dict[tuple[str, str], Watch]
+    findings: list[verify.Finding]
+
+
+@contextmanager
+def filled(databases: Databases, template: str, tables: Iterable[str]) -> Iterator[Database]:
+    """A migrated database of its own for many rows, in whose tables only the test decides what statistics there are."""
+    url = databases.make(template=template)
+    settings = DatabaseSettings(statement_timeout=600, idle_in_transaction_timeout=600)
+    database = Database(url, settings, role="test", chance=random.Random(0))
+    try:
+        for table in tables:
+            change = text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+            database.run(lambda connection, change=change: connection.execute(change))
+        yield database
+    finally:
+        database.close()
+        databases.give_back(url)
+
+
+def measured_acts(database: Database, acts: Callable[[Connection], Acts]) -> Measured:
+    """What each of the acts does in this database; they are asked for anew for every knowledge."""
+    found = Measured({}, [])
+    for knowledge in KNOWLEDGE:
+        if knowledge == "current":
+            database.run(lambda connection: connection.execute(text("ANALYZE")))
+        with database.engine.connect() as connection:
+            for name, watch in watched(connection, acts(connection), kept=knowledge.endswith("kept plan")).items():
+                found.watches[knowledge, name] = watch
+    found.findings.extend(finding for finding in verify.verify(database) if finding.rows)
     return found
 
 

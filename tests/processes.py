@@ -24,11 +24,11 @@ from assigner.running import AssignerProcess
 from schema import tokens
 from schema.engine import Database, DatabaseSettings, plain
 from schema.timing import Timing
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool
 
 #: Seconds a process gets to start on a machine that runs other tests as well.
-READY_WITHIN = 60.0
+READY_WITHIN = 2 * MINUTE
 #: Seconds between two looks whether it has. Each is a connection, whose time the starting process could use.
 LOOK = 0.1
 LISTENERS = """
@@ -57,7 +57,7 @@ class Process:
         self.popen.kill()
         self.popen.wait()
 
-    def end(self, within: float = 30.0) -> int:
+    def end(self, within: float = MINUTE) -> int:
         """SIGTERM, and the exit status."""
         self.popen.terminate()
         return self.popen.wait(within)
@@ -182,7 +182,7 @@ class Processes:
 
     def _is_ready(self) -> bool:
         with suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/readyz", timeout=5.0, trust_env=False).status_code == 200
+            return httpx.get(f"{self.url}/readyz", timeout=30.0, trust_env=False).status_code == 200
         return False
 
     def _listeners(self) -> int:
@@ -211,7 +211,7 @@ class Console:
         return subprocess.run(
             [LEASEHOLD, *arguments],
             cwd=self.directory, env={**self.environ, **(environ or {})},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
     def good(self, *arguments: str) -> str:

@@ -17,13 +17,11 @@ from schema import moves
 from schema.engine import Database
 from schema.moves import Ended
 from tests.desks import synced
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Bot, Pool, active
 
 T = TypeVar("T")
 
-#: Seconds within which a contender has to get stuck, or to get through.
-PATIENCE = 10.0
 BLOCKED = text("""
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND CAST(:holder AS integer) = ANY (pg_blocking_pids(pid))
@@ -109,14 +107,14 @@ class Race:
             assert not future.done(), f"nobody waited, it went through: {future}"
             return self._blocked_by(behind.pid) > 0
 
-        eventually(waits, PATIENCE, what="the second contender waits for the first")
+        eventually(waits, what="the second contender waits for the first")
         assert not future.done()
         return future
 
     def as_far_as_it_goes(self, work: Callable[[], T], *, behind: int) -> "Future[T]":
         """Start `work` in a thread and return once it is done, or waits like `behind` others before it."""
         future = self._threads.submit(work)
-        eventually(lambda: future.done() or self.pool.row(WAITING)[0] > behind, PATIENCE)
+        eventually(lambda: future.done() or self.pool.row(WAITING)[0] > behind)
         return future
 
     def unhindered(self, work: Callable[[], T], *, by: Undecided) -> T:
@@ -131,8 +129,24 @@ class Race:
                 raise RuntimeError("it waits, although it should skip what is locked")
             return False
 
-        eventually(through, PATIENCE, what="it gets through")
+        eventually(through, what="it gets through")
         return future.result()
+
+    def in_turn(self, first: Callable[[Undecided], object], second: Callable[[], T], *, commit: bool = True) -> T:
+        """Make `second` wait for the transaction of `first`, end that one, and return what `second` came to."""
+        with self.first() as ahead:
+            first(ahead)
+            late = self.second(second, behind=ahead)
+            ahead.decide(commit)
+            return outcome(late)
+
+    def side_by_side(self, first: Callable[[Undecided], object], second: Callable[[], T], *, commit: bool = True) -> T:
+        """Run `second` while the transaction of `first` is open, then end that one; fails if `second` waits for it."""
+        with self.first() as ahead:
+            first(ahead)
+            found = self.unhindered(second, by=ahead)
+            ahead.decide(commit)
+            return found
 
     def close(self) -> None:
         """Join the threads."""
@@ -148,7 +162,7 @@ class Race:
 
 def outcome(future: "Future[T]") -> T:
     """What the second contender got, or raised."""
-    return future.result(timeout=PATIENCE)
+    return future.result(timeout=MINUTE)
 
 
 def at_desk_of(pool: Pool, bot: Bot) -> Bot:
@@ -227,13 +241,7 @@ FINISHED = {
     "in_use": [0],
     "last": "finish",
 }
-LOST = {
-    "job": ("queued", 2, None),
-    "attempts": (1, 1),
-    "leases": [(1, "cancelled")],
-    "in_use": [0],
-    "last": "expire",
-}
+LOST = {"job": ("queued", 2, None), "attempts": (1, 1), "leases": [(1, "cancelled")], "in_use": [0], "last": "expire"}
 
 
 def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[moves.Held]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from bots import runner
 from bots.runner import Assignment, Place, Run
+from tests.patience import MINUTE
 
 #: Leaves the session, drops its environment, closes its files: as far from its parent as a process gets.
 RUNAWAY = (
@@ -32,7 +33,7 @@ def start(place: Place, *command: str, timeout: float | None = None, **payload: 
     return run
 
 
-def finish(run: Run, *, within: float = 5.0) -> runner.Outcome:
+def finish(run: Run, *, within: float = MINUTE) -> runner.Outcome:
     assert run.over.wait(within), "the run is not over"
     assert run.outcome is not None
     return run.outcome

@@ -17,6 +17,7 @@ from schema import clock, tokens
 from schema.engine import Database
 from schema.timing import Timing
 from schema.wakeups import Wakeups
+from tests.patience import MINUTE
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Served:
 
     def client(self, token: str | None = None) -> httpx.Client:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False, verify=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False, verify=False)
 
     def token(self, kind: str, **scope: Any) -> str:
         return self.database.run(lambda connection: tokens.create(connection, kind, **scope))
@@ -96,11 +97,11 @@ def serving(
     server = gateway.Server(app, chosen, on_ready=on_ready)
     thread = threading.Thread(target=server.serve_until_stopped, daemon=True)
     thread.start()
-    assert ready.wait(20), "the gateway did not come up"
+    assert ready.wait(MINUTE), "the gateway did not come up"
     try:
         yield Served(found[0], app, server, database)
     finally:
         server.stop()
-        thread.join(20)
+        thread.join(MINUTE)
         source.stop()
     assert not thread.is_alive(), "the gateway did not stop"

@@ -6,7 +6,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from bots.output import CHUNK_BYTES
-from schema import clock, limits
+from schema import limits
 from tests.agents import Pool, processes, serving
 from tests.proc import NEEDS_PROC
 from tests.scripted import Answer, Asked, problem
@@ -36,13 +36,11 @@ def test_a_lease_is_acknowledged_when_it_runs_and_reported_when_it_has_ended(tmp
 
 
 def test_ten_short_jobs_one_after_the_other_need_no_timer(tmp_path: Path) -> None:
-    pool = Pool(sync_in=10)
+    pool = Pool(ttl=7200, sync_in=3600)
     with serving(pool, tmp_path):
-        began = clock.monotonic()
         for number in range(10):
             key = pool.grant("true", job=f"job-{number}")
             pool.until(lambda key=key: key in pool.outcomes)
-        assert clock.monotonic() - began < 3
         assert len(pool.syncs) < 40
 
 

@@ -70,18 +70,14 @@ def test_a_28_units_that_are_not_what_the_leases_make_them_are_found_repaired_an
     assert pool.database.run(rooms.reconcile) == []
 
 
-def test_a_28_a_bot_that_is_just_being_given_work_is_not_mended(pool: Pool) -> None:
+def test_a_28_a_bot_that_is_just_being_given_work_is_not_mended(pool: Pool, race: Race) -> None:
     """What somebody else has begun and not ended looks wrong to nobody."""
     pool.submit()
     pool.bot()
-    race = Race(pool)
-    try:
-        with race.first() as ahead:
-            ahead.assigner().run_once()
-            assert race.unhindered(lambda: pool.database.run(rooms.reconcile), by=ahead) == []
-            ahead.commit()
-    finally:
-        race.close()
+    with race.first() as ahead:
+        ahead.assigner().run_once()
+        assert race.unhindered(lambda: pool.database.run(rooms.reconcile), by=ahead) == []
+        ahead.commit()
     assert pool.row("SELECT in_use FROM bots").in_use == 1
     assert pool.database.run(rooms.reconcile) == []
 

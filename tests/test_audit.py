@@ -6,7 +6,7 @@ from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.engine import Database
-from tests.patience import eventually
+from tests.patience import NEWS, eventually
 from tests.serving import Served
 
 JOB: dict[str, Any] = {"command": ["true"]}
@@ -79,15 +79,15 @@ def test_a_long_poll_is_noted_at_its_start(served: Served, operator: httpx.Clien
     waits = served.app.state.metrics.waits.labels("done")
     with ThreadPoolExecutor() as threads, served.client(served.token("operator")) as other:
         held = [
-            threads.submit(operator.post, "/v1/jobs/wait", json={"ids": [first, second], "wait": 30}),
-            threads.submit(operator.get, f"/v1/jobs/{first}/output?wait=30"),
+            threads.submit(operator.post, "/v1/jobs/wait", json={"ids": [first, second], "wait": 60}),
+            threads.submit(operator.get, f"/v1/jobs/{first}/output?wait=60"),
         ]
-        eventually(lambda: len(looks(database)) == 2, 10)
+        eventually(lambda: len(looks(database)) == 2)
         assert waits._value.get() == 2
         before = looks(database)
         other.post("/v1/jobs/cancel", json={"ids": [first]})
         other.post("/v1/jobs/cancel", json={"ids": [second]})
-        assert [answer.result(10).status_code for answer in held] == [200, 200]
+        assert [answer.result(NEWS).status_code for answer in held] == [200, 200]
     assert looks(database) == before
     assert sorted(before) == [("jobs.read", first), ("output.read", first)]
 

@@ -15,6 +15,7 @@ from bots.metrics import GatewayMetrics
 from bots.protocol import Sync
 from schema.engine import Database
 from schema.errors import Conflict, NotReady
+from tests.patience import MINUTE
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Desk:
         self.under_way |= set(bots)
         self.batches.append(bots)
         try:
-            assert self.open.wait(10)
+            assert self.open.wait(MINUTE)
             if error := self.trouble(bots):
                 raise error
             return [Conflict("stale_seq", "late") if bot == "late" else bot.encode() for bot in bots]

@@ -48,13 +48,7 @@ def test_a_batch_grows_after_a_cycle_that_was_quick_and_mostly_full(placed: int,
 
 @pytest.mark.parametrize(
     ("placed", "seconds", "size"),
-    [
-        (400, SLOW + 0.01, 200),
-        (100, 0.01, 200),
-        (101, 0.01, 400),
-        (0, 0.01, 200),
-        (300, (QUICK + SLOW) / 2, 400),
-    ],
+    [(400, SLOW + 0.01, 200), (100, 0.01, 200), (101, 0.01, 400), (0, 0.01, 200), (300, (QUICK + SLOW) / 2, 400)],
 )
 def test_a_grown_batch_is_halved_by_a_cycle_that_was_slow_or_mostly_empty(
     placed: int, seconds: float, size: int

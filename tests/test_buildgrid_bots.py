@@ -11,7 +11,7 @@ from assigner.quotas import QuotaSettings
 from bots.fetch import FetchSettings
 from bots.protocol import LeaseReport
 from schema.wakeups import Wakeups
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Bot, Pool, active, completed
 from tests.racing import Race, call, cancel
 from tests.tenancy import Tenancy
@@ -224,25 +224,20 @@ def preempting(pool: Pool, _: str) -> tuple[str, str]:
     return job, "bot:bot-1"
 
 
-def test_bg_44_a_bot_hears_of_its_job_and_a_caller_of_its_result(pool: Pool) -> None:
+def test_bg_44_a_bot_hears_of_its_job_and_a_caller_of_its_result(pool: Pool, wakeups: Wakeups) -> None:
     """An idle pool is quick; with wake-ups lost or off, the next poll finds the same."""
     bot = pool.bot(desk=pool.desk(enabled=False))
     heard: dict[str, queue.Queue[frozenset[str]]] = {"bots": queue.Queue(), "done": queue.Queue()}
-    wakeups = Wakeups(pool.database)
-    wakeups.start()
-    try:
-        for topic, news in heard.items():
-            wakeups.subscribe(topic, news.put)
-        eventually(lambda: wakeups.connected)
-        with wakeups.idle("bots"), wakeups.idle("done"):
-            (job,) = pool.submit()
-            pool.assigner().run_once()
-            assert heard["bots"].get(timeout=10) == {str(pool.row("SELECT id FROM bots").id)}
-            (work,) = bot.take()
-            bot.sync(completed(work))
-            assert heard["done"].get(timeout=10) == {job}
-    finally:
-        wakeups.stop()
+    for topic, news in heard.items():
+        wakeups.subscribe(topic, news.put)
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("bots"), wakeups.idle("done"):
+        (job,) = pool.submit()
+        pool.assigner().run_once()
+        assert heard["bots"].get(timeout=MINUTE) == {str(pool.row("SELECT id FROM bots").id)}
+        (work,) = bot.take()
+        bot.sync(completed(work))
+        assert heard["done"].get(timeout=MINUTE) == {job}
     (unheard,) = pool.submit()
     pool.assigner().run_once()
     assert offered(bot.sync()) == {unheard}

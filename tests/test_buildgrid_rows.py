@@ -82,18 +82,13 @@ def test_bg_02_assigners_side_by_side_neither_wait_for_each_other_nor_share_a_jo
     assert (row.jobs, row.bots) == (2, 2)
 
 
-def test_bg_03_the_interval_is_at_most_what_a_job_waits_for_an_assigner(pool: Pool) -> None:
+def test_bg_03_the_interval_is_at_most_what_a_job_waits_for_an_assigner(pool: Pool, wakeups: Wakeups) -> None:
     """It is slept on an event: a job that comes meanwhile is given to a bot at once, be the interval an hour."""
     pool.bot()
-    wakeups = Wakeups(pool.database)
-    wakeups.start()
-    try:
-        with looping(pool, wakeups, interval=HOUR):
-            eventually(lambda: pool.database.run(lambda connection: wake(connection, "jobs")), what="it sleeps")
-            (job,) = pool.submit()
-            eventually(lambda: pool.job(job).state == "leased")
-    finally:
-        wakeups.stop()
+    with looping(pool, wakeups, interval=HOUR):
+        eventually(lambda: pool.database.run(lambda connection: wake(connection, "jobs")), what="it sleeps")
+        (job,) = pool.submit()
+        eventually(lambda: pool.job(job).state == "leased")
     assert AssignerSettings().interval == 1.0
 
 

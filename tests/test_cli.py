@@ -17,6 +17,7 @@ from assigner.cli import cli, sections
 from schema import tokens, verify
 from schema.engine import Database
 from schema.limits import escaped
+from tests.patience import MINUTE
 from tests.processes import LEASEHOLD, Console
 
 SAMPLE = Path(__file__).parent.parent / "ops" / "leasehold.toml"
@@ -232,4 +233,4 @@ def test_a_reader_that_goes_away_is_not_an_error_to_talk_about(console: Console)
     assert process.stderr is not None
     assert process.stderr.read() == "1\n"
     process.stderr.close()
-    process.wait(30)
+    process.wait(MINUTE)

@@ -9,14 +9,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from scripted import Answer, Asked, accept, client_for, gateway, in_turn, problem
-from serving import serving
 
 from bots import client as client_module
 from bots.client import Client
 from schema.engine import Database
 from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from schema.timing import Timing
+from tests.scripted import Answer, Asked, accept, client_for, gateway, in_turn, problem
+from tests.serving import serving
 
 JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
 OTHER = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0002"
@@ -148,14 +148,7 @@ def test_follow_starts_again_when_the_job_does() -> None:
 def output(start: int, data: bytes, *, state: str, attempt: int, final: bool) -> Answer:
     encoded = base64.b64encode(data).decode()
     return Answer(
-        {
-            "start": start,
-            "data": encoded,
-            "next": start + len(data),
-            "state": state,
-            "attempt": attempt,
-            "final": final,
-        }
+        {"start": start, "data": encoded, "next": start + len(data), "state": state, "attempt": attempt, "final": final}
     )
 
 

@@ -149,10 +149,7 @@ def test_the_help_of_logs_tells_what_its_json_is(capsys: pytest.CaptureFixture[s
 
 
 def test_cancel_tells_what_became_of_each(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
-    answers = [
-        {"id": JOB, "state": "cancelling", "changed": True},
-        {"id": OTHER, "state": None, "changed": False},
-    ]
+    answers = [{"id": JOB, "state": "cancelling", "changed": True}, {"id": OTHER, "state": None, "changed": False}]
     stands.script = in_turn(Answer({"jobs": answers}))
     with pytest.raises(NotFound, match=OTHER):
         call("cancel", JOB, OTHER)

@@ -141,8 +141,7 @@ def test_an_empty_file_is_refused(stands: Gateway, tmp_path: Path) -> None:
 
 def test_submit_can_wait_for_its_jobs(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     stands.script = in_turn(
-        Answer({"jobs": [{"id": JOB, "created": True}]}),
-        Answer({"jobs": [final(JOB, "succeeded")], "done": True}),
+        Answer({"jobs": [{"id": JOB, "created": True}]}), Answer({"jobs": [final(JOB, "succeeded")], "done": True})
     )
     call("submit", "--wait", "--json", "--", "true")
     assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["succeeded"]

@@ -23,12 +23,9 @@ def followers(pool: Pool) -> list[str]:
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_duplicate_waits_for_the_finish_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     _, bot, work = running(pool, **DEDUP)
-    with race.first() as first:
-        at_desk_of(first, bot).sync(completed(work))
-        late = race.second(lambda: pool.submit(**DEDUP), behind=first)
-        first.decide(commit)
-        mine = outcome(late)
-
+    mine = race.in_turn(
+        lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: pool.submit(**DEDUP), commit=commit
+    )
     assert states(pool) == (["succeeded", "queued"] if commit else ["running"])
     assert followers(pool) == ([] if commit else mine)
 
@@ -50,12 +47,7 @@ def test_a_finish_waits_for_the_duplicate_that_was_ahead_of_it(pool: Pool, race:
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_duplicate_waits_for_the_cancel_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit(**DEDUP)
-    with race.first() as first:
-        cancel(first, job)
-        late = race.second(lambda: pool.submit(**DEDUP), behind=first)
-        first.decide(commit)
-        mine = outcome(late)
-
+    mine = race.in_turn(lambda first: cancel(first, job), lambda: pool.submit(**DEDUP), commit=commit)
     assert states(pool) == (["cancelled", "queued"] if commit else ["queued"])
     assert followers(pool) == ([] if commit else mine)
 
@@ -63,12 +55,9 @@ def test_a_duplicate_waits_for_the_cancel_that_was_ahead_of_it(pool: Pool, race:
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_cancel_waits_for_the_duplicate_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit(**DEDUP)
-    with race.first() as first:
-        first.submit(**DEDUP)
-        late = race.second(lambda: cancel(pool, job), behind=first)
-        first.decide(commit)
-        assert outcome(late) == [Cancelled(job, "cancelled", changed=True)]
-
+    assert race.in_turn(lambda first: first.submit(**DEDUP), lambda: cancel(pool, job), commit=commit) == [
+        Cancelled(job, "cancelled", changed=True)
+    ]
     assert states(pool) == ["queued" if commit else "cancelled"]
     assert pool.history(job)[-1] == ("withdraw" if commit else "cancel")
 
@@ -107,10 +96,7 @@ def test_of_two_who_leave_at_once_the_last_one_ends_the_job(pool: Pool, race: Ra
 def test_an_assigner_passes_over_a_job_that_is_just_being_joined(pool: Pool, race: Race) -> None:
     (job,) = pool.submit(**DEDUP)
     pool.bot()
-    with race.first() as first:
-        first.submit(priority=-5, **DEDUP)
-        race.unhindered(pool.assigner().run_once, by=first)
-        first.commit()
+    race.side_by_side(lambda first: first.submit(priority=-5, **DEDUP), pool.assigner().run_once)
     assert states(pool) == ["queued"]
     pool.assigner().run_once()
     assert pool.job(job).state == "leased"

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from scripted import Answer, Asked, gateway
 
 from bots import demo, modules, scrub, tally, tenants
 from bots.client import Client
 from bots.modules import Module
 from schema.errors import LeaseholdError
+from tests.scripted import Answer, Asked, gateway
 
 AT = "2026-01-01T00:00:"
 RECEIPT = {
@@ -107,11 +107,7 @@ class Pretend:
             "created_at": AT + "00+00:00",
             "events": [
                 {"move": "submit", "at": AT + "00+00:00", "details": None},
-                {
-                    "move": "grant",
-                    "at": AT + "00.250000Z",
-                    "details": {"bot": "b1", "strategy": "capacity"},
-                },
+                {"move": "grant", "at": AT + "00.250000Z", "details": {"bot": "b1", "strategy": "capacity"}},
                 {
                     "move": "grant",
                     "at": AT + ("00.500000Z" if first else "09+00:00"),

@@ -15,7 +15,7 @@ import pytest
 
 from schema import binaries, embedded
 from schema.errors import NotReady
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 
 ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not ROOT, reason="only root runs the server as another account")
@@ -122,7 +122,7 @@ def test_a_killed_server_is_started_again_at_the_same_url_with_all_that_was_comm
         query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
         killed = server.pid
         os.kill(killed, signal.SIGKILL)
-        eventually(lambda: not answers(server.url), 20)
+        eventually(lambda: not answers(server.url))
         with embedded.serve(scratch) as again:
             assert again.url == server.url
             assert again.pid != killed
@@ -133,7 +133,7 @@ def test_a_killed_server_is_started_again_at_the_same_url_with_all_that_was_comm
 def test_a_reused_process_id_in_a_stale_file_does_not_keep_the_server_from_starting(scratch: Path) -> None:
     with embedded.serve(scratch) as server:
         os.kill(server.pid, signal.SIGKILL)
-        eventually(lambda: not answers(server.url), 20)
+        eventually(lambda: not answers(server.url))
         for stale in (scratch / "pg" / "postmaster.pid", scratch / "pg" / ".s.PGSQL.5432.lock"):
             _, *others = stale.read_text().splitlines(keepends=True)
             stale.write_text("".join([f"{os.getpid()}\n", *others]))
@@ -148,7 +148,7 @@ def test_ctrl_c_in_the_owners_terminal_stops_it_without_losing_a_commit(scratch:
         with embedded.serve(scratch) as server:
             query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
             os.killpg(owner.pid, signal.SIGINT)
-            assert owner.wait(timeout=30) != 0
+            assert owner.wait(MINUTE) != 0
             assert server.pid == pid
             assert query(server.url, "SELECT answer FROM kept") == 42
     with embedded.serve(scratch) as again:
@@ -159,13 +159,13 @@ def test_ctrl_c_of_the_only_user_stops_the_server(scratch: Path) -> None:
     with user(scratch) as owner:
         served_by(owner)
         os.killpg(owner.pid, signal.SIGINT)
-        owner.wait(timeout=30)
+        owner.wait(MINUTE)
     assert not (scratch / "pg" / "postmaster.pid").exists()
 
 
 def test_a_process_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way(scratch: Path) -> None:
     with user(scratch) as owner:
-        eventually(lambda: any(scratch.glob("pg.new-*")), 20)
+        eventually(lambda: any(scratch.glob("pg.new-*")))
         owner.kill()
         owner.wait()
     assert not (scratch / "pg").exists()

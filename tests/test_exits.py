@@ -3,11 +3,11 @@ from typing import NoReturn
 
 import click
 import pytest
-from scripted import Gateway, gateway, in_turn, problem
 
 from assigner import exits
 from bots.commands import COMMANDS
 from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from tests.scripted import Gateway, gateway, in_turn, problem
 
 JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
 

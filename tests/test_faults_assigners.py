@@ -67,7 +67,7 @@ class Crew:
         self._born += 1
         name = f"assigner-{self._born}"
         process = self._processes.assigner(name)
-        eventually(lambda: self._all() - known, 60, what="its connection")
+        eventually(lambda: self._all() - known, what="its connection")
         self.alive.append(Member(name, process))
 
     def kill(self, member: Member) -> None:
@@ -137,14 +137,14 @@ def test_kills_of_three_assigners_lose_nothing_and_double_nothing(
                 journal.submit(BACKLOG)
             if number % HELD_EVERY:
                 with in_the_way(pool) as holder:
-                    backend = eventually(lambda holder=holder: stuck(pool, holder), 30)[0]
+                    backend = eventually(lambda holder=holder: stuck(pool, holder))[0]
                     crew.kill(crew.served_by(backend))
             else:
                 target = pool.row(FINISHED).jobs + chance.randint(1, 15)
-                eventually(lambda target=target: pool.row(FINISHED).jobs >= target, 30, what="work goes on")
+                eventually(lambda target=target: pool.row(FINISHED).jobs >= target, what="work goes on")
                 crew.kill(chance.choice(crew.alive))
             crew.add()
-        journal.wait(60)
+        journal.wait()
     print(f"{len(journal.jobs)} jobs, {watching.looks} looks")
     journal.check()
     assert swarm.log.overlaps() == []
@@ -161,10 +161,10 @@ def test_all_assigners_killed_at_once_in_the_middle_of_their_grants_lose_nothing
         for _ in range(2):
             journal.submit(2 * BACKLOG)
             with in_the_way(pool) as holder:
-                eventually(lambda holder=holder: stuck(pool, holder), 30)
+                eventually(lambda holder=holder: stuck(pool, holder))
                 for member in list(crew.alive):
                     crew.kill(member)
-            eventually(lambda: not pool.rows(IN_TRANSACTION), 30, what="their transactions are undone")
+            eventually(lambda: not pool.rows(IN_TRANSACTION), what="their transactions are undone")
             begun = pool.row("SELECT count(*) AS grants FROM job_events WHERE move = 'grant'").grants
             for _ in range(2):
                 crew.add()
@@ -172,9 +172,8 @@ def test_all_assigners_killed_at_once_in_the_middle_of_their_grants_lose_nothing
                 lambda begun=begun: (
                     pool.row("SELECT count(*) AS grants FROM job_events WHERE move = 'grant'").grants > begun
                 ),
-                30,
                 what="the new ones go on",
             )
-        journal.wait(60)
+        journal.wait()
     journal.check()
     assert swarm.log.overlaps() == []

@@ -15,7 +15,7 @@ from schema import embedded, migrate, verify
 from schema.engine import Database, DatabaseSettings
 from schema.timing import Timing
 from tests.journal import Journal
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool
 from tests.processes import Processes
 from tests.watching import Watching
@@ -29,7 +29,7 @@ OURS = "application_name LIKE 'leasehold-%' AND datname = current_database()"
 @pytest.fixture
 def patient() -> Timing:
     """Sessions that outlive a restart of the database."""
-    return Timing(sync=0.5, ttl=15, reap=0.2, ack=5, poll=0.1)
+    return Timing(sync=0.5, ttl=120, reap=0.2, ack=60, poll=0.1)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def slow_job(pool: Pool, journal: Journal, gate: Path) -> str:
     """A job that runs until the file `gate` is there."""
     script = f"while [ ! -e {gate} ]; do sleep 0.05; done; echo through"
     (job,) = journal.submit(1, payload={"command": ["sh", "-c", script]})
-    eventually(lambda: pool.job(job).state == "running", 30, what="it runs")
+    eventually(lambda: pool.job(job).state == "running", what="it runs")
     return job
 
 
@@ -69,12 +69,12 @@ def test_a_gateway_killed_in_the_middle_of_a_sync_costs_no_running_work(
     with pool.database.engine.connect() as holder:
         pid = holder.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         holder.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
-        eventually(lambda: pool.rows(WAITING, holder=pid), 30, what="a sync waits in the gateway")
+        eventually(lambda: pool.rows(WAITING, holder=pid), what="a sync waits in the gateway")
         gateway.kill()
         holder.rollback()
     house.gateway("gateway-again", port=port)
     gate.touch()
-    journal.wait(60)
+    journal.wait()
     journal.check()
     assert kept(pool, job)
 
@@ -95,12 +95,12 @@ def test_a_submit_whose_gateway_was_killed_is_repeated_and_makes_one_job(
         pid = holder.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         holder.exec_driver_sql("LOCK TABLE submit_keys IN EXCLUSIVE MODE")
         client_thread.start()
-        eventually(lambda: pool.rows(WAITING, holder=pid), 30, what="the submit waits in the gateway")
+        eventually(lambda: pool.rows(WAITING, holder=pid), what="the submit waits in the gateway")
         gateway.kill()
         holder.rollback()
     house.gateway("gateway-again", port=port)
-    client_thread.join(60)
-    eventually(lambda: pool.rows("SELECT 1 FROM jobs WHERE state = 'succeeded'"), 30, what="it ran")
+    client_thread.join(MINUTE)
+    eventually(lambda: pool.rows("SELECT 1 FROM jobs WHERE state = 'succeeded'"), what="it ran")
     assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == answers
 
 
@@ -112,7 +112,7 @@ def test_backends_killed_again_and_again_lose_nothing(pool: Pool, house: Process
         pool.rows("SELECT pg_terminate_backend(:pid)", pid=chance.choice(victims))
     pool.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS}")
     journal.submit(3, payload={"command": ["true"]})
-    journal.wait(60)
+    journal.wait()
     journal.check()
 
 
@@ -135,7 +135,7 @@ def test_running_work_is_kept_when_postgresql_itself_is_killed_and_comes_back(
             with embedded.serve(data) as again:
                 assert again.url == server.url
                 gate.touch()
-                journal.wait(60)
+                journal.wait()
                 journal.check()
                 assert kept(pool, job)
                 assert [finding for finding in verify.verify(database) if finding.rows] == []

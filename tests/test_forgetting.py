@@ -15,9 +15,7 @@ def leave(pool: Pool, name: str, *, days: float) -> None:
     """A bot that has opened its last session so many days ago and has left."""
     pool.bot(name).sync(status="gone")
     pool.change(
-        "UPDATE bots SET opened_at = now() - make_interval(secs => :age) WHERE name = :name",
-        age=days * DAY,
-        name=name,
+        "UPDATE bots SET opened_at = now() - make_interval(secs => :age) WHERE name = :name", age=days * DAY, name=name
     )
 
 
@@ -43,19 +41,15 @@ def test_bots_that_have_gone_for_long_are_forgotten_with_what_they_left(pool: Po
     assert pool.rows("SELECT FROM jobs WHERE public_id = CAST(:id AS uuid)", id=job) == []
 
 
-def test_a_bot_that_comes_back_while_it_is_forgotten_gets_a_session(pool: Pool) -> None:
+def test_a_bot_that_comes_back_while_it_is_forgotten_gets_a_session(pool: Pool, race: Race) -> None:
     leave(pool, "bot-1", days=31)
-    race = Race(pool)
-    try:
-        with race.first() as ahead:
-            assert forgetting.forget_bots(ahead.connection, age=30 * DAY, limit=10) == 1
-            opened = race.second(
-                lambda: sessions.open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing), behind=ahead
-            )
-            ahead.commit()
-            assert outcome(opened).bot == "bot-1"
-    finally:
-        race.close()
+    with race.first() as ahead:
+        assert forgetting.forget_bots(ahead.connection, age=30 * DAY, limit=10) == 1
+        opened = race.second(
+            lambda: sessions.open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing), behind=ahead
+        )
+        ahead.commit()
+        assert outcome(opened).bot == "bot-1"
     assert pool.row("SELECT status FROM bots").status == "ok"
 
 

@@ -10,6 +10,7 @@ from assigner.cycle import PriorityAgeAssigner
 from assigner.tuning import AssignerSettings
 from assigner.turns import CAREFUL, Turns
 from schema import counters
+from tests.patience import MINUTE
 from tests.pool import Pool, active, completed
 from tests.racing import Race
 from tests.tenancy import share
@@ -31,7 +32,7 @@ def test_who_planned_for_the_last_slot_that_another_takes_begins_anew_and_leaves
         one.assigner().run_once()
         other = race.second(pool.assigner().run_once, behind=one)
         one.commit()
-        other.result(timeout=10)
+        other.result(MINUTE)
     assert race.errors == ["40001"]
     assert used(pool, "instance:acme:jobs") == 1
     assert sum(len(bot.take()) for bot in bots) == 1
@@ -47,7 +48,7 @@ def test_who_planned_for_a_slot_that_is_given_back_gets_it(pool: Pool, race: Rac
         one.assigner().run_once()
         other = race.second(pool.assigner().run_once, behind=one)
         one.roll_back()
-        other.result(timeout=10)
+        other.result(MINUTE)
     assert race.errors == []
     assert used(pool, "instance:acme:jobs") == 1
 
@@ -72,7 +73,7 @@ def test_who_was_undone_leaves_jobs_at_gates_to_the_one_whose_turn_it_is_and_wai
         one.change("UPDATE counters SET most = 0 WHERE name = 'instance:acme:jobs'")
         undone = race.second(careful.run_once, behind=one)
         one.commit()
-        undone.result(timeout=10)
+        undone.result(MINUTE)
     assert race.errors == ["40001"]
     pool.change("UPDATE counters SET most = 2 WHERE name = 'instance:acme:jobs'")
     pool.submit(2)

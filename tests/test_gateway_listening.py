@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from bots.gateway import GatewaySettings
 from schema.engine import Database
 from schema.timing import Timing
+from tests.patience import MINUTE
 from tests.serving import serving
 
 
@@ -74,4 +75,4 @@ print("stopped", flush=True)
         assert process.stdout.readline().startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopped\n"
-        assert process.wait(10) == 0
+        assert process.wait(MINUTE) == 0

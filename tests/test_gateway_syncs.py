@@ -11,11 +11,10 @@ import anyio
 import pytest
 
 from bots.crew import Busy, Crew
-from schema import clock
 from schema.engine import Database
 from schema.timing import Timing
 from tests.calling import JOB, granted, submitted
-from tests.patience import eventually
+from tests.patience import MINUTE, NEWS, eventually
 from tests.serving import Bot, Served, serving
 
 
@@ -37,12 +36,10 @@ def test_a_held_sync_is_answered_as_soon_as_there_is_a_lease(database: Database,
         bot = Bot(served)
         held = threads.submit(bot.sync, wait=60)
         eventually(lambda: served.waits("bots") == 1)
-        began = clock.monotonic()
         with served.client(served.token("operator")) as http:
             (job,) = submitted(http, JOB)
         granted(database, timing, job)
-        answer = held.result(10)
-        assert clock.monotonic() - began < 0.9, "answered by the end of the wait, not by news"
+        answer = held.result(NEWS)
         assert [lease["job"] for lease in answer.json()["leases"]] == [job]
         assert answer.json()["leases"][0]["payload"] == {"command": ["true"]}
 
@@ -53,7 +50,7 @@ def test_a_held_sync_is_answered_when_the_bot_is_drained(served: Served) -> None
         held = threads.submit(bot.sync, wait=60)
         eventually(lambda: served.waits("bots") == 1)
         assert http.post("/v1/bots/b1/drain", json={"draining": True, "reason": "disk"}).status_code == 200
-        assert held.result(10).json()["drain"] is True
+        assert held.result(NEWS).json()["drain"] is True
 
 
 def test_a_held_sync_ends_after_its_wait(served: Served) -> None:
@@ -73,7 +70,7 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(served: Served) -> None:
     assert connection.sock is not None
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
-    eventually(lambda: served.waits("bots") == 0, 0.9)
+    eventually(lambda: served.waits("bots") == 0, NEWS)
     assert bot.sync().status_code == 200
 
 
@@ -82,10 +79,8 @@ def test_stopping_answers_held_calls_at_once(database: Database, timing: Timing)
         bot = Bot(served)
         held = threads.submit(bot.sync, wait=60)
         eventually(lambda: served.waits("bots") == 1)
-        began = clock.monotonic()
         served.server.stop()
-        assert held.result(5).status_code == 200
-        assert clock.monotonic() - began < 0.9
+        assert held.result(NEWS).status_code == 200
 
 
 def test_many_held_calls_cost_one_query_a_poll_and_no_thread_each(database: Database, timing: Timing) -> None:
@@ -99,7 +94,7 @@ def test_many_held_calls_cost_one_query_a_poll_and_no_thread_each(database: Data
             began = looks.get()
             eventually(lambda: looks.get() >= began + 3)
             assert threading.active_count() - before <= 30 + 10 + 2
-            assert {one.result(20).status_code for one in held} == {200}
+            assert {one.result(MINUTE).status_code for one in held} == {200}
 
 
 def test_work_beyond_the_queue_is_refused_before_the_pool(database: Database) -> None:

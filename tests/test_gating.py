@@ -104,9 +104,7 @@ def test_a_job_that_fits_no_bot_now_keeps_nobody_behind_it_waiting(pool: Pool) -
 
 def test_a_new_priority_is_a_new_place_in_the_line(pool: Pool) -> None:
     first, second = pool.submit(2, terms={"locks": ["tree"]})
-    pool.database.run(
-        lambda c: moves.set_priority(c, [second], -5, instances=None, reason=None, actor="test"),
-    )
+    pool.database.run(lambda c: moves.set_priority(c, [second], -5, instances=None, reason=None, actor="test"))
     bot = pool.bot(capacity=2)
     pool.assigner().run_once()
     assert [lease["job"] for lease in bot.take()] == [second]

@@ -106,10 +106,7 @@ def test_room_reserved_for_a_held_job_is_given_up_by_upkeep(pool: Pool) -> None:
 def test_an_assigner_passes_over_a_job_that_is_being_held(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit()
     pool.bot()
-    with race.first() as first:
-        park(first, job)
-        race.unhindered(pool.assigner().run_once, by=first)
-        first.decide(commit)
+    race.side_by_side(lambda first: park(first, job), pool.assigner().run_once, commit=commit)
     pool.assigner().run_once()
     assert pool.job(job).state == ("parked" if commit else "leased")
 
@@ -118,11 +115,9 @@ def test_an_assigner_passes_over_a_job_that_is_being_held(pool: Pool, race: Race
 def test_a_hold_waits_for_the_grant_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit()
     pool.bot()
-    with race.first() as first:
-        first.assigner().run_once()
-        late = race.second(lambda: park(pool, job), behind=first)
-        first.decide(commit)
-        assert outcome(late) == [Held(job, "leased" if commit else "parked", changed=not commit)]
+    assert race.in_turn(lambda first: first.assigner().run_once(), lambda: park(pool, job), commit=commit) == [
+        Held(job, "leased" if commit else "parked", changed=not commit)
+    ]
     assert books(pool, job)["in_use"] == [1 if commit else 0]
 
 
@@ -140,11 +135,9 @@ def test_a_release_waits_for_the_cancel_that_was_ahead_of_it(pool: Pool, race: R
 def test_a_cancel_waits_for_the_release_that_was_ahead_of_it(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     park(pool, job)
-    with race.first() as first:
-        unpark(first, job)
-        late = race.second(lambda: cancel(pool, job), behind=first)
-        first.commit()
-        assert outcome(late) == [Cancelled(job, "cancelled", changed=True)]
+    assert race.in_turn(lambda first: unpark(first, job), lambda: cancel(pool, job)) == [
+        Cancelled(job, "cancelled", changed=True)
+    ]
     assert pool.history(job) == ["submit", "hold", "release", "cancel"]
 
 

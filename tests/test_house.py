@@ -14,6 +14,8 @@ MAY_IMPORT = {"schema": {"schema"}, "assigner": {"schema", "assigner"}, "bots": 
 ROOT = "assigner/cli.py"
 CLOCK = "schema/clock.py"
 MAX_LINES = 500
+#: A test module may hold everything about one module.
+MAX_TEST_LINES = 700
 #: Sources of chance that are handed on as an argument, not the module's global one.
 CHANCE = ("Random", "SystemRandom")
 #: `live` is a view through which leases could be written.
@@ -150,7 +152,17 @@ def test_only_the_moves_write_jobs_and_leases() -> None:
 def test_no_file_holds_a_second_idea() -> None:
     files = [file for file in [*FILES, *TESTS] if file.parent.name != "versions"]  # a migration is a record
     lengths = {named(file): len(file.read_text().splitlines()) for file in files}
-    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+    allowed = {name: MAX_TEST_LINES if name.startswith("tests/") else MAX_LINES for name in lengths}
+    assert {name: length for name, length in lengths.items() if length > allowed[name]} == {}
+
+
+def test_no_test_module_imports_another() -> None:
+    assert [
+        f"{named(file)}:{line}: imports {module}"
+        for file in TESTS
+        for line, module, _ in imported(parsed(file))
+        if re.match(r"tests\.(.*\.)?test_", module)
+    ] == []
 
 
 @pytest.mark.parametrize(

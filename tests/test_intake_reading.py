@@ -93,10 +93,7 @@ def test_a_queued_job_says_why_it_waits(served: Served, operator: httpx.Client, 
         "unmatchable": True,
         "sentence": "no bot that serves the instance 'default' offers gpu=h100",
     }
-    assert waiting(large) == {
-        "unmatchable": True,
-        "sentence": "it needs 3 units, the largest of 1 matching bots has 2",
-    }
+    assert waiting(large) == {"unmatchable": True, "sentence": "it needs 3 units, the largest of 1 matching bots has 2"}
     assert waiting(fits)["unmatchable"] is False
     assert "next assigner cycle" in waiting(fits)["sentence"]
     assert operator.get("/v1/status").json()["unmatchable"] == 2

@@ -11,7 +11,7 @@ import pytest
 from schema.engine import Database
 from schema.timing import Timing
 from tests.calling import JOB, audited, granted, submitted
-from tests.patience import eventually
+from tests.patience import NEWS, eventually
 from tests.serving import Bot, Served, serving
 
 SHARED = JOB | {"dedup_key": "nightly"}
@@ -81,12 +81,12 @@ def test_everybody_who_shares_a_job_is_told_of_its_end(either: Served, database:
     _, fence = granted(database, timing, job)
     with ThreadPoolExecutor() as threads:
         held = [
-            threads.submit(http.post, "/v1/jobs/wait", json={"ids": ids, "wait": 30})
+            threads.submit(http.post, "/v1/jobs/wait", json={"ids": ids, "wait": 60})
             for ids in ([joined], [job, joined])
         ]
         eventually(lambda: either.waits("done") == 2)
         finish(bot, job, fence)
-        one, both = (each.result(10).json() for each in held)
+        one, both = (each.result(NEWS).json() for each in held)
     assert (one["done"], both["done"]) == (True, True)
     assert [(each["id"], each["joined"], each["state"]) for each in both["jobs"]] == [
         (job, None, "succeeded"),
@@ -100,19 +100,19 @@ def test_who_waits_is_told_of_a_withdrawal_and_the_others_wait_on(either: Served
     job, joined = submitted(http, SHARED, SHARED)
     with ThreadPoolExecutor() as threads:
         leaves, stays, both = (
-            threads.submit(http.post, "/v1/jobs/wait", json={"ids": ids, "wait": 30})
+            threads.submit(http.post, "/v1/jobs/wait", json={"ids": ids, "wait": 60})
             for ids in ([joined], [job], [job, joined])
         )
         eventually(lambda: either.waits("done") == 3)
         assert cancel(http, joined).json() == {"jobs": [{"id": joined, "state": "cancelled", "changed": True}]}
-        assert leaves.result(10).json()["done"] is True
+        assert leaves.result(NEWS).json()["done"] is True
         eventually(lambda: either.waits("done") == 2)
         assert not stays.done()
         assert not both.done()
         assert states(http, job, joined) == ["queued", "cancelled"]
         cancel(http, job)
-        assert [job["state"] for job in both.result(10).json()["jobs"]] == ["cancelled", "cancelled"]
-        assert stays.result(10).json()["done"] is True
+        assert [job["state"] for job in both.result(NEWS).json()["jobs"]] == ["cancelled", "cancelled"]
+        assert stays.result(NEWS).json()["done"] is True
 
 
 def test_output_is_followed_under_every_id_until_its_submission_is_over(
@@ -124,22 +124,22 @@ def test_output_is_followed_under_every_id_until_its_submission_is_over(
     _, fence = granted(database, timing, job)
     report = {**bot.identity, "job": job, "fence": fence, "output": [{"start": 0, "data": "aGkK"}]}
     with ThreadPoolExecutor() as threads:
-        held = [threads.submit(http.get, f"/v1/jobs/{each}/output?wait=30") for each in (job, joined)]
+        held = [threads.submit(http.get, f"/v1/jobs/{each}/output?wait=60") for each in (job, joined)]
         eventually(lambda: either.waits("done") == 2)
         assert bot.http.post("/v1/output", json=report).status_code == 204
-        pieces = [each.result(10).json() for each in held]
+        pieces = [each.result(NEWS).json() for each in held]
         assert [base64.b64decode(piece["data"]) for piece in pieces] == [b"hi\n", b"hi\n"]
         assert [piece["final"] for piece in pieces] == [False, False]
         ends, ends_early = (
-            threads.submit(http.get, f"/v1/jobs/{each}/output?start=3&wait=30") for each in (joined, left)
+            threads.submit(http.get, f"/v1/jobs/{each}/output?start=3&wait=60") for each in (joined, left)
         )
         eventually(lambda: either.waits("done") == 2)
         cancel(http, left)
-        over = ends_early.result(10).json()
+        over = ends_early.result(NEWS).json()
         assert (over["state"], over["final"], over["data"]) == ("cancelled", True, "")
         assert not ends.done()
         finish(bot, job, fence)
-        assert (ends.result(10).json()["state"], ends.result(10).json()["final"]) == ("succeeded", True)
+        assert (ends.result(NEWS).json()["state"], ends.result(NEWS).json()["final"]) == ("succeeded", True)
 
 
 def test_a_cancelled_submission_is_shown_as_such_while_the_job_goes_on(

@@ -10,7 +10,7 @@ from schema import clock, outputs
 from schema.engine import Database
 from schema.timing import Timing
 from tests.calling import JOB, audited, granted, submitted
-from tests.patience import eventually
+from tests.patience import NEWS, eventually
 from tests.serving import Bot, Served, serving
 
 
@@ -36,11 +36,11 @@ def test_many_jobs_can_be_cancelled_while_somebody_waits(operator: httpx.Client,
     ids = submitted(operator, *[JOB] * 500)
     waiter = served.client(served.token("submitter"))
     with ThreadPoolExecutor() as threads:
-        held = threads.submit(waiter.post, "/v1/jobs/wait", json={"ids": ids, "wait": 30})
+        held = threads.submit(waiter.post, "/v1/jobs/wait", json={"ids": ids, "wait": 60})
         eventually(lambda: served.waits("done") == 1)
         answer = operator.post("/v1/jobs/cancel", json={"ids": ids})
         assert answer.status_code == 200, answer.text
-        assert held.result(10).json()["done"] is True
+        assert held.result(NEWS).json()["done"] is True
 
 
 @pytest.mark.parametrize("wakeups", [True, False], ids=["wake-ups", "poll only"])
@@ -53,12 +53,12 @@ def test_wait_returns_once_all_are_final_and_not_before(database: Database, timi
         assert (short["done"], [job["state"] for job in short["jobs"]]) == (False, ["queued", "queued"])
         assert clock.monotonic() - began >= 0.3
         with ThreadPoolExecutor() as threads:
-            held = threads.submit(waiter.post, "/v1/jobs/wait", json={"ids": ids, "wait": 30})
+            held = threads.submit(waiter.post, "/v1/jobs/wait", json={"ids": ids, "wait": 60})
             eventually(lambda: served.waits("done") == 1)
             http.post("/v1/jobs/cancel", json={"ids": ids[:1]})
             assert not held.done()
             http.post("/v1/jobs/cancel", json={"ids": ids[1:]})
-            answer = held.result(10).json()
+            answer = held.result(NEWS).json()
         assert answer["done"] is True
         assert [job["id"] for job in answer["jobs"]] == ids
         assert {job["state"] for job in answer["jobs"]} == {"cancelled"}
@@ -80,7 +80,7 @@ def test_output_is_followed_while_it_is_written(
     }
     row, fence = granted(database, timing, job)
     with ThreadPoolExecutor() as threads:
-        held = threads.submit(operator.get, f"/v1/jobs/{job}/output?start=0&wait=30")
+        held = threads.submit(operator.get, f"/v1/jobs/{job}/output?start=0&wait=60")
         eventually(lambda: served.waits("done") == 1)
         report = {
             **bot.identity,
@@ -89,7 +89,7 @@ def test_output_is_followed_while_it_is_written(
             "output": [{"start": 0, "data": base64.b64encode(b"hello\n").decode()}],
         }
         assert bot.http.post("/v1/output", json=report).status_code == 204
-        first = held.result(10).json()
+        first = held.result(NEWS).json()
     assert (base64.b64decode(first["data"]), first["next"], first["attempt"], first["final"]) == (
         b"hello\n",
         6,
@@ -100,7 +100,7 @@ def test_output_is_followed_while_it_is_written(
         leases=[{"job": job, "fence": fence, "state": "completed", "outcome": {"verdict": "succeeded"}}]
     )
     assert finished.status_code == 200
-    last = operator.get(f"/v1/jobs/{job}/output?start=6&wait=30").json()
+    last = operator.get(f"/v1/jobs/{job}/output?start=6&wait=60").json()
     assert (last["data"], last["state"], last["final"]) == ("", "succeeded", True)
     shown = operator.get(f"/v1/jobs/{job}").json()
     assert (shown["state"], shown["bot"], shown["events"][-1]["to"]) == ("succeeded", "b1", "succeeded")

@@ -10,17 +10,7 @@ from schema.errors import Conflict
 from schema.moves import Alike, Cancelled
 from schema.submissions import RESULT
 from tests.pool import Pool, completed
-from tests.racing import (
-    FINISHED,
-    LOST,
-    Race,
-    at_desk_of,
-    books,
-    cancel,
-    outcome,
-    retention,
-    running,
-)
+from tests.racing import FINISHED, LOST, Race, at_desk_of, books, cancel, outcome, retention, running
 
 LOCKS = (
     "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted"
@@ -48,22 +38,20 @@ def test_a_call_of_a_session_that_is_being_replaced_waits_and_is_refused(pool: P
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_new_session_waits_for_the_call_of_the_old_one(pool: Pool, race: Race, commit: bool) -> None:
     job, bot, work = running(pool)
-    with race.first() as first:
-        at_desk_of(first, bot).sync(completed(work))
-        opening = race.second(pool.bot, behind=first)
-        first.decide(commit)
-        assert outcome(opening).session.epoch == 2
-
+    assert (
+        race.in_turn(lambda first: at_desk_of(first, bot).sync(completed(work)), pool.bot, commit=commit).session.epoch
+        == 2
+    )
     assert books(pool, job) == (FINISHED if commit else LOST)
 
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_new_requirement_set_waits_for_the_bot_that_is_arriving(pool: Pool, race: Race, commit: bool) -> None:
-    with race.first() as first:
-        first.bot(properties={"os": "linux"})
-        submitting = race.second(lambda: pool.submit(properties={"os": "linux"}), behind=first)
-        first.decide(commit)
-        (job,) = outcome(submitting)
+    (job,) = race.in_turn(
+        lambda first: first.bot(properties={"os": "linux"}),
+        lambda: pool.submit(properties={"os": "linux"}),
+        commit=commit,
+    )
     pool.assigner().run_once()
 
     assert pool.job(job).state == ("leased" if commit else "queued")
@@ -71,11 +59,11 @@ def test_a_new_requirement_set_waits_for_the_bot_that_is_arriving(pool: Pool, ra
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_bot_that_arrives_waits_for_a_new_requirement_set(pool: Pool, race: Race, commit: bool) -> None:
-    with race.first() as first:
-        first.submit(properties={"os": "linux"})
-        opening = race.second(lambda: pool.bot(properties={"os": "linux"}), behind=first)
-        first.decide(commit)
-        outcome(opening)
+    race.in_turn(
+        lambda first: first.submit(properties={"os": "linux"}),
+        lambda: pool.bot(properties={"os": "linux"}),
+        commit=commit,
+    )
     pool.assigner().run_once()
 
     assert [row.state for row in pool.rows("SELECT state FROM jobs")] == (["leased"] if commit else [])
@@ -178,10 +166,7 @@ def test_a_job_that_is_being_granted_is_not_postponed(pool: Pool, race: Race) ->
     def postpone(on: Pool) -> int:
         return on.database.run(lambda c: moves.postpone(c, alike, reason="no bot", base=60, cap=60, limit=9))
 
-    with race.first() as first:
-        first.assigner().run_once()
-        assert race.unhindered(lambda: postpone(pool), by=first) == 0
-        first.roll_back()
+    assert race.side_by_side(lambda first: first.assigner().run_once(), lambda: postpone(pool), commit=False) == 0
     with race.first() as first:
         assert postpone(first) == 1
         race.unhindered(pool.assigner().run_once, by=first)
@@ -202,11 +187,12 @@ def test_a_job_that_is_being_granted_is_not_promoted_and_one_that_is_promoted_is
         assert first.database.run(lambda c: moves.promote(c, 9)).jobs == 1
         race.unhindered(pool.assigner().run_once, by=first)
         first.roll_back()
-    with race.first() as first:
-        first.assigner().run_once()
-        assert race.unhindered(lambda: pool.database.run(lambda c: moves.promote(c, 9)), by=first).jobs == 0
-        first.commit()
-
+    assert (
+        race.side_by_side(
+            lambda first: first.assigner().run_once(), lambda: pool.database.run(lambda c: moves.promote(c, 9))
+        ).jobs
+        == 0
+    )
     row = pool.job(job)
     assert (row.state, row.schedule_after, row.considered) == ("leased", None, 0)
 

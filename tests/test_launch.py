@@ -52,14 +52,14 @@ def said(tmp_path: Path, name: str) -> str:
 def test_a_child_that_dies_is_started_again(children: Children, told: list[str], tmp_path: Path) -> None:
     children.start(child("one", FOLLOWER + "time.sleep(60)"))
     first = children.processes()["one"]
-    eventually(lambda: "up" in said(tmp_path, "one"), 15)
+    eventually(lambda: "up" in said(tmp_path, "one"))
     os.kill(first, signal.SIGKILL)
 
     def reborn() -> bool:
         children.run_once()
         return children.processes().get("one", first) != first
 
-    eventually(reborn, 15)
+    eventually(reborn)
     assert told[0].startswith("one was killed by SIGKILL: up; starting it again in ")
     assert told[1] == "one runs again"
 
@@ -71,7 +71,7 @@ def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, to
     pauses: list[float] = []
     try:
         while len(pauses) < 9:
-            eventually(lambda: not children.processes(), 15)
+            eventually(lambda: not children.processes())
             told.clear()
             children.run_once()
             assert "one ended with exit status 1: no luck" in told[0]
@@ -92,7 +92,7 @@ def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, to
 def test_without_restart_the_last_words_of_a_dead_child_are_raised(tmp_path: Path) -> None:
     children = Children(tmp_path, os.environ, tell=print, chance=random.Random(1), restart=False)
     children.start(child("one", "import sys; print('error: schema none', file=sys.stderr); sys.exit(3)"))
-    eventually(lambda: not children.processes(), 15)
+    eventually(lambda: not children.processes())
     with pytest.raises(LeaseholdError, match=r"^one ended with exit status 3: error: schema none$"):
         children.run_once()
     children.stop()
@@ -108,7 +108,7 @@ def test_children_stop_role_after_role(children: Children, tmp_path: Path) -> No
     for role in (Role.ASSIGNER, Role.BOT, Role.GATEWAY):
         command = (sys.executable, "-c", code, role.name)
         children.start(Child(name=role.name, role=role, command=command))
-    eventually(lambda: all("up" in said(tmp_path, role.name) for role in Role), 15)
+    eventually(lambda: all("up" in said(tmp_path, role.name) for role in Role))
     children.stop()
     assert order.read_text().split() == ["BOT", "GATEWAY", "ASSIGNER"]
     assert children.processes() == {}
@@ -120,7 +120,7 @@ def test_a_child_that_ignores_the_request_to_stop_is_killed(children: Children, 
     )
     children.start(child("one", stubborn))
     pid = children.processes()["one"]
-    eventually(lambda: "up" in said(tmp_path, "one"), 15)
+    eventually(lambda: "up" in said(tmp_path, "one"))
     children.stop(patience=0.1)
     assert not lives(pid)
 
@@ -143,9 +143,9 @@ def test_children_end_when_their_parent_is_killed(tmp_path: Path, ignores: bool)
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(each) for each in process.stdout.readline().split()]
-        eventually(lambda: all("up" in said(tmp_path, name) for name in "ab"), 15)
+        eventually(lambda: all("up" in said(tmp_path, name) for name in "ab"))
         process.kill()
-    eventually(lambda: not any(lives(pid) for pid in pids), 15)
+    eventually(lambda: not any(lives(pid) for pid in pids))
 
 
 def test_a_second_pool_in_one_directory_is_refused(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from assigner.loops import SHORT, Again, Loop
 from schema.engine import Database
 from schema.errors import NotReady
 from schema.wakeups import Signal, Wakeups, wake
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 
-WITHIN = 5.0
 LONG = 3600.0
 
 
@@ -35,7 +34,7 @@ class Work:
         return delay
 
     def expect(self, count: int) -> list[float]:
-        return [self.runs.get(timeout=WITHIN) for _ in range(count)]
+        return [self.runs.get(timeout=MINUTE) for _ in range(count)]
 
     def expect_none(self) -> None:
         with pytest.raises(queue.Empty):
@@ -53,7 +52,7 @@ def loops(chance: random.Random) -> Iterator[Callable[..., Loop]]:
         return loop
 
     yield make
-    assert all(loop.stop(WITHIN) for loop in made)
+    assert all(loop.stop(MINUTE) for loop in made)
     assert not any(loop.running for loop in made)
 
 
@@ -84,18 +83,18 @@ def test_a_wake_up_during_a_run_causes_one_more_run(loops: Callable[..., Loop]) 
     def run_once() -> float:
         runs.append(None)
         entered.set()
-        assert go_on.wait(WITHIN)
+        assert go_on.wait(MINUTE)
         second.set() if len(runs) == 2 else None
         return LONG
 
     second = threading.Event()
     loop = loops(run_once)
     loop.start()
-    assert entered.wait(WITHIN)
+    assert entered.wait(MINUTE)
     loop.wake()
     loop.wake()
     go_on.set()
-    assert second.wait(WITHIN)
+    assert second.wait(MINUTE)
     assert len(runs) == 2
 
 
@@ -110,14 +109,14 @@ def test_a_signal_wakes_the_loop(loops: Callable[..., Loop]) -> None:
 def test_start_and_stop_are_idempotent_and_a_stopped_loop_may_start_again(loops: Callable[..., Loop]) -> None:
     work = Work()
     loop = loops(work)
-    assert loop.stop(WITHIN)
+    assert loop.stop(MINUTE)
     for _ in range(2):
         loop.start()
         loop.start()
         work.expect(1)
         work.expect_none()
-        assert loop.stop(WITHIN)
-        assert loop.stop(WITHIN)
+        assert loop.stop(MINUTE)
+        assert loop.stop(MINUTE)
         assert not loop.running
 
 
@@ -126,17 +125,17 @@ def test_stop_waits_for_the_run_that_is_under_way(loops: Callable[..., Loop]) ->
 
     def run_once() -> float:
         entered.set()
-        assert go_on.wait(WITHIN)
+        assert go_on.wait(MINUTE)
         finished.set()
         return 0.0
 
     loop = loops(run_once)
     loop.start()
-    assert entered.wait(WITHIN)
+    assert entered.wait(MINUTE)
     assert not loop.stop(0.01)
     assert loop.running
     go_on.set()
-    assert loop.stop(WITHIN)
+    assert loop.stop(MINUTE)
     assert finished.is_set()
 
 
@@ -180,11 +179,11 @@ def test_a_wake_up_does_not_shorten_the_wait_after_an_error_but_stop_does(loops:
     with capture_logs():
         loop = loops(run_once, on_error_delay=20.0)
         loop.start()
-        failed.get(timeout=WITHIN)
+        failed.get(timeout=MINUTE)
         loop.wake()
         with pytest.raises(queue.Empty):
             failed.get(timeout=0.05)
-        assert loop.stop(WITHIN)
+        assert loop.stop(MINUTE)
 
 
 def telling(work: Work) -> tuple[queue.Queue[str], dict[str, Any]]:
@@ -210,16 +209,16 @@ def test_the_idle_flag_is_up_while_it_sleeps_and_it_looks_once_more_after_raisin
     story, told_by = telling(Work(LONG, LONG, SHORT, LONG))
     loop = loops(**told_by)
     loop.start()
-    assert [story.get(timeout=WITHIN) for _ in range(3)] == ["look", "raise", "look"]
+    assert [story.get(timeout=MINUTE) for _ in range(3)] == ["look", "raise", "look"]
     loop.wake()
-    told = [story.get(timeout=WITHIN) for _ in range(5)]
+    told = [story.get(timeout=MINUTE) for _ in range(5)]
     assert told == ["look", "lower", "look", "raise", "look"], "busy after the wake-up, then idle again"
 
 
 def test_who_comes_again_for_its_turn_does_not_ask_to_be_woken(loops: Callable[..., Loop]) -> None:
     story, told_by = telling(Work(Again(2 * SHORT), LONG))
     loops(**told_by).start()
-    assert [story.get(timeout=WITHIN) for _ in range(4)] == ["look", "look", "raise", "look"]
+    assert [story.get(timeout=MINUTE) for _ in range(4)] == ["look", "look", "raise", "look"]
 
 
 def test_work_committed_between_the_last_look_and_the_flag_is_found(
@@ -228,7 +227,7 @@ def test_work_committed_between_the_last_look_and_the_flag_is_found(
     """The sender saw no flag and sent nothing: only the look after the flag can find it."""
     wakeups = Wakeups(database)
     wakeups.start()
-    eventually(lambda: wakeups.connected, WITHIN)
+    eventually(lambda: wakeups.connected)
     committed, found, sent = threading.Event(), threading.Event(), []
 
     def run_once() -> float:
@@ -245,7 +244,7 @@ def test_work_committed_between_the_last_look_and_the_flag_is_found(
 
     try:
         loops(run_once, signal=wakeups.signal("jobs"), idle=idle).start()
-        assert found.wait(WITHIN)
+        assert found.wait(MINUTE)
         assert sent == [False]
     finally:
         wakeups.stop()
@@ -259,7 +258,7 @@ def test_a_sleeping_loop_is_woken_by_another_process(loops: Callable[..., Loop],
         signal = wakeups.signal("jobs")
         loops(work, signal=signal, idle=lambda: wakeups.idle("jobs")).start()
         work.expect(2)
-        eventually(lambda: database.run(lambda connection: wake(connection, "jobs")), WITHIN)
+        eventually(lambda: database.run(lambda connection: wake(connection, "jobs")))
         work.expect(1)
     finally:
         wakeups.stop()
@@ -273,7 +272,7 @@ def test_cycles_and_age_are_metrics(loops: Callable[..., Loop]) -> None:
     work.expect(1)
     loop.wake()
     work.expect(1)
-    assert 0.0 <= value("leasehold_loop_age_seconds", loop) < WITHIN
-    assert loop.stop(WITHIN)
+    assert 0.0 <= value("leasehold_loop_age_seconds", loop) < MINUTE
+    assert loop.stop(MINUTE)
     assert value("leasehold_loop_cycles_total", loop) == before + 2
     assert REGISTRY.get_sample_value("leasehold_loop_age_seconds", {"loop": loop.name}) is None

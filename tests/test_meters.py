@@ -17,7 +17,7 @@ from schema.errors import BadInput
 from schema.hours import zone
 from schema.meters import Level, Meter
 from schema.openings import Openings, Window, WindowSettings
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool
 from tests.processes import assigner_process
 
@@ -107,7 +107,7 @@ def test_sa_23_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> 
 )
 def test_sa_23_a_command_that_gives_no_reading_says_why(program: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        read(command(program, timeout=0.5 if "sleep" in program else 10))
+        read(command(program, timeout=0.5 if "sleep" in program else MINUTE))
     with pytest.raises(BadInput, match="cannot be run: No such file"):
         read(MeterSettings(name="plan", command=("/does/not/exist",)))
 

@@ -12,6 +12,7 @@ from sqlalchemy.exc import ProgrammingError
 from schema import clock, migrate
 from schema.engine import Database, DatabaseSettings
 from schema.errors import NotReady
+from tests.patience import MINUTE
 
 IMPATIENT = DatabaseSettings(statement_timeout=0.1, lock_timeout=0.05)
 WAITED = text(
@@ -71,7 +72,7 @@ def test_an_upgrade_is_not_killed_by_the_timeouts_of_everyday_work(empty: Databa
             assert clock.monotonic() < end
             clock.sleep(0.02)
         other.execute("SELECT pg_advisory_unlock(hashtext('leasehold.migrate'))")
-        assert upgrading.result(timeout=20).ready
+        assert upgrading.result(MINUTE).ready
     shown = empty.run(lambda connection: connection.execute(text("SHOW statement_timeout")).scalar_one(), urgent=True)
     assert shown == "100ms"
 

@@ -9,6 +9,7 @@ from schema import classes, moves
 from schema.classes import Policy
 from schema.overflow import COUNT
 from schema.requests import JobRequest
+from tests.patience import MINUTE
 from tests.pool import Pool
 
 
@@ -99,7 +100,7 @@ def test_sa_21_who_listens_is_told_the_list_of_deferred_jobs(pool: Pool) -> None
         driver.execute("SELECT pg_advisory_lock_shared(hashtext('leasehold.idle'), hashtext('deferred'))")
         driver.commit()
         pool.upkeep().run_once()
-        told = [name for notice in driver.notifies(timeout=5, stop_after=3) for name in notice.payload.split(",")]
+        told = [name for notice in driver.notifies(timeout=MINUTE, stop_after=3) for name in notice.payload.split(",")]
         driver.execute("SELECT pg_advisory_unlock_all()")
         driver.commit()
     assert sorted(told) == sorted(jobs[1:])

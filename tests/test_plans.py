@@ -1,6 +1,5 @@
 """The hot statements read what they need and no more, however deep the queue, with any statistics or none."""
 
-import random
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -11,11 +10,11 @@ from sqlalchemy import Connection, text
 
 from schema import verify
 from schema.candidates import LOOK, RING
-from schema.engine import Database, DatabaseSettings
+from schema.engine import Database
 from schema.ready import JOBS_LOOK, REACHES
 from tests import filling
 from tests.databases import Databases
-from tests.plans import Watch, watched
+from tests.plans import Watch, filled, watched
 from tests.statements import ACTS, BATCH, FREE, FULL, KINDS, RARE, SAMPLE_SIZE, SCARCE, Known
 
 INSTANCES = 2
@@ -83,20 +82,13 @@ class Measured:
 def measured(databases: Databases, template: str) -> Measured:
     """Fill three pools and watch every statement in each of them."""
     found = Measured({}, [])
-    settings = DatabaseSettings(statement_timeout=120, idle_in_transaction_timeout=120)
     for size in SIZES:
-        url = databases.make(template=template)
-        database = Database(url, settings, role="test", chance=random.Random(0))
-        try:
+        with filled(databases, template, TABLES) as database:
             _measure(database, size, found)
-        finally:
-            database.close()
-            databases.give_back(url)
     return found
 
 
 def _measure(database: Database, size: Size, found: Measured) -> None:
-    database.run(_no_autovacuum)
     with database.engine.connect() as early:
         for _ in range(SETTLED):
             _watch_all(early, size, "grown from nothing", found, kept=True)
@@ -109,11 +101,6 @@ def _measure(database: Database, size: Size, found: Measured) -> None:
         _watch_all(connection, size, "current", found)
         _watch_all(connection, size, "current, kept plan", found, kept=True)
     found.findings.extend(finding for finding in verify.verify(database) if finding.rows)
-
-
-def _no_autovacuum(connection: Connection) -> None:
-    for table in TABLES:
-        connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
 
 
 def _fill(connection: Connection, size: Size) -> None:

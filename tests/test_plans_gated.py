@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,15 +11,14 @@ from sqlalchemy import Connection, text
 from assigner.books import Rules
 from assigner.gatehouse import Gatehouse
 from assigner.ordering import OrderingSettings
-from schema import accounts, classes, clock, moves, rates, verify
+from schema import accounts, classes, clock, moves, rates
 from schema.accounts import Account
-from schema.engine import Database, DatabaseSettings
 from schema.moves import Ending, Placement, Verdict
 from schema.ready import Scope
 from schema.requests import JobRequest
 from tests import filling
 from tests.databases import Databases
-from tests.plans import KNOWLEDGE, Watch, watched
+from tests.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 
 #: Few queues with many jobs each: where there are many queues, a statement that reads all jobs is seldom chosen.
 BATCH, BOTS, JOBS, TENANTS, RANKS, HELD = 10, 1_000, 12_000, 2, 21, 100
@@ -98,39 +96,7 @@ ACTS: dict[str, Act] = {
 BOUND = 200 * BATCH
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What every statement did, by knowledge and name, and what was not sound before."""
-
-    watches: dict[tuple[str, str], Watch]
-    findings: list[verify.Finding]
-
-
-@pytest.fixture(scope="module")
-def measured(databases: Databases, template: str) -> Iterator[Measured]:
-    """Fill a pool whose jobs all wait at gates but for some that run, and watch every statement."""
-    url = databases.make(template=template)
-    settings = DatabaseSettings(statement_timeout=120, idle_in_transaction_timeout=120)
-    database = Database(url, settings, role="test", chance=random.Random(0))
-    try:
-        database.run(_fill)
-        for _ in range(HELD // BATCH):
-            database.run(lambda connection: _start([], connection))
-        found = Measured({}, [finding for finding in verify.verify(database) if finding.rows])
-        for knowledge in KNOWLEDGE:
-            if knowledge == "current":
-                database.run(lambda connection: connection.execute(text("ANALYZE")))
-            with database.engine.connect() as connection:
-                _watch_all(connection, knowledge, found)
-        yield found
-    finally:
-        database.close()
-        databases.give_back(url)
-
-
 def _fill(connection: Connection) -> None:
-    for table in TABLES:
-        connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
     filling.fill_queues(connection, instances=TENANTS, kinds=["free"])
     filling.fill_bots(connection, {"free": BOTS}, capacity=4)
     classes.put_class(connection, "build", points=40, actor="test")
@@ -141,11 +107,19 @@ def _fill(connection: Connection) -> None:
     moves.submit(connection, [_request(number) for number in range(JOBS)], actor="test")
 
 
-def _watch_all(connection: Connection, knowledge: str, found: Measured) -> None:
+@pytest.fixture(scope="module")
+def measured(databases: Databases, template: str) -> Iterator[Measured]:
+    """Fill a pool whose jobs all wait at gates but for some that run, and watch every statement."""
+    with filled(databases, template, TABLES) as database:
+        database.run(_fill)
+        for _ in range(HELD // BATCH):
+            database.run(lambda connection: _start([], connection))
+        yield measured_acts(database, _acts)
+
+
+def _acts(connection: Connection) -> Acts:
     held: Held = [tuple(row) for row in connection.execute(LIVE, {"limit": BATCH})]  # type: ignore[misc]
-    acts = {name: partial(act, held) for name, act in ACTS.items()}
-    for name, watch in watched(connection, acts, kept=knowledge.endswith("kept plan")).items():
-        found.watches[knowledge, name] = watch
+    return {name: partial(act, held) for name, act in ACTS.items()}
 
 
 @pytest.mark.parametrize("knowledge", KNOWLEDGE)

@@ -1,19 +1,16 @@
 """The statements that count successes and read them read what they need and no more, with any statistics or none."""
 
-import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
 from sqlalchemy import Connection, text
 
 from schema import moves, probation, success
-from schema.engine import Database, DatabaseSettings
 from schema.moves import Ending, Verdict
 from tests import filling
 from tests.databases import Databases
-from tests.plans import KNOWLEDGE, Watch, watched
+from tests.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 
 BATCH, BOTS, LABELS, BLAMES = 10, 3_000, 10, 10_000
 #: Tables of one row, or with one for each thing that an operator has set.
@@ -50,37 +47,10 @@ ACTS: dict[str, Act] = {
     "review": lambda _, connection: probation.review(connection),
 }
 BOUND = 60 * BATCH
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What every statement did, by knowledge and name."""
-
-    watches: dict[tuple[str, str], Watch]
-
-
-@pytest.fixture(scope="module")
-def measured(databases: Databases, template: str) -> Iterator[Measured]:
-    """Fill a pool whose bots are busy and known, and watch every statement."""
-    found, url = Measured({}), databases.make(template=template)
-    settings = DatabaseSettings(statement_timeout=120, idle_in_transaction_timeout=120)
-    database = Database(url, settings, role="test", chance=random.Random(0))
-    try:
-        database.run(_fill)
-        for knowledge in KNOWLEDGE:
-            if knowledge == "current":
-                database.run(lambda connection: connection.execute(text("ANALYZE")))
-            with database.engine.connect() as connection:
-                _watch_all(connection, knowledge, found)
-        yield found
-    finally:
-        database.close()
-        databases.give_back(url)
+TABLES = ("jobs", "leases", "bots", "bot_platforms", "bot_success", "blames")
 
 
 def _fill(connection: Connection) -> None:
-    for table in ("jobs", "leases", "bots", "bot_platforms", "bot_success", "blames"):
-        connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
     filling.fill_queues(connection, instances=1, kinds=["full"])
     filling.fill_jobs(connection, 3 * BLAMES, instances=1, kinds=["full"])
     filling.fill_bots(connection, {"full": BOTS})
@@ -89,11 +59,17 @@ def _fill(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-def _watch_all(connection: Connection, knowledge: str, found: Measured) -> None:
+@pytest.fixture(scope="module")
+def measured(databases: Databases, template: str) -> Iterator[Measured]:
+    """Fill a pool whose bots are busy and known, and watch every statement."""
+    with filled(databases, template, TABLES) as database:
+        database.run(_fill)
+        yield measured_acts(database, _acts)
+
+
+def _acts(connection: Connection) -> Acts:
     held: Held = [tuple(row) for row in connection.execute(HELD, {"limit": BATCH})]  # type: ignore[misc]
-    acts = {name: partial(act, held) for name, act in ACTS.items()}
-    for name, watch in watched(connection, acts, kept=knowledge.endswith("kept plan")).items():
-        found.watches[knowledge, name] = watch
+    return {name: partial(act, held) for name, act in ACTS.items()}
 
 
 @pytest.mark.parametrize("knowledge", KNOWLEDGE)

@@ -1,16 +1,15 @@
 """The hot statements of quotas and preemption read what they need and no more, with any statistics or none."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
 from sqlalchemy import Connection, text
 
-from schema import chores, fetching, ledger, moves, ready, reclaiming, verify
+from schema import chores, fetching, ledger, moves, ready, reclaiming
 from schema.candidates import LOOK
-from schema.engine import Database, DatabaseSettings
 from schema.fetching import Fetcher
 from schema.ledger import Guard
 from schema.moves import Ending, Placement, Verdict
@@ -18,7 +17,7 @@ from schema.ready import JOBS_LOOK, REACHES, Order, Scope
 from schema.reclaiming import BOTS_LOOK, Starved
 from tests import filling
 from tests.databases import Databases
-from tests.plans import KNOWLEDGE, Watch, watched
+from tests.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 
 COHORTS, INSTANCES, BATCH = 3, 5, 10
 FREE, FULL = KINDS = ("free", "full")
@@ -124,39 +123,10 @@ BOUNDS = {
     "expire reservations": 20 * BATCH + 3 * RESERVED,
 }
 BOUND = 40 * BATCH
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What every statement did, by knowledge and name."""
-
-    watches: dict[tuple[str, str], Watch]
-    findings: list[verify.Finding]
-
-
-@pytest.fixture(scope="module")
-def measured(databases: Databases, template: str) -> Measured:
-    """Fill a pool of three cohorts and watch every statement."""
-    found, url = Measured({}, []), databases.make(template=template)
-    settings = DatabaseSettings(statement_timeout=120, idle_in_transaction_timeout=120)
-    database = Database(url, settings, role="test", chance=random.Random(0))
-    try:
-        database.run(_fill)
-        for knowledge in KNOWLEDGE:
-            if knowledge == "current":
-                database.run(lambda connection: connection.execute(text("ANALYZE")))
-            with database.engine.connect() as connection:
-                _watch_all(connection, knowledge, found)
-        found.findings.extend(finding for finding in verify.verify(database) if finding.rows)
-    finally:
-        database.close()
-        databases.give_back(url)
-    return found
+TABLES = ("jobs", "leases", "bots", "bot_platforms", "evictions", "reservations", "quotas")
 
 
 def _fill(connection: Connection) -> None:
-    for table in ("jobs", "leases", "bots", "bot_platforms", "evictions", "reservations", "quotas"):
-        connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
     filling.fill_queues(connection, instances=INSTANCES, kinds=KINDS)
     filling.fill_jobs(connection, JOBS, instances=INSTANCES, kinds=KINDS)
     filling.fill_jobs(connection, JOBS // 10, instances=INSTANCES, kinds=KINDS, backoff=60.0)
@@ -186,11 +156,17 @@ def _known(connection: Connection) -> Known:
     )
 
 
-def _watch_all(connection: Connection, knowledge: str, found: Measured) -> None:
+@pytest.fixture(scope="module")
+def measured(databases: Databases, template: str) -> Iterator[Measured]:
+    """Fill a pool of three cohorts and watch every statement."""
+    with filled(databases, template, TABLES) as database:
+        database.run(_fill)
+        yield measured_acts(database, _acts)
+
+
+def _acts(connection: Connection) -> Acts:
     known = _known(connection)
-    acts = {name: partial(act, known) for name, act in ACTS.items()}
-    for name, watch in watched(connection, acts, kept=knowledge.endswith("kept plan")).items():
-        found.watches[knowledge, name] = watch
+    return {name: partial(act, known) for name, act in ACTS.items()}
 
 
 @pytest.mark.parametrize("knowledge", KNOWLEDGE)

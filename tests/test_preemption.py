@@ -104,9 +104,7 @@ def test_bg_17_whatever_is_evicted_lets_the_job_start_and_none_of_it_in_vain(
 
 
 @given(situations())
-def test_bg_19_no_instance_is_brought_below_its_minimum(
-    situation: tuple[Starved, list[Holder], QuotaSettings],
-) -> None:
+def test_bg_19_no_instance_is_brought_below_its_minimum(situation: tuple[Starved, list[Holder], QuotaSettings]) -> None:
     wanting, bots, settings = situation
     eviction = plan(wanting, bots, settings, now=NOW)
     if eviction is None:
@@ -117,9 +115,7 @@ def test_bg_19_no_instance_is_brought_below_its_minimum(
 
 
 @given(situations())
-def test_bg_16_nothing_is_evicted_while_a_bot_has_room(
-    situation: tuple[Starved, list[Holder], QuotaSettings],
-) -> None:
+def test_bg_16_nothing_is_evicted_while_a_bot_has_room(situation: tuple[Starved, list[Holder], QuotaSettings]) -> None:
     wanting, bots, settings = situation
     if any(each.room >= wanting.units for each in bots):
         assert plan(wanting, bots, settings, now=NOW) is None
@@ -156,14 +152,7 @@ def test_bg_19_the_least_urgent_goes_first_and_of_those_the_most_recently_queued
 
 @pytest.mark.parametrize(
     "spared",
-    [
-        {"instance": OURS},
-        {"running": False},
-        {"spare": 0},
-        {"priority": 0},
-        {"priority": -1},
-        {"evictions": 5},
-    ],
+    [{"instance": OURS}, {"running": False}, {"spare": 0}, {"priority": 0}, {"priority": -1}, {"evictions": 5}],
 )
 def test_bg_19_some_are_never_victims(spared: dict[str, object]) -> None:
     """Its own instance's, what does not run (yet, or any more), an instance at its minimum, as urgent or more urgent

@@ -4,7 +4,7 @@ import pytest
 
 from schema import moves
 from tests.pool import Pool, active, completed
-from tests.racing import Race, at_desk_of, cancel, expire, outcome
+from tests.racing import Race, at_desk_of, cancel, expire
 from tests.tenancy import Tenancy, assign, contested
 
 KEPT = "SELECT (SELECT count(*) FROM reservations) AS reservations, sum(reserved) AS reserved FROM bots"
@@ -24,11 +24,7 @@ def kept(pool: Pool) -> tuple[int, int]:
 
 def test_preempt_finish_a_victim_that_is_just_finishing_is_left_alone(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
-    with race.first() as first:
-        at_desk_of(first, bot).sync(completed(work))
-        race.unhindered(lambda: assign(pool), by=first)
-        first.commit()
-
+    race.side_by_side(lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: assign(pool))
     assert tenancy.asked() == 0
     assert (pool.job(victim).state, pool.job(wanting).state) == ("succeeded", "leased"), "it was fetched"
     assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (1, 0)
@@ -39,12 +35,7 @@ def test_preempt_finish_a_victim_that_finishes_while_it_is_asked_to_stop_keeps_i
     pool: Pool, tenancy: Tenancy, race: Race, commit: bool
 ) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
-    with race.first() as first:
-        assign(first)
-        finish = race.second(lambda: bot.sync(completed(work)), behind=first)
-        first.decide(commit)
-        answer = outcome(finish)
-
+    answer = race.in_turn(assign, lambda: bot.sync(completed(work)), commit=commit)
     assert [lease["job"] for lease in answer["leases"]] == [wanting], "claimed, or fetched"
     row = pool.job(victim)
     assert (row.state, row.evictions, row.attempts) == ("succeeded", 0, 1)
@@ -56,11 +47,7 @@ def test_preempt_cancel_a_victim_that_is_being_cancelled_is_left_alone(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:
     victim, _, bot, work = contested(pool, tenancy)
-    with race.first() as first:
-        cancel(first, victim)
-        race.unhindered(lambda: assign(pool), by=first)
-        first.commit()
-
+    race.side_by_side(lambda first: cancel(first, victim), lambda: assign(pool))
     assign(pool)
     assert tenancy.asked() == 0, "it stops anyway"
     bot.sync(completed(work, "stopped"))
@@ -69,12 +56,7 @@ def test_preempt_cancel_a_victim_that_is_being_cancelled_is_left_alone(
 
 def test_preempt_cancel_a_victim_that_is_cancelled_does_not_come_back(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
-    with race.first() as first:
-        assign(first)
-        late = race.second(lambda: cancel(pool, victim), behind=first)
-        first.commit()
-        assert outcome(late)[0].state == "cancelling"
-
+    assert race.in_turn(assign, lambda: cancel(pool, victim))[0].state == "cancelling"
     answer = bot.sync(completed(work, "stopped"))
     assert [lease["job"] for lease in answer["leases"]] == [wanting]
     assert (pool.job(victim).state, pool.job(victim).evictions) == ("cancelled", 0)
@@ -84,11 +66,7 @@ def test_preempt_cancel_nothing_is_evicted_for_a_job_that_is_being_cancelled(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:
     _, wanting, _, _ = contested(pool, tenancy)
-    with race.first() as first:
-        cancel(first, wanting)
-        race.unhindered(lambda: assign(pool), by=first)
-        first.commit()
-
+    race.side_by_side(lambda first: cancel(first, wanting), lambda: assign(pool))
     assign(pool)
     assert tenancy.asked() == 0
 
@@ -97,12 +75,7 @@ def test_preempt_cancel_the_room_kept_for_a_job_that_is_cancelled_is_given_up(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
-    with race.first() as first:
-        assign(first)
-        late = race.second(lambda: cancel(pool, wanting), behind=first)
-        first.commit()
-        assert outcome(late)[0].state == "cancelled"
-
+    assert race.in_turn(assign, lambda: cancel(pool, wanting))[0].state == "cancelled"
     assert bot.sync(completed(work, "stopped"))["leases"] == []
     assert pool.job(victim).state == "queued"
     pool.upkeep().run_once()
@@ -118,11 +91,7 @@ def test_bg_17_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy:
     victim, wanting, bot, work = contested(pool, tenancy)
     tenancy.quota("team-c", minimum=1)
     pool.submit(instance="team-c", priority=1)
-    with race.first() as first:
-        assign(first)
-        race.unhindered(lambda: assign(pool), by=first)
-        first.commit()
-
+    race.side_by_side(assign, lambda: assign(pool))
     assign(pool)
     assert tenancy.asked() == 1
     answer = bot.sync(completed(work, "stopped"))
@@ -140,11 +109,7 @@ def test_bg_22_two_preemptors_of_one_instance_evict_no_more_than_its_minimum(
     for bot in bots:
         bot.take()
     pool.submit(2, instance="team-a")
-    with race.first() as first:
-        assign(first)
-        race.unhindered(lambda: assign(pool), by=first)
-        first.commit()
-
+    race.side_by_side(assign, lambda: assign(pool))
     assign(pool)
     assert tenancy.asked() == 1
 
@@ -155,12 +120,7 @@ def test_an_eviction_counts_for_the_grant_that_waited_for_it(pool: Pool, tenancy
     assign(pool)
     pool.bot("bot-2", properties={"kind": "two"}, capacity=2)
     pool.submit(2, instance="team-b", properties={"kind": "two"})
-    with race.first() as first:
-        at_desk_of(first, bot).sync(completed(work, "stopped"))
-        late = race.second(lambda: assign(pool), behind=first)
-        first.commit()
-        outcome(late)
-
+    race.in_turn(lambda first: at_desk_of(first, bot).sync(completed(work, "stopped")), lambda: assign(pool))
     assert tenancy.evictions() == 1
     assert tenancy.effective_maximum("team-b") == 1
     assert tenancy.usage("team-b") == 1, "the effective maximum is one less since the eviction"
@@ -174,14 +134,13 @@ def test_what_is_reserved_is_claimed_although_somebody_holds_its_quota(
 ) -> None:
     _, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
-    with race.first() as first:
-        first.change(
+    answer = race.in_turn(
+        lambda first: first.change(
             "SELECT FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = 'team-a' FOR NO KEY UPDATE OF q"
-        )
-        late = race.second(lambda: bot.sync(completed(work, "stopped")), behind=first)
-        first.roll_back()
-        answer = outcome(late)
-
+        ),
+        lambda: bot.sync(completed(work, "stopped")),
+        commit=False,
+    )
     assert [lease["job"] for lease in answer["leases"]] == [wanting]
 
 
@@ -263,12 +222,10 @@ def test_a_reservation_that_is_given_up_while_it_is_claimed_is_counted_once(
     _, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
     pool.change(OVER)
-    with race.first() as first:
-        first.database.run(lambda c: moves.expire_reservations(c, 10))
-        late = race.second(lambda: bot.sync(completed(work, "stopped")), behind=first)
-        first.commit()
-        outcome(late)
-
+    race.in_turn(
+        lambda first: first.database.run(lambda c: moves.expire_reservations(c, 10)),
+        lambda: bot.sync(completed(work, "stopped")),
+    )
     assert kept(pool) == (0, 0)
     assign(pool)
     assert pool.job(wanting).state == "leased"

@@ -123,12 +123,7 @@ def test_nothing_is_stopped_for_a_job_that_has_become_hopeless_since_it_was_foun
 
 
 @pytest.mark.parametrize(
-    "hopeless",
-    [
-        {"count": 30, "properties": {"gpu": ["yes"]}},
-        {"count": 30, "units": 3},
-        {"count": 600, "units": 4},
-    ],
+    "hopeless", [{"count": 30, "properties": {"gpu": ["yes"]}}, {"count": 30, "units": 3}, {"count": 600, "units": 4}]
 )
 def test_a_minimum_is_met_however_many_jobs_come_first_that_nobody_could_run(
     pool: Pool, tenancy: Tenancy, hopeless: dict[str, Any]

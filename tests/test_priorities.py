@@ -15,7 +15,7 @@ from tests.commanding import JOB as ONE
 from tests.commanding import OTHER, call
 from tests.plans import watching
 from tests.pool import Pool
-from tests.racing import Race, outcome, park
+from tests.racing import Race, park
 from tests.scripted import Answer, Gateway, in_turn
 from tests.serving import Served
 
@@ -103,10 +103,7 @@ def test_a_bulk_change_goes_by_label_and_instance(pool: Pool) -> None:
 def test_an_assigner_passes_over_a_job_whose_priority_is_being_changed(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit()
     pool.bot()
-    with race.first() as first:
-        prioritise(first, -1, job)
-        race.unhindered(pool.assigner().run_once, by=first)
-        first.decide(commit)
+    race.side_by_side(lambda first: prioritise(first, -1, job), pool.assigner().run_once, commit=commit)
     pool.assigner().run_once()
     assert (pool.job(job).state, pool.job(job).priority) == ("leased", -1 if commit else 0)
 
@@ -115,11 +112,9 @@ def test_an_assigner_passes_over_a_job_whose_priority_is_being_changed(pool: Poo
 def test_a_change_of_priority_waits_for_the_grant_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit(instance="ci")
     pool.bot()
-    with race.first() as first:
-        first.assigner().run_once()
-        late = race.second(lambda: prioritise_where(pool, -1, instances=["ci"]), behind=first)
-        first.decide(commit)
-        assert outcome(late) == ManyPrioritised(0 if commit else 1, more=False)
+    assert race.in_turn(
+        lambda first: first.assigner().run_once(), lambda: prioritise_where(pool, -1, instances=["ci"]), commit=commit
+    ) == ManyPrioritised(0 if commit else 1, more=False)
     assert (pool.job(job).state, pool.job(job).priority) == (("leased", 0) if commit else ("queued", -1))
 
 

@@ -4,7 +4,7 @@ import queue
 
 from schema import moves
 from schema.wakeups import Wakeups
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool, completed
 from tests.racing import Race
 
@@ -40,21 +40,16 @@ def test_a_timeout_passes_in_backoff_too_and_in_batches(pool: Pool) -> None:
     assert {row.schedule_after for row in pool.rows("SELECT schedule_after FROM jobs")} == {None}
 
 
-def test_who_waits_for_the_job_is_woken(pool: Pool) -> None:
+def test_who_waits_for_the_job_is_woken(pool: Pool, wakeups: Wakeups) -> None:
     (job,) = pool.submit(queue_timeout_seconds=60)
     pool.change(LATE)
     heard: queue.Queue[frozenset[str]] = queue.Queue()
-    wakeups = Wakeups(pool.database)
     wakeups.subscribe("done", heard.put)
-    wakeups.start()
-    try:
-        with wakeups.idle("done"):
-            eventually(lambda: wakeups.connected)
-            eventually(lambda: pool.row("SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory'").n)
-            time_out(pool)
-            assert eventually(lambda: job in heard.get(timeout=5))
-    finally:
-        wakeups.stop()
+    with wakeups.idle("done"):
+        eventually(lambda: wakeups.connected)
+        eventually(lambda: pool.row("SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory'").n)
+        time_out(pool)
+        assert eventually(lambda: job in heard.get(timeout=MINUTE))
 
 
 def test_a_job_that_lost_its_bot_after_it_was_started_is_not_killed_by_its_queue_timeout(pool: Pool) -> None:
@@ -110,16 +105,12 @@ def test_a_job_that_dies_frees_what_was_reserved_for_it(pool: Pool) -> None:
     assert (pool.row("SELECT reserved FROM bots").reserved, pool.rows("SELECT * FROM reservations")) == (0, [])
 
 
-def test_a_job_that_is_about_to_be_granted_is_passed_by(pool: Pool) -> None:
+def test_a_job_that_is_about_to_be_granted_is_passed_by(pool: Pool, race: Race) -> None:
     (job,) = pool.submit(queue_timeout_seconds=60)
     pool.bot()
     pool.change(LATE)
-    race = Race(pool)
-    try:
-        with race.first() as ahead:
-            ahead.assigner().run_once()
-            assert race.unhindered(lambda: time_out(pool), by=ahead) == 0
-            ahead.commit()
-    finally:
-        race.close()
+    with race.first() as ahead:
+        ahead.assigner().run_once()
+        assert race.unhindered(lambda: time_out(pool), by=ahead) == 0
+        ahead.commit()
     assert (time_out(pool), pool.job(job).state) == (0, "leased")

@@ -28,12 +28,9 @@ def test_a_34_two_assigners_never_share_the_last_unit_of_a_maximum(
     for kind in ("one", "two"):
         pool.bot(f"bot-{kind}", properties={"kind": kind})
         pool.submit(instance="team-a", properties={"kind": kind})
-    with race.first() as first:
-        first.assigner(batch=1).run_once()
-        late = race.second(lambda: pool.assigner(batch=1).run_once(), behind=first)
-        first.decide(commit)
-        outcome(late)
-
+    race.in_turn(
+        lambda first: first.assigner(batch=1).run_once(), lambda: pool.assigner(batch=1).run_once(), commit=commit
+    )
     assert tenancy.usage("team-a") == 1
 
 
@@ -44,12 +41,7 @@ def test_grant_quota_lowered_a_grant_waits_and_obeys(
     tenancy.quota("team-a", maximum=2)
     pool.bot()
     pool.submit(instance="team-a")
-    with race.first() as first:
-        Tenancy(first).quota("team-a", maximum=0)
-        late = race.second(lambda: pool.assigner().run_once(), behind=first)
-        first.decide(commit)
-        outcome(late)
-
+    race.in_turn(Tenancy.quota("team-a", maximum=0), lambda: pool.assigner().run_once(), commit=commit)
     assert tenancy.usage("team-a") == usage
 
 
@@ -59,12 +51,7 @@ def test_grant_quota_lowered_what_was_granted_before_stays_and_nothing_new_start
     tenancy.quota("team-a", maximum=2)
     bot = pool.bot(capacity=4)
     pool.submit(3, instance="team-a")
-    with race.first() as first:
-        first.assigner().run_once()
-        late = race.second(lambda: tenancy.quota("team-a", maximum=1), behind=first)
-        first.commit()
-        outcome(late)
-
+    race.in_turn(lambda first: first.assigner().run_once(), lambda: tenancy.quota("team-a", maximum=1))
     works = bot.take()
     pool.assigner().run_once()
     assert (tenancy.usage("team-a"), len(works)) == (2, 2), "nothing is stopped"
@@ -79,12 +66,7 @@ def test_the_first_quota_of_an_instance_counts_grants_that_were_not_decided_yet(
 ) -> None:
     pool.bot(capacity=2)
     pool.submit(3, instance="team-a")
-    with race.first() as first:
-        first.assigner(batch=1).run_once()
-        late = race.second(lambda: tenancy.quota("team-a", maximum=2), behind=first)
-        first.commit()
-        outcome(late)
-
+    race.in_turn(lambda first: first.assigner(batch=1).run_once(), lambda: tenancy.quota("team-a", maximum=2))
     assert tenancy.usage("team-a") == 1
 
 
@@ -95,12 +77,7 @@ def test_the_first_quota_of_an_instance_counts_ends_that_were_not_decided_yet(
     bot = pool.bot()
     pool.assigner().run_once()
     (work,) = bot.take()
-    with race.first() as first:
-        at_desk_of(first, bot).sync(completed(work))
-        late = race.second(lambda: tenancy.quota("team-a", maximum=2), behind=first)
-        first.commit()
-        outcome(late)
-
+    race.in_turn(lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: tenancy.quota("team-a", maximum=2))
     assert tenancy.usage("team-a") == 0
 
 
@@ -109,12 +86,7 @@ def test_a_grant_that_meets_the_first_quota_of_its_instance_waits_and_is_counted
 ) -> None:
     pool.bot(capacity=3)
     pool.submit(3, instance="team-a")
-    with race.first() as first:
-        Tenancy(first).quota("team-a", maximum=1)
-        late = race.second(lambda: pool.assigner().run_once(), behind=first)
-        first.commit()
-        outcome(late)
-
+    race.in_turn(Tenancy.quota("team-a", maximum=1), lambda: pool.assigner().run_once())
     assert tenancy.usage("team-a") == 1
 
 
@@ -125,12 +97,11 @@ def test_a_quota_that_is_removed_while_granting_leaves_nothing_uncounted(
     tenancy.quota("team-a", maximum=1)
     pool.bot(capacity=3)
     pool.submit(2, instance="team-a")
-    with race.first() as first:
-        first.database.run(lambda c: quotas.remove_quota(c, "default", "team-a", actor="test"))
-        late = race.second(lambda: pool.assigner().run_once(), behind=first)
-        first.decide(commit)
-        outcome(late)
-
+    race.in_turn(
+        lambda first: first.database.run(lambda c: quotas.remove_quota(c, "default", "team-a", actor="test")),
+        lambda: pool.assigner().run_once(),
+        commit=commit,
+    )
     pool.assigner().run_once()
     assert tenancy.running() == {"team-a": 2 if commit else 1}
 
@@ -143,11 +114,7 @@ def test_bg_26_a_fetch_does_not_wait_for_a_quota_that_an_assigner_holds(
     pool.bot("bot-2", properties={"kind": "two"})
     pool.submit(instance="team-a", properties={"kind": "two"})
     (other,) = pool.submit(instance="team-a")
-    with race.first() as first:
-        first.assigner().run_once()
-        answer = race.unhindered(lambda: bot.sync(completed(work)), by=first)
-        first.commit()
-
+    answer = race.side_by_side(lambda first: first.assigner().run_once(), lambda: bot.sync(completed(work)))
     assert answer["leases"] == [], "it counts as used up"
     assert tenancy.usage("team-a") == 1
     pool.assigner().run_once()
@@ -162,11 +129,7 @@ def test_a_27_an_eviction_after_a_grant_takes_no_quota_out_of_order(pool: Pool, 
     tenancy.quota("team-z", maximum=5)
     pool.bot("bot-2", properties={"kind": "two"})
     pool.submit(instance="team-z", properties={"kind": "two"})
-    with race.first() as first:
-        first.change(LOCK_QUOTA, instance="team-b")
-        race.unhindered(lambda: assign(pool), by=first)
-        first.roll_back()
-
+    race.side_by_side(lambda first: first.change(LOCK_QUOTA, instance="team-b"), lambda: assign(pool), commit=False)
     assert (tenancy.usage("team-z"), tenancy.asked()) == (1, 0)
     assign(pool)
     assert tenancy.asked() == 1
@@ -192,11 +155,7 @@ def test_a_27_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_or
         return tried[-1]
 
     monkeypatch.setattr(moves, "preempt", after_a_change)
-    with race.first() as first:
-        first.change(LOCK_QUOTA, instance="team-d")
-        race.unhindered(lambda: assign(pool), by=first)
-        first.roll_back()
-
+    race.side_by_side(lambda first: first.change(LOCK_QUOTA, instance="team-d"), lambda: assign(pool), commit=False)
     assert (tried, tenancy.asked()) == ([False, False], 0)
 
 
@@ -242,10 +201,5 @@ def test_a_27_counters_are_repaired_after_the_evictions_that_hold_them(
 ) -> None:
     contested(pool, tenancy)
     pool.change("UPDATE quotas SET usage = usage + 1 WHERE usage = 1")
-    with race.first() as first:
-        assign(first)
-        late = race.second(lambda: pool.database.run(ledger.reconcile), behind=first)
-        first.commit()
-        assert [drift.instance for drift in outcome(late)] == ["team-b"]
-
+    assert [drift.instance for drift in race.in_turn(assign, lambda: pool.database.run(ledger.reconcile))] == ["team-b"]
     assert tenancy.usage("team-b") == 1

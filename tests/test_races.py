@@ -32,11 +32,7 @@ OVERDUE = "UPDATE leases SET due_at = now() - interval '1 s'"
 def test_a_reaper_passes_over_a_bot_that_is_just_finishing(pool: Pool, race: Race) -> None:
     job, bot, work = running(pool)
     pool.change(EXPIRED)
-    with race.first() as first:
-        at_desk_of(first, bot).sync(completed(work))
-        assert race.unhindered(lambda: expire(pool), by=first) == []
-        first.commit()
-
+    assert race.side_by_side(lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: expire(pool)) == []
     assert expire(pool) == [], "the call renewed the session"
     assert books(pool, job) == FINISHED
 
@@ -58,23 +54,14 @@ def test_a_bot_that_finishes_while_it_is_reaped_is_refused(pool: Pool, race: Rac
 def test_a_reaper_that_gives_up_leaves_the_finish_its_way(pool: Pool, race: Race) -> None:
     job, bot, work = running(pool)
     pool.change(EXPIRED)
-    with race.first() as first:
-        expire(first)
-        finish = race.second(lambda: bot.sync(completed(work)), behind=first)
-        first.roll_back()
-        assert outcome(finish)["leases"] == []
-
+    assert race.in_turn(expire, lambda: bot.sync(completed(work)), commit=False)["leases"] == []
     assert books(pool, job) == FINISHED
 
 
 def test_a_heartbeat_that_was_ahead_of_the_reaper_keeps_the_work(pool: Pool, race: Race) -> None:
     job, bot, work = running(pool)
     pool.change(EXPIRED)
-    with race.first() as first:
-        at_desk_of(first, bot).sync(active(work))
-        assert race.unhindered(lambda: expire(pool), by=first) == []
-        first.commit()
-
+    assert race.side_by_side(lambda first: at_desk_of(first, bot).sync(active(work)), lambda: expire(pool)) == []
     assert expire(pool) == []
     assert books(pool, job)["job"] == ("running", 1, None)
 
@@ -118,12 +105,9 @@ def test_a_bot_that_ends_a_job_while_it_is_cancelled_waits_and_its_word_counts(
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_cancel_waits_for_the_finish_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     job, bot, work = running(pool)
-    with race.first() as first:
-        at_desk_of(first, bot).sync(completed(work))
-        late = race.second(lambda: cancel(pool, job), behind=first)
-        first.decide(commit)
-        (found,) = outcome(late)
-
+    (found,) = race.in_turn(
+        lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: cancel(pool, job), commit=commit
+    )
     if commit:
         assert found == Cancelled(job, "succeeded", changed=False)
         assert books(pool, job) == FINISHED
@@ -136,10 +120,7 @@ def test_a_cancel_waits_for_the_finish_that_was_ahead_of_it(pool: Pool, race: Ra
 def test_an_assigner_passes_over_a_job_that_is_being_cancelled(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit()
     pool.bot()
-    with race.first() as first:
-        cancel(first, job)
-        race.unhindered(pool.assigner().run_once, by=first)
-        first.decide(commit)
+    race.side_by_side(lambda first: cancel(first, job), pool.assigner().run_once, commit=commit)
     pool.assigner().run_once()
 
     assert pool.job(job).state == ("cancelled" if commit else "leased")
@@ -150,12 +131,7 @@ def test_an_assigner_passes_over_a_job_that_is_being_cancelled(pool: Pool, race:
 def test_a_cancel_waits_for_the_grant_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit()
     bot = pool.bot()
-    with race.first() as first:
-        first.assigner().run_once()
-        late = race.second(lambda: cancel(pool, job), behind=first)
-        first.decide(commit)
-        (found,) = outcome(late)
-
+    (found,) = race.in_turn(lambda first: first.assigner().run_once(), lambda: cancel(pool, job), commit=commit)
     assert found == Cancelled(job, "cancelling" if commit else "cancelled", changed=True)
     assert books(pool, job)["leases"] == ([(1, "cancelling")] if commit else [])
     assert bot.sync()["leases"] == [], "a bot that never had it has nothing to stop"
@@ -166,12 +142,7 @@ def test_a_cancel_waits_for_the_grant_that_was_ahead_of_it(pool: Pool, race: Rac
 def test_a_drain_waits_for_the_grant_and_leaves_the_lease(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     bot = pool.bot()
-    with race.first() as first:
-        first.assigner().run_once()
-        late = race.second(lambda: drain(pool), behind=first)
-        first.commit()
-        outcome(late)
-
+    race.in_turn(lambda first: first.assigner().run_once(), lambda: drain(pool))
     assert books(pool, job)["job"] == ("leased", 1, None)
     assert pool.row("SELECT draining, in_use, free FROM bots") == (True, 1, False)
     assert [work["job"] for work in bot.take()] == [job]
@@ -194,10 +165,7 @@ def test_an_assigner_passes_over_a_bot_that_is_being_drained(pool: Pool, race: R
 def test_two_assigners_cannot_fill_the_last_slot_twice(pool: Pool, race: Race) -> None:
     jobs = pool.submit(2)
     pool.bot()
-    with race.first() as first:
-        first.assigner(batch=1).run_once()
-        race.unhindered(pool.assigner().run_once, by=first)
-        first.commit()
+    race.side_by_side(lambda first: first.assigner(batch=1).run_once(), pool.assigner().run_once)
     pool.assigner().run_once()
 
     assert sorted(pool.job(job).state for job in jobs) == ["leased", "queued"]
@@ -208,11 +176,12 @@ def test_two_assigners_cannot_fill_the_last_slot_twice(pool: Pool, race: Race) -
 def test_a_lease_is_acknowledged_or_asked_to_stop_but_not_both(pool: Pool, race: Race, commit: bool) -> None:
     job, bot, work = offered(pool)
     pool.change(OVERDUE)
-    with race.first() as first:
-        at_desk_of(first, bot).sync(active(work))
-        assert race.unhindered(lambda: ask_stop(pool), by=first) == 0
-        first.decide(commit)
-
+    assert (
+        race.side_by_side(
+            lambda first: at_desk_of(first, bot).sync(active(work)), lambda: ask_stop(pool), commit=commit
+        )
+        == 0
+    )
     assert ask_stop(pool) == (0 if commit else 1)
     found = books(pool, job)
     assert found["job"] == ("running" if commit else "leased", 1, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from bots.guardian import descendants, process_tree
 from bots.runner import Place, Stop
 from schema import clock
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.proc import NEEDS_PROC
 from tests.runs import RUNAWAY, finish, sleeping, start
 
@@ -18,18 +18,18 @@ pytestmark = NEEDS_PROC
 
 def test_a_killed_supervisor_leaves_nothing_and_is_an_error_of_the_bot(place: Place) -> None:
     run = start(place, "sh", "-c", f'{sys.executable} -c "$RUNAWAY" 1006; sleep 1006', env={"RUNAWAY": RUNAWAY})
-    eventually(lambda: len(sleeping("1006")) == 2, within=5)
+    eventually(lambda: len(sleeping("1006")) == 2)
     assert place.launcher.pid is not None
     [supervisor] = process_tree()[place.launcher.pid]
     os.kill(supervisor, signal.SIGKILL)
     outcome = finish(run)
     assert (outcome.verdict, outcome.reason) == ("error", "the process that supervised the command was killed")
-    eventually(lambda: not sleeping("1006"), within=5)
+    eventually(lambda: not sleeping("1006"))
 
 
 def test_a_killed_guardian_is_replaced_and_running_commands_go_on(place: Place) -> None:
     run = start(place, "sleep", "1010")
-    assert run.started.wait(5)
+    assert run.started.wait(MINUTE)
     assert place.launcher.pid is not None
     os.kill(place.launcher.pid, signal.SIGKILL)
     assert finish(start(place, "true")).verdict == "succeeded"
@@ -40,15 +40,15 @@ def test_a_killed_guardian_is_replaced_and_running_commands_go_on(place: Place) 
 
 
 def test_the_alarm_kills_everything_unless_it_is_put_off(place: Place) -> None:
-    place.launcher.arm(clock.monotonic() + 0.3)
+    place.launcher.arm(clock.monotonic() + 3)
     doomed = start(place, "sleep", "1007")
-    assert doomed.started.wait(5)
-    assert doomed.over.wait(5)
+    assert doomed.started.wait(MINUTE)
+    assert doomed.over.wait(MINUTE)
     assert doomed.outcome is None
     assert finish(start(place, "true")).verdict == "error"
-    place.launcher.arm(clock.monotonic() + 0.1)
-    place.launcher.arm(clock.monotonic() + 60)
-    assert finish(start(place, "sleep", "0.3")).verdict == "succeeded"
+    place.launcher.arm(clock.monotonic() + 2)
+    place.launcher.arm(clock.monotonic() + 600)
+    assert finish(start(place, "sleep", "2.5")).verdict == "succeeded"
     place.launcher.disarm()
 
 
@@ -71,12 +71,12 @@ threading.Event().wait()
 """
 
 
-def test_after_kill_9_of_the_agent_all_its_commands_die_within_2_seconds(tmp_path: Path) -> None:
+def test_after_kill_9_of_the_agent_all_its_commands_die(tmp_path: Path) -> None:
     runaway = RUNAWAY.replace("'", '"')
     agent = subprocess.Popen([sys.executable, "-c", AGENT, str(tmp_path), "1008", sys.executable, runaway])
-    eventually(lambda: len(sleeping("1008")) == 6, within=10)
+    eventually(lambda: len(sleeping("1008")) == 6)
     below = descendants([agent.pid], process_tree())
     agent.kill()
     agent.wait()
-    eventually(lambda: not sleeping("1008"), within=2)
-    eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in below), within=2)
+    eventually(lambda: not sleeping("1008"))
+    eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in below))

@@ -4,7 +4,7 @@ import os
 import sys
 
 from bots.runner import Place, Run, Stop
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.proc import NEEDS_PROC
 from tests.runs import RUNAWAY, finish, sleeping, start, text_of
 
@@ -21,7 +21,7 @@ def test_a_timeout_kills_the_whole_tree_also_what_ran_away(place: Place) -> None
 
 def test_a_command_may_use_its_grace_to_end_by_itself(place: Place) -> None:
     run = start(place, "sh", "-c", "trap 'echo bye; exit 5' TERM; echo hello; while :; do sleep 0.01; done")
-    eventually(lambda: run.output.written, within=5)
+    eventually(lambda: run.output.written)
     run.stop(Stop.CANCELLED, grace=5.0)
     outcome = finish(run)
     assert (outcome.verdict, outcome.exit_code) == ("stopped", 5)
@@ -31,7 +31,7 @@ def test_a_command_may_use_its_grace_to_end_by_itself(place: Place) -> None:
 
 def test_a_second_stop_can_shorten_the_grace_but_not_change_the_reason(place: Place) -> None:
     run = start(place, "sh", "-c", "trap '' TERM; echo; while :; do sleep 0.01; done")
-    eventually(lambda: run.output.written, within=5)
+    eventually(lambda: run.output.written)
     run.stop(Stop.CANCELLED, grace=60.0)
     run.stop(Stop.RELEASED, grace=0.0)
     assert finish(run).verdict == "stopped"
@@ -53,7 +53,7 @@ def test_what_a_command_leaves_in_the_background_dies_and_does_not_hold_up_the_j
 
 def test_a_stranger_that_holds_the_pipe_open_does_not_hang_the_job(place: Place) -> None:
     run = start(place, "sh", "-c", "echo $$; sleep 1003")
-    pid = int(eventually(lambda: text_of(run).strip(), within=5))
+    pid = int(eventually(lambda: text_of(run).strip()))
     stranger = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY)
     run.stop(Stop.CANCELLED)
     assert finish(run).verdict == "stopped"
@@ -62,10 +62,10 @@ def test_a_stranger_that_holds_the_pipe_open_does_not_hang_the_job(place: Place)
 
 def test_a_lost_lease_is_killed_and_says_nothing(place: Place) -> None:
     run = start(place, "sleep", "1004")
-    assert run.started.wait(5)
+    assert run.started.wait(MINUTE)
     run.stop(Stop.CANCELLED)
     run.stop(Stop.LOST, grace=0.0)
-    assert run.over.wait(5)
+    assert run.over.wait(MINUTE)
     assert run.outcome is None
     assert not sleeping("1004")
 

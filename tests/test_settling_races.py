@@ -71,11 +71,10 @@ def test_a_batch_tells_bots_of_their_leases_in_the_order_in_which_others_stop_th
 def test_a_batch_that_waits_for_one_bot_sees_what_became_of_it(pool: Pool, race: Race) -> None:
     bots, works = crew(pool, 3)
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
-    with race.first() as first:
-        at_desk_of(first, bots[1]).sync(completed(works[1], "failed"))
-        batch = race.second(lambda: together(bots[0].desk, *calls), behind=first)
-        first.commit()
-        answers = outcome(batch)
+    answers = race.in_turn(
+        lambda first: at_desk_of(first, bots[1]).sync(completed(works[1], "failed")),
+        lambda: together(bots[0].desk, *calls),
+    )
     assert answers[1] == "stale_seq"
     assert [pool.job(work["job"]).state for work in works] == ["succeeded", "failed", "succeeded"]
     assert race.errors == []

@@ -143,16 +143,14 @@ def test_waiting_for_a_pool_that_is_full_is_no_pause(pool: Pool) -> None:
     bot.sync(status="gone")
 
 
-def test_who_finds_that_another_notes_a_return_leaves_its_jobs_and_serves_the_others(pool: Pool) -> None:
+def test_who_finds_that_another_notes_a_return_leaves_its_jobs_and_serves_the_others(pool: Pool, race: Race) -> None:
     share(pool, "a")
     bot = served(pool, "b")
     away(pool, "a", 3600)
     pool.submit(40, instance="a")
-    race = Race(pool)
     with race.first() as one:
         one.change("SELECT FROM accounts FOR NO KEY UPDATE")
         race.unhindered(pool.assigner().run_once, by=one)
-    race.close()
     given = bot.take()
     assert {work["instance"] for work in given} == {"b"}
     bot.sync(*(active(work) for work in given))

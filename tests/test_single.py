@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from schema import single
 from schema.engine import Database, DatabaseSettings
 from schema.errors import NotReady
+from tests.patience import MINUTE
 from tests.pool import Pool
 
 DOUBLED = b"SELECT 2 * CAST($1 AS integer), CAST(NULL AS text), $2"
@@ -88,9 +89,9 @@ def test_whoever_waits_for_a_connection_gets_the_one_that_comes_back(empty_url: 
         with narrow.engine.connect() as held:
             backend = held.execute(text(BACKEND.decode())).scalar_one()
             waits = threads.submit(waiting)
-            assert asked.wait(10)
+            assert asked.wait(MINUTE)
             assert not waits.done()
-        assert waits.result(timeout=10) == str(backend).encode()
+        assert waits.result(MINUTE) == str(backend).encode()
     narrow.close()
 
 

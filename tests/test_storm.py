@@ -2,19 +2,16 @@
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
-from assigner.cycle import PriorityAgeAssigner
-from assigner.loops import Loop
 from assigner.quotas import QuotaSettings
-from assigner.tuning import AssignerSettings
 from bots.fetch import FetchSettings
 from schema import clock
 from schema.engine import Database, DatabaseSettings
 from schema.timing import Timing
+from tests.assigners import assigning
 from tests.pool import Pool
 from tests.swarm import Behaviour, Swarm
 from tests.tenancy import Tenancy
@@ -33,31 +30,6 @@ LEFT JOIN LATERAL (
     SELECT min(granted_at) AS granted_at FROM leases n
     WHERE n.bot_id = l.bot_id AND n.granted_at > l.granted_at) n ON true
 WHERE l.stop_reason = 'preempt' AND l.state = 'cancelled'"""
-
-
-@contextmanager
-def assigners(database: Database, timing: Timing, chance: random.Random) -> Iterator[None]:
-    """Two of them, with the rules of the storm."""
-    loops = []
-    for number in range(2):
-        own = random.Random(chance.getrandbits(32))
-        assigner = PriorityAgeAssigner(
-            database,
-            AssignerSettings(interval=0.1, jitter=0.1),
-            timing=timing,
-            chance=own,
-            name=f"assigner-{number}",
-            now=clock.monotonic,
-            quotas=RULES,
-        )
-        loops.append(Loop(f"assigner-{number}", assigner.run_once, chance=own))
-    for loop in loops:
-        loop.start()
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.stop()
 
 
 @pytest.mark.parametrize(("maximum", "demand", "fetching"), [(None, 2 * BOTS, False), (BOTS, BOTS - 3, True)])
@@ -85,7 +57,7 @@ def test_a_29_two_instances_that_flip_demand_lose_no_more_than_a_twentieth_of_th
             threads=1,
         )
         running.enter_context(swarm)
-        running.enter_context(assigners(database, timing, chance))
+        running.enter_context(assigning(database, timing, chance, [None, None], quotas=RULES, interval=0.1, jitter=0.1))
         began = clock.monotonic()
         for flip in range(FLIPS):
             team = ("team-a", "team-b")[flip % 2]

@@ -106,8 +106,7 @@ def test_a_warm_bot_is_found_though_the_sample_misses_it(pool: Pool, warm: str) 
 
 
 @pytest.mark.parametrize(
-    "unfit",
-    ["draining = true", "in_use = capacity", "instance = (SELECT id FROM instances WHERE name = 'other')"],
+    "unfit", ["draining = true", "in_use = capacity", "instance = (SELECT id FROM instances WHERE name = 'other')"]
 )
 @pytest.mark.breaks_invariants
 def test_a_warm_bot_that_could_not_have_the_job_is_not_added(pool: Pool, unfit: str) -> None:

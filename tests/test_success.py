@@ -40,8 +40,7 @@ def test_va_11_successes_are_counted_by_bot_and_label_above_a_prior(pool: Pool) 
 
 
 @pytest.mark.parametrize(
-    ("verdict", "expected"),
-    [("succeeded", (1, 0, 1)), ("failed", (0, 1, 1)), ("error", (0, 1, 0)), ("released", None)],
+    ("verdict", "expected"), [("succeeded", (1, 0, 1)), ("failed", (0, 1, 1)), ("error", (0, 1, 0)), ("released", None)]
 )
 def test_va_11_what_is_charged_to_a_job_is_counted_for_its_bot(
     pool: Pool, verdict: str, expected: tuple[float, ...] | None

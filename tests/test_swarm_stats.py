@@ -16,7 +16,7 @@ from schema.wakeups import Wakeups
 from tests.commanding import call
 from tests.counting import count, given, work_off
 from tests.explaining import cohort
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.pool import Pool
 from tests.serving import Served
 
@@ -84,8 +84,7 @@ def test_va_12_status_tells_of_the_bots_of_each_cohort_to_operators_only(pool: P
 
 
 @pytest.mark.parametrize(
-    ("in_use", "expected"),
-    [({"a": 4, "b": 4, "c": 4}, 1.0), ({"a": 4, "b": 0, "c": 0}, 3.0), ({"a": 0}, None)],
+    ("in_use", "expected"), [({"a": 4, "b": 4, "c": 4}, 1.0), ({"a": 4, "b": 0, "c": 0}, 3.0), ({"a": 0}, None)]
 )
 def test_va_08_va_20_concentration_is_one_if_every_bot_is_loaded_alike(
     pool: Pool, in_use: dict[str, int], expected: float | None
@@ -173,18 +172,13 @@ def test_va_04_a_bot_that_is_offline_or_full_gets_nothing(pool: Pool) -> None:
     assert sorted(pool.job(job).state for job in jobs) == ["leased", "queued", "queued"]
 
 
-def test_va_21_a_new_job_wakes_the_assigners(pool: Pool) -> None:
+def test_va_21_a_new_job_wakes_the_assigners(pool: Pool, wakeups: Wakeups) -> None:
     news: queue.Queue[frozenset[str]] = queue.Queue()
-    wakeups = Wakeups(pool.database)
-    wakeups.start()
-    try:
-        wakeups.subscribe("jobs", news.put)
-        eventually(lambda: wakeups.connected)
-        with wakeups.idle("jobs"):
-            pool.submit()
-            assert news.get(timeout=10) == frozenset()
-    finally:
-        wakeups.stop()
+    wakeups.subscribe("jobs", news.put)
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("jobs"):
+        pool.submit()
+        assert news.get(timeout=MINUTE) == frozenset()
 
 
 def test_a_bot_is_shown_with_the_success_of_its_work(

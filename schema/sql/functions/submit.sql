@@ -1,7 +1,8 @@
 -- Submit jobs. The one implementation, also for callers that enqueue inside their own transaction.
 --
--- Returns a row per request, `n` counted from 0. `created` is false if the key, or the deduplication key, was known;
--- `same` is false if the key was used by a different request.
+-- A request is flat, as in JSON lines, or nested, with its command in `payload`; flat ones are checked in full, by
+-- `normal_requests`. Returns a row per request, `n` counted from 0. `created` is false if the key, or the
+-- deduplication key, was known; `same` is false if the key was used by a different request.
 --
 -- Lookups are done once for each value that occurs and not for each request. A key that another transaction is about
 -- to use makes the insert wait for it; the last query then sees what that transaction committed. The key's row is
@@ -32,6 +33,10 @@ BEGIN
         INTO malformed, deduplicated, limited
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
+        IF EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE is_flat(r)) THEN
+            RETURN QUERY SELECT s.* FROM submit(normal_requests(requests, 'jobs'), actor) s;
+            RETURN;
+        END IF;
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -16,6 +16,11 @@ DECLARE
 BEGIN
     IF jsonb_typeof(request->'payload'->'command') IS DISTINCT FROM 'array'
             OR jsonb_typeof(coalesce(request->'properties', '{}')) <> 'object' THEN
+        IF is_flat(request) THEN
+            SELECT a.* INTO job_id, public_id, created, same
+            FROM submit_alone(normal_requests(jsonb_build_array(request), 'jobs')->0, actor) a;
+            RETURN;
+        END IF;
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -36,6 +36,11 @@ BEGIN
                        OR jsonb_typeof(n->'payload'->'command') IS DISTINCT FROM 'array'
                        OR jsonb_typeof(coalesce(n->'properties', '{}')) <> 'object'
                        OR n ?| '{key,dedup_key,instance}') THEN
+        IF jsonb_typeof(request->'nodes') = 'array'
+                AND EXISTS (SELECT FROM jsonb_array_elements(request->'nodes') n WHERE is_flat(n)) THEN
+            RETURN QUERY SELECT s.* FROM submit_graph(normal_graph(request), actor) s;
+            RETURN;
+        END IF;
         RAISE EXCEPTION 'a graph has a name and nodes, each with node, payload.command and no key of its own'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -1,0 +1,161 @@
+-- Return requests in the nested form that `submit` works on, so that flat ones have the same meaning as in JSON lines.
+--
+-- A flat request has `command` at its top, like a job over HTTP, and no `payload`. It is checked as `JobRequest` is in
+-- `schema/requests.py` and refused with the same words; `place`, `jobs` or `nodes`, begins the path of the field. What
+-- it becomes is equal to what `JobRequest.normal` gives, so a key remembers the same digest. Nested requests stay as
+-- they are.
+CREATE OR REPLACE FUNCTION normal_requests(requests jsonb, place text) RETURNS jsonb LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    is_node boolean := place = 'nodes';
+    refused text;
+    normal jsonb;
+BEGIN
+    SELECT format('%s.%s.%s%s', place, c.n, regexp_replace(left(c.key, 60), '[^ -~]', '?', 'g'), c.refused)
+        INTO refused FROM (
+            SELECT r.ordinality - 1 AS n, f.nth, g.key, CASE
+                WHEN f.name IS NULL AND is_node THEN ': extra inputs are not permitted'
+                WHEN f.name IS NULL THEN ': is not a field of a job'
+                WHEN NOT f.nullable OR jsonb_typeof(g.value) <> 'null' THEN
+                    refusal(f.kind, f.at_least, f.at_most, g.value) END AS refused
+            FROM jsonb_array_elements(requests) WITH ORDINALITY r
+            CROSS JOIN LATERAL jsonb_each(CASE WHEN is_flat(r.value) THEN r.value ELSE '{}' END) g
+            LEFT JOIN (VALUES
+                (1, 'command', 'command', false, 1, 4096),
+                (2, 'env', 'env', false, NULL, NULL),
+                (3, 'stdin', 'text', true, NULL, 262144),
+                (4, 'instance', 'name', true, NULL, NULL),
+                (5, 'properties', 'properties', false, NULL, NULL),
+                (6, 'key', 'text', true, 1, 200),
+                (7, 'priority', 'integer', false, -1000, 1000),
+                (8, 'units', 'integer', false, 1, 1000000),
+                (9, 'label', 'text', false, NULL, 64),
+                (10, 'locality_hint', 'text', true, 1, 200),
+                (11, 'timeout_seconds', 'positive', true, NULL, 31536000),
+                (12, 'queue_timeout_seconds', 'positive', true, NULL, 31536000),
+                (13, 'dedup_key', 'text', true, 1, 200),
+                (14, 'locks', 'names', false, NULL, 16),
+                (15, 'estimated_cost', 'number', true, 0, 1000000000000),
+                (16, 'resource_class', 'name', true, NULL, NULL),
+                (17, 'model', 'name', true, NULL, NULL),
+                (18, 'graph_priority', 'integer', true, 1, 1000),
+                (19, 'job_class', 'name', true, NULL, NULL),
+                (20, 'user_priority', 'integer', true, 0, 10),
+                (21, 'project', 'name', true, NULL, NULL),
+                (22, 'owner', 'name', true, NULL, NULL),
+                (23, 'service_level', 'name', true, NULL, NULL),
+                (24, 'urgency', 'integer', true, -900, 1100),
+                (25, 'deadline_seconds', 'positive', true, NULL, 31536000),
+                (26, 'estimated_seconds', 'positive', true, NULL, 31536000),
+                (27, 'resources', 'resources', false, NULL, NULL),
+                (28, 'batch_key', 'name', true, NULL, NULL),
+                (29, 'preferred_hours', 'hours', false, NULL, 24),
+                (30, 'preferred_zone', 'zone', false, NULL, NULL),
+                (31, 'max_attempts', 'integer', false, 1, 100),
+                (32, 'retry_failed', 'boolean', false, NULL, NULL),
+                (33, 'node', 'integer', false, 0, 2147483647),
+                (34, 'after', 'parents', false, NULL, 100000)
+            ) AS f (nth, name, kind, nullable, at_least, at_most)
+                ON f.name = g.key AND (is_node OR f.name NOT IN ('node', 'after'))
+        ) c
+        WHERE c.refused IS NOT NULL ORDER BY c.n, c.nth LIMIT 1;
+    IF refused IS NOT NULL THEN
+        RAISE EXCEPTION '%', refused USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    WITH flat AS MATERIALIZED (
+        SELECT r.n, r.request, r.is_flat, r.value AS f,
+            jsonb_build_object('command', r.value->'command')
+                || CASE WHEN r.value->'env' <> '{}' THEN jsonb_build_object('env', r.value->'env') ELSE '{}' END
+                || CASE WHEN r.value->>'stdin' IS NOT NULL THEN jsonb_build_object('stdin', r.value->'stdin')
+                    ELSE '{}' END AS payload,
+            r.value->>'job_class' IS NOT NULL OR r.value->>'service_level' IS NOT NULL AS has_points,
+            jsonb_strip_nulls(jsonb_build_object(
+                'locks', (SELECT jsonb_agg(l.name ORDER BY l.name COLLATE "C") FROM (
+                    SELECT DISTINCT name FROM jsonb_array_elements_text(r.value->'locks') AS name) l),
+                'resource_class', r.value->'resource_class', 'model', r.value->'model',
+                'graph_priority', r.value->'graph_priority', 'job_class', r.value->'job_class',
+                'project', r.value->'project', 'owner', r.value->'owner',
+                'resources', nullif(r.value->'resources', '{}'),
+                -- Jobs of one queue then fit on the same bots.
+                'units', CASE WHEN r.value->'resources' <> '{}' THEN nullif(r.value->'units', '1') END,
+                'batch_key', r.value->'batch_key',
+                'preferred_hours', (SELECT jsonb_agg(h.hour ORDER BY h.hour) FROM (
+                    SELECT DISTINCT hour::integer
+                    FROM jsonb_array_elements_text(r.value->'preferred_hours') AS hour) h),
+                'preferred_zone', CASE WHEN r.value->'preferred_hours' <> '[]' THEN
+                    coalesce(r.value->>'preferred_zone', 'UTC') END)) AS shared,
+            -- A number with a fraction, which is how Python writes these.
+            coalesce((SELECT jsonb_object_agg(t.key, t.value::double precision::text::numeric + 0.0)
+                FROM jsonb_each_text(r.value) t
+                WHERE t.value IS NOT NULL AND t.key IN ('timeout_seconds', 'queue_timeout_seconds', 'estimated_cost',
+                    'deadline_seconds', 'estimated_seconds')), '{}') AS numbers
+        FROM (
+            SELECT e.ordinality - 1 AS n, e.value AS request, is_flat(e.value) AS is_flat,
+                CASE WHEN is_flat(e.value) THEN e.value ELSE '{}' END AS value
+            FROM jsonb_array_elements(requests) WITH ORDINALITY e) r
+    ), priced AS MATERIALIZED (
+        SELECT p.*, CASE
+            WHEN p.f->>'service_level' IS NOT NULL THEN jsonb_build_object('level', p.f->'service_level')
+                || CASE WHEN p.priority IS NOT NULL THEN '{"fixed": true}'::jsonb ELSE '{}' END
+            WHEN p.priority IS NULL THEN jsonb_build_object('class', p.f->'job_class')
+                || CASE WHEN p.f->>'project' IS NOT NULL THEN '{"project": true}'::jsonb ELSE '{}' END
+                || CASE WHEN (p.f->>'user_priority')::integer > 0
+                    THEN jsonb_build_object('user_priority', p.f->'user_priority') ELSE '{}' END
+            END AS own
+        FROM (
+            SELECT flat.*, CASE WHEN f->>'urgency' IS NOT NULL THEN 100 - (f->>'urgency')::integer
+                WHEN f ? 'priority' OR NOT has_points THEN coalesce((f->>'priority')::integer, 0) END AS priority
+            FROM flat) p
+    ), built AS MATERIALIZED (
+        SELECT n, CASE WHEN is_flat THEN
+            jsonb_build_object(
+                'properties', normal_properties(coalesce(f->'properties', '{}')),
+                'units', coalesce(f->'units', '1'), 'label', coalesce(f->'label', '""'),
+                'locality_hint', f->'locality_hint', 'timeout_seconds', numbers->'timeout_seconds',
+                'max_attempts', coalesce(f->'max_attempts', '5'),
+                'retry_failed', coalesce(f->'retry_failed', 'false'), 'payload', payload)
+            || CASE WHEN NOT is_node THEN
+                jsonb_build_object('instance', coalesce(f->>'instance', 'default'), 'key', f->'key')
+                WHEN coalesce(f->'after', '[]') = '[]' THEN jsonb_build_object('node', f->'node')
+                ELSE jsonb_build_object('node', f->'node', 'after', (
+                    SELECT jsonb_agg(CASE WHEN a->>'on_failure' IS NULL THEN coalesce(a->'node', a) ELSE a END
+                        ORDER BY nth)
+                    FROM jsonb_array_elements(f->'after') WITH ORDINALITY AS e (a, nth))) END
+            -- What came later is there only if it is given, so that keys remember the digests they had before.
+            || numbers - 'timeout_seconds'
+            || jsonb_strip_nulls(jsonb_build_object(
+                'dedup_key', f->'dedup_key', 'own', own,
+                'terms', CASE WHEN shared <> '{}' THEN shared
+                    WHEN own IS NOT NULL OR numbers ?| '{deadline_seconds,estimated_seconds}'
+                        THEN '{"own": true}'::jsonb END,
+                'priority', CASE WHEN NOT is_node OR f ? 'priority' OR f->>'urgency' IS NOT NULL THEN priority END))
+            ELSE request END AS request
+        FROM priced
+    )
+    SELECT (SELECT format('%s.%s.%s', place, c.n, c.refused) FROM (
+                SELECT n, CASE
+                    WHEN is_node AND NOT f ? 'node' THEN 'node: field required'
+                    WHEN is_node AND f->>'instance' IS NOT NULL THEN
+                        'instance: belongs to the graph and not to one of its nodes'
+                    WHEN is_node AND f->>'key' IS NOT NULL THEN 'key: belongs to the graph and not to one of its nodes'
+                    WHEN is_node AND f->>'dedup_key' IS NOT NULL THEN
+                        'dedup_key: belongs to the graph and not to one of its nodes'
+                    WHEN f->>'model' IS NOT NULL AND f->>'resource_class' IS NULL THEN 'model: needs a resource_class'
+                    WHEN f->>'urgency' IS NOT NULL AND f ? 'priority' THEN
+                        'urgency: and priority are two words for one thing: give one of them'
+                    WHEN f->>'urgency' IS NULL AND f->>'user_priority' IS NOT NULL AND f->>'job_class' IS NULL THEN
+                        'user_priority: raises a job that has a job_class'
+                    WHEN f->>'urgency' IS NULL AND f->>'dedup_key' IS NOT NULL AND has_points THEN
+                        'dedup_key: goes with a priority, not with a job_class or a service_level'
+                    WHEN octet_length(payload::text) > 262144 THEN format(
+                        'command: with env and stdin is %s bytes, at most 262144 are allowed',
+                        octet_length(payload::text)) END AS refused
+                FROM flat WHERE is_flat) c
+            WHERE c.refused IS NOT NULL ORDER BY c.n LIMIT 1),
+        (SELECT jsonb_agg(request ORDER BY n) FROM built)
+        INTO refused, normal;
+    IF refused IS NOT NULL THEN
+        RAISE EXCEPTION '%', refused USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN normal;
+END $$;
