@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, text
 
-from schema.administration import audit
+from schema.tables.tenancy import audit
 
 _WRITE = insert(audit)
 # Two looks at the same moment may both be noted.

@@ -5,16 +5,17 @@ accepted too: `flat` and `flat_all` turn it into the flat one.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from schema import limits
+from schema import validation
 from schema.errors import BadInput
-from schema.hours import Zone
-from schema.limits import Name, Need
+from schema.policy.time_windows import Zone
+from schema.validation import Name, Need
 
 #: Longest time-out of a job, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
@@ -114,15 +115,15 @@ class JobRequest(Payload):
     )
     priority: int = Field(
         default=0,
-        ge=limits.PRIORITY_MIN,
-        le=limits.PRIORITY_MAX,
+        ge=validation.PRIORITY_MIN,
+        le=validation.PRIORITY_MAX,
         description="Priority; a lower number is more urgent. Overrides the priority that a job class or a service "
         "level gives.",
     )
     units: int = Field(
         default=1,
         ge=1,
-        le=limits.MAX_UNITS,
+        le=validation.MAX_UNITS,
         description="Capacity units of the bot that the job occupies.",
     )
     label: str = Field(
@@ -205,8 +206,8 @@ class JobRequest(Payload):
     )
     urgency: int | None = Field(
         default=None,
-        ge=100 - limits.PRIORITY_MAX,
-        le=100 - limits.PRIORITY_MIN,
+        ge=100 - validation.PRIORITY_MAX,
+        le=100 - validation.PRIORITY_MIN,
         description="Urgency in points; a higher number is more urgent. Sets the priority 100 - urgency, so it is not "
         "given together with a priority.",
     )
@@ -242,7 +243,7 @@ class JobRequest(Payload):
         description="Time zone of the preferred hours, such as Europe/Berlin.",
     )
     max_attempts: int = Field(
-        default=limits.MAX_ATTEMPTS,
+        default=validation.MAX_ATTEMPTS,
         ge=1,
         le=MAX_TRIES,
         description="Most attempts to run the job.",
@@ -267,10 +268,10 @@ class JobRequest(Payload):
         }
         return {
             "instance": self.instance or instance,
-            "properties": limits.normal_properties("properties", self.properties),
+            "properties": validation.normal_properties("properties", self.properties),
             "key": _short("key", self.key, MAX_KEY_BYTES),
             "units": self.units,
-            "label": limits.check_text("label", self.label, limits.MAX_LABEL),
+            "label": validation.check_text("label", self.label, validation.MAX_LABEL),
             "locality_hint": _short("locality_hint", self.locality_hint, MAX_HINT_BYTES),
             "timeout_seconds": self.timeout_seconds,
             "max_attempts": self.max_attempts,
@@ -331,20 +332,20 @@ class JobRequest(Payload):
             raise BadInput("command", "must name a program")
         for name in self.env:
             if not name or "=" in name:
-                raise BadInput("env", f"'{limits.escaped(name, 60)}' is not the name of a variable")
+                raise BadInput("env", f"'{validation.escaped(name, 60)}' is not the name of a variable")
         # A command line may hold bytes that are no text in the terminal's encoding.
         for field, texts in (("command", self.command), ("env", [*self.env, *self.env.values()])):
             for text in texts:
-                limits.check_text(field, text, limits.MAX_PAYLOAD_BYTES)
+                validation.check_text(field, text, validation.MAX_PAYLOAD_BYTES)
         payload: dict[str, Any] = {"command": self.command}
         if self.env:
             payload["env"] = self.env
         if self.stdin is not None:
-            payload["stdin"] = limits.check_text("stdin", self.stdin, limits.MAX_PAYLOAD_BYTES)
+            payload["stdin"] = validation.check_text("stdin", self.stdin, validation.MAX_PAYLOAD_BYTES)
         size = len(json.dumps(payload, ensure_ascii=False).encode())
-        if size > limits.MAX_PAYLOAD_BYTES:
+        if size > validation.MAX_PAYLOAD_BYTES:
             raise BadInput(
-                "command", f"with env and stdin is {size} bytes, at most {limits.MAX_PAYLOAD_BYTES} are allowed"
+                "command", f"with env and stdin is {size} bytes, at most {validation.MAX_PAYLOAD_BYTES} are allowed"
             )
         return payload
 
@@ -401,4 +402,132 @@ def _refused(place: tuple[str | int, ...], reason: str) -> ValidationError:
 
 
 def _short(field: str, value: str | None, limit: int) -> str | None:
-    return None if value is None else limits.check_text(field, value, limit)
+    return None if value is None else validation.check_text(field, value, limit)
+
+
+# The request for a graph of jobs: one model and one set of checks, for callers and for the gateway.
+
+
+MAX_GRAPH_NODES, MAX_GRAPH_EDGES = 10_000, 100_000
+MAX_NODE_NO = 2**31 - 1
+
+OnFailure = Literal["block", "run", "cancel"]
+OnPhantom = Literal["warn", "reject", "ignore"]
+NodeNo = Annotated[int, Field(ge=0, le=MAX_NODE_NO)]
+
+#: Fields of a job that a node takes from its graph.
+_OF_THE_GRAPH = ("instance", "key", "dedup_key")
+
+
+class Parent(BaseModel):
+    """A node that another node depends on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    node: NodeNo = Field(description="Number of the node.")
+    on_failure: OnFailure | None = Field(
+        default=None,
+        description="What this node does if that one does not succeed. Unset: as the graph says.",
+    )
+
+    def normal(self) -> int | dict[str, Any]:
+        """The dependency in the form that `moves.submit_graph` takes."""
+        return self.node if self.on_failure is None else {"node": self.node, "on_failure": self.on_failure}
+
+
+def _parent(given: Any) -> Any:
+    return {"node": given} if type(given) is int else given
+
+
+class NodeRequest(JobRequest):
+    """One job of a graph. It has no instance, key or dedup_key of its own."""
+
+    node: NodeNo = Field(description="Number of the node, unique in its graph; 0 to 2,147,483,647.")
+    after: list[Annotated[Parent, BeforeValidator(_parent, json_schema_input_type=int | Parent)]] = Field(
+        default=[],
+        max_length=MAX_GRAPH_EDGES,
+        fail_fast=True,
+        description="Nodes that must end before this one starts: their numbers, or objects with on_failure.",
+    )
+
+    def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
+        """The node in the form that `moves.submit_graph` takes. Raises BadInput."""
+        for field in _OF_THE_GRAPH:
+            if getattr(self, field) is not None:
+                raise BadInput(field, "belongs to the graph and not to one of its nodes")
+        counted = Counter(parent.node for parent in self.after)
+        number, times = counted.most_common(1)[0] if counted else (0, 1)
+        if times > 1:
+            raise BadInput("after", f"names node {number} {times} times")
+        found = super().normal(instance=instance) | {"node": self.node}
+        for field in _OF_THE_GRAPH:
+            found.pop(field, None)
+        if "priority" not in self.model_fields_set and self.urgency is None:
+            found.pop("priority", None)
+        if self.after:
+            found["after"] = [parent.normal() for parent in self.after]
+        return found
+
+
+class GraphRequest(BaseModel):
+    """Jobs that depend on each other. All of them are accepted, or none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: Name = Field(
+        description="Name of the graph. An unfinished graph of the same name in the instance is replaced."
+    )
+    instance: Name | None = Field(
+        default=None,
+        description="Instance (tenant) that the jobs belong to. Unset: the instance of the token, or `default`.",
+    )
+    key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Idempotency key: a submit repeated with the same key and request returns the first graph. "
+        "At most 200 bytes.",
+    )
+    priority: int = Field(
+        default=0,
+        ge=validation.PRIORITY_MIN,
+        le=validation.PRIORITY_MAX,
+        description="Priority of the nodes that have none of their own; a lower number is more urgent.",
+    )
+    on_failure: OnFailure = Field(
+        default="block",
+        description="What a node does if one that it depends on does not succeed: stay blocked, run, or be cancelled.",
+    )
+    on_phantom: OnPhantom = Field(
+        default="warn",
+        description="What happens to a node that depends on a number that no node has: `warn` leaves it blocked for "
+        "ever and reports it, `reject` refuses the graph, `ignore` drops the dependency.",
+    )
+    nodes: list[NodeRequest] = Field(
+        min_length=1, max_length=MAX_GRAPH_NODES, fail_fast=True, description="Jobs of the graph, 1 to 10,000."
+    )
+
+    _flat = field_validator("nodes", mode="before")(flat_all)
+
+    def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
+        """The form that `moves.submit_graph` takes; `instance` is used if the request names none. Raises BadInput."""
+        edges = sum(len(node.after) for node in self.nodes)
+        if edges > MAX_GRAPH_EDGES:
+            raise BadInput("nodes", f"have {edges} dependencies, at most {MAX_GRAPH_EDGES} are allowed")
+        request: dict[str, Any] = {
+            "name": self.name,
+            "instance": self.instance or instance,
+            "priority": self.priority,
+            "on_failure": self.on_failure,
+            "on_phantom": self.on_phantom,
+            "nodes": [_placed(index, node) for index, node in enumerate(self.nodes)],
+        }
+        if self.key is not None:
+            request["key"] = validation.check_text("key", self.key, MAX_KEY_BYTES)
+        return request
+
+
+def _placed(index: int, node: NodeRequest) -> dict[str, Any]:
+    try:
+        return node.normal()
+    except BadInput as refused:
+        raise BadInput(f"nodes.{index}.{refused.field}", refused.reason) from None

@@ -12,7 +12,7 @@ import psycopg
 from meters import Stretch
 
 from schema import clock
-from schema.engine import plain
+from schema.postgres.engine import plain
 
 #: Every statement finds its rows by index and keeps that plan: one made while a table was small would be kept for long.
 OPTIONS = {

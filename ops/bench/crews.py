@@ -13,17 +13,20 @@ from pools import TIMING, Shape, request
 from prometheus_client import Counter
 from sqlalchemy import Connection, event
 
-from assigner.cycle import PriorityAgeAssigner
+from assigner.cycle.assigner import PriorityAgeAssigner
+from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again
 from assigner.metrics import JOBS_ASSIGNED, RACES_LOST
-from assigner.running import GARBAGE
-from assigner.tuning import AssignerSettings
-from bots.fetch import FetchSettings
-from bots.leases import Asked, Desk
+from assigner.process.assign import GARBAGE
 from bots.protocol import LeaseReport, Outcome, Session, Sync
-from schema import clock, moves
-from schema.engine import Database, DatabaseSettings
-from schema.garbage import seldom_searched
+from bots.sync.call import Asked
+from bots.sync.fetch import FetchSettings
+from bots.sync.settle import Desk
+from schema import clock
+from schema.gc_tuning import seldom_searched
+from schema.moves import submit as submit_moves
+from schema.moves.submit import submit_alone
+from schema.postgres.engine import Database, DatabaseSettings
 
 #: Seconds at most after which who has placed nothing, but for want of a turn, looks whether there is more to do.
 LOOK_AGAIN = 0.1
@@ -179,10 +182,10 @@ class Submitting:
         return stretch
 
     def _together(self, worker: Worker, wanted: Sequence[dict[str, object]]) -> None:
-        worker.database.run(lambda connection: moves.submit(connection, wanted, actor="bench"))
+        worker.database.run(lambda connection: submit_moves.submit(connection, wanted, actor="bench"))
 
     def _alone(self, worker: Worker, wanted: Sequence[dict[str, object]]) -> None:
-        worker.database.run_alone(lambda driver: moves.submit_alone(driver, wanted[0], actor="bench"))
+        worker.database.run_alone(lambda driver: submit_alone(driver, wanted[0], actor="bench"))
         worker.did_alone()
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 
 import psycopg
 
-from schema.engine import Database, plain
-from schema.verify import verify
+from schema.diagnostics.invariants import verify
+from schema.postgres.engine import Database, plain
 
 # Sessions report what they did when they end, so the workers must be gone when this is read.
 READ = """

@@ -24,7 +24,7 @@ from rich.table import Table
 from shapes import PROCESSES, TOGETHER
 
 from schema import clock
-from schema.engine import Database, plain
+from schema.postgres.engine import Database, plain
 
 #: Jobs assigned in one measurement, a few seconds' work, of so many that are queued; of a shallow queue fewer.
 JOBS, QUEUED, SOME = 60_000, 70_000, 20_000

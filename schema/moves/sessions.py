@@ -8,15 +8,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from schema import audit, platforms, resources
+from schema import audit
 from schema.errors import NotFound
-from schema.limits import KINDS, Kind, Properties, escaped
-from schema.moves.considering import release
-from schema.moves.ending import Ended, Ending, Verdict, end
-from schema.moves.preempting import drop_reservations
-from schema.moves.rooms import Room
-from schema.newest import latest_leases, newest
-from schema.wakeups import wake
+from schema.fleet import candidates, resources
+from schema.moves.backoff import release
+from schema.moves.end import Ended, Ending, Room, Verdict, end
+from schema.moves.preempt import drop_reservations
+from schema.postgres.fragments import latest_leases, newest
+from schema.postgres.notify import wake
+from schema.validation import KINDS, Kind, Properties, escaped
 
 #: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
 RELEASE_LIMIT = 1000
@@ -138,7 +138,7 @@ def open_session(
     The older session's agent may run its jobs until that session would have expired, so they are not granted before;
     unless that session is the one with the digest `dead`, of which the bot knows that nothing runs any more.
     """
-    platforms.hold_still(connection)
+    candidates.hold_still(connection)
     bot = _born(connection, name)
     if bot.session == session:
         connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
@@ -169,7 +169,7 @@ def open_session(
     ).scalar_one()
     if supply or bot.limited:
         resources.declare(connection, bot.id, supply or {})
-    platforms.link(connection, bot.id)
+    candidates.link(connection, bot.id)
     release(connection, {bot.id: capacity}, limit=RELEASE_LIMIT)
     wake(connection, "jobs")
     wake(connection, "bots", [str(bot.id)])
@@ -254,7 +254,7 @@ def _give_up(
     ended = _end_all(connection, bot_ids, verdict=verdict, actor=actor, reason=reason)
     drop_reservations(connection, bot_ids, actor=actor)
     connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
-    platforms.unlink(connection, bot_ids)
+    candidates.unlink(connection, bot_ids)
     wake(connection, "jobs")
     return ended
 
@@ -280,3 +280,26 @@ def renew(connection: Connection, held: Sequence[tuple[int, int]], *, ttl: float
     found = sorted(held)
     parameters = {"ids": [bot for bot, _ in found], "epochs": [epoch for _, epoch in found], "ttl": ttl}
     return int(connection.execute(RENEW_HELD, parameters).rowcount)
+
+
+# Which bots worked on what lately, so that related jobs can find warm caches.
+
+
+REMEMBER = text("""
+INSERT INTO bot_localities AS l (bot_id, hint)
+SELECT bot_id, hint FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:hints AS text[])) AS h (bot_id, hint)
+ON CONFLICT (bot_id, hint) DO UPDATE SET seq = EXCLUDED.seq
+""")
+TRIM = text("""
+DELETE FROM bot_localities l WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.hint NOT IN (
+    SELECT r.hint FROM bot_localities r WHERE r.bot_id = l.bot_id ORDER BY r.seq DESC LIMIT :limit)
+""")
+
+
+def remember_localities(connection: Connection, hints: Sequence[tuple[int, str]], *, limit: int) -> None:
+    """Bots, given by their ids, have succeeded with jobs of these hints; each keeps its `limit` most recent ones, 0
+    keeps none. The caller holds their rows."""
+    if hints:
+        bot_ids, names = zip(*dict.fromkeys(hints), strict=True)
+        connection.execute(REMEMBER, {"bot_ids": list(bot_ids), "hints": list(names)})
+        connection.execute(TRIM, {"bot_ids": list(dict.fromkeys(bot_ids)), "limit": limit})
