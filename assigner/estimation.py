@@ -43,7 +43,7 @@ def load_predictor(kind: str) -> Predictor:
     used."""
     if kind == QUANTILES:
         return Quantiles()
-    place, made = plugins.offered(PREDICTORS_GROUP, kind, noun="a predictor", built_in=(QUANTILES,))
+    place, made = plugins.load_entry_point(PREDICTORS_GROUP, kind, noun="a predictor", built_in=(QUANTILES,))
     try:
         inspect.signature(made.predict).bind({})
     except (AttributeError, TypeError, ValueError):
@@ -57,14 +57,14 @@ def predict(database: Database, kind: str) -> None:
 
     Raises LeaseholdError if that makes no sense.
     """
-    ran = database.run(priority_classes.ran)
+    ran = database.run(priority_classes.recent_run_times)
     if not ran:
         return
     found = load_predictor(kind).predict(ran)
     for name, each in found.items():
         if not 0 <= each.seconds <= each.high <= MAX_TIMEOUT:
             raise LeaseholdError(f"predictor '{kind}' gave {each.seconds} and {each.high} seconds for '{name}'")
-    database.run(lambda connection: priority_classes.keep(connection, found))
+    database.run(lambda connection: priority_classes.store_predictions(connection, found))
 
 
 # What a job is expected to use, where whoever submits it does not say: a guess that is made once, at the submit.
@@ -107,7 +107,7 @@ class EstimateSettings(BaseModel):
         return None if self.estimator is None else load_estimator(self.estimator)
 
 
-def usage(request: Mapping[str, Any]) -> float:
+def guess_usage(request: Mapping[str, Any]) -> float:
     """3, twice that if the word "complex" is in the label or the command, and 2 more for a job of an instance other
     than the default one, which stands for a project (Sleepless Agent's usage estimate, in messages)."""
     described = " ".join([request["label"], *request["payload"]["command"]]).lower()
@@ -117,8 +117,8 @@ def usage(request: Mapping[str, Any]) -> float:
 def load_estimator(name: str) -> Estimator:
     """The estimator of this name. Raises ValueError if there is none, or it cannot be used."""
     if name == USAGE:
-        return usage
-    place, made = plugins.offered(ESTIMATORS_GROUP, name, noun="an estimator", built_in=(USAGE,))
+        return guess_usage
+    place, made = plugins.load_entry_point(ESTIMATORS_GROUP, name, noun="an estimator", built_in=(USAGE,))
     if not callable(made):
         raise ValueError(f"{place} is not an estimator: it cannot be called")
     estimator: Estimator = made

@@ -35,7 +35,7 @@ from schema.timing import Timing
 from schema.validation import escaped
 
 #: Seconds a command, as opposed to a process of the pool, waits for a database that is away.
-COMMAND_PATIENCE = 3.0
+COMMAND_TIMEOUT = 3.0
 #: What an entry of a list of sections may be called by.
 NAMES = ("name", "label", "resource")
 
@@ -117,7 +117,7 @@ class Installation:
                 url = stack.enter_context(embedded.serve(self.data)).url
             database = Database(url, settings, role=f"leasehold-{role}", chance=random.SystemRandom())
             stack.callback(database.close)
-            with explained():
+            with explaining_errors():
                 yield database
 
     @contextmanager
@@ -129,7 +129,7 @@ class Installation:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explaining_errors() -> Iterator[None]:
     """Say in one line what PostgreSQL says, which only an operator may hear."""
     try:
         yield

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 
 @contextlib.contextmanager
-def seldom_searched(new: int, old: int, oldest: int) -> Generator[None, None, None]:
+def infrequent_gc(new: int, old: int, oldest: int) -> Generator[None, None, None]:
     """Search after `new` new objects, among older ones after `old` times as many, among the oldest at most after
     `oldest` times as many as that, and never in what is there already.
 

@@ -5,16 +5,16 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from schema.predicates import GATED
+from schema.predicates import CONSTRAINED
 
-PREFIX = "graph:"
+COUNTER_PREFIX = "graph:"
 
 # One step along the index for each queue of jobs that ask for more than a place, however many jobs it holds.
 _STEP = f"""
     SELECT cohort, instance, platform, constraint_set FROM jobs
-    WHERE {GATED} AND (cohort, instance, platform, constraint_set) > ({{after}})
+    WHERE {CONSTRAINED} AND (cohort, instance, platform, constraint_set) > ({{after}})
     ORDER BY cohort, instance, platform, constraint_set LIMIT 1"""
-ACTIVE = text(f"""
+ACTIVE_GRAPHS = text(f"""
 WITH RECURSIVE gated AS (
     SELECT first.* FROM ({_STEP.format(after="-1, -1, -1, -1")}) first
     UNION ALL
@@ -30,40 +30,40 @@ SELECT count(*) FROM (
     UNION
     SELECT split_part(name, ':', 2) FROM counters WHERE name LIKE 'graph:%' AND used > 0) active
 """)
-KEEP = text("SELECT keep_caps(CAST(:names AS text[]), CAST(:caps AS numeric[]))")
+ENFORCE_CAPS = text("SELECT keep_caps(CAST(:names AS text[]), CAST(:caps AS numeric[]))")
 # What a graph counts begins anew with its next job.
-FORGET = text("""
+DELETE_IDLE_COUNTERS = text("""
 DELETE FROM counters WHERE used = 0 AND most IS NULL AND name = ANY (ARRAY(
     SELECT name FROM counters WHERE name LIKE 'graph:%' AND used = 0 AND most IS NULL
     ORDER BY name COLLATE "C" LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
 
 
-def active(connection: Connection) -> int:
+def active_graphs(connection: Connection) -> int:
     """Graphs that have jobs ready to start or running. One step along an index for each queue of gated jobs."""
-    return int(connection.execute(ACTIVE).scalar_one())
+    return int(connection.execute(ACTIVE_GRAPHS).scalar_one())
 
 
-def keep(connection: Connection, caps: Mapping[str, int]) -> None:
+def enforce_caps(connection: Connection, caps: Mapping[str, int]) -> None:
     """The counters that this transaction has taken of must not be above these numbers.
 
     If others took of them since they were looked at, the transaction has to begin anew: raises DBAPIError with the
     SQLSTATE of a serialization failure, which `Database.run` repeats.
     """
     if caps:
-        connection.execute(KEEP, {"names": list(caps), "caps": list(caps.values())})
+        connection.execute(ENFORCE_CAPS, {"names": list(caps), "caps": list(caps.values())})
 
 
-def forget(connection: Connection, *, limit: int) -> int:
+def delete_idle_counters(connection: Connection, *, limit: int) -> int:
     """Delete up to `limit` counters of graphs that run nothing; returns how many."""
-    return connection.execute(FORGET, {"limit": limit}).rowcount
+    return connection.execute(DELETE_IDLE_COUNTERS, {"limit": limit}).rowcount
 
 
 # What a blocked job waits for.
 
 
 # Its parents that have not ended as it asks, those that never will first.
-UNMET = text("""
+UNMET_DEPENDENCIES = text("""
 SELECT p.node_no AS node, j.public_id AS job, coalesce(j.state, p.outcome) AS state, e.on_failure,
     p.outcome IS NOT NULL AS hopeless
 FROM graph_edges e JOIN graph_nodes p ON p.job_id = e.parent LEFT JOIN jobs j ON j.id = e.parent
@@ -71,7 +71,7 @@ WHERE e.child = :id AND (p.outcome = 'succeeded' OR p.outcome IS NOT NULL AND e.
 ORDER BY p.outcome IS NULL, p.node_no LIMIT :limit
 """)
 # The nearest of the nodes that it waits for, however indirectly, which can never run; itself comes first.
-HOPELESS = text("""
+NEVER_MET = text("""
 WITH RECURSIVE above AS (
     SELECT job_id, node_no, dead_ends FROM graph_nodes WHERE job_id = :id
     UNION
@@ -83,10 +83,10 @@ SELECT node_no FROM above WHERE dead_ends > 0 LIMIT 1
 """)
 
 
-def unmet(connection: Connection, job_id: int, *, limit: int) -> dict[str, Any]:
+def unmet_dependencies(connection: Connection, job_id: int, *, limit: int) -> dict[str, Any]:
     """`unmet`: up to `limit` of the nodes that have not ended as the job asks, with their jobs' ids and states, those
     that never will first. `hopeless`: the number of the node because of which it waits for ever, None if it does not.
     """
-    rows = connection.execute(UNMET, {"id": job_id, "limit": limit}).mappings()
-    hopeless = connection.execute(HOPELESS, {"id": job_id}).scalar_one_or_none()
+    rows = connection.execute(UNMET_DEPENDENCIES, {"id": job_id, "limit": limit}).mappings()
+    hopeless = connection.execute(NEVER_MET, {"id": job_id}).scalar_one_or_none()
     return {"unmet": [dict(row) for row in rows], "hopeless": hopeless}

@@ -10,7 +10,7 @@ from schema.timing import DEAD_AFTER
 
 
 @dataclass(frozen=True)
-class Gate:
+class Predicate:
     """One condition: its name, the SQL expression that is true while it is open and, for people, what it asks.
 
     In the expression `{job}`, `{instance}`, `{reservation}`, `{assigner}`, `{bot}` and `{want}` stand for rows, and
@@ -19,7 +19,7 @@ class Gate:
 
     name: str
     sql: str
-    asks: str
+    requirement: str
 
     def of(self, *, headroom: str = "", **rows: str) -> str:
         """The expression on rows with these names; a row with an empty name is the only one there."""
@@ -27,57 +27,63 @@ class Gate:
 
 
 # On the job, its instance, its quota. Whoever picks need not ask about dependencies: a blocked job is not queued.
-DEPENDENCIES = Gate("dependencies", "{job}state <> 'blocked'", "what it depends on in its graph has ended as it asks")
-STATE = Gate("state", "{job}state = 'queued'", "it waits, and is neither held aside nor over")
-BACKOFF = Gate("backoff", "{job}schedule_after IS NULL", "it does not rest after a failure")
-RESERVATION = Gate("reservation", "{reservation}until < clock_timestamp()", "no bot is being freed for it")
-DRAIN = Gate("drain", "NOT {instance}draining", "its instance is not being drained")
-QUOTA = Gate("quota", "({headroom} IS NULL OR {job}units <= {headroom})", "its instance's quota leaves enough units")
+DEPENDENCIES = Predicate(
+    "dependencies", "{job}state <> 'blocked'", "what it depends on in its graph has ended as it asks"
+)
+STATE = Predicate("state", "{job}state = 'queued'", "it waits, and is neither held aside nor over")
+BACKOFF = Predicate("backoff", "{job}schedule_after IS NULL", "it does not rest after a failure")
+RESERVATION = Predicate("reservation", "{reservation}until < clock_timestamp()", "no bot is being freed for it")
+DRAIN = Predicate("drain", "NOT {instance}draining", "its instance is not being drained")
+QUOTA = Predicate(
+    "quota", "({headroom} IS NULL OR {job}units <= {headroom})", "its instance's quota leaves enough units"
+)
 
 # On a bot, for a job or a queue of jobs `want`, a row that also has its instance's pool. Each of them is asked of the
 # bots that those before it have left. Cohorts are compared in words that match no index: the bot has been found.
-COHORT = Gate("cohort", "{bot}cohort IS NOT DISTINCT FROM {want}cohort", "its cohort has healthy bots")
-REQUIREMENTS = Gate(
+COHORT = Predicate("cohort", "{bot}cohort IS NOT DISTINCT FROM {want}cohort", "its cohort has healthy bots")
+REQUIREMENTS = Predicate(
     "requirements",
     "bp.platform = {want}platform AND bp.bot_id = {bot}id",
     "a bot of the cohort offers what it requires",
 )
-SERVES = Gate(
+SERVES = Predicate(
     "instance",
     "({bot}instance IS NULL AND {bot}pool IS NULL OR {bot}instance = {want}instance OR {bot}pool = {want}pool)",
     "such a bot serves its instance",
 )
-HEALTHY = Gate(
+HEALTHY = Predicate(
     "healthy", "{bot}status = 'ok' AND NOT {bot}draining AND NOT {bot}closing", "such a bot is healthy and takes work"
 )
-PROBATION = Gate(
+PROBATION = Predicate(
     "probation",
     "({bot}probation_until IS NULL OR {bot}in_use = 0)",
     "such a bot is not on probation, or holds nothing",
 )
-UNITS = Gate("units", "{bot}capacity >= {want}units", "such a bot is large enough")
-ROOM = Gate("room", "{bot}free AND {bot}capacity - {bot}in_use - {bot}reserved >= {want}units", "such a bot has room")
+UNITS = Predicate("units", "{bot}capacity >= {want}units", "such a bot is large enough")
+ROOM = Predicate(
+    "room", "{bot}free AND {bot}capacity - {bot}in_use - {bot}reserved >= {want}units", "such a bot has room"
+)
 
 # On the pool, for a job `want`: a row with its cohort's name, and as `peers` the names of its instance and of those
 # that share its pool.
-_AT_WORK = (
+_ASSIGNER_IS_PLACING = (
     "{assigner}stopped_at IS NULL AND NOT {assigner}draining"
     f" AND {{assigner}}seen_at > clock_timestamp() - interval '{DEAD_AFTER:g} s'"
 )
-ASSIGNERS = Gate(
+ASSIGNERS = Predicate(
     "assigners",
-    f"{_AT_WORK} AND EXISTS (SELECT FROM jsonb_array_elements({{assigner}}serves) entry"
+    f"{_ASSIGNER_IS_PLACING} AND EXISTS (SELECT FROM jsonb_array_elements({{assigner}}serves) entry"
     " WHERE (coalesce(entry -> 'cohorts', 'null') = 'null' OR entry -> 'cohorts' ? {want}cohort_name)"
     " AND (coalesce(entry -> 'instances', 'null') = 'null' OR entry -> 'instances' ?| {want}peers))",
     "an assigner at work serves its cohort, and its instance or another of its pool",
 )
 #: It only reminds: the job may be placed until upkeep has given it up.
-QUEUE_DEADLINE = Gate("queue deadline", "true", "it may still wait")
+QUEUE_DEADLINE = Predicate("queue deadline", "true", "it may still wait")
 
 #: A ready job, in words that match the indexes of ready jobs: one that asks for nothing but a place.
 READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NULL"
 #: One that asks for more, in words that match the index of those.
-GATED = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NOT NULL"
+CONSTRAINED = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NOT NULL"
 #: The same in words that match the index of the front and no other; who looks into a queue must not read that one.
 IN_LINE = f"{READY} AND units >= 1"
 #: Either of them in words that match no index, which leaves the planner nothing but the primary key.
@@ -94,9 +100,9 @@ def open_instance(headroom: str) -> str:
     return f"coalesce({headroom}, 1) > 0"
 
 
-def at_work(assigner: str) -> str:
+def assigner_is_placing(assigner: str) -> str:
     """The condition that a process of assigners is there and places jobs, whichever it serves."""
-    return _AT_WORK.format(assigner=f"{assigner}.")
+    return _ASSIGNER_IS_PLACING.format(assigner=f"{assigner}.")
 
 
 def serves(bot: str, want: str) -> str:
@@ -104,6 +110,6 @@ def serves(bot: str, want: str) -> str:
     return SERVES.of(bot=bot, want=want)
 
 
-def able(bot: str, want: str) -> str:
+def can_take(bot: str, want: str) -> str:
     """The condition that `bot`, which offers what `want` requires, could take it now."""
     return " AND ".join(gate.of(bot=bot, want=want) for gate in (COHORT, ROOM, SERVES))

@@ -259,8 +259,8 @@ class JobRequest(Payload):
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
             "queue_timeout_seconds": self.queue_timeout_seconds,
-            "terms": self._terms(),
-            "own": self._own() or None,
+            "terms": self._constraints(),
+            "own": self._priority_inputs() or None,
             "estimated_cost": self.estimated_cost,
             "deadline_seconds": self.deadline_seconds,
             "estimated_seconds": self.estimated_seconds,
@@ -292,7 +292,7 @@ class JobRequest(Payload):
             raise BadInput("dedup_key", "goes with a priority, not with a job_class or a service_level")
         return None if not is_given and (has_class or self.service_level is not None) else self.priority
 
-    def _terms(self) -> dict[str, Any] | None:
+    def _constraints(self) -> dict[str, Any] | None:
         """The constraints, which the job shares with others of its queue; None if it has none. Raises BadInput."""
         if self.model is not None and self.resource_class is None:
             raise BadInput("model", "needs a resource_class")
@@ -314,9 +314,9 @@ class JobRequest(Payload):
         terms = {name: value for name, value in shared.items() if value}
         is_timed = self.deadline_seconds is not None or self.estimated_seconds is not None
         # Empty terms mean a managed instance, so a job without shared constraints gets a mark instead.
-        return terms or ({"own": True} if is_timed or self._own() else None)
+        return terms or ({"own": True} if is_timed or self._priority_inputs() else None)
 
-    def _own(self) -> dict[str, Any]:
+    def _priority_inputs(self) -> dict[str, Any]:
         """What decides the points of this one job, and its time-out: its service level or its class."""
         own: dict[str, Any] = {}
         is_fixed = self._priority() is not None

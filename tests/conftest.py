@@ -13,8 +13,8 @@ import pytest
 from assigner.cli import errors
 from assigner.cli.main import cli
 from bots.agent.launcher import Launcher
-from bots.agent.run import Place
-from bots.agent.workspace import Workplace, marked_processes
+from bots.agent.run import RunContext
+from bots.agent.workspace import Workspace, marked_processes
 from schema.diagnostics import invariants
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
@@ -206,18 +206,18 @@ def stands(no_pool_of_our_own: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Iterator[Workplace]:
+def workplace(tmp_path: Path) -> Iterator[Workspace]:
     """The directories of an agent `bot-1`."""
-    made = Workplace(tmp_path, "bot-1")
+    made = Workspace(tmp_path, "bot-1")
     yield made
     made.close()
 
 
 @pytest.fixture
-def place(workplace: Workplace) -> Iterator[Place]:
+def place(workplace: Workspace) -> Iterator[RunContext]:
     """Where commands can run; none of them may leave a file or a process behind."""
     launcher = Launcher(workplace.guard, open_files=1024)
-    yield Place(workplace=workplace, launcher=launcher, grace=0.3, environment={"PATH": os.defpath})
+    yield RunContext(workplace=workplace, launcher=launcher, grace=0.3, environment={"PATH": os.defpath})
     launcher.close()
     assert not list(workplace.root.iterdir())
     assert not marked_processes(workplace.root)

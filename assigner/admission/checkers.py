@@ -71,7 +71,9 @@ class CheckerSettings(BaseModel):
         """The checker that `rate_limit` names."""
         if not self.checks_limits:
             return NoLimit()
-        made: RateLimitChecker = _made(RATE_LIMITS, self.rate_limit, "is_rate_limited", "resource_class", "model")
+        made: RateLimitChecker = _load_checker(
+            RATE_LIMITS, self.rate_limit, "is_rate_limited", "resource_class", "model"
+        )
         return made
 
     @cached_property
@@ -79,12 +81,12 @@ class CheckerSettings(BaseModel):
         """The checker that `backpressure` names."""
         if self.backpressure == NONE:
             return NoPressure()
-        made: BackpressureChecker = _made(BACKPRESSURES, self.backpressure, "can_start")
+        made: BackpressureChecker = _load_checker(BACKPRESSURES, self.backpressure, "can_start")
         return made
 
 
-def _made(group: str, kind: str, method: str, *arguments: str) -> Any:
-    place, made = plugins.offered(group, kind, noun="a checker", built_in=(NONE,))
+def _load_checker(group: str, kind: str, method: str, *arguments: str) -> Any:
+    place, made = plugins.load_entry_point(group, kind, noun="a checker", built_in=(NONE,))
     try:
         inspect.signature(getattr(made, method)).bind(*arguments)
     except (AttributeError, TypeError, ValueError):

@@ -12,102 +12,108 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
-from assigner.admission.admit import ByInstance, Rank, is_owed, owed
-from assigner.admission.state import Book
+from assigner.admission.admit import InstanceOrder, Rank, head_below_minimum, queue_below_minimum
+from assigner.admission.state import AdmissionState
 from schema.accounting.fair_share import Share, Shares
-from schema.picking.constrained import GatedQueue, Head
+from schema.picking.constrained import ConstrainedQueue, QueueHead
 
 
-class Fair(ByInstance):
+class DeficitOrder(InstanceOrder):
     """Instances below their minimum quota first; then those that have not had their minimum of jobs; then the one with
     the lowest deficit. One of weight 0 gets what those of positive weight leave."""
 
-    def sequence(self, heads: Sequence[Head], book: Book, *, until: Rank | None = None) -> Iterator[Head]:
-        if book.shares is None:
-            yield from super().sequence(heads, book)
+    def sequence(
+        self, heads: Sequence[QueueHead], admission_state: AdmissionState, *, until: Rank | None = None
+    ) -> Iterator[QueueHead]:
+        if admission_state.shares is None:
+            yield from super().sequence(heads, admission_state)
             return
-        weighed = weigh(book.shares, book)
-        key = partial(self.line.key, book=book)
+        weighed = weigh_usage(admission_state.shares, admission_state)
+        key = partial(self.job_order.key, admission_state=admission_state)
         lanes = [
-            _Lane(instance, lane, book.shares.of[instance], weighed, key, book)
-            for instance, lane in self.lanes(heads, book).items()
+            InstanceLane(instance, lane, admission_state.shares.of[instance], weighed, key, admission_state)
+            for instance, lane in self.lanes(heads, admission_state).items()
         ]
         all_used, front = weighed.all_used, None
         while lanes:
-            front = front or _Front(lanes)
+            front = front or DeficitHeap(lanes)
             scale = 1.0 / max(1.0, all_used)
             first = front.first(scale)
             if until is not None and (first.behind, first.used * scale - first.target) > until:
                 return
             yield first.heads.pop()
             before, behind = first.used, first.behind
-            first.look()
+            first.refresh()
             # What starts changes nothing for the others but the sum.
             all_used += first.used - before
             if first.heads and first.behind == behind:
-                front.look()
+                front.refresh()
                 continue
             if not first.heads:
                 lanes.remove(first)
             front = None if front.drop() or first.behind < behind else front
 
-    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[Rank, list[GatedQueue]]]:
-        if book.shares is None:
-            return super().ranked(queues, book)
-        weighed = weigh(book.shares, book)
+    def ranked(
+        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
+    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:
+        if admission_state.shares is None:
+            return super().ranked(queues, admission_state)
+        weighed = weigh_usage(admission_state.shares, admission_state)
         scale = 1.0 / max(1.0, weighed.all_used)
-        of = defaultdict[int, list[GatedQueue]](list)
+        of = defaultdict[int, list[ConstrainedQueue]](list)
         for queue in queues:
             of[queue.instance].append(queue)
         found = []
         for instance, those in of.items():
-            share, weight = book.shares.of[instance], weighed.weights[instance]
-            had = _has_had(share, weight, book)
-            behind = _behind(is_owed=any(is_owed(queue, book) for queue in those), weight=weight, had=had)
+            share, weight = admission_state.shares.of[instance], weighed.weights[instance]
+            had = _has_had_minimum(share, weight, admission_state)
+            behind = _behind(
+                is_owed=any(queue_below_minimum(queue, admission_state) for queue in those), weight=weight, had=had
+            )
             found.append(((behind, weighed.used[instance] * scale - weighed.target(instance)), those))
         return sorted(found, key=itemgetter(0))
 
 
-class _Lane:
+class InstanceLane:
     """The jobs of one instance that wait, the next one last, and by what it is compared with the others."""
 
-    __slots__ = ("_book", "_cost", "_key", "_may_gain", "behind", "heads", "share", "target", "used", "weight")
+    __slots__ = ("_cost", "_key", "_may_gain", "_state", "behind", "heads", "share", "target", "used", "weight")
 
     def __init__(
         self,
         instance: int,
-        heads: list[Head],
+        heads: list[QueueHead],
         share: Share,
-        weighed: "Weighed",
-        key: Callable[[Head], tuple[float, ...]],
-        book: Book,
+        weighed: "WeightedUsage",
+        key: Callable[[QueueHead], tuple[float, ...]],
+        admission_state: AdmissionState,
     ) -> None:
-        self.heads, self.share, self._key, self._book = heads, share, key, book
+        self.heads, self.share, self._key, self._state = heads, share, key, admission_state
         self.weight, self.target = weighed.weights[instance], weighed.target(instance)
-        self._cost, self._may_gain = book.counter(share.cost), True
-        self.look()
+        self._cost, self._may_gain = admission_state.counter(share.cost), True
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """What the working copy says by now."""
         self.used = self._cost.used + self.share.lift
         if self._may_gain and self.heads:
-            had = _has_had(self.share, self.weight, self._book)
-            self.behind = _behind(is_owed=owed(self.heads[-1], self._book), weight=self.weight, had=had)
+            had = _has_had_minimum(self.share, self.weight, self._state)
+            self.behind = _behind(is_owed=head_below_minimum(self.heads[-1], self._state), weight=self.weight, had=had)
             # What it has had it keeps.
-            self._may_gain = not had or any(head.queue.owed for head in self.heads)
+            self._may_gain = not had or any(head.queue.missing_units for head in self.heads)
 
-    def __lt__(self, other: "_Lane") -> bool:
+    def __lt__(self, other: "InstanceLane") -> bool:
         """Whether its next job comes before the other's, where nothing else tells."""
         return self._key(self.heads[-1]) < self._key(other.heads[-1])
 
 
-class _Front:
+class DeficitHeap:
     """The lanes that are furthest behind. Of those with equal targets the one that has used least is in front, whatever
     all have used; only those in front are compared for each job that starts, in lists of numbers."""
 
-    def __init__(self, lanes: Sequence[_Lane]) -> None:
+    def __init__(self, lanes: Sequence[InstanceLane]) -> None:
         behind = min(lane.behind for lane in lanes)
-        alike = defaultdict[float, list[tuple[float, _Lane]]](list)
+        alike = defaultdict[float, list[tuple[float, InstanceLane]]](list)
         for lane in lanes:
             if lane.behind == behind:
                 alike[lane.target].append((lane.used, lane))
@@ -118,7 +124,7 @@ class _Front:
         self._used = [heap[0][0] for heap in self._heaps]
         self._nth = 0
 
-    def first(self, scale: float) -> _Lane:
+    def first(self, scale: float) -> InstanceLane:
         """The one with the lowest deficit, then by its next job; usage counts `scale` times."""
         deficits = [used * scale - target for used, target in zip(self._used, self._targets, strict=True)]
         least = min(deficits)
@@ -128,7 +134,7 @@ class _Front:
             self._nth = min(alike, key=lambda nth: self._heaps[nth][0][1])
         return self._heaps[self._nth][0][1]
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """What the one that came first last has used by now."""
         heap = self._heaps[self._nth]
         heapq.heapreplace(heap, (heap[0][1].used, heap[0][1]))
@@ -146,7 +152,7 @@ class _Front:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeightedUsage:
     """What the instances with jobs waiting have used and weigh, by id, and the sums of which these are parts. What all
     have used counts as at least 1, so that nothing is divided by zero before anything was used."""
 
@@ -160,9 +166,9 @@ class Weighed:
         return self.weights[instance] / self.all_weights
 
 
-def weigh(shares: Shares, book: Book) -> Weighed:
+def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsage:
     """With what the working copy says by now. Where all weights are zero they are equal."""
-    used = {instance: _used(share, book) for instance, share in shares.of.items()}
+    used = {instance: _used(share, admission_state) for instance, share in shares.of.items()}
     all_used = sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used)
     weights = {instance: share.weight for instance, share in shares.of.items()}
     others = (shares.others, shares.others_weight) if shares.mode == "demand" else (0, 0.0)
@@ -170,30 +176,32 @@ def weigh(shares: Shares, book: Book) -> Weighed:
     if all_weights <= 0:
         weights = dict.fromkeys(weights, 1.0)
         all_weights = float(len(weights) + others[0])
-    return Weighed(used, weights, all_used, all_weights)
+    return WeightedUsage(used, weights, all_used, all_weights)
 
 
-def index(shares: Shares, book: Book) -> float | None:
+def fairness_index(shares: Shares, admission_state: AdmissionState) -> float | None:
     """How evenly the instances that have jobs waiting have been served for their weights; None if nobody is to be."""
-    return jain(_used(share, book) / share.weight for share in shares.of.values() if share.weight > 0)
+    return jain_index(_used(share, admission_state) / share.weight for share in shares.of.values() if share.weight > 0)
 
 
-def jain(values: Iterable[float]) -> float | None:
+def jain_index(values: Iterable[float]) -> float | None:
     """Jain's index of fairness: 1 = all have the same, 1/n = one has everything; None of nothing."""
     found = list(values)
     squares = sum(value * value for value in found)
     return sum(found) ** 2 / (len(found) * squares) if squares > 0 else None
 
 
-def _used(share: Share, book: Book) -> float:
-    counter = book.counters.get(share.cost)
+def _used(share: Share, admission_state: AdmissionState) -> float:
+    counter = admission_state.counters.get(share.cost)
     return share.lift if counter is None else counter.used + share.lift
 
 
-def _has_had(share: Share, weight: float, book: Book) -> bool:
+def _has_had_minimum(share: Share, weight: float, admission_state: AdmissionState) -> bool:
     """Whether it has had its minimum of jobs, if one is due to it; what runs is looked up only where it decides."""
-    guarantee = 0 if book.shares is None else book.shares.guarantee
-    return not weight or share.completed >= guarantee or share.completed + book.of(share.jobs).used >= guarantee
+    guarantee = 0 if admission_state.shares is None else admission_state.shares.guarantee
+    return (
+        not weight or share.completed >= guarantee or share.completed + admission_state.of(share.jobs).used >= guarantee
+    )
 
 
 def _behind(*, is_owed: bool, weight: float, had: bool) -> int:

@@ -6,12 +6,12 @@ from datetime import datetime
 from typing import Protocol
 
 from schema.accounting import rates as rates_accounting
-from schema.accounting.counters import Counter, of_instance, of_lock
+from schema.accounting.counters import Counter, instance_counter, lock_counter
 from schema.accounting.fair_share import Shares
 from schema.accounting.rates import Advice, Bucket
-from schema.picking.constrained import GatedQueue, Head
+from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.policy import time_windows
-from schema.policy.time_windows import Openings, Preferred
+from schema.policy.time_windows import PreferredHours, WindowSchedule
 
 # Quotas of owners and of projects: what their jobs may cost within the rolling window.
 
@@ -23,37 +23,37 @@ class Counted(Protocol):
         """The counter of that name."""
 
 
-def owner_counters(queue: GatedQueue) -> list[str]:
+def owner_counters(queue: ConstrainedQueue) -> list[str]:
     """The counters of the owner and the project of the queue's jobs, if they have any."""
-    return [name for name, _ in _counted(queue)]
+    return [name for name, _ in _limited_owners(queue)]
 
 
 @dataclass(frozen=True)
-class OwnerQuota:
+class OwnerQuotaGate:
     """A job whose owner or project has used its quota waits until enough of that is older than the window."""
 
     name: str = "owner quota"
-    asks: str = "the quotas of its owner and its project leave enough"
+    requirement: str = "the quotas of its owner and its project leave enough"
 
-    def closed_to(self, queue: GatedQueue, book: Counted) -> str | None:
-        return _closed(queue, book, 0.0)
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Counted) -> str | None:
+        return _closed_reason(queue, admission_state, 0.0)
 
-    def closed_for(self, head: Head, book: Counted) -> str | None:
-        return _closed(head.queue, book, head.estimate)
+    def closed_for_job(self, head: QueueHead, admission_state: Counted) -> str | None:
+        return _closed_reason(head.queue, admission_state, head.estimate)
 
-    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return dict.fromkeys(owner_counters(queue))
 
 
-def _counted(queue: GatedQueue) -> Iterator[tuple[str, str]]:
+def _limited_owners(queue: ConstrainedQueue) -> Iterator[tuple[str, str]]:
     for kind, word in (("owner", "User"), ("project", "Project")):
-        if kind in queue.terms:
-            yield f"{kind}:{queue.instance_name}:{queue.terms[kind]}:cost", word
+        if kind in queue.constraints:
+            yield f"{kind}:{queue.instance_name}:{queue.constraints[kind]}:cost", word
 
 
-def _closed(queue: GatedQueue, book: Counted, estimate: float) -> str | None:
-    for name, word in _counted(queue):
-        counter = book.of(name)
+def _closed_reason(queue: ConstrainedQueue, admission_state: Counted, estimate: float) -> str | None:
+    for name, word in _limited_owners(queue):
+        counter = admission_state.of(name)
         if not counter.leaves(estimate):
             needs = f", and this job is estimated at {estimate:g}" if estimate else ""
             return f"{word} quota exceeded: {counter.used:g} of {counter.most:g} used{needs}"
@@ -77,127 +77,132 @@ class Tally(Counted, Protocol):
 
 
 @dataclass(frozen=True)
-class Concurrency:
+class ConcurrencyGate:
     """Live leases of the pool and of an instance."""
 
     name: str = "concurrency"
-    asks: str = "fewer jobs run than may run at once"
+    requirement: str = "fewer jobs run than may run at once"
 
-    def closed_to(self, queue: GatedQueue, book: Tally) -> str | None:
-        for counted, whose in ((POOL_JOBS, "the pool"), (of_instance(queue.instance_name, "jobs"), "its instance")):
-            counter = book.of(counted)
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Tally) -> str | None:
+        for counted, whose in (
+            (POOL_JOBS, "the pool"),
+            (instance_counter(queue.instance_name, "jobs"), "its instance"),
+        ):
+            counter = admission_state.of(counted)
             if not counter.leaves(1.0):
                 return f"{whose} runs {counter.used:g} of at most {counter.most:g} jobs"
         return None
 
-    def closed_for(self, head: Head, book: Tally) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Tally) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
-    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
-        return {POOL_JOBS: 1.0, of_instance(queue.instance_name, "jobs"): 1.0}
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
+        return {POOL_JOBS: 1.0, instance_counter(queue.instance_name, "jobs"): 1.0}
 
 
 @dataclass(frozen=True)
-class Budget:
+class BudgetGate:
     """Cost of the pool and of an instance, within the rolling window or reserved for what runs."""
 
     name: str = "budget"
-    asks: str = "what was used and what is reserved leave enough of the budget"
+    requirement: str = "what was used and what is reserved leave enough of the budget"
 
-    def closed_to(self, queue: GatedQueue, book: Tally) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Tally) -> str | None:
         for counted, whose in self._counted(queue):
-            counter = book.of(counted)
+            counter = admission_state.of(counted)
             if not counter.leaves(0.0):
                 return f"{whose} has used {counter.used:g} of its budget of {counter.most:g}"
         return None
 
-    def closed_for(self, head: Head, book: Tally) -> str | None:
+    def closed_for_job(self, head: QueueHead, admission_state: Tally) -> str | None:
         for counted, whose in self._counted(head.queue):
-            counter = book.of(counted)
-            if not counter.leaves(head.estimate if book.reserve else 0.0):
+            counter = admission_state.of(counted)
+            if not counter.leaves(head.estimate if admission_state.reserve else 0.0):
                 return (
                     f"{whose} has used {counter.used:g} of its budget of {counter.most:g}, "
                     f"and this job is estimated at {head.estimate:g}"
                 )
         return None
 
-    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return {name: None for name, _ in self._counted(queue)}
 
     @staticmethod
-    def _counted(queue: GatedQueue) -> tuple[tuple[str, str], ...]:
-        return (POOL_COST, "the pool"), (of_instance(queue.instance_name, "cost"), "its instance")
+    def _counted(queue: ConstrainedQueue) -> tuple[tuple[str, str], ...]:
+        return (POOL_COST, "the pool"), (instance_counter(queue.instance_name, "cost"), "its instance")
 
 
 @dataclass(frozen=True)
-class Locks:
+class LocksGate:
     """Named locks of an instance; each is held by so many jobs at once as it has slots, by one if nobody says."""
 
     name: str = "locks"
-    asks: str = "the locks that it names are free"
+    requirement: str = "the locks that it names are free"
 
-    def closed_to(self, queue: GatedQueue, book: Tally) -> str | None:
-        for lock in queue.terms.get("locks", ()):
-            counter = book.of(of_lock(queue.instance_name, lock))
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Tally) -> str | None:
+        for lock in queue.constraints.get("locks", ()):
+            counter = admission_state.of(lock_counter(queue.instance_name, lock))
             if not counter.leaves(1.0):
                 return f"lock '{lock}' is held {counter.used:g} times of {counter.most:g}"
         return None
 
-    def closed_for(self, head: Head, book: Tally) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Tally) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
-    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
-        return {of_lock(queue.instance_name, lock): 1.0 for lock in queue.terms.get("locks", ())}
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
+        return {lock_counter(queue.instance_name, lock): 1.0 for lock in queue.constraints.get("locks", ())}
 
 
 @dataclass(frozen=True)
-class Slots:
+class SlotsGate:
     """Places in which an instance's jobs work, one for each; an instance for which nobody says has any number."""
 
     name: str = "slots"
-    asks: str = "its instance has a slot free"
+    requirement: str = "its instance has a slot free"
 
-    def closed_to(self, queue: GatedQueue, book: Tally) -> str | None:
-        counter = book.of(of_instance(queue.instance_name, "slots"))
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Tally) -> str | None:
+        counter = admission_state.of(instance_counter(queue.instance_name, "slots"))
         if not counter.leaves(1.0):
             return f"its instance uses {counter.used:g} of {counter.most:g} slots"
-        if counter.most is None and book.shares is not None and book.shares.slotted:
+        if counter.most is None and admission_state.shares is not None and admission_state.shares.slotted:
             return "its instance has no slots, while others have"
         return None
 
-    def closed_for(self, head: Head, book: Tally) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Tally) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
-    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
-        return {of_instance(queue.instance_name, "slots"): 1.0}
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
+        return {instance_counter(queue.instance_name, "slots"): 1.0}
 
 
 # How many jobs of a class may run at once, which keeps the rest of the pool for the other classes.
 
 
-def class_counters(queue: GatedQueue) -> list[str]:
+def class_counters(queue: ConstrainedQueue) -> list[str]:
     """The counter of the class of the queue's jobs, if they have one."""
-    return [f"class:{queue.terms['job_class']}:jobs"] if "job_class" in queue.terms else []
+    return [f"class:{queue.constraints['job_class']}:jobs"] if "job_class" in queue.constraints else []
 
 
 @dataclass(frozen=True)
-class ClassLimit:
+class ClassLimitGate:
     """Live leases of a class; what is not left to it stays free for more urgent work."""
 
     name: str = "class limit"
-    asks: str = "fewer jobs of its class run than may run at once"
+    requirement: str = "fewer jobs of its class run than may run at once"
 
-    def closed_to(self, queue: GatedQueue, book: Counted) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Counted) -> str | None:
         for name in class_counters(queue):
-            counter = book.of(name)
+            counter = admission_state.of(name)
             if not counter.leaves(1.0):
-                return f"class '{queue.terms['job_class']}' runs {counter.used:g} of at most {counter.most:g} jobs"
+                return (
+                    f"class '{queue.constraints['job_class']}' runs {counter.used:g} of at most {counter.most:g} jobs"
+                )
         return None
 
-    def closed_for(self, head: Head, book: Counted) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Counted) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
-    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return dict.fromkeys(class_counters(queue), 1.0)
 
 
@@ -208,71 +213,71 @@ class Timed(Protocol):
     """What these gates are judged by: the database's time, and the windows."""
 
     now: datetime
-    openings: Openings
+    openings: WindowSchedule
 
 
-class _Free:
+class _NoCharge:
     """What waits for a time takes of nothing."""
 
-    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:  # noqa: ARG002 - as every gate is asked
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:  # noqa: ARG002 - as every gate is asked
         return {}
 
 
 @dataclass(frozen=True)
-class Windows(_Free):
+class WindowsGate(_NoCharge):
     """A window is open that takes the job's class, and the meter that it goes by has not come too far."""
 
     name: str = "window"
-    asks: str = "a window is open in which jobs of its class may start"
+    requirement: str = "a window is open in which jobs of its class may start"
 
-    def closed_to(self, queue: GatedQueue, book: Timed) -> str | None:
-        job_class = queue.terms.get("job_class")
-        return None if job_class is None else book.openings.closed_to(job_class, book.now)
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Timed) -> str | None:
+        job_class = queue.constraints.get("job_class")
+        return None if job_class is None else admission_state.openings.closed_for_class(job_class, admission_state.now)
 
-    def closed_for(self, head: Head, book: Timed) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Timed) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
 
 @dataclass(frozen=True)
-class PreferredHours(_Free):
+class PreferredHoursGate(_NoCharge):
     """It is one of the hours of the day at which the job wants to start."""
 
     name: str = "preferred hours"
-    asks: str = "it is one of the hours that it prefers"
+    requirement: str = "it is one of the hours that it prefers"
 
-    def closed_to(self, queue: GatedQueue, book: Timed) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Timed) -> str | None:
         try:
-            preferred = _preferred(queue)
+            preferred = _preferred_hours(queue)
         except ValueError as error:
             # Only who submits in SQL can say so.
             return f"the zone of the hours that it prefers cannot be used: {error}"
-        if preferred is None or preferred.open_at(book.now):
+        if preferred is None or preferred.open_at(admission_state.now):
             return None
-        opens = preferred.opens(book.now)
-        when = "never" if opens is None else f"from {time_windows.wall(opens, preferred.zone)} on"
+        opens = preferred.opens(admission_state.now)
+        when = "never" if opens is None else f"from {time_windows.local_time(opens, preferred.zone)} on"
         return f"it may start {when}, at the next of the hours that it prefers"
 
-    def closed_for(self, head: Head, book: Timed) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Timed) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
 
-def windowed(queue: GatedQueue) -> bool:
+def waits_for_windows(queue: ConstrainedQueue) -> bool:
     """Whether its jobs wait for windows, if there are any."""
-    return "job_class" in queue.terms
+    return "job_class" in queue.constraints
 
 
-def _preferred(queue: GatedQueue) -> Preferred | None:
-    wanted = queue.terms.get("preferred_hours")
+def _preferred_hours(queue: ConstrainedQueue) -> PreferredHours | None:
+    wanted = queue.constraints.get("preferred_hours")
     if not wanted:
         return None
-    return Preferred(frozenset(wanted), time_windows.zone(queue.terms.get("preferred_zone", "UTC")))
+    return PreferredHours(frozenset(wanted), time_windows.load_zone(queue.constraints.get("preferred_zone", "UTC")))
 
 
 # The gate of rates: how fast jobs of a resource class, or of a model of it, may start.
 
 
 @dataclass(frozen=True)
-class Return:
+class ReleaseTime:
     """Seconds until something that waits may start, and those by which one may be late without a loss."""
 
     due: float
@@ -292,28 +297,28 @@ class Paced(Protocol):
 
 
 @dataclass(frozen=True)
-class Rate:
+class RateGate:
     """Tokens of the class and of the model that a job uses. They are taken when it starts, and do not come back."""
 
     name: str = "rate"
-    asks: str = "the rates of what it uses leave a token"
+    requirement: str = "the rates of what it uses leave a token"
 
-    def closed_to(self, queue: GatedQueue, book: Paced) -> str | None:
-        refused = book.refused.get(rates_accounting.resource(queue.terms) or "")
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Paced) -> str | None:
+        refused = admission_state.refused.get(rates_accounting.resource_of(queue.constraints) or "")
         if refused is not None:
             return refused
-        for name in rates_accounting.names(queue.terms):
-            bucket = book.rates.get(name)
+        for name in rates_accounting.bucket_names(queue.constraints):
+            bucket = admission_state.rates.get(name)
             if bucket is not None and bucket.tokens < 1.0:
                 wait = (1.0 - bucket.tokens) / bucket.rate
                 used = name.removeprefix(rates_accounting.PREFIX)
                 return f"'{used}' may start {bucket.rate:g} jobs per second, the next one in {wait:.2f} s"
         return None
 
-    def closed_for(self, head: Head, book: Paced) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Paced) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
-    def takes(self, _queue: GatedQueue) -> Mapping[str, float | None]:
+    def charges(self, _queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return {}
 
 
@@ -333,21 +338,21 @@ class Advised(Protocol):
 
 
 @dataclass(frozen=True)
-class Backpressure:
+class BackpressureGate:
     """Advice of operators, and of a checker. It is best effort: what runs goes on."""
 
     name: str = "backpressure"
-    asks: str = "nobody advises to hold it back"
+    requirement: str = "nobody advises to hold it back"
 
-    def closed_to(self, queue: GatedQueue, book: Advised) -> str | None:
-        used = queue.terms.get("resource_class")
-        if not rates_accounting.of(book.advice, used).allowed:
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Advised) -> str | None:
+        used = queue.constraints.get("resource_class")
+        if not rates_accounting.advice_for(admission_state.advice, used).allowed:
             return f"to start jobs{'' if used is None else f' that use {used!r}'} is advised against for now"
-        wait = book.waits.get(used or rates_accounting.ALL, 0.0)
+        wait = admission_state.waits.get(used or rates_accounting.ALL_CLASSES, 0.0)
         return f"the wait that is advised between starts goes on for another {wait:.2f} s" if wait > 0 else None
 
-    def closed_for(self, head: Head, book: Advised) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Advised) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
-    def takes(self, _queue: GatedQueue) -> Mapping[str, float | None]:
+    def charges(self, _queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return {}

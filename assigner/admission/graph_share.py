@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from schema.accounting.counters import Counter
-from schema.picking.constrained import GatedQueue, Head
+from schema.picking.constrained import ConstrainedQueue, QueueHead
 
 #: The urgency of a graph that names none.
 PRIORITY = 5
@@ -35,7 +35,7 @@ class Sharing(Protocol):
 
 
 @dataclass(frozen=True)
-class Portion:
+class GraphShare:
     """What each graph may have: `share` jobs without a penalty, and never more than `cap`."""
 
     share: float
@@ -47,13 +47,13 @@ class Portion:
         return (running - self.share + 1.0) * self.overage if running >= self.share else 0.0
 
 
-def portion(settings: Sharing, *, limit: float | None, graphs: int) -> Portion | None:
+def graph_share(settings: Sharing, *, limit: float | None, graphs: int) -> GraphShare | None:
     """The shares of so many graphs that wait or run; `limit` is that of the pool. None: nobody has a share."""
     most = settings.max_concurrent if settings.max_concurrent is not None else limit
     if settings.kind != "graph" or most is None:
         return None
     share = max(1.0, most / graphs) if graphs else float(most)
-    return Portion(share, max(1, int(share * settings.max_per_graph)), settings.overage_penalty)
+    return GraphShare(share, max(1, int(share * settings.max_per_graph)), settings.overage_penalty)
 
 
 def score(*, priority: float, depth: float, retries: int, cost: float, penalty: float) -> float:
@@ -61,13 +61,13 @@ def score(*, priority: float, depth: float, retries: int, cost: float, penalty: 
     return priority * 10.0 + depth * 1.0 - retries * 5.0 + cost * 0.1 + penalty
 
 
-def graph_of(terms: Mapping[str, object]) -> str | None:
+def graph_of(constraints: Mapping[str, object]) -> str | None:
     """The graph that jobs with these terms belong to."""
-    found = terms.get("graph")
+    found = constraints.get("graph")
     return None if found is None else str(found)
 
 
-def counter_of(graph: str) -> str:
+def graph_counter(graph: str) -> str:
     """The counter of the jobs that a graph runs."""
     return f"graph:{graph}:jobs"
 
@@ -76,29 +76,33 @@ class Shared(Protocol):
     """What the gate and the order look at."""
 
     @property
-    def portion(self) -> Portion | None:
+    def graph_share(self) -> GraphShare | None:
         """None: nobody has a share."""
 
     def of(self, name: str) -> Counter:
         """The counter of that name."""
 
 
-def running(graph: str, book: Shared) -> float:
+def running_jobs(graph: str, admission_state: Shared) -> float:
     """Jobs that the graph runs, with those that start now."""
-    return book.of(counter_of(graph)).used
+    return admission_state.of(graph_counter(graph)).used
 
 
-def penalty_of(head: Head, book: Shared) -> float:
+def penalty_of(head: QueueHead, admission_state: Shared) -> float:
     """What is added to the job's score because of what its graph runs."""
-    graph = graph_of(head.queue.terms)
-    return 0.0 if graph is None or book.portion is None else book.portion.penalty(running(graph, book))
+    graph = graph_of(head.queue.constraints)
+    return (
+        0.0
+        if graph is None or admission_state.graph_share is None
+        else admission_state.graph_share.penalty(running_jobs(graph, admission_state))
+    )
 
 
-def merit(head: Head) -> float:
+def unpenalised_score(head: QueueHead) -> float:
     """The job's score without the penalty, which all jobs of its graph share."""
-    terms = head.queue.terms
+    constraints = head.queue.constraints
     return score(
-        priority=terms.get("graph_priority", PRIORITY),
+        priority=constraints.get("graph_priority", PRIORITY),
         depth=head.priority_inputs.get("depth", 0),
         retries=head.attempts,
         cost=head.estimate,
@@ -107,22 +111,26 @@ def merit(head: Head) -> float:
 
 
 @dataclass(frozen=True)
-class GraphShare:
+class GraphShareGate:
     """The cap of a graph: jobs that it runs at once, whatever its score."""
 
     name: str = "graph share"
-    asks: str = "its graph runs less than it may have of the pool"
+    requirement: str = "its graph runs less than it may have of the pool"
 
-    def closed_to(self, queue: GatedQueue, book: Shared) -> str | None:
-        graph = graph_of(queue.terms)
-        if graph is None or book.portion is None or running(graph, book) < book.portion.cap:
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Shared) -> str | None:
+        graph = graph_of(queue.constraints)
+        if (
+            graph is None
+            or admission_state.graph_share is None
+            or running_jobs(graph, admission_state) < admission_state.graph_share.cap
+        ):
             return None
-        now = running(graph, book)
-        return f"its graph runs {now:g} jobs, its share is {book.portion.share:g} and the most is {book.portion.cap}"
+        now = running_jobs(graph, admission_state)
+        return f"its graph runs {now:g} jobs, its share is {admission_state.graph_share.share:g} and the most is {admission_state.graph_share.cap}"
 
-    def closed_for(self, head: Head, book: Shared) -> str | None:
-        return self.closed_to(head.queue, book)
+    def closed_for_job(self, head: QueueHead, admission_state: Shared) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
 
-    def takes(self, queue: GatedQueue) -> Mapping[str, float | None]:
-        graph = graph_of(queue.terms)
-        return {} if graph is None else {counter_of(graph): 1.0}
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
+        graph = graph_of(queue.constraints)
+        return {} if graph is None else {graph_counter(graph): 1.0}

@@ -12,11 +12,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.admission import graph_share
-from assigner.admission.admit import Ordering, Rank, owed
-from assigner.admission.fair_share import Fair
-from assigner.admission.state import Book
+from assigner.admission.admit import Ordering, Rank, head_below_minimum
+from assigner.admission.fair_share import DeficitOrder
+from assigner.admission.state import AdmissionState
 from assigner.config import keys
-from schema.picking.constrained import Ageing, GatedQueue, Head
+from schema.picking.constrained import Ageing, ConstrainedQueue, QueueHead
 from schema.validation import PRIORITY_MIN, escaped
 
 # The order of the jobs of one instance: by effective priority and age, or by a score. Pure.
@@ -31,18 +31,18 @@ MOST_POINTS, MOST_WAIT = 150.0, 86400.0
 AS_QUEUED = attrgetter("rank", "queued_at", "job.id")
 
 
-def waited(head: Head, book: Book) -> float:
+def waited_seconds(head: QueueHead, admission_state: AdmissionState) -> float:
     """Seconds for which it has been queued."""
-    return max(0.0, (book.now - head.queued_at).total_seconds())
+    return max(0.0, (admission_state.now - head.queued_at).total_seconds())
 
 
-def effective(head: Head, book: Book, ageing: Ageing | None) -> float:
+def effective_priority(head: QueueHead, admission_state: AdmissionState, ageing: Ageing | None) -> float:
     """Its priority at this moment, lower = sooner: its rank less what it has gained by waiting."""
-    return head.rank - (ageing.gain(waited(head, book)) if ageing else 0.0)
+    return head.rank - (ageing.gain(waited_seconds(head, admission_state)) if ageing else 0.0)
 
 
 @dataclass(frozen=True)
-class ByRank:
+class RankOrder:
     """The lowest effective priority first, then the oldest; where jobs with a deadline stand among others of the same
     rank, the earliest deadline comes first in the first of their places, so that the others keep theirs.
 
@@ -52,20 +52,20 @@ class ByRank:
     ageing: Ageing | None = None
     shortest_first: bool = False
 
-    def key(self, head: Head, book: Book) -> tuple[float, ...]:
+    def key(self, head: QueueHead, admission_state: AdmissionState) -> tuple[float, ...]:
         """Lower is sooner."""
-        seconds = book.expected(head) if self.shortest_first else 0.0
+        seconds = admission_state.expected(head) if self.shortest_first else 0.0
         return (
-            effective(head, book, self.ageing),
+            effective_priority(head, admission_state, self.ageing),
             UNKNOWN if seconds is None else seconds,
             head.queued_at.timestamp(),
             head.job.id,
         )
 
-    def arranged(self, heads: Sequence[Head], book: Book) -> list[Head]:
+    def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
         """The heads in their order."""
         is_plain = self.ageing is None and not self.shortest_first
-        found = sorted(heads, key=AS_QUEUED if is_plain else partial(self.key, book=book))
+        found = sorted(heads, key=AS_QUEUED if is_plain else partial(self.key, admission_state=admission_state))
         places: dict[float, list[int]] = {}
         for place, head in enumerate(found):
             if head.deadline is not None:
@@ -108,30 +108,30 @@ def score(
 
 
 @dataclass(frozen=True)
-class ByScore:
+class ScoreOrder:
     """The highest score first, then the oldest. Jobs whose deadline is near come before all others."""
 
     ageing: Ageing | None = None
     weights: Weights = Weights()
 
-    def key(self, head: Head, book: Book) -> tuple[float, ...]:
+    def key(self, head: QueueHead, admission_state: AdmissionState) -> tuple[float, ...]:
         """Lower is sooner."""
         if head.rank < PRIORITY_MIN:
             return (-1.0, head.rank, head.queued_at.timestamp(), head.job.id)
-        wait = waited(head, book)
+        wait = waited_seconds(head, admission_state)
         found = score(
             self.weights,
             points=100.0 - head.rank,
             gained=self.ageing.gain(wait) if self.ageing else 0.0,
             wait=wait,
-            efficiency=book.efficiency(head),
-            window=book.window(head),
+            efficiency=admission_state.efficiency(head),
+            window=admission_state.window(head),
         )
         return (0.0, -found, head.queued_at.timestamp(), head.job.id)
 
-    def arranged(self, heads: Sequence[Head], book: Book) -> list[Head]:
+    def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
         """The heads in their order."""
-        return sorted(heads, key=lambda head: self.key(head, book))
+        return sorted(heads, key=lambda head: self.key(head, admission_state))
 
 
 # The order of jobs by the scores of their graphs. Pure.
@@ -140,43 +140,53 @@ class ByScore:
 Score = tuple[bool, float, tuple[float, float, int]]
 
 
-class ByGraph:
+class GraphOrder:
     """Instances below their minimum quota first, then the lowest score, then rank and age.
 
     Every job that starts adds to the penalty of its graph, so that scores are those of the moment at each pick. They
     never fall while jobs start: only the one in front has to be looked at again, not all that wait.
     """
 
-    def sequence(self, heads: Sequence[Head], book: Book, *, until: Rank | None = None) -> Iterator[Head]:  # noqa: ARG002
-        lanes: dict[tuple[int, str | None], list[Head]] = defaultdict(list)
-        for head in sorted(heads, key=lambda each: (graph_share.merit(each), order(each)), reverse=True):
-            lanes[head.job.instance, graph_share.graph_of(head.queue.terms)].append(head)
-        front = [(scored(lane[-1], book), lane) for lane in lanes.values()]
+    def sequence(
+        self, heads: Sequence[QueueHead], admission_state: AdmissionState, *, until: Rank | None = None
+    ) -> Iterator[QueueHead]:  # noqa: ARG002
+        lanes: dict[tuple[int, str | None], list[QueueHead]] = defaultdict(list)
+        for head in sorted(
+            heads, key=lambda each: (graph_share.unpenalised_score(each), rank_and_age(each)), reverse=True
+        ):
+            lanes[head.job.instance, graph_share.graph_of(head.queue.constraints)].append(head)
+        front = [(graph_score(lane[-1], admission_state), lane) for lane in lanes.values()]
         heapq.heapify(front)
         while front:
             seen, lane = front[0]
-            now = scored(lane[-1], book)
+            now = graph_score(lane[-1], admission_state)
             if now > seen:
                 heapq.heapreplace(front, (now, lane))
                 continue
-            book.scores[lane[-1].job.id] = now[1]
+            admission_state.scores[lane[-1].job.id] = now[1]
             yield lane.pop()
             if lane:
-                heapq.heapreplace(front, (scored(lane[-1], book), lane))
+                heapq.heapreplace(front, (graph_score(lane[-1], admission_state), lane))
             else:
                 heapq.heappop(front)
 
-    def ranked(self, queues: Sequence[GatedQueue], book: Book) -> list[tuple[Rank, list[GatedQueue]]]:  # noqa: ARG002
+    def ranked(
+        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
+    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:  # noqa: ARG002
         """All at once: which graph comes first depends on its jobs."""
         return [((0, 0.0), [*queues])]
 
 
-def scored(head: Head, book: Book) -> Score:
+def graph_score(head: QueueHead, admission_state: AdmissionState) -> Score:
     """Lower starts sooner."""
-    return not owed(head, book), graph_share.merit(head) + graph_share.penalty_of(head, book), order(head)
+    return (
+        not head_below_minimum(head, admission_state),
+        graph_share.unpenalised_score(head) + graph_share.penalty_of(head, admission_state),
+        rank_and_age(head),
+    )
 
 
-def order(head: Head) -> tuple[float, float, int]:
+def rank_and_age(head: QueueHead) -> tuple[float, float, int]:
     """Lower is sooner: rank, then age."""
     return head.rank, head.queued_at.timestamp(), head.job.id
 
@@ -226,7 +236,7 @@ class OrderingSettings(BaseModel):
     def _kind_is_known(cls, kind: str) -> str:
         if kind not in KINDS:
             listed = ", ".join(f"'{name}'" for name in sorted(KINDS))
-            raise ValueError(f"'{escaped(kind, 80)}' is not an order: there are {listed}{keys.meant(kind, KINDS)}")
+            raise ValueError(f"'{escaped(kind, 80)}' is not an order: there are {listed}{keys.suggestion(kind, KINDS)}")
         return kind
 
     @property
@@ -234,13 +244,13 @@ class OrderingSettings(BaseModel):
         """How waiting makes jobs more urgent, None if it does not."""
         return Ageing(self.ageing_rate, self.ageing_cap) if self.ageing_rate and self.ageing_cap else None
 
-    def made(self) -> "Arrangement":
+    def policy(self) -> "OrderingPolicy":
         """The order that `kind` names."""
         return KINDS[self.kind](self)
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class OrderingPolicy:
     """The order of instances and of the jobs of each, and how waiting makes these more urgent. `exact`: jobs of one
     queue start in the order in which they are read."""
 
@@ -249,12 +259,12 @@ class Arrangement:
     exact: bool = False
 
 
-def _rank(settings: OrderingSettings) -> Arrangement:
-    line = ByRank(settings.ageing, shortest_first=settings.shortest_first)
-    return Arrangement(Fair(line), settings.ageing, exact=not settings.shortest_first)
+def _rank_policy(settings: OrderingSettings) -> OrderingPolicy:
+    line = RankOrder(settings.ageing, shortest_first=settings.shortest_first)
+    return OrderingPolicy(DeficitOrder(line), settings.ageing, exact=not settings.shortest_first)
 
 
-def _score(settings: OrderingSettings) -> Arrangement:
+def _score_policy(settings: OrderingSettings) -> OrderingPolicy:
     weights = Weights(
         settings.weight_priority,
         settings.weight_wait,
@@ -263,15 +273,19 @@ def _score(settings: OrderingSettings) -> Arrangement:
         raw=settings.score_mode == "raw",
         count_age_once=settings.count_age_once,
     )
-    line = ByScore(settings.ageing, weights)
-    return Arrangement(Fair(line), settings.ageing)
+    line = ScoreOrder(settings.ageing, weights)
+    return OrderingPolicy(DeficitOrder(line), settings.ageing)
 
 
-def _graph(_settings: OrderingSettings) -> Arrangement:
-    return Arrangement(ByGraph())
+def _graph_policy(_settings: OrderingSettings) -> OrderingPolicy:
+    return OrderingPolicy(GraphOrder())
 
 
-KINDS: dict[str, Callable[[OrderingSettings], Arrangement]] = {"rank": _rank, "score": _score, "graph": _graph}
+KINDS: dict[str, Callable[[OrderingSettings], OrderingPolicy]] = {
+    "rank": _rank_policy,
+    "score": _score_policy,
+    "graph": _graph_policy,
+}
 
 #: The order of a configuration that says nothing of it.
 BY_RANK = OrderingSettings()

@@ -13,17 +13,17 @@ from sqlalchemy import Connection
 
 from assigner.api import models, routing
 from assigner.api.routing import IDS, MAX_REASON_BYTES, OPERATORS_IDS, Caller, Read, problems
-from assigner.api.submission import Asked
+from assigner.api.submission import RequestModel
 from schema import validation
 from schema.errors import BadInput, Forbidden
 from schema.moves import hold as hold_moves
-from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, Held, Requeued, park, unpark
+from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, HoldResult, Requeued, park, unpark
 from schema.moves.priority import Prioritised, set_priority, set_priority_where
 from schema.tenancy.tokens import Principal
 from schema.validation import Name
 
 
-class _Acted(Protocol):
+class _ActResult(Protocol):
     @property
     def public_id(self) -> str: ...
     @property
@@ -32,16 +32,16 @@ class _Acted(Protocol):
     def changed(self) -> bool: ...
 
 
-Found = TypeVar("Found", bound=_Acted)
+Result = TypeVar("Result", bound=_ActResult)
 Reason = Annotated[str, Field(description="for the history and the audit; at most 500 bytes")]
 
 
-class HoldRequest(Asked):
+class HoldRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
     reason: Reason = ""
 
 
-class RequeueRequest(Asked):
+class RequeueRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=MAX_REQUEUED)
     key: str | None = Field(
         default=None,
@@ -51,7 +51,7 @@ class RequeueRequest(Asked):
     reason: Reason = ""
 
 
-class PriorityRequest(Asked):
+class PriorityRequest(RequestModel):
     """Jobs by their ids, or the waiting ones of an instance, with a label, or both; at most 10,000 of them."""
 
     priority: int = Field(ge=validation.PRIORITY_MIN, le=validation.PRIORITY_MAX, description="lower = more urgent")
@@ -70,11 +70,11 @@ async def hold(request: Request, body: Annotated[HoldRequest, Read], caller: Cal
     reason = _reason(body.reason)
 
     def work(connection: Connection) -> models.HeldAnswer:
-        def act(ids: Sequence[str]) -> list[Held]:
+        def act(ids: Sequence[str]) -> list[HoldResult]:
             return park(connection, ids, instances=None, reason=reason, actor=caller.actor)
 
-        found = _each(connection, caller, "jobs.hold", body.ids, act, reason=reason)
-        return models.HeldAnswer(jobs=[_held(given, found) for given in body.ids])
+        found = _act_on_each(connection, caller, "jobs.hold", body.ids, act, reason=reason)
+        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in body.ids])
 
     answer: models.HeldAnswer = await request.app.state.run(work)
     return answer
@@ -86,11 +86,11 @@ async def release(request: Request, body: Annotated[HoldRequest, Read], caller: 
     reason = _reason(body.reason)
 
     def work(connection: Connection) -> models.HeldAnswer:
-        def act(ids: Sequence[str]) -> list[Held]:
+        def act(ids: Sequence[str]) -> list[HoldResult]:
             return unpark(connection, ids, instances=None, reason=reason, actor=caller.actor)
 
-        found = _each(connection, caller, "jobs.release", body.ids, act, reason=reason)
-        return models.HeldAnswer(jobs=[_held(given, found) for given in body.ids])
+        found = _act_on_each(connection, caller, "jobs.release", body.ids, act, reason=reason)
+        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in body.ids])
 
     answer: models.HeldAnswer = await request.app.state.run(work)
     return answer
@@ -118,7 +118,7 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
                 actor=caller.actor,
             )
 
-        found = _each(connection, caller, "jobs.requeue", body.ids, act, reason=reason)
+        found = _act_on_each(connection, caller, "jobs.requeue", body.ids, act, reason=reason)
         jobs = []
         for given in body.ids:
             job = found.get(given)
@@ -170,7 +170,7 @@ def _named(
             actor=caller.actor,
         )
 
-    found = _each(connection, caller, "jobs.priority", ids, act, reason=reason, details={"priority": priority})
+    found = _act_on_each(connection, caller, "jobs.priority", ids, act, reason=reason, details={"priority": priority})
     jobs = []
     for given in ids:
         job = found.get(given)
@@ -193,20 +193,20 @@ def _filtered(
         actor=caller.actor,
     )
     details: dict[str, Any] = {"jobs": done.changed, "priority": body.priority, "label": body.label, "reason": reason}
-    routing.note(connection, caller, "jobs.priority", subject=body.instance or "every instance", details=details)
+    routing.audit_act(connection, caller, "jobs.priority", subject=body.instance or "every instance", details=details)
     return models.PriorityAnswer(jobs=[], changed=done.changed, more=done.more)
 
 
-def _each(
+def _act_on_each(
     connection: Connection,
     caller: Principal,
     action: str,
     ids: Sequence[str],
-    act: Callable[[Sequence[str]], Sequence[Found]],
+    act: Callable[[Sequence[str]], Sequence[Result]],
     *,
     reason: str | None,
     details: Mapping[str, Any] | None = None,
-) -> dict[str, Found]:
+) -> dict[str, Result]:
     """Act on the jobs with these ids and note it; returns what was found of each, by the id as it was given.
 
     Raises NotFound if there is none of them.
@@ -215,14 +215,14 @@ def _each(
     wanted = sorted({job for job in known.values() if job is not None})
     done = {job.public_id: job for job in act(wanted) if job.state is not None}
     if not done:
-        raise routing.absent(ids[0])
+        raise routing.not_found(ids[0])
     changed = sum(job.changed for job in done.values())
     noted = {"jobs": changed, "reason": reason, **(details or {})}
-    routing.note(connection, caller, action, subject=next(iter(done)), details=noted)
+    routing.audit_act(connection, caller, action, subject=next(iter(done)), details=noted)
     return {given: done[job] for given, job in known.items() if job in done}
 
 
-def _held(given: str, found: Mapping[str, Held]) -> models.HeldJob:
+def _held_answer(given: str, found: Mapping[str, HoldResult]) -> models.HeldJob:
     job = found.get(given)
     return models.HeldJob(id=given, state=job.state if job else None, changed=bool(job and job.changed))
 

@@ -127,7 +127,7 @@ async def list_graphs(
     wanted = None if instance is None else validation.check_name("instance", instance)
 
     def work(connection: Connection) -> GraphList:
-        last = None if before is None else _found(connection, before, caller)[0]
+        last = None if before is None else _find_graph(connection, before, caller)[0]
         filters = {"instance": wanted, "open": open, "limit": limit, "before": last}
         rows = jobs_queries.graph_page(connection, instances=caller.instances, filters=filters)
         return GraphList(graphs=[GraphRow.model_validate(row) for row in rows])
@@ -148,7 +148,7 @@ async def show(
     """One graph, with a page of its nodes."""
 
     def work(connection: Connection) -> Graph:
-        row_id, _ = _found(connection, id, caller, instance=instance)
+        row_id, _ = _find_graph(connection, id, caller, instance=instance)
         row = jobs_queries.graph(connection, row_id)
         nodes = jobs_queries.nodes(connection, row_id, after=after, limit=limit)
         return Graph.model_validate(row | {"page": nodes})
@@ -157,7 +157,7 @@ async def show(
     return found
 
 
-class CancelRequest(submission.Asked):
+class CancelRequest(submission.RequestModel):
     graph: str = Field(min_length=1, description="id or name; of several with one name the newest is meant")
     instance: str | None = Field(default=None, description="if several have a graph of that name")
 
@@ -168,14 +168,14 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
     sync = request.app.state.timing.sync
 
     def work(connection: Connection) -> CancelledGraph:
-        _, public_id = _found(
+        _, public_id = _find_graph(
             connection, body.graph, caller, instance=body.instance, event="leasehold.deregister_unknown_job"
         )
         done = cancel_graph(connection, public_id, instances=caller.instances, sync=sync, actor=caller.actor)
         if done is None:
-            raise _absent(body.graph)
+            raise _not_found(body.graph)
         details = {"graph": public_id, "jobs": done.jobs}
-        routing.note(connection, caller, "graphs.cancel", subject=done.name, details=details)
+        routing.audit_act(connection, caller, "graphs.cancel", subject=done.name, details=details)
         return CancelledGraph(id=UUID(public_id), name=done.name, state=done.state, jobs=done.jobs)
 
     answer: CancelledGraph = await request.app.state.run(work)
@@ -205,9 +205,9 @@ def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: fl
             audit.write(connection, "graphs.submit", actor=caller.actor, subject=graph["instance"], details=details)
         return taken
 
-    taken = submission.safely(database, work, keyed="key" in graph)
+    taken = submission.run_keyed(database, work, keyed="key" in graph)
     if taken.created:
-        _tell(taken)
+        _log_submission(taken)
     warnings = [f"no node has the numbers {_numbers(taken.missing)}: what depends on them will never become ready"]
     return SubmittedGraph(
         id=UUID(taken.public_id),
@@ -222,7 +222,7 @@ def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: fl
     )
 
 
-def _tell(taken: graphs_moves.SubmittedGraph) -> None:
+def _log_submission(taken: graphs_moves.SubmittedGraph) -> None:
     if taken.replaced is not None:
         log.warning("leasehold.duplicate_register", graph=taken.public_id, replaced_jobs=taken.replaced)
     if taken.missing:
@@ -237,11 +237,11 @@ def _numbers(missing: Any, most: int = 20) -> str:
     return shown if len(missing) <= most else f"{shown} and {len(missing) - most} more"
 
 
-def _found(
+def _find_graph(
     connection: Connection, given: str, caller: Principal, *, instance: str | None = None, event: str | None = None
 ) -> tuple[int, str]:
     wanted = None if instance is None else validation.check_name("instance", instance)
-    found = jobs_queries.find(
+    found = jobs_queries.find_graph(
         connection,
         public_id=routing.uuid_or_none(given),
         name=validation.check_text("id", given, 200),
@@ -251,9 +251,9 @@ def _found(
     if found is None:
         if event is not None:
             log.debug(event, graph=validation.escaped(given, 80))
-        raise _absent(given)
+        raise _not_found(given)
     return found
 
 
-def _absent(given: str) -> NotFound:
+def _not_found(given: str) -> NotFound:
     return NotFound(f"id: there is no graph '{validation.escaped(given, 80)}'")

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from assigner.admission.rules import RULES, Rules
 from assigner.api import graphs, models, operations, resources, routing, submission
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
-from assigner.api.submission import Asked, SubmitRequest
+from assigner.api.submission import RequestModel, SubmitRequest
 from assigner.explain import answer as answer_explain
 from assigner.queries import jobs as jobs_queries
 from assigner.queries import status as status_queries
@@ -32,14 +32,14 @@ MAX_WAIT = 60.0
 HUNG_UP = 499
 
 
-class CancelRequest(Asked):
+class CancelRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
     all_submissions: bool = Field(
         default=False, description="operators only: cancel the jobs themselves, whoever else shares them"
     )
 
 
-class WaitRequest(Asked):
+class WaitRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
     wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="seconds the answer may be held back")
 
@@ -57,7 +57,7 @@ async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller:
     state = request.app.state
 
     def work() -> models.SubmitAnswer:
-        requests = submission.normalised(body.jobs, caller=caller, estimate=state.estimate)
+        requests = submission.normalised_requests(body.jobs, caller=caller, estimate=state.estimate)
         taken = submission.submit(state.database, requests, caller=caller)
         return models.SubmitAnswer(jobs=[models.SubmittedJob(id=one.public_id, created=one.created) for one in taken])
 
@@ -72,10 +72,14 @@ async def show(request: Request, id: JobId, caller: Caller) -> models.Job:
     def work(connection: Connection) -> models.Job:
         row = jobs_queries.job(connection, routing.job_id(id), instances=caller.instances)
         if row is None:
-            raise routing.absent(id)
-        routing.note_look(connection, caller, "job.read", subject=str(row["id"]))
-        events = answer_explain.told(row["events"], instance=row["instance"], everything=caller.instances is None)
-        held_up = answer_explain.held_up(connection, row["row_id"], cooldown=request.app.state.desk.cooldown)
+            raise routing.not_found(id)
+        routing.audit_access(connection, caller, "job.read", subject=str(row["id"]))
+        events = answer_explain.visible_events(
+            row["events"], instance=row["instance"], everything=caller.instances is None
+        )
+        held_up = answer_explain.blocking_reason(
+            connection, row["row_id"], cooldown=request.app.state.sync_service.cooldown
+        )
         return models.job(row | {"events": events, "held_up": held_up})
 
     found: models.Job = await request.app.state.run(work)
@@ -103,9 +107,9 @@ async def list_jobs(
     def work(connection: Connection) -> models.JobList:
         last = None
         if before is not None:
-            last = jobs_queries.row_of(connection, routing.job_id(before), instances=caller.instances)
+            last = jobs_queries.job_row_id(connection, routing.job_id(before), instances=caller.instances)
             if last is None:
-                raise routing.absent(before)
+                raise routing.not_found(before)
         rows = jobs_queries.job_page(connection, instances=caller.instances, filters=filters | {"before": last})
         return models.JobList(jobs=[models.JobRow.model_validate(row) for row in rows])
 
@@ -121,30 +125,37 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
 
     409 `already_final` if all of them exist and had ended before, none by a cancel: their results are kept.
     """
-    sync, whole = request.app.state.timing.sync, body.all_submissions
-    if whole and not caller.is_operator:
+    sync, all_submissions = request.app.state.timing.sync, body.all_submissions
+    if all_submissions and not caller.is_operator:
         raise Forbidden("all_submissions: is for operators")
 
     def work(connection: Connection) -> models.CancelAnswer:
         known = {given: routing.uuid_or_none(given) for given in body.ids}
         wanted = sorted({job for job in known.values() if job is not None})
         done = cancel_moves.cancel(
-            connection, wanted, instances=caller.instances, sync=sync, actor=caller.actor, whole=whole
+            connection,
+            wanted,
+            instances=caller.instances,
+            sync=sync,
+            actor=caller.actor,
+            all_submissions=all_submissions,
         )
         found = {job.public_id: job for job in done if job.state is not None}
         if not found:
-            raise routing.absent(body.ids[0])
+            raise routing.not_found(body.ids[0])
         if all(job in found for job in known.values()):
             routing.refuse_if_over(list(found.values()))
         changed = sum(job.changed for job in found.values())
-        routing.note(
+        routing.audit_act(
             connection,
             caller,
             "jobs.cancel",
             subject=next(iter(found)),
-            details={"jobs": changed} | ({"all_submissions": True} if whole else {}),
+            details={"jobs": changed} | ({"all_submissions": True} if all_submissions else {}),
         )
-        return models.CancelAnswer(jobs=[routing.cancelled(given, found.get(known[given] or "")) for given in body.ids])
+        return models.CancelAnswer(
+            jobs=[routing.cancelled_answer(given, found.get(known[given] or "")) for given in body.ids]
+        )
 
     answer: models.CancelAnswer = await request.app.state.run(work)
     return answer
@@ -161,9 +172,9 @@ async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Cal
     found: dict[str, dict[str, Any]] = {}
     asked: Sequence[str] = ids
     pending: dict[str, set[str]] = {}  # by job, which is what has news
-    async with state.polls.topic("done", routing.progress, run=state.run).watch(request) as watch:
+    async with state.polls.topic("done", routing.read_progress, run=state.run).watch(request) as watch:
         while True:
-            found |= await state.run(routing.seen(asked, caller, noted=not found))
+            found |= await state.run(routing.read_states(asked, caller, noted=not found))
             for each in asked:
                 mine = pending.setdefault(str(found[each]["job"]), set())
                 (mine.discard if found[each]["state"] in FINAL else mine.add)(each)
@@ -171,7 +182,7 @@ async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Cal
                 if not pending[job]:
                     watch.drop(job)
                 elif job not in watch.keys:
-                    watch.add(job, routing.ended(pending[job]))
+                    watch.add(job, routing.any_final(pending[job]))
             left = deadline - clock.monotonic()
             if not watch.keys or left <= 0 or state.polls.stopping:
                 break
@@ -197,18 +208,18 @@ async def output(
     job = routing.job_id(id)
     if wait == 0:
         found: models.OutputAnswer
-        _, found = await state.run(routing.read(job, caller, start, noted=True))
+        _, found = await state.run(routing.read_output(job, caller, start, noted=True))
         return found
     deadline = clock.monotonic() + min(wait, state.max_wait)
-    async with state.polls.topic("done", routing.progress, run=state.run).watch(request) as watch:
+    async with state.polls.topic("done", routing.read_progress, run=state.run).watch(request) as watch:
         attempt: int | None = None
-        over = routing.ended({job})
+        over = routing.any_final({job})
 
         def news(now: routing.Progress) -> bool:
             return over(now) or now.written > start or now.attempt != attempt
 
         while True:
-            shared, found = await state.run(routing.read(job, caller, start, noted=attempt is None))
+            shared, found = await state.run(routing.read_output(job, caller, start, noted=attempt is None))
             if shared not in watch.keys:
                 watch.add(shared, news)
             restarted = attempt is not None and found.attempt != attempt
@@ -222,13 +233,15 @@ async def output(
 
 
 @router.get("/status", responses=problems(), openapi_extra=CALLERS)
-async def status(request: Request, caller: Caller) -> models.Status:
+async def status(request: Request, caller: Caller) -> models.PoolStatus:
     """The pool at a glance."""
     state = request.app.state
     found = await state.run(
-        lambda connection: status_queries.pool(connection, instances=caller.instances, cooldown=state.desk.cooldown)
+        lambda connection: status_queries.pool_status(
+            connection, instances=caller.instances, cooldown=state.sync_service.cooldown
+        )
     )
-    return models.status(found)
+    return models.status_answer(found)
 
 
 @router.get("/bots", responses=problems(400), openapi_extra=OPERATORS)
@@ -249,7 +262,7 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> answer_exp
     Everybody is told which bots had the job. A submitter is told of no other bot by name, of no other tenant, and has
     only those bots counted that serve its instance. Of a submission that was cancelled, only that is told.
     """
-    cooldown: float = request.app.state.desk.cooldown
+    cooldown: float = request.app.state.sync_service.cooldown
     rules: Rules = getattr(request.app.state, "rules", RULES)
 
     def work(connection: Connection) -> answer_explain.Explanation:
@@ -257,7 +270,7 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> answer_exp
             connection, routing.job_id(id), instances=caller.instances, cooldown=cooldown, rules=rules
         )
         if found is None:
-            raise routing.absent(id)
+            raise routing.not_found(id)
         return found
 
     found: answer_explain.Explanation = await request.app.state.run(work)

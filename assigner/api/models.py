@@ -320,7 +320,7 @@ class Waits(BaseModel):
     p99: float | None
 
 
-class Status(BaseModel):
+class PoolStatus(BaseModel):
     """The pool at a glance; a caller of one instance sees that instance's jobs and bots only."""
 
     jobs: dict[str, int] = Field(description="by state")
@@ -343,7 +343,7 @@ class Status(BaseModel):
     quotas: list[Quota]
 
 
-def status(found: Mapping[str, Any]) -> Status:
+def status_answer(found: Mapping[str, Any]) -> PoolStatus:
     """The pool as `glance.pool` found it."""
     jobs: dict[str, int] = {}
     instances: dict[str, dict[str, int]] = {}
@@ -355,7 +355,7 @@ def status(found: Mapping[str, Any]) -> Status:
     ages = [count["oldest_seconds"] for count in queued] + [found["oldest"]["seconds"]]
     bots = {row["status"]: BotsAtAGlance.model_validate(row) for row in found["bots"]}
     present = [seen for status, seen in bots.items() if status != "gone"]
-    return Status(
+    return PoolStatus(
         jobs=jobs,
         instances=dict(sorted(instances.items())),
         at_least=_at_least(found),

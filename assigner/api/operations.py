@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from assigner.api import models
 from assigner.api.resources import Reason
 from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
-from assigner.api.submission import Asked
+from assigner.api.submission import RequestModel
 from assigner.maintenance import meters
 from assigner.operator_resources.declaration import given
 from assigner.operator_resources.limits import AdviceRequest
@@ -31,7 +31,7 @@ YEAR = 366 * 86400.0
 _NOW = text("SELECT now()")
 
 
-class DrainRequest(Asked):
+class DrainRequest(RequestModel):
     draining: bool = True
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
 
@@ -190,7 +190,7 @@ async def list_usage(
     request: Request, hours: Annotated[float, Query(ge=0, le=accounts.MAX_HOURS, allow_inf_nan=False)] = 24.0
 ) -> UsageList:
     """What bots say that jobs at gates have used within so many hours, in every unit."""
-    found = await request.app.state.run(lambda connection: accounts.reported(connection, hours=hours))
+    found = await request.app.state.run(lambda connection: accounts.reported_usage(connection, hours=hours))
     return UsageList(usage=[Reported(**asdict(each)) for each in found])
 
 
@@ -212,16 +212,16 @@ async def show_class_report(request: Request) -> ClassReportList:
 @router.get("/meters/{name}/pattern", responses=problems(400, 404), openapi_extra=OPERATORS)
 async def show_pattern(
     request: Request, name: str, zone: Annotated[str, Query(max_length=100, description="of the time_windows")] = "UTC"
-) -> meters.Pattern:
+) -> meters.UsagePattern:
     """How a meter went over the day, in the last four weeks: percent of its limit by the hour."""
     try:
-        found_zone = time_windows.zone(zone)
+        found_zone = time_windows.load_zone(zone)
     except ValueError as error:
         raise BadInput("zone", str(error)) from None
     levels = await request.app.state.run(lambda connection: meters_policy.history(connection, [name])[name])
     if not levels:
         raise NotFound(f"meter: nothing is known of '{validation.escaped(name, 63)}'")
-    return meters.pattern(levels, found_zone)
+    return meters.usage_pattern(levels, found_zone)
 
 
 @router.get("/forecast", responses=problems(400), openapi_extra=OPERATORS)
@@ -273,7 +273,7 @@ async def remove_advice(
 ) -> Changed:
     """Take advice back."""
     await request.app.state.run(
-        lambda connection: rates.take_back(connection, resource_class, actor=caller.actor, reason=reason)
+        lambda connection: rates.withdraw_advice(connection, resource_class, actor=caller.actor, reason=reason)
     )
     return Changed(name=resource_class or "")
 

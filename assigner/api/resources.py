@@ -160,7 +160,7 @@ def _shown(connection: Connection, resource: Resource[Any], keys: Keys, page: Pa
 
 
 def _page(request: Request, after: str, limit: int) -> Page:
-    return Page(after, limit, request.app.state.desk.cooldown)
+    return Page(after, limit, request.app.state.sync_service.cooldown)
 
 
 def _path(resource: Resource[Any]) -> str:

@@ -67,7 +67,7 @@ class Progress:
     written: int
 
 
-def progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, Progress | None]:
+def read_progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, Progress | None]:
     """What there is to tell those who wait for these jobs, given by their own ids; None of one that is no more."""
     rows = connection.execute(jobs.PROGRESS, {"ids": list(keys)})
     return dict.fromkeys(keys) | {
@@ -75,25 +75,27 @@ def progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, Progre
     }
 
 
-def ended(submissions: AbstractSet[str]) -> Callable[[Progress], bool]:
+def any_final(submissions: AbstractSet[str]) -> Callable[[Progress], bool]:
     """Whether one of these submissions of a job is final; they may become fewer."""
     return lambda now: now.final or not submissions.isdisjoint(now.withdrawn)
 
 
-def seen(ids: Sequence[str], caller: Principal, *, noted: bool) -> Callable[[Connection], dict[str, dict[str, Any]]]:
+def read_states(
+    ids: Sequence[str], caller: Principal, *, noted: bool
+) -> Callable[[Connection], dict[str, dict[str, Any]]]:
     def work(connection: Connection) -> dict[str, dict[str, Any]]:
-        found = jobs.states(connection, ids, instances=caller.instances)
+        found = jobs.submission_states(connection, ids, instances=caller.instances)
         for job in ids:
             if job not in found:
-                raise absent(job)
+                raise not_found(job)
         if noted:
-            note_look(connection, caller, "jobs.read", subject=ids[0], details={"jobs": len(ids)})
+            audit_access(connection, caller, "jobs.read", subject=ids[0], details={"jobs": len(ids)})
         return found
 
     return work
 
 
-def read(
+def read_output(
     job: str, caller: Principal, start: int, *, noted: bool
 ) -> Callable[[Connection], tuple[str, models.OutputAnswer]]:
     """Gives the own id of the job that `job` stands for, and what is written of it."""
@@ -102,12 +104,12 @@ def read(
         where = {"ids": [job], "instances": caller.instances}
         row = connection.execute(jobs.ATTEMPT, where).one_or_none()
         if row is None:
-            raise absent(job)
+            raise not_found(job)
         data = b""
         if row.fence is not None:
             data = outputs.read(connection, row.row_id, fence=row.fence, start=start, limit=OUTPUT_BYTES)
         if noted:
-            note_look(connection, caller, "output.read", subject=job, details={"start": start})
+            audit_access(connection, caller, "output.read", subject=job, details={"start": start})
         answer = models.OutputAnswer(
             start=start,
             data=base64.b64encode(data).decode(),
@@ -121,13 +123,13 @@ def read(
     return work
 
 
-def cancelled(given: str, found: Cancelled | None) -> models.CancelledJob:
+def cancelled_answer(given: str, found: Cancelled | None) -> models.CancelledJob:
     if found is None:
         return models.CancelledJob(id=given, state=None, changed=False)
     return models.CancelledJob(id=given, state=found.state, changed=found.changed)
 
 
-def note(
+def audit_act(
     connection: Connection, caller: Principal, action: str, *, subject: str, details: Mapping[str, Any] | None = None
 ) -> None:
     """What an operator does is audited; a submitter acts on its own instance and leaves events."""
@@ -135,12 +137,12 @@ def note(
         audit.write(connection, action, actor=caller.actor, subject=subject, details=details)
 
 
-def note_look(
+def audit_access(
     connection: Connection, caller: Principal, action: str, *, subject: str, details: Mapping[str, Any] | None = None
 ) -> None:
     """An operator's look at payloads or results, noted at most once an hour; the transaction writes nothing else."""
     if caller.is_operator:
-        audit.write_look(connection, action, actor=caller.actor, subject=subject, details=details)
+        audit.write_access(connection, action, actor=caller.actor, subject=subject, details=details)
 
 
 def refuse_if_over(found: Sequence[Cancelled]) -> None:
@@ -166,9 +168,9 @@ def job_id(given: str) -> str:
     """The id as the database writes it. One that cannot be an id is an absent one."""
     found = uuid_or_none(given)
     if found is None:
-        raise absent(given)
+        raise not_found(given)
     return found
 
 
-def absent(given: str) -> NotFound:
+def not_found(given: str) -> NotFound:
     return NotFound(f"id: there is no job '{validation.escaped(given, 80)}'")

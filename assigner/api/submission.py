@@ -21,13 +21,13 @@ from schema.tenancy.tokens import Principal
 T = TypeVar("T")
 
 
-class Asked(BaseModel):
+class RequestModel(BaseModel):
     """Requests are immutable, refuse unknown fields, and take no value of another type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SubmitRequest(Asked):
+class SubmitRequest(RequestModel):
     """A batch: all of it is taken, or none."""
 
     jobs: list[JobRequest] = Field(min_length=1, max_length=validation.MAX_BATCH, fail_fast=True)
@@ -44,7 +44,7 @@ class OutcomeUnknown(NotReady):
         super().__init__("the outcome of the submit is unknown: submit again with the same keys")
 
 
-def normalised(
+def normalised_requests(
     jobs: Sequence[JobRequest], *, caller: Principal, estimate: Estimator | None = None
 ) -> list[dict[str, Any]]:
     """The requests as `moves.submit` takes them; `estimate` says what a job is expected to cost that does not say so
@@ -78,12 +78,12 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
         return taken
 
     # Without a key, only a commit of its own tells a statement that may have happened from one that did not.
-    if len(requests) == 1 and keyed and not caller.is_operator and not _unpriced(requests, caller):
+    if len(requests) == 1 and keyed and not caller.is_operator and not _priced_by_class(requests, caller):
         return _watched(lambda: database.run_alone(alone), attempt)
-    return safely(database, work, keyed=keyed)
+    return run_keyed(database, work, keyed=keyed)
 
 
-def safely(database: Database, work: Callable[[Connection], T], *, keyed: bool) -> T:
+def run_keyed(database: Database, work: Callable[[Connection], T], *, keyed: bool) -> T:
     """Run what submits something in one transaction and return once it is safe. `keyed`: doing it again is harmless.
 
     Raises OutcomeUnknown as `submit` does.
@@ -148,7 +148,7 @@ class _Attempt:
             self.warned = self.warned or (notice.severity_nonlocalized or notice.severity) == "WARNING"
 
 
-def _unpriced(requests: Sequence[dict[str, Any]], caller: Principal) -> list[dict[str, Any]]:
+def _priced_by_class(requests: Sequence[dict[str, Any]], caller: Principal) -> list[dict[str, Any]]:
     """Those whose class or service level decides how urgent they are, of a caller who may not be as urgent as it likes.
 
     Only the database knows what those are worth.
@@ -160,7 +160,7 @@ def _unpriced(requests: Sequence[dict[str, Any]], caller: Principal) -> list[dic
 
 def check_points(connection: Connection, requests: Sequence[dict[str, Any]], caller: Principal) -> None:
     """Raises Forbidden for a class or a service level that is more urgent than the caller may be."""
-    for request in _unpriced(requests, caller):
+    for request in _priced_by_class(requests, caller):
         if not caller.may_use_priority(priority_classes.priority_of(connection, request["own"])):
             raise Forbidden(f"jobs: this token may not be more urgent than {caller.priority_ceiling}")
 

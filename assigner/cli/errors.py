@@ -22,7 +22,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
-        return _complain(_worded(error), code=2)
+        return _complain(_click_message(error), code=2)
     except QueueFull as error:
         return _complain(str(error), code=1)
     except (BadInput, NotFound, Conflict, Unauthorised) as error:
@@ -39,7 +39,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), code=1)
 
 
-def _worded(error: click.ClickException) -> str:
+def _click_message(error: click.ClickException) -> str:
     """click's words in our form, `field: reason`."""
     if not isinstance(error, click.BadParameter) or error.param is None:
         return error.format_message()

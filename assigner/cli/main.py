@@ -154,7 +154,7 @@ def demo_command(
                 installation,
                 assigners=assigners,
                 bots=wanted,
-                tell=partial(click.echo, err=True),
+                report=partial(click.echo, err=True),
                 chance=chance,
                 port=0,
             )
@@ -180,10 +180,10 @@ def gateway_command(installation: "Installation") -> int:
     from assigner.api import backlog
     from assigner.api import jobs as jobs_api
     from assigner.process.local_pool import write_file
-    from assigner.process.threads import rules
+    from assigner.process.threads import rules_from
     from bots.gateway import app as app_gateway
     from bots.gateway import server
-    from bots.sync.settle import Desk
+    from bots.sync.settle import SyncService
     from schema.postgres.notify import Wakeups
 
     logs.to_stderr("INFO")
@@ -206,7 +206,7 @@ def gateway_command(installation: "Installation") -> int:
         wakeups = Wakeups(database)
         wakeups.start()
         stack.callback(wakeups.stop)
-        desk = Desk(
+        sync_service = SyncService(
             database,
             timing=settings.timing,
             fetch=settings.fetch,
@@ -215,14 +215,14 @@ def gateway_command(installation: "Installation") -> int:
         )
         app = app_gateway.build(
             database,
-            desk,
+            sync_service,
             settings.gateway,
             timing=settings.timing,
             wakeups=wakeups,
             routers=[*jobs_api.ROUTERS, backlog.router],
             estimate=settings.estimates.estimate,
         )
-        app.state.rules = rules(settings)
+        app.state.rules = rules_from(settings)
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
     return 130 if signal.SIGINT in stopped_by else 0
 

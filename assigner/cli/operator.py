@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from assigner.cli.output import as_json, duration, print_json, print_table
 from assigner.config import loading
 from assigner.placement import strategy
-from assigner.settings import COMMAND_PATIENCE, Installation, PoolSettings
+from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
 from schema.errors import BadInput, LeaseholdError
@@ -98,7 +98,7 @@ def db_group() -> None:
 @pass_installation
 def upgrade_database(installation: Installation, as_json: bool) -> None:
     """Bring the schema to the version that this program needs. Safe to repeat, and to run at several places at once."""
-    with installation.database("upgrade", patience=COMMAND_PATIENCE) as database:
+    with installation.database("upgrade", patience=COMMAND_TIMEOUT) as database:
         version = migrate.upgrade(database)
     _print_version(version, as_json=as_json)
 
@@ -108,7 +108,7 @@ def upgrade_database(installation: Installation, as_json: bool) -> None:
 @pass_installation
 def show_version(installation: Installation, as_json: bool) -> int:
     """Print the schema version. Exit 3 if it is not the one that this program needs."""
-    with installation.database("status", patience=COMMAND_PATIENCE) as database:
+    with installation.database("status", patience=COMMAND_TIMEOUT) as database:
         version = migrate.status(database)
         _print_version(version, as_json=as_json)
         migrate.require(database)
@@ -127,7 +127,7 @@ def _print_version(version: migrate.Version, *, as_json: bool) -> None:
 @pass_installation
 def verify_database(installation: Installation, as_json: bool) -> None:
     """Count what breaks each safety invariant, in one snapshot. Exit 1 if anything does."""
-    with installation.ready_database("verify", patience=COMMAND_PATIENCE) as database:
+    with installation.ready_database("verify", patience=COMMAND_TIMEOUT) as database:
         findings = invariants.verify(database)
     if as_json:
         print_json({finding.id: asdict(finding) for finding in findings})
@@ -177,7 +177,7 @@ def create_token(
 ) -> None:
     """Make a token and print it. It is shown this once; only its digest is stored."""
     allowed = pairs(properties, option="--property") or None
-    with installation.ready_database("token", patience=COMMAND_PATIENCE) as database:
+    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         token = database.run(
             lambda connection: tokens.create(
                 connection,
@@ -202,7 +202,7 @@ def create_token(
 @pass_installation
 def list_tokens(installation: Installation, as_json: bool) -> None:
     """List all tokens, the newest first, also those that are over."""
-    with installation.ready_database("token", patience=COMMAND_PATIENCE) as database:
+    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         found = database.run(tokens.list_tokens)
     if as_json:
         print_json([asdict(token) for token in found])
@@ -229,7 +229,7 @@ def list_tokens(installation: Installation, as_json: bool) -> None:
 @pass_installation
 def revoke_token(installation: Installation, id: str, as_json: bool) -> None:
     """End a token for good. Gateways notice within seconds."""
-    with installation.ready_database("token", patience=COMMAND_PATIENCE) as database:
+    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         database.run(lambda connection: tokens.revoke(connection, id))
     if as_json:
         print_json({"id": id, "revoked": True})
@@ -265,8 +265,8 @@ def examine_database(installation: Installation, as_json: bool) -> None:
 
     Exit 1 if anything is bad; warnings, and checks that could not be made, are only shown.
     """
-    with installation.database("doctor", patience=COMMAND_PATIENCE) as database:
-        checks = doctor.examine(database)
+    with installation.database("doctor", patience=COMMAND_TIMEOUT) as database:
+        checks = doctor.run_checks(database)
     bad = [check.name for check in checks if check.verdict is Verdict.BAD]
     if as_json:
         print_json({"ok": not bad, "checks": [asdict(check) for check in checks]})

@@ -127,7 +127,7 @@ def class_report(calling: Calling) -> click.Command:
 
 def _zone(_context: click.Context, _option: click.Parameter, value: str) -> ZoneInfo:
     try:
-        return time_windows.zone(value)
+        return time_windows.load_zone(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -177,7 +177,7 @@ def forecast(calling: Calling) -> click.Command:
         else:
             percent = found["percent"]
             expected = "" if percent is None else f", its meter expected at {percent:.3g} %"
-            opens = time_windows.wall(datetime.fromisoformat(found["at"]), time_windows.zone(found["zone"]))
+            opens = time_windows.local_time(datetime.fromisoformat(found["at"]), time_windows.load_zone(found["zone"]))
             click.echo(f"window '{found['window']}' opens at {opens}{expected}")
 
     return command

@@ -18,7 +18,7 @@ from assigner.process.assign import GARBAGE, AssignerProcess
 from assigner.process.local_pool import LocalBot, LocalPool, local_pool
 from assigner.settings import Installation
 from schema.errors import BadInput
-from schema.gc_tuning import seldom_searched
+from schema.gc_tuning import infrequent_gc
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ def up(installation: Installation, bots: int, assigners: int, port: int | None, 
     """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots."""
     logs.to_stderr("WARNING")
     names = [LocalBot(name=f"bot-{n}") for n in range(1, bots + 1)]
-    tell = partial(click.echo, err=True)
+    report = partial(click.echo, err=True)
     with Signals(signal.SIGTERM, signal.SIGINT) as signals:
 
         def rest(seconds: float) -> None:
@@ -45,7 +45,7 @@ def up(installation: Installation, bots: int, assigners: int, port: int | None, 
                 installation,
                 assigners=assigners,
                 bots=names,
-                tell=tell,
+                report=report,
                 chance=random.SystemRandom(),
                 port=port,
                 rest=rest,
@@ -57,7 +57,7 @@ def up(installation: Installation, bots: int, assigners: int, port: int | None, 
                 while True:
                     rest(pool.run_once())
         except Stopped as stopped:
-            tell("everything has stopped; nothing is lost, and `leasehold up` goes on with it")
+            report("everything has stopped; nothing is lost, and `leasehold up` goes on with it")
             return 130 if stopped.number is signal.SIGINT else 0
 
 
@@ -93,7 +93,7 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
     with (
         Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
         installation.ready_database(f"assign {name}") as database,
-        seldom_searched(*GARBAGE),
+        infrequent_gc(*GARBAGE),
     ):
         reloader = Reloader(
             installation.config, installation.sections, installation.environ, current=installation.settings

@@ -31,7 +31,7 @@ def dotted(path: KeyPath) -> str:
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path).lstrip(".")
 
 
-def meant(wrong: str, known: Iterable[str]) -> str:
+def suggestion(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` if something known looks like it, else nothing."""
     close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
@@ -178,7 +178,7 @@ def overrides(root: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[s
         path = _resolve(root, name.lower())
         if not path:
             known = [PREFIX + _variable(each) for each in _settable(root)] + [PREFIX + each for each in RESERVED]
-            raise BadInput(variable, "is not a setting" + meant(variable, known))
+            raise BadInput(variable, "is not a setting" + suggestion(variable, known))
         found.append((variable, path, _value(variable, environ[variable], annotation(root, path))))
     return found
 

@@ -149,7 +149,7 @@ def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigMode
     kind, value = details["type"], details["input"]
     if kind == "extra_forbidden":
         siblings = keys.fields(keys.annotation(sections, path[:-1]))
-        return "is not a setting" + keys.meant(str(path[-1]), siblings)
+        return "is not a setting" + keys.suggestion(str(path[-1]), siblings)
     message = details["msg"].removeprefix("Value error, ")
     message = re.sub(r"^Input should be", "must be", message)
     message = re.sub(r"^Input should", "must", message)

@@ -8,7 +8,7 @@ from assigner.config import keys
 from schema.validation import escaped
 
 
-def offered(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tuple[str, Any]:
+def load_entry_point(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tuple[str, Any]:
     """What the entry point `kind` of the group gives, an instance where it names a class, and the place that it comes
     from. `noun` says with its article what it should be.
 
@@ -18,7 +18,7 @@ def offered(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tup
     if not found:
         known = sorted({*built_in, *entry_points(group=group).names})
         listed = ", ".join(f"'{escaped(name, 80)}'" for name in known)
-        raise ValueError(f"'{escaped(kind, 80)}' is not {noun}: there are {listed}{keys.meant(kind, known)}")
+        raise ValueError(f"'{escaped(kind, 80)}' is not {noun}: there are {listed}{keys.suggestion(kind, known)}")
     if len(found) > 1:
         raise ValueError(f"'{escaped(kind, 80)}' is offered by {len(found)} packages")
     place = f"'{escaped(kind, 80)}' ({escaped(found[0].value, 80)})"

@@ -26,17 +26,17 @@ from schema.postgres.engine import Database, is_conflict
 T = TypeVar("T")
 
 #: Seconds, more or less, after which who has got no turn asks again, and after which it stands in line for one.
-AGAIN, IN_LINE = 0.5, 5.0
+RETRY_SECONDS, IN_LINE = 0.5, 5.0
 #: Seconds for which turns are taken after a transaction was undone.
 CAREFUL = 5.0
 
 
-class Queueing:
+class BatchSlot:
     """How one assigner comes to its turns at placing many jobs."""
 
     def __init__(self, now: Monotonic, chance: random.Random) -> None:
         self._now, self._chance = now, chance
-        self._since = self._asked = -math.inf
+        self._since = self._asked_at = -math.inf
         #: Seconds that the latest attempt has waited.
         self.waited = 0.0
 
@@ -45,23 +45,23 @@ class Queueing:
         nothing yet; false to come again after `pause`. After a while a turn is waited for, and if it does not come,
         then done without."""
         began, self.waited = self._now(), 0.0
-        if not advisory.take_free(connection, most, chance=self._chance, among=among):
+        if not advisory.try_take_slot(connection, most, chance=self._chance, among=among):
             # Who has not asked for long, because there was little to place, begins anew.
-            self._since = began if began - self._asked > IN_LINE else self._since
-            self._asked = began
+            self._since = began if began - self._asked_at > IN_LINE else self._since
+            self._asked_at = began
             if began - self._since < IN_LINE:
                 return False
-            advisory.wait(connection, most, chance=self._chance, among=among)
+            advisory.wait_for_slot(connection, most, chance=self._chance, among=among)
             self.waited = self._now() - began
-        self._asked = -math.inf
+        self._asked_at = -math.inf
         return True
 
     def pause(self) -> Again:
         """Seconds after which to come again."""
-        return Again(self._chance.uniform(0.5, 1.5) * AGAIN)
+        return Again(self._chance.uniform(0.5, 1.5) * RETRY_SECONDS)
 
 
-class Turns:
+class ConflictBackoff:
     """What one assigner remembers of its last defeat."""
 
     def __init__(self, now: Monotonic) -> None:
@@ -87,4 +87,4 @@ class Turns:
 
     def _mine(self, connection: Connection) -> bool:
         """Whether nothing was undone lately, or nobody else has the turn, which this transaction keeps then."""
-        return self._now() >= self._until or advisory.take_alone(connection)
+        return self._now() >= self._until or advisory.try_take_exclusive(connection)

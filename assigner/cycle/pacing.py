@@ -4,8 +4,8 @@ import os
 import random
 from typing import Protocol
 
-from assigner.admission.gates import Return
-from schema.accounting.rates import GATHER
+from assigner.admission.gates import ReleaseTime
+from schema.accounting.rates import GATHER_SECONDS
 
 #: An assigner that keeps failing to match sleeps at most so many times its usual pause.
 SLOWEST = 2.0
@@ -27,7 +27,7 @@ class Pauses(Protocol):
         """0 to 1."""
 
 
-class Pace:
+class CyclePacer:
     """interval + random x jitter, times busy_sleep_factor after work, half an interval after a failed match.
 
     A failed match is no work: the sleep doubles while nothing matches, so that a queue that nobody can serve is not
@@ -39,7 +39,7 @@ class Pace:
     def __init__(self, chance: random.Random) -> None:
         self._chance, self._failures = chance, 0
 
-    def pause(self, settings: Pauses, *, busy: bool, failed: bool, returns: Return | None) -> float:
+    def pause(self, settings: Pauses, *, busy: bool, failed: bool, returns: ReleaseTime | None) -> float:
         """Seconds to sleep after a cycle that was `busy`, or `failed` to match; `returns`: when the first of
         what waits may start."""
         pause = settings.interval + self._chance.random() * settings.jitter
@@ -52,7 +52,7 @@ class Pace:
         else:
             self._failures = 0
         if returns is not None:
-            pause = min(pause, returns.due + self._chance.random() * min(GATHER, returns.slack))
+            pause = min(pause, returns.due + self._chance.random() * min(GATHER_SECONDS, returns.slack))
         return pause
 
 
@@ -66,7 +66,7 @@ LEAST = 100
 QUICK, SLOW = 0.25, 0.75
 
 #: Assigners at least that may place many at the same time: while one of them waits for the server, another one works.
-LEAST_AT_ONCE = 2
+MIN_CONCURRENT_BATCHES = 2
 
 
 class Batch:
@@ -94,6 +94,6 @@ class Batch:
             self._size = size * 2
 
 
-def at_once(configured: int | None) -> int:
+def concurrent_batches(configured: int | None) -> int:
     """How many assigners may place many at the same time: as configured, or as many as this host has cores."""
-    return configured or max(LEAST_AT_ONCE, os.cpu_count() or 0)
+    return configured or max(MIN_CONCURRENT_BATCHES, os.cpu_count() or 0)

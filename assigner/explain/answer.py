@@ -12,7 +12,7 @@ from assigner.admission.rules import RULES, Rules
 from assigner.explain import gates as gates_explain
 from assigner.queries import jobs as jobs_queries
 from schema.diagnostics import evidence as evidence_diagnostics
-from schema.diagnostics.evidence import Ahead, Evidence
+from schema.diagnostics.evidence import Evidence, JobsAhead
 from schema.states import JobState
 from schema.validation import escaped
 
@@ -24,13 +24,13 @@ from schema.validation import escaped
 
 Row = Mapping[str, Any]
 
-_HELD = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
+_HELD_STATES = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
 #: Moves whose details are the receipt of a preemption.
 RECEIPTS = ("preempt", "preempted")
 _PARTS = ("priority", "capacity", "locality", "success", "success_rate", "load")
 
 
-def attempts(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str, Any]]:
+def attempt_rows(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str, Any]]:
     """Each lease of the job, oldest first: where, by whom, and how it ended."""
     grants = {event["fence"]: event for event in events if event["move"] == "grant"}
     endings = dict(_endings(events))
@@ -50,13 +50,13 @@ def attempts(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str, Any
     ]
 
 
-def receipts(events: Sequence[Row], *, instance: str, everything: bool) -> list[dict[str, Any]]:
+def receipt_rows(events: Sequence[Row], *, instance: str, everything: bool) -> list[dict[str, Any]]:
     """What the job was preempted for, and what it preempted."""
     return [
         {
             "move": event["move"],
             "at": event["at"],
-            "receipt": event["details"] if everything else own_part(event["details"] or {}, instance),
+            "receipt": event["details"] if everything else visible_receipt(event["details"] or {}, instance),
             "sentence": _preemption(event["move"], event["details"] or {}, instance=instance, everything=everything),
         }
         for event in events
@@ -64,17 +64,17 @@ def receipts(events: Sequence[Row], *, instance: str, everything: bool) -> list[
     ]
 
 
-def told(events: Sequence[Row], *, instance: str, everything: bool) -> list[Row]:
+def visible_events(events: Sequence[Row], *, instance: str, everything: bool) -> list[Row]:
     """The events as a caller may see them: receipts without other tenants, unless it may see everything."""
     if everything:
         return list(events)
     return [
-        {**event, "details": own_part(event["details"] or {}, instance)} if event["move"] in RECEIPTS else event
+        {**event, "details": visible_receipt(event["details"] or {}, instance)} if event["move"] in RECEIPTS else event
         for event in events
     ]
 
 
-def own_part(receipt: Row, instance: str) -> dict[str, Any]:
+def visible_receipt(receipt: Row, instance: str) -> dict[str, Any]:
     """A receipt of preemption without what belongs to other tenants, and without the bot."""
     kept = {name: value for name, value in receipt.items() if name not in ("preemptor", "victims", "bot")}
     preemptor = receipt.get("preemptor") or {}
@@ -84,7 +84,7 @@ def own_part(receipt: Row, instance: str) -> dict[str, Any]:
     return {**kept, "victims": victims} if victims else kept
 
 
-def why_there(attempt: Mapping[str, Any]) -> str:
+def placement_sentence(attempt: Mapping[str, Any]) -> str:
     """One sentence: by what rule the attempt went to its bot."""
     decision, strategy = attempt["decision"], attempt["strategy"]
     where = f"bot '{attempt['bot']}'" if attempt["bot"] else "its bot"
@@ -113,7 +113,7 @@ def _endings(events: Iterable[Row]) -> Iterable[tuple[int, Row]]:
     for event in events:
         if event["move"] == "grant":
             fence = event["fence"]
-        elif fence is not None and event["from"] in _HELD and event["to"] not in _HELD:
+        elif fence is not None and event["from"] in _HELD_STATES and event["to"] not in _HELD_STATES:
             yield fence, event
             fence = None
 
@@ -240,11 +240,11 @@ def explain(
     `instances` are the caller's, None for an operator, who alone is told of other tenants, and by name of bots that
     did not have the job. `cooldown` is that of evictions, in seconds; `rules` are those that the assigners go by.
     """
-    row_id = jobs_queries.row_of(connection, public_id, instances=instances)
+    row_id = jobs_queries.job_row_id(connection, public_id, instances=instances)
     if row_id is None:
         return None
     job = evidence_diagnostics.job(connection, row_id, cooldown=cooldown)
-    withdrawn = jobs_queries.withdrawn(connection, public_id, instances=instances)
+    withdrawn = jobs_queries.withdrawn_reason(connection, public_id, instances=instances)
     if withdrawn is not None:
         facts = _facts(public_id, job, state=JobState.CANCELLED)
         return Explanation(
@@ -253,7 +253,7 @@ def explain(
     everything = instances is None
     events = connection.execute(jobs_queries.EVENTS, {"job_id": row_id, "limit": jobs_queries.MAX_EVENTS})
     history = [dict(event) for event in events.mappings()]
-    tried = attempts(evidence_diagnostics.leases(connection, row_id), history)
+    tried = attempt_rows(evidence_diagnostics.leases(connection, row_id), history)
     found = evidence_diagnostics.gather(connection, job, everything=everything) if job["state"] in _WAITING else None
     judged = (
         []
@@ -263,21 +263,21 @@ def explain(
     change = [] if found is None else gates_explain.changes(found, judged)
     return Explanation(
         **_facts(public_id, job, state=job["state"]),
-        sentence=_past(job, tried) if found is None else _waits(found, judged),
+        sentence=_past_sentence(job, tried) if found is None else _waiting_sentence(found, judged),
         change=change,
-        gates=[_answer(one, everything=everything) for one in judged],
+        gates=[_gate_answer(one, everything=everything) for one in judged],
         order=None if found is None else Order(in_queue=_count(found.in_queue), in_instance=_count(found.in_instance)),
         attempts=[Attempt.model_validate(one) for one in tried],
         receipts=[
             Receipt.model_validate(one)
-            for one in receipts(history, instance=job["instance_name"], everything=everything)
+            for one in receipt_rows(history, instance=job["instance_name"], everything=everything)
         ],
     )
 
 
-def held_up(connection: Connection, job_id: int, *, cooldown: float) -> str | None:
+def blocking_reason(connection: Connection, job_id: int, *, cooldown: float) -> str | None:
     """Why a waiting job would not run whatever bots there are; None if it would."""
-    judged = gates_explain.of_job(evidence_diagnostics.job(connection, job_id, cooldown=cooldown))
+    judged = gates_explain.judge_job(evidence_diagnostics.job(connection, job_id, cooldown=cooldown))
     return next((one.sentence for one in judged if one.is_open is False), None)
 
 
@@ -291,33 +291,35 @@ def _facts(public_id: str, job: Mapping[str, Any], *, state: str) -> dict[str, A
     }
 
 
-def _waits(found: Evidence, judged: Sequence[gates_explain.Judged]) -> str:
+def _waiting_sentence(found: Evidence, judged: Sequence[gates_explain.GateVerdict]) -> str:
     closed = next((one for one in judged if one.is_open is False), None)
     if closed is not None:
         return f"it does not run because {closed.sentence}"
-    room = f"{gates_explain.some(found, found.bots['able'], 'bot')} with room"
+    room = f"{gates_explain.counted_bots(found, found.bots['able'], 'bot')} with room"
     order = f"{_ahead(found.in_queue)} before it in its queue, {_ahead(found.in_instance)} in its instance and cohort"
     return f"nothing stands in its way: {room}, and {order}"
 
 
-def _ahead(order: Ahead) -> str:
+def _ahead(order: JobsAhead) -> str:
     return f"more than {order.jobs:,} jobs" if order.more else _plural(order.jobs, "job")
 
 
-def _past(job: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+def _past_sentence(job: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
     if not tried:
         return f"it is {job['state']} and never ran" + (f": {job['reason']}" if job["reason"] else "")
     last = tried[-1]
     verb = "runs" if last["ended_at"] is None else "ran"
-    return f"it {verb} there because {why_there(last)}"
+    return f"it {verb} there because {placement_sentence(last)}"
 
 
-def _answer(one: gates_explain.Judged, *, everything: bool) -> GateAnswer:
+def _gate_answer(one: gates_explain.GateVerdict, *, everything: bool) -> GateAnswer:
     shown = {name: value for name, value in one.evidence.items() if everything or name not in ("bot", "bots")}
-    return GateAnswer(gate=one.gate.name, asks=one.gate.asks, open=one.is_open, sentence=one.sentence, evidence=shown)
+    return GateAnswer(
+        gate=one.gate.name, asks=one.gate.requirement, open=one.is_open, sentence=one.sentence, evidence=shown
+    )
 
 
-def _count(order: Ahead) -> Count:
+def _count(order: JobsAhead) -> Count:
     return Count(jobs=order.jobs, more=order.more)
 
 

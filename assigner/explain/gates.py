@@ -17,36 +17,36 @@ from schema import predicates
 from schema.accounting import counters
 from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
 from schema.picking import constrained
-from schema.predicates import Gate
+from schema.predicates import Predicate
 from schema.timing import DEAD_AFTER
 from schema.validation import escaped
 
 
 @dataclass(frozen=True)
-class Judged:
+class GateVerdict:
     """One gate: `is_open` is None if there is no bot left to judge by."""
 
-    gate: Gate
+    gate: Predicate
     is_open: bool | None
     sentence: str
     evidence: Mapping[str, Any]
 
 
-def judge_gates(found: Evidence, asked: Sequence[Judged] = ()) -> list[Judged]:
+def judge_gates(found: Evidence, asked: Sequence[GateVerdict] = ()) -> list[GateVerdict]:
     """Every gate of the job, in the order in which they are asked; `asked` are those on what it asks for beside a
     place."""
-    judged = [*of_job(found.job), *asked]
+    judged = [*judge_job(found.job), *asked]
     for one in (_cohort, _requirements, _instance, _healthy, _units, _probation, _room):
         previous, following = judged[-1], one(found)
         if previous.is_open is not True and previous.gate in _BOT_GATES:
-            following = Judged(following.gate, None, "no bot is left to ask it of", {})
+            following = GateVerdict(following.gate, None, "no bot is left to ask it of", {})
         judged.append(following)
     if found.pool["known"] or found.pool["silence"] is not None:
         judged.append(_assigners(found))
     return [*judged, _queue_deadline(found.job)]
 
 
-def of_job(job: Row) -> list[Judged]:
+def judge_job(job: Row) -> list[GateVerdict]:
     """The gates on the job itself, its instance and its quota, which no bot can open."""
     before = [] if job["node_no"] is None else [_dependencies(job)]
     return [*before, _state(job), _backoff(job), _reservation(job), _drain(job), _quota(job)]
@@ -63,11 +63,11 @@ _BOT_GATES = (
 )
 
 
-def _dependencies(job: Row) -> Judged:
+def _dependencies(job: Row) -> GateVerdict:
     node = f"node {job['node_no']} of graph '{job['graph_name']}'"
     facts: dict[str, Any] = {"graph": str(job["graph"]), "name": job["graph_name"], "node": job["node_no"]}
     if _open(job, predicates.DEPENDENCIES):
-        return _judged(job, predicates.DEPENDENCIES, f"{node} waits for no other node", **facts)
+        return _verdict(job, predicates.DEPENDENCIES, f"{node} waits for no other node", **facts)
     unmet, missing = job["unmet"], job["missing"]
     told = [f"node {one['node']} is {one['state']}" for one in unmet]
     if missing:
@@ -79,7 +79,7 @@ def _dependencies(job: Row) -> Judged:
         because = "" if job["hopeless"] == job["node_no"] else f", because of node {job['hopeless']}"
         sentence = f"BLOCKED_FOREVER: {sentence}; it can never run{because}"
     parents = [one | {"job": None if one["job"] is None else str(one["job"])} for one in unmet]
-    return _judged(
+    return _verdict(
         job,
         predicates.DEPENDENCIES,
         sentence,
@@ -91,13 +91,13 @@ def _dependencies(job: Row) -> Judged:
     )
 
 
-def _state(job: Row) -> Judged:
+def _state(job: Row) -> GateVerdict:
     why = f" ({escaped(job['reason'])})" if job["reason"] else ""
     sentence = "it waits in the queue" if _open(job, predicates.STATE) else f"it is {job['state']}{why}"
-    return _judged(job, predicates.STATE, sentence, state=job["state"], reason=job["reason"])
+    return _verdict(job, predicates.STATE, sentence, state=job["state"], reason=job["reason"])
 
 
-def _backoff(job: Row) -> Judged:
+def _backoff(job: Row) -> GateVerdict:
     rest = None if job["rest"] is None else max(0.0, round(float(job["rest"]), 3))
     looks = f"{_plural(job['considered'], 'look')} without a place"
     if _open(job, predicates.BACKOFF):
@@ -106,7 +106,7 @@ def _backoff(job: Row) -> Judged:
         after = looks if job["considered"] else f"{_plural(job['attempts'], 'attempt')}"
         why = f": {escaped(job['reason'])}" if job["reason"] else ""
         sentence = f"it rests for another {rest:.1f} s after {after}{why}"
-    return _judged(
+    return _verdict(
         job,
         predicates.BACKOFF,
         sentence,
@@ -117,42 +117,42 @@ def _backoff(job: Row) -> Judged:
     )
 
 
-def _reservation(job: Row) -> Judged:
+def _reservation(job: Row) -> GateVerdict:
     if _open(job, predicates.RESERVATION):
-        return _judged(job, predicates.RESERVATION, "no bot is being freed for it")
+        return _verdict(job, predicates.RESERVATION, "no bot is being freed for it")
     left = round(float(job["reserved_for"]), 3)
     sentence = f"{_plural(job['reserved_units'], 'unit')} of a bot are being freed for it, for at most {left:.1f} s"
-    return _judged(
+    return _verdict(
         job, predicates.RESERVATION, sentence, bot=job["reserved_bot"], units=job["reserved_units"], left_seconds=left
     )
 
 
-def _drain(job: Row) -> Judged:
+def _drain(job: Row) -> GateVerdict:
     name = job["instance_name"]
     left = None if job["drain_left"] is None else round(float(job["drain_left"]), 3)
     sentence = f"instance '{name}' " + (
         "starts jobs" if _open(job, predicates.DRAIN) else "is drained: it starts nothing"
     )
-    return _judged(job, predicates.DRAIN, sentence, instance=name, deadline_seconds=left)
+    return _verdict(job, predicates.DRAIN, sentence, instance=name, deadline_seconds=left)
 
 
-def _quota(job: Row) -> Judged:
+def _quota(job: Row) -> GateVerdict:
     where = f"'{job['instance_name']}' in cohort '{job['cohort_name']}'"
     if not job["counted"]:
-        return _judged(job, predicates.QUOTA, f"{where} has no quota: any number of units", units=job["units"])
+        return _verdict(job, predicates.QUOTA, f"{where} has no quota: any number of units", units=job["units"])
     usage, units, limit = job["usage"], job["units"], job["effective_max"]
     numbers = {name: job[name] for name in ("usage", "min_quota", "max_quota", "effective_max", "headroom", "units")}
     numbers["evicted_lately"] = job["evicted_lately"]
     if limit is None:
-        return _judged(job, predicates.QUOTA, f"{where} uses {usage} units and has no maximum", **numbers)
+        return _verdict(job, predicates.QUOTA, f"{where} uses {usage} units and has no maximum", **numbers)
     lowered = job["max_quota"] - limit
     of = f"{limit}" + (f" (its maximum {job['max_quota']} less {lowered} lately evicted)" if lowered else "")
     sign = "<=" if _open(job, predicates.QUOTA) else ">"
     sentence = f"{where} uses {usage} of {of}, this job needs {units}: {usage} + {units} {sign} {limit}"
-    return _judged(job, predicates.QUOTA, sentence, **numbers)
+    return _verdict(job, predicates.QUOTA, sentence, **numbers)
 
 
-def _cohort(found: Evidence) -> Judged:
+def _cohort(found: Evidence) -> GateVerdict:
     job, cohort = found.job, found.cohort
     label = f"label '{escaped(job['label'], 64)}'"
     belongs = f"its {label} belongs" if job["label"] else "without a label it belongs"
@@ -161,7 +161,7 @@ def _cohort(found: Evidence) -> Judged:
     bots = f"{cohort['healthy']} of {_plural(cohort['present'], 'bot')} healthy"
     if cohort["more"]:
         bots += " among those looked at"
-    return Judged(
+    return GateVerdict(
         predicates.COHORT,
         cohort["healthy"] > 0,
         f"{belongs} to cohort '{job['cohort_name']}', with {bots}",
@@ -174,7 +174,7 @@ def _cohort(found: Evidence) -> Judged:
     )
 
 
-def _requirements(found: Evidence) -> Judged:
+def _requirements(found: Evidence) -> GateVerdict:
     bots, wanted = found.bots, _wanted(found)
     evidence: dict[str, Any] = {
         "requirements": found.job["properties"],
@@ -183,8 +183,8 @@ def _requirements(found: Evidence) -> Judged:
     }
     is_open = bots["matching"] > 0
     if not wanted:
-        return Judged(predicates.REQUIREMENTS, is_open, "it requires nothing of a bot", evidence)
-    matching = f"{some(found, bots['matching'], 'bot')}"
+        return GateVerdict(predicates.REQUIREMENTS, is_open, "it requires nothing of a bot", evidence)
+    matching = f"{counted_bots(found, bots['matching'], 'bot')}"
     verb = "offers" if bots["matching"] <= 1 else "offer"
     sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job['cohort_name']}' {verb} {wanted}"
     if found.clauses:
@@ -197,67 +197,61 @@ def _requirements(found: Evidence) -> Judged:
         sentence += f"; {_escaped(scarce)} leaves the fewest: {_plural(scarce.alone, 'bot')} with it"
         if len(found.clauses) > 1:
             sentence += f", {scarce.others} with all the rest"
-    return Judged(predicates.REQUIREMENTS, is_open, sentence, evidence)
+    return GateVerdict(predicates.REQUIREMENTS, is_open, sentence, evidence)
 
 
-def _instance(found: Evidence) -> Judged:
+def _instance(found: Evidence) -> GateVerdict:
     bots, name = found.bots, found.job["instance_name"]
     elsewhere = bots["matching"] - bots["serving"]
-    sentence = f"{bots['serving']} of {some(found, bots['matching'], 'matching bot')} for instance '{name}'"
+    sentence = f"{bots['serving']} of {counted_bots(found, bots['matching'], 'matching bot')} for instance '{name}'"
     if elsewhere:
         sentence += f", {elsewhere} only for other instances or pools"
     evidence = {"instance": name, "pool": found.job["pool"], "serving": bots["serving"], "elsewhere": elsewhere}
-    return Judged(predicates.SERVES, bots["serving"] > 0, sentence, evidence)
+    return GateVerdict(predicates.SERVES, bots["serving"] > 0, sentence, evidence)
 
 
-def _healthy(found: Evidence) -> Judged:
+def _healthy(found: Evidence) -> GateVerdict:
     bots = found.bots
-    sentence = f"{bots['healthy']} of {some(found, bots['serving'], 'matching bot')} healthy and taking work"
+    sentence = f"{bots['healthy']} of {counted_bots(found, bots['serving'], 'matching bot')} healthy and taking work"
     if bots["leaving"] or bots["unhealthy"]:
         sentence += f", {bots['leaving']} draining or closing, {bots['unhealthy']} unhealthy"
     evidence = {"healthy": bots["healthy"], "draining": bots["leaving"], "unhealthy": bots["unhealthy"]}
-    return Judged(predicates.HEALTHY, bots["healthy"] > 0, sentence, evidence)
+    return GateVerdict(predicates.HEALTHY, bots["healthy"] > 0, sentence, evidence)
 
 
-def _units(found: Evidence) -> Judged:
+def _units(found: Evidence) -> GateVerdict:
     bots, units = found.bots, found.job["units"]
-    sentence = (
-        f"{bots['large']} of {some(found, bots['healthy'], 'healthy matching bot')} with {_plural(units, 'unit')}"
-    )
+    sentence = f"{bots['large']} of {counted_bots(found, bots['healthy'], 'healthy matching bot')} with {_plural(units, 'unit')}"
     if not bots["large"]:
         sentence += f" or more: the largest has {bots['largest']}"
     evidence = {"units": units, "large_enough": bots["large"], "largest": bots["largest"]}
-    return Judged(predicates.UNITS, bots["large"] > 0, sentence, evidence)
+    return GateVerdict(predicates.UNITS, bots["large"] > 0, sentence, evidence)
 
 
-def _probation(found: Evidence) -> Judged:
+def _probation(found: Evidence) -> GateVerdict:
     bots = found.bots
     busy = bots["large"] - bots["trusted"]
     if not busy:
         sentence = "no such bot is on probation with a lease"
     elif bots["trusted"]:
-        sentence = (
-            f"{busy} of {some(found, bots['large'], 'such bot')} on probation with the one lease that it may have"
-        )
+        sentence = f"{busy} of {counted_bots(found, bots['large'], 'such bot')} on probation with the one lease that it may have"
     else:
-        sentence = f"{some(found, busy, 'such bot')}, all on probation with the one lease that each may have"
-    return Judged(predicates.PROBATION, bots["trusted"] > 0, sentence, {"on_probation_with_lease": busy})
+        sentence = f"{counted_bots(found, busy, 'such bot')}, all on probation with the one lease that each may have"
+    return GateVerdict(predicates.PROBATION, bots["trusted"] > 0, sentence, {"on_probation_with_lease": busy})
 
 
-def _room(found: Evidence) -> Judged:
+def _room(found: Evidence) -> GateVerdict:
     bots, units = found.bots, found.job["units"]
     if bots["able"]:
-        sentence = f"{some(found, bots['able'], 'bot')} with room for it now"
+        sentence = f"{counted_bots(found, bots['able'], 'bot')} with room for it now"
     else:
         most = max(0, bots["roomiest"] or 0)
-        sentence = (
-            f"none of {some(found, bots['trusted'], 'bot')} has {_plural(units, 'free unit')}: the most is {most}"
-        )
+        sentence = f"none of {counted_bots(found, bots['trusted'], 'bot')} has {_plural(units, 'free unit')}: the most is {most}"
     evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
-    return Judged(predicates.ROOM, bots["able"] > 0, sentence, evidence)
+    return GateVerdict(predicates.ROOM, bots["able"] > 0, sentence, evidence)
 
 
-def _assigners(found: Evidence) -> Judged:
+def _assigners(found: Evidence) -> GateVerdict:
     pool = found.pool
     silence = None if pool["silence"] is None else round(float(pool["silence"]), 1)
     elsewhere = pool["at_work"] - pool["working"]
@@ -275,19 +269,19 @@ def _assigners(found: Evidence) -> Judged:
             sentence += f" for {where}, {elsewhere} only for others"
         if pool["draining"]:
             sentence += f", {pool['draining']} draining"
-        return Judged(predicates.ASSIGNERS, pool["working"] > 0, sentence, evidence)
+        return GateVerdict(predicates.ASSIGNERS, pool["working"] > 0, sentence, evidence)
     alive = silence is not None and silence <= DEAD_AFTER
     sentence = f"the last sign of life of an assigner process is {silence} s old"
-    return Judged(predicates.ASSIGNERS, alive, sentence, evidence)
+    return GateVerdict(predicates.ASSIGNERS, alive, sentence, evidence)
 
 
-def _queue_deadline(job: Row) -> Judged:
+def _queue_deadline(job: Row) -> GateVerdict:
     patience = job["patience"]
     if patience is None:
-        return _judged(job, predicates.QUEUE_DEADLINE, "it may wait for ever")
+        return _verdict(job, predicates.QUEUE_DEADLINE, "it may wait for ever")
     left = round(float(patience), 3)
     sentence = f"it may wait for another {left:.1f} s" if left > 0 else "its queue timeout is over: it will be given up"
-    return _judged(job, predicates.QUEUE_DEADLINE, sentence, left_seconds=left)
+    return _verdict(job, predicates.QUEUE_DEADLINE, sentence, left_seconds=left)
 
 
 def scarcest(found: Evidence) -> Clause:
@@ -295,12 +289,12 @@ def scarcest(found: Evidence) -> Clause:
     return min(found.clauses, key=lambda clause: (clause.alone, -clause.others))
 
 
-def _open(job: Row, gate: Gate) -> bool:
+def _open(job: Row, gate: Predicate) -> bool:
     return bool(job[f"open_{gate.name}"])
 
 
-def _judged(job: Row, gate: Gate, sentence: str, **evidence: Any) -> Judged:
-    return Judged(gate, _open(job, gate), sentence, evidence)
+def _verdict(job: Row, gate: Predicate, sentence: str, **evidence: Any) -> GateVerdict:
+    return GateVerdict(gate, _open(job, gate), sentence, evidence)
 
 
 def _wanted(found: Evidence) -> str:
@@ -312,7 +306,7 @@ def _escaped(clause: Clause) -> str:
     return escaped(str(clause), 100)
 
 
-def some(found: Evidence, number: int, noun: str) -> str:
+def counted_bots(found: Evidence, number: int, noun: str) -> str:
     """So many of the bots that offer what is required, or at least so many if not all of them were looked at."""
     return ("at least " if found.bots["more"] else "") + _plural(number, noun)
 
@@ -324,21 +318,21 @@ def _plural(number: int, noun: str) -> str:
 # What a waiting job asks for beside a place, for `explain`: the gates of the cycle, each with its sentence.
 
 
-def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list[Judged]:
+def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list[GateVerdict]:
     """The gates on what the job asks for; none if it asks for nothing but a place. What a checker would say, and for
     how long an assigner still waits, nobody else knows."""
     found = constrained.job(connection, job_id)
     if found is None:
         return []
     head, now = found
-    book = rules_admission.opened(connection, [head.queue], now=now, rules=rules)
-    for name, amount in counters.held(connection, job_id).items():
+    admission_state = rules_admission.read_admission_state(connection, [head.queue], now=now, rules=rules)
+    for name, amount in counters.charges_of(connection, job_id).items():
         # Room is reserved for it, and what it takes is counted already.
-        book.counter(name).used -= amount
+        admission_state.counter(name).used -= amount
     judged = []
     for gate in state.GATES:
-        why = gate.closed_to(head.queue, book) or gate.closed_for(head, book)
-        judged.append(Judged(Gate(gate.name, "", gate.asks), why is None, why or gate.asks, {}))
+        why = gate.closed_for_queue(head.queue, admission_state) or gate.closed_for_job(head, admission_state)
+        judged.append(GateVerdict(Predicate(gate.name, "", gate.requirement), why is None, why or gate.requirement, {}))
     return judged
 
 
@@ -359,7 +353,7 @@ _BOT_GATE_NAMES = frozenset(
 )
 
 
-def changes(found: Evidence, judged: Sequence[Judged]) -> list[str]:
+def changes(found: Evidence, judged: Sequence[GateVerdict]) -> list[str]:
     """The smallest changes that would start the job, all of which it takes; none if nothing stands in its way."""
     closed = [one.gate for one in judged if one.is_open is False]
     if predicates.RESERVATION in closed and predicates.BACKOFF in closed:
@@ -370,7 +364,7 @@ def changes(found: Evidence, judged: Sequence[Judged]) -> list[str]:
     return [_change(gate, found) for gate in closed]
 
 
-def _change(gate: Gate, found: Evidence) -> str:
+def _change(gate: Predicate, found: Evidence) -> str:
     job, bots = found.job, found.bots
     match gate.name:
         case predicates.DEPENDENCIES.name if job["hopeless"] is not None:
@@ -392,7 +386,7 @@ def _change(gate: Gate, found: Evidence) -> str:
         case predicates.ASSIGNERS.name:
             return "end the drain of an assigner, or start one" if found.pool["draining"] else "start an assigner"
         case name if name not in _BOT_GATE_NAMES:
-            return f"wait until {gate.asks}"
+            return f"wait until {gate.requirement}"
         case _ if not bots["matching"]:
             return _bot(found)
         case _ if not bots["serving"]:

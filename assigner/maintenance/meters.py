@@ -16,14 +16,14 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from schema.errors import BadInput
 from schema.policy import meters
 from schema.policy.meters import Level
-from schema.policy.time_windows import Openings, Window
+from schema.policy.time_windows import Window, WindowSchedule
 from schema.postgres.engine import Database
 from schema.validation import Name, escaped
 
 #: Bytes that such a command may print.
 MAX_PRINTED = 64 * 1024
 #: Seconds between two looks at which meters are due.
-LOOK = 5.0
+POLL_INTERVAL = 5.0
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class Reading(BaseModel):
     resets_at: AwareDatetime | None = None
 
 
-class Polling:
+class MeterPoller:
     """The meters of one process that commands read. A command that fails is logged, and its meter stays as it was."""
 
     def __init__(self, database: Database, settings: Sequence[MeterSettings]) -> None:
@@ -68,13 +68,13 @@ class Polling:
     def run_once(self) -> float:
         """Read the meters that are due and nobody else reads; returns the seconds until the next look."""
         for each in self._settings:
-            if self._database.run(partial(meters.claim, name=each.name, interval=each.interval)):
+            if self._database.run(partial(meters.claim_reading, name=each.name, interval=each.interval)):
                 self._read(each)
-        return LOOK
+        return POLL_INTERVAL
 
     def _read(self, each: MeterSettings) -> None:
         try:
-            reading = read(each)
+            reading = read_meter(each)
             self._database.run(
                 lambda c: meters.put(c, each.name, used=reading.used, most=reading.limit, resets_at=reading.resets_at)
             )
@@ -82,9 +82,9 @@ class Polling:
             log.error("a meter could not be read", meter=each.name, reason=str(error))
 
 
-def read(meter: MeterSettings) -> Reading:
+def read_meter(meter: MeterSettings) -> Reading:
     """Run the command of a meter once. Raises BadInput, naming the command, if that gives no reading."""
-    printed = _run(meter)
+    printed = _run_command(meter)
     if len(printed) > MAX_PRINTED:
         raise BadInput("command", f"prints more than {MAX_PRINTED} bytes")
     try:
@@ -95,7 +95,7 @@ def read(meter: MeterSettings) -> Reading:
         raise BadInput("command", f"prints no reading: {where}: {escaped(found['msg'], 120)}") from None
 
 
-def _run(meter: MeterSettings) -> bytes:
+def _run_command(meter: MeterSettings) -> bytes:
     with tempfile.TemporaryFile() as printed:
         try:
             process = subprocess.Popen(
@@ -129,7 +129,7 @@ AHEAD = timedelta(days=7)
 
 
 @dataclass(frozen=True)
-class Pattern:
+class UsagePattern:
     """How a meter's usage goes over the day (Sleepless Agent's usage pattern report).
 
     avg_usage_by_hour: percent of the limit at each hour of the day, 0 to 23; None where nothing is known.
@@ -143,7 +143,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartForecast:
     """When a window opens, and what its meter is expected to stand at then, in percent; None if it goes by no meter."""
 
     window: str
@@ -151,7 +151,7 @@ class Start:
     percent: float | None
 
 
-def averages(levels: Sequence[Level], zone: ZoneInfo) -> list[float | None]:
+def hourly_averages(levels: Sequence[Level], zone: ZoneInfo) -> list[float | None]:
     """What was seen at each hour of the day, 0 to 23, on the zone's clock, on average over the days."""
     found: list[list[float]] = [[] for _ in range(24)]
     for level in levels:
@@ -159,48 +159,48 @@ def averages(levels: Sequence[Level], zone: ZoneInfo) -> list[float | None]:
     return [sum(each) / len(each) if each else None for each in found]
 
 
-def pattern(levels: Sequence[Level], zone: ZoneInfo) -> Pattern:
+def usage_pattern(levels: Sequence[Level], zone: ZoneInfo) -> UsagePattern:
     """The report of what was seen."""
-    found = averages(levels, zone)
+    found = hourly_averages(levels, zone)
     busiest = max((each for each in found if each is not None), default=0.0)
     peaks = [hour for hour, each in enumerate(found) if each and each >= PEAK * busiest]
     idle = [each is not None and each <= IDLE * busiest for each in found]
-    return Pattern(found, peaks, _periods(idle))
+    return UsagePattern(found, peaks, _periods(idle))
 
 
 def best_start(
-    openings: Openings,
+    openings: WindowSchedule,
     job_class: str,
     *,
     estimate: float,
     histories: Mapping[str, Sequence[Level]],
     now: datetime,
-) -> Start | None:
+) -> StartForecast | None:
     """The next window to open, within a week, that takes the class and of which the meter is expected to stand so low
     then that with `estimate` more, in the meter's unit, it stays below the threshold (Sleepless Agent's best execution
     time). None: there is no suitable window."""
     ahead = [
         (at, window)
         for window in openings.windows
-        if window.settings.takes(job_class)
+        if window.settings.admits(job_class)
         for at in _opening_times(window, now)
     ]
     for at, window in sorted(ahead, key=lambda each: (each[0], each[1].settings.name)):
         settings = window.settings
         if settings.meter is None or settings.usage_threshold is None:
-            return Start(settings.name, at, None)
+            return StartForecast(settings.name, at, None)
         if window.meter is None:
             continue
         percent = _expected(window, histories.get(settings.meter, ()), at)
         if percent + 100.0 * estimate / window.meter.most < settings.usage_threshold:
-            return Start(settings.name, at, percent)
+            return StartForecast(settings.name, at, percent)
     return None
 
 
 def _expected(window: Window, levels: Sequence[Level], at: datetime) -> float:
     """What was seen at that hour of the day; where nothing was, what the meter stands at, or 0 after its reset."""
     zone = window.settings.hours.zone
-    seen = averages(levels, zone)[at.astimezone(zone).hour]
+    seen = hourly_averages(levels, zone)[at.astimezone(zone).hour]
     assert window.meter is not None
     return window.meter.percent(at) if seen is None else seen
 

@@ -7,7 +7,7 @@ import structlog
 from sqlalchemy import Connection
 
 from assigner import metrics
-from schema.clock import Monotonic, Seldom
+from schema.clock import Monotonic, Throttle
 from schema.moves.hold import defer, return_deferred
 from schema.policy import queue_limits
 from schema.postgres.engine import Database
@@ -24,28 +24,32 @@ SHOWN = 20
 log = structlog.get_logger()
 
 
-class Tide:
+class OverflowController:
     """Counts the waiting jobs only when they can have become too many: as many ids have been given since the last count
     as there was room then, or a minute has passed. A count that is slow is made seldom."""
 
     def __init__(self, database: Database, *, name: str, now: Monotonic) -> None:
         self._database, self._name, self._now = database, name, now
-        self._pace = Seldom(now)
+        self._pace = Throttle(now)
         self._enough = 0
         self._next = now()
 
     def run_once(self) -> None:
         """Defer what is too much, or let return what there is room for."""
-        seen = self._database.run(queue_limits.look)
+        seen = self._database.run(queue_limits.overflow_state)
         if seen.most is None:
             if seen.deferred:
                 self._return(BATCHES * LIMIT)
             return
-        if (not seen.deferred and seen.newest < self._enough and self._now() < self._next) or not self._pace.begin():
+        if (
+            not seen.deferred and seen.newest < self._enough and self._now() < self._next
+        ) or not self._pace.try_begin():
             return
         most, began = seen.most, self._now()
-        counted = self._database.run(lambda connection: queue_limits.waiting(connection, most=most + BATCHES * LIMIT))
-        self._pace.took(self._now() - began)
+        counted = self._database.run(
+            lambda connection: queue_limits.count_waiting(connection, most=most + BATCHES * LIMIT)
+        )
+        self._pace.finished(self._now() - began)
         self._enough, self._next = seen.newest + most - counted + 1, self._now() + RECOUNT
         if counted > most:
             self._defer(counted - most, normal=seen.normal, most=most)

@@ -10,20 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection, text
 
 from assigner import estimation, metrics
-from assigner.maintenance.overflow import Tide
+from assigner.maintenance.overflow import OverflowController
 from assigner.queries import status
 from schema import graphs
 from schema.accounting import counters, fair_share, quotas
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
 from schema.fleet import success
-from schema.moves import priority
 from schema.moves import retention as retention_moves
 from schema.moves.cancel import ask_stop
-from schema.moves.dependencies import any_graph, count_dead_ends, settle_due
-from schema.moves.graphs import cancel_left_over, finish_graphs, forget_graph
+from schema.moves.dependencies import any_open_graph, count_dead_ends, unblock_due
+from schema.moves.graphs import cancel_left_over, delete_graph, finish_graphs
 from schema.moves.preempt import expire_reservations
-from schema.moves.reassign import adopt, dismiss
+from schema.moves.priority import review_waiting
+from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, expire
 from schema.moves.timeouts import stop_drained, time_out
@@ -37,16 +37,16 @@ from schema.timing import Timing
 
 
 #: Jobs that one transaction looks at, and such transactions in one round.
-REVIEW_LIMIT, BATCHES = 500, 10
+REVIEW_LIMIT, REVIEW_BATCHES = 500, 10
 
 log = structlog.get_logger()
 
 
-def watch(database: Database, *, actor: str) -> Counter[str]:
+def review_waiting_jobs(database: Database, *, actor: str) -> Counter[str]:
     """Look at the waiting jobs that are due for it; returns how many were promoted, hastened and found at risk."""
     done: Counter[str] = Counter()
-    for _ in range(BATCHES):
-        looked, warned = database.run(lambda connection: priority.watch(connection, REVIEW_LIMIT, actor=actor))
+    for _ in range(REVIEW_BATCHES):
+        looked, warned = database.run(lambda connection: review_waiting(connection, REVIEW_LIMIT, actor=actor))
         for each in warned:
             done[each.move] += 1
             if each.move == "promote":
@@ -119,7 +119,7 @@ class UpkeepSettings(BaseModel):
 
 
 @dataclass
-class Round:
+class RoundResult:
     """What one round of upkeep ended: sessions, leases asked to stop because they are overdue or because a drain's time
     is over, bots that would not, jobs that waited too long, reservations, old jobs; bots put on probation."""
 
@@ -150,7 +150,7 @@ class Upkeep:
         self.name = name
         self._database, self._settings, self._timing, self._now = database, settings, timing, now
         self._fair = fair or FairShareSettings()
-        self._tide = Tide(database, name=name, now=now)
+        self._overflow = OverflowController(database, name=name, now=now)
         self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
         self._next_share = self._next_roll = self._next_backlog = now()
 
@@ -160,7 +160,7 @@ class Upkeep:
 
     def run_once(self) -> float:
         """One round; returns the seconds until the next one is due."""
-        done = Round()
+        done = RoundResult()
         in_grace = self._database.run(self._tick, urgent=True)
         if not in_grace:
             self._expire(done)
@@ -170,8 +170,8 @@ class Upkeep:
         self._graphs(done)
         done.reservation = self._database.run(lambda connection: expire_reservations(connection, LIMIT))
         done.probation = self._probation()
-        watch(self._database, actor=self.name)
-        self._tide.run_once()
+        review_waiting_jobs(self._database, actor=self.name)
+        self._overflow.run_once()
         if self._now() >= self._next_reconcile:
             self._next_reconcile = self._now() + RECONCILE_INTERVAL
             self._reconcile()
@@ -179,7 +179,7 @@ class Upkeep:
             self._database.run(counters.sample)
             metrics.observe_swarms(self._database.run(success.swarms))
         if self._now() >= self._next_share:
-            self._next_share = self._now() + fair_share.NOTE_INTERVAL
+            self._next_share = self._now() + fair_share.DEMAND_INTERVAL
             self._share()
         if self._now() >= self._next_roll:
             self._next_roll = self._now() + ROLL_INTERVAL
@@ -192,7 +192,7 @@ class Upkeep:
             self._forget()
         if self._now() >= self._next_backlog:
             self._next_backlog = self._now() + BACKLOG_INTERVAL
-            backlog = self._database.run(status.backlog)
+            backlog = self._database.run(status.count_backlog)
             metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
         for kind, count in vars(done).items():
             metrics.observe_reaped(kind, count)
@@ -202,7 +202,7 @@ class Upkeep:
     def _tick(self, connection: Connection) -> bool:
         return drains.tick(connection, "reaper", gap=self._timing.ttl / 2, grace=self._timing.ttl)
 
-    def _expire(self, done: Round) -> None:
+    def _expire(self, done: RoundResult) -> None:
         """Close expired sessions, page by page, each in a transaction of its own."""
         after = 0
         while True:
@@ -245,21 +245,21 @@ class Upkeep:
 
     def _probation(self) -> int:
         """Tell of every bot that is put on probation, and of every one that upkeep takes off it."""
-        found = self._database.run(success.review)
+        found = self._database.run(success.review_probation)
         for name in found.begun:
             log.warning("a bot is on probation: jobs that failed there passed elsewhere", bot=name)
         for name in found.over:
             log.info("a bot's probation is over", bot=name)
         return len(found.begun)
 
-    def _graphs(self, done: Round) -> None:
+    def _graphs(self, done: RoundResult) -> None:
         """Queue or cancel nodes whose jobs were locked when it was their turn, cancel what is left of graphs that were
         given up, and note which graphs are over."""
         run = self._database.run
-        if not run(any_graph):
+        if not run(any_open_graph):
             metrics.BLOCKED_FOREVER.set(0)
             return
-        settled = run(lambda connection: settle_due(connection, LIMIT))
+        settled = run(lambda connection: unblock_due(connection, LIMIT))
         done.graph += settled.queued + settled.cancelled
         done.graph += run(
             lambda connection: cancel_left_over(connection, LIMIT, sync=self._timing.sync, actor=self.name)
@@ -281,8 +281,12 @@ class Upkeep:
         """Note which managed instances ask for anything, and take over the jobs of those that have become managed or
         are so no more."""
         run = self._database.run
-        run(lambda connection: fair_share.note_demand(connection, fair_share.wanting(connection), self._fair))
-        for move in (adopt, dismiss):
+        run(
+            lambda connection: fair_share.record_demand(
+                connection, fair_share.unrecorded_demand(connection), self._fair
+            )
+        )
+        for move in (add_constraints, remove_constraints):
             if not self._in_batches(partial(move, limit=LIMIT)):
                 self._next_share = self._now()
 
@@ -302,19 +306,19 @@ class Upkeep:
         # The cooldown of evictions counts those of the last day at most.
         kept = max(settings.keep_dead, DAY)
         duties: tuple[Callable[[Connection], int], ...] = (
-            lambda connection: retention_moves.forget_evictions(connection, age=kept, limit=LIMIT),
-            lambda connection: retention_moves.forget_blames(connection, age=DAY, limit=LIMIT),
-            lambda connection: retention_moves.forget_audit(connection, age=settings.keep_audit, limit=LIMIT),
-            lambda connection: retention_moves.forget_bots(connection, age=settings.keep_gone_bots, limit=LIMIT),
-            lambda connection: retention_moves.forget_assigners(connection, age=DAY),
-            lambda connection: retention_moves.forget_usage(connection, age=settings.keep_usage, limit=LIMIT),
-            lambda connection: graphs.forget(connection, limit=LIMIT),
+            lambda connection: retention_moves.delete_old_evictions(connection, age=kept, limit=LIMIT),
+            lambda connection: retention_moves.delete_old_blames(connection, age=DAY, limit=LIMIT),
+            lambda connection: retention_moves.delete_old_audit(connection, age=settings.keep_audit, limit=LIMIT),
+            lambda connection: retention_moves.delete_gone_bots(connection, age=settings.keep_gone_bots, limit=LIMIT),
+            lambda connection: retention_moves.delete_unseen_assigners(connection, age=DAY),
+            lambda connection: retention_moves.delete_old_usage(connection, age=settings.keep_usage, limit=LIMIT),
+            lambda connection: graphs.delete_idle_counters(connection, limit=LIMIT),
         )
         for duty in duties:
             if not self._in_batches(duty):
                 self._next_forget = self._now()
 
-    def _delete(self, done: Round) -> None:
+    def _delete(self, done: RoundResult) -> None:
         settings = self._settings
 
         def batch(connection: Connection) -> int:
@@ -328,7 +332,7 @@ class Upkeep:
             )
 
         for _ in range(DELETIONS):
-            if not self._database.run(lambda connection: forget_graph(connection, age=settings.keep_succeeded)):
+            if not self._database.run(lambda connection: delete_graph(connection, age=settings.keep_succeeded)):
                 break
         for _ in range(DELETIONS):
             count = self._database.run(batch)

@@ -213,7 +213,7 @@ BACKPRESSURE = Resource(
     says="Advice to hold back jobs that ask for more than a place, of one resource class or all.",
     keys=(Key("resource_class", "[CLASS]", check=_check_class, default=ALL),),
     row=Advice,
-    rows=lambda connection, _: rates.standing(connection),
+    rows=lambda connection, _: rates.advice_in_force(connection),
     columns=(
         ("class", lambda row: row["resource_class"] or "all"),
         ("allowed", "allowed"),
@@ -232,7 +232,7 @@ BACKPRESSURE = Resource(
     told=_advised,
     remove=Removal(
         says="Take advice back.",
-        apply=lambda connection, keys, by: rates.take_back(connection, _of_class(keys), **by),
+        apply=lambda connection, keys, by: rates.withdraw_advice(connection, _of_class(keys), **by),
         told="nothing is advised for {resource_class}",
     ),
 )

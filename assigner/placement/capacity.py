@@ -21,15 +21,15 @@ class Capacity:
     wants_success = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
-        copy = _Copy(snapshot, policy)
+        copy = _WorkingCopy(snapshot, policy)
         warm = snapshot.warm()
-        benches: dict[tuple[int, str], _Bench] = {}
-        places: dict[int, tuple[int, _Bench]] = {}
+        benches: dict[tuple[int, str], _CandidateHeap] = {}
+        places: dict[int, tuple[int, _CandidateHeap]] = {}
         for nth, (group, bots) in enumerate(zip(snapshot.groups, snapshot.candidates, strict=True)):
             for job in group.jobs:
                 label = snapshot.label(job)
                 if (bench := benches.get((nth, label))) is None:
-                    bench = benches[nth, label] = _Bench(bots, copy, label, units=group.units)
+                    bench = benches[nth, label] = _CandidateHeap(bots, copy, label, units=group.units)
                 places[job.id] = nth, bench
         placements: list[Placement] = []
         for job in snapshot.jobs:
@@ -47,7 +47,7 @@ class Capacity:
         return placements
 
 
-class _Copy:
+class _WorkingCopy:
     """The working copy: of each bot the room that is left, and what it scores with that, locality aside."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
@@ -55,7 +55,7 @@ class _Copy:
         self.rises = policy.weights.capacity < 0 or policy.weights.success < 0
         self._by_rate = policy.weights.success != 0
         self._bots = {bot.id: bot for some in snapshot.candidates for bot in some}
-        self.rooms = {bot.id: bot.room for bot in self._bots.values()}
+        self.free_units_of = {bot.id: bot.free_units for bot in self._bots.values()}
         self._totals: dict[str, dict[int, float]] = {}
 
     def totals(self, label: str) -> dict[int, float]:
@@ -66,23 +66,23 @@ class _Copy:
 
     def take(self, bot: FreeBot, units: int) -> None:
         """A job takes so many units of the bot."""
-        self.rooms[bot.id] -= units
+        self.free_units_of[bot.id] -= units
         for label, totals in self._totals.items():
             totals[bot.id] = self.score(bot, label, hit=False).total
 
     def score(self, bot: FreeBot, label: str, *, hit: bool) -> Score:
         """Its score for a job of this label, with the room that it has left."""
-        room = self.rooms[bot.id]
+        free_units = self.free_units_of[bot.id]
         if not self._by_rate:
-            return self.policy.score(bot, room=room, hit=hit)
-        return self.policy.score(bot, room=room, hit=hit, rate=self.snapshot.rate(bot, label))
+            return self.policy.score(bot, free_units=free_units, hit=hit)
+        return self.policy.score(bot, free_units=free_units, hit=hit, rate=self.snapshot.rate(bot, label))
 
 
-class _Bench:
+class _CandidateHeap:
     """The candidates of a group's jobs of one label in a heap by score. Entries go stale when a job takes room; `best`
     mends them."""
 
-    def __init__(self, bots: Sequence[FreeBot], copy: _Copy, label: str, *, units: int) -> None:
+    def __init__(self, bots: Sequence[FreeBot], copy: _WorkingCopy, label: str, *, units: int) -> None:
         self.label, self._bots, self._copy, self._units = label, bots, copy, units
         self._totals = copy.totals(label)
 
@@ -92,8 +92,8 @@ class _Bench:
 
     @cached_property
     def _heap(self) -> list[tuple[float, int, int]]:
-        totals, rooms = self._totals, self._copy.rooms
-        heap = [(-totals[bot.id], nth, rooms[bot.id]) for nth, bot in enumerate(self._bots)]
+        totals, free_units_of = self._totals, self._copy.free_units_of
+        heap = [(-totals[bot.id], nth, free_units_of[bot.id]) for nth, bot in enumerate(self._bots)]
         heapq.heapify(heap)
         return heap
 
@@ -107,25 +107,25 @@ class _Bench:
         top = self._top()
         if top is None or not warm:
             return top
-        policy, rooms = self._copy.policy, self._copy.rooms
+        policy, free_units_of = self._copy.policy, self._copy.free_units_of
         contenders = [top, *warm] if policy.weights.locality >= 0 else self._bots
         ids = {bot.id for bot in warm}
         return max(
-            (bot for bot in contenders if rooms[bot.id] >= self._units),
+            (bot for bot in contenders if free_units_of[bot.id] >= self._units),
             key=lambda bot: (self._copy.score(bot, self.label, hit=bot.id in ids).total, -self._nth[bot.id]),
         )
 
     def _top(self) -> FreeBot | None:
         """The first with the highest score of those with room, locality aside."""
-        heap, rooms = self._heap, self._copy.rooms
+        heap, free_units_of = self._heap, self._copy.free_units_of
         while heap:
             _, nth, seen = heap[0]
             bot = self._bots[nth]
-            room = rooms[bot.id]
-            if room < self._units:
+            free_units = free_units_of[bot.id]
+            if free_units < self._units:
                 heapq.heappop(heap)
-            elif room != seen:
-                heapq.heapreplace(heap, (-self._totals[bot.id], nth, room))
+            elif free_units != seen:
+                heapq.heapreplace(heap, (-self._totals[bot.id], nth, free_units))
             else:
                 return bot
         return None
@@ -134,4 +134,4 @@ class _Bench:
         """The bot has less room and may score more for that, which would otherwise stay buried."""
         nth = self._nth.get(bot.id)
         if nth is not None:
-            heapq.heappush(self._heap, (-self._totals[bot.id], nth, self._copy.rooms[bot.id]))
+            heapq.heappush(self._heap, (-self._totals[bot.id], nth, self._copy.free_units_of[bot.id]))

@@ -65,7 +65,7 @@ class _WorkingCopy:
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.policy = policy
-        self.rooms = {bot.id: bot.room for candidates in snapshot.candidates for bot in candidates}
+        self.free_units_of = {bot.id: bot.free_units for candidates in snapshot.candidates for bot in candidates}
         self._snapshot = snapshot
         self._group = {job.id: nth for nth, group in enumerate(snapshot.groups) for job in group.jobs}
         self._warm = snapshot.warm()
@@ -76,17 +76,17 @@ class _WorkingCopy:
 
     def best(self, job: ReadyJob, hits: Sequence[FreeBot]) -> FreeBot | None:
         """The first with the highest score of those that have room for the job."""
-        fitting = [bot for bot in hits if self.rooms[bot.id] >= job.units]
+        fitting = [bot for bot in hits if self.free_units_of[bot.id] >= job.units]
         return max(fitting, key=lambda bot: self.score(job, bot).total, default=None)
 
     def score(self, job: ReadyJob, bot: FreeBot) -> Score:
         """What a bot that is a hit scores for the job."""
         rate = self._snapshot.rate(bot, self._snapshot.label(job))
-        return self.policy.score(bot, room=self.rooms[bot.id], hit=True, rate=rate)
+        return self.policy.score(bot, free_units=self.free_units_of[bot.id], hit=True, rate=rate)
 
     def take(self, job: ReadyJob, bot_id: int) -> None:
         """The job goes to this bot."""
-        self.rooms[bot_id] -= job.units
+        self.free_units_of[bot_id] -= job.units
 
     def left_for(self, jobs: Sequence[ReadyJob]) -> Snapshot:
         """What these jobs see: of each group as many candidates as a sample for them alone would have given."""
@@ -107,7 +107,7 @@ class _WorkingCopy:
         for bot in self._snapshot.candidates[group]:
             if len(found) == count:
                 break
-            room = self.rooms[bot.id]
-            if room >= units:
-                found.append(bot if room == bot.room else replace(bot, room=room))
+            free_units = self.free_units_of[bot.id]
+            if free_units >= units:
+                found.append(bot if free_units == bot.free_units else replace(bot, free_units=free_units))
         return found

@@ -65,7 +65,7 @@ def load(kind: str) -> Strategy:
     """
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]()
-    place, made = plugins.offered(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
+    place, made = plugins.load_entry_point(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
     if not isinstance(getattr(made, "wants_warm", None), bool):
         raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
     if not isinstance(getattr(made, "wants_success", False), bool):
@@ -74,11 +74,11 @@ def load(kind: str) -> Strategy:
         inspect.signature(made.choose).bind(None, None, how={})
     except (AttributeError, TypeError, ValueError):
         raise ValueError(f"{place} is not a strategy: it has no choose(snapshot, policy, *, how)") from None
-    return Offered(kind, made)
+    return PluginStrategy(kind, made)
 
 
 @dataclass(frozen=True)
-class Offered:
+class PluginStrategy:
     """A strategy of somebody else, whose answers are checked before anything is made of them."""
 
     kind: str

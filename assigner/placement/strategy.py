@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schema.fleet.candidates import FreeBot, Wanted
+from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.success import UNKNOWN
 from schema.moves.grant import Placement
 from schema.picking.ready import ReadyJob
@@ -70,7 +70,7 @@ class Score:
         """The score; higher is better."""
         return self.priority + self.capacity + self.locality
 
-    def stored(self) -> dict[str, Any]:
+    def as_decision(self) -> dict[str, Any]:
         """The form in which a decision keeps it."""
         return {
             "total": self.total,
@@ -91,13 +91,13 @@ class FourTerms(Score):
         """The score; higher is better."""
         return super().total + self.success
 
-    def stored(self) -> dict[str, Any]:
+    def as_decision(self) -> dict[str, Any]:
         """The form in which a decision keeps it."""
-        return {**super().stored(), "success": self.success}
+        return {**super().as_decision(), "success": self.success}
 
 
 @dataclass(frozen=True)
-class Worth:
+class SuccessScore:
     """success_rate / (1 + load)^load_power, from 0 to 1: Vapora's assignment score (ADR-018), where the power is 1.
 
     `rate` is that of the bot's attempts with jobs of the label, `load` the share of its units that are taken, both from
@@ -113,24 +113,24 @@ class Worth:
         """The score; higher is better."""
         return float(self.rate / (1.0 + self.load) ** self.load_power)
 
-    def stored(self) -> dict[str, Any]:
+    def as_decision(self) -> dict[str, Any]:
         """The form in which a decision keeps it."""
         return {"total": self.total, "success_rate": self.rate, "load": self.load}
 
 
-def worth(bot: FreeBot, *, room: int, rate: float, load_power: float = 1.0) -> Worth:
+def success_score(bot: FreeBot, *, free_units: int, rate: float, load_power: float = 1.0) -> SuccessScore:
     """What a bot is worth that has succeeded at this `rate` and still has `room` free units, of at least one."""
-    return Worth(rate, (bot.capacity - room) / bot.capacity, load_power)
+    return SuccessScore(rate, (bot.capacity - free_units) / bot.capacity, load_power)
 
 
-def score(bot: FreeBot, *, room: int, hit: bool, weights: Weights, term: CapacityTerm = "raw") -> Score:
+def score(bot: FreeBot, *, free_units: int, hit: bool, weights: Weights, term: CapacityTerm = "raw") -> Score:
     """priority x w_priority + capacity x w_capacity + locality_hit x w_locality (BuildGrid's weighted score).
 
     `room` is the bot's units still free, also counting what this batch has taken; the capacity term is that number, or
     normalised, its share of all the bot's units. With the default weights a bot of priority 0 with 3 free units and no
     hit scores 3; a priority that is better by 1 outweighs a locality hit, or up to nine more free units.
     """
-    capacity = room if term == "raw" else room / bot.capacity
+    capacity = free_units if term == "raw" else free_units / bot.capacity
     return Score(
         priority=bot.priority * weights.priority,
         capacity=capacity * weights.capacity,
@@ -192,12 +192,12 @@ class Group:
     units: int
     jobs: tuple[ReadyJob, ...]
 
-    def wanted(self, sample_size: int) -> Wanted:
+    def wanted(self, sample_size: int) -> CandidateRequest:
         """What to sample: if every job before it fills a bot, the last one still sees `sample_size` candidates."""
-        return Wanted(self.cohort, self.instance, self.platform, self.units, sample_size + len(self.jobs) - 1)
+        return CandidateRequest(self.cohort, self.instance, self.platform, self.units, sample_size + len(self.jobs) - 1)
 
 
-def grouped(jobs: Sequence[ReadyJob]) -> list[Group]:
+def group_jobs(jobs: Sequence[ReadyJob]) -> list[Group]:
     """Jobs by cohort, instance, requirement set and units; groups and jobs keep the order of their first appearance."""
     found: dict[tuple[int, int, int, int], list[ReadyJob]] = {}
     for job in jobs:
@@ -223,12 +223,12 @@ class Policy(BaseModel):
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     weights: Weights = Field(default_factory=Weights)
 
-    def score(self, bot: FreeBot, *, room: int, hit: bool, rate: float = UNKNOWN) -> Score:
+    def score(self, bot: FreeBot, *, free_units: int, hit: bool, rate: float = UNKNOWN) -> Score:
         """The weighted score of a bot that still has `room` free units and has succeeded at this `rate`."""
-        found = score(bot, room=room, hit=hit, weights=self.weights, term=self.capacity_term)
+        found = score(bot, free_units=free_units, hit=hit, weights=self.weights, term=self.capacity_term)
         if not self.weights.success:
             return found
-        value = worth(bot, room=room, rate=rate, load_power=self.load_power).total
+        value = success_score(bot, free_units=free_units, rate=rate, load_power=self.load_power).total
         return FourTerms(found.priority, found.capacity, found.locality, value * self.weights.success)
 
 
@@ -297,13 +297,13 @@ class Strategy(Protocol):
         """
 
 
-class Stored(Protocol):
+class StorableScore(Protocol):
     """What a bot was chosen by."""
 
-    def stored(self) -> dict[str, Any]:
+    def as_decision(self) -> dict[str, Any]:
         """The form in which a decision keeps it."""
 
 
-def decision(bot: FreeBot, found: Stored, candidates: int, how: Mapping[str, object]) -> dict[str, object]:
+def decision(bot: FreeBot, found: StorableScore, candidates: int, how: Mapping[str, object]) -> dict[str, object]:
     """How a choice by score is kept: the bot's name, how many were compared, and what the score is made of."""
-    return {"bot": bot.name, "candidates": candidates, "score": found.stored(), **how}
+    return {"bot": bot.name, "candidates": candidates, "score": found.as_decision(), **how}

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from schema.accounting.quotas import EVICTION_COOLDOWN
-from schema.picking.preemption import Holder, Occupant, Starved
+from schema.picking.preemption import Occupant, OccupiedBot, StarvedJob
 
 # What operators tune about quotas and preemption. The quotas themselves are in the database.
 
@@ -52,23 +52,25 @@ ANY = "any"
 class Eviction:
     """Victims on one bot, and the numbers that justify them, which both jobs keep as a receipt."""
 
-    preemptor: Starved
-    bot: Holder
+    preemptor: StarvedJob
+    bot: OccupiedBot
     victims: tuple[Occupant, ...]
     rule: str
     receipt: Mapping[str, Any]
 
 
-def plan(starved: Starved, bots: Sequence[Holder], settings: QuotaSettings, *, now: datetime) -> Eviction | None:
+def plan(
+    starved: StarvedJob, bots: Sequence[OccupiedBot], settings: QuotaSettings, *, now: datetime
+) -> Eviction | None:
     """The eviction that lets the job start and costs least, or None if none would, or if it could start without one.
 
     On each bot victims are taken in the order least urgent first, then most recently queued (BuildGrid), until the
     job fits beside what stays; of the bots the one with the fewest victims wins, then the one whose most urgent victim
     is the least urgent and most recently queued. A victim's instance keeps its own minimum.
     """
-    if any(bot.room >= starved.units for bot in bots):
+    if any(bot.free_units >= starved.units for bot in bots):
         return None
-    best: tuple[tuple[Any, ...], Holder, tuple[Occupant, ...]] | None = None
+    best: tuple[tuple[Any, ...], OccupiedBot, tuple[Occupant, ...]] | None = None
     for bot in bots:
         victims = _enough(starved, bot, settings, now)
         if not victims:
@@ -83,7 +85,7 @@ def plan(starved: Starved, bots: Sequence[Holder], settings: QuotaSettings, *, n
     return Eviction(starved, bot, victims, starved.rule, _receipt(starved, bot, victims, settings))
 
 
-def evictable(starved: Starved, occupant: Occupant, settings: QuotaSettings, *, now: datetime) -> bool:
+def evictable(starved: StarvedJob, occupant: Occupant, settings: QuotaSettings, *, now: datetime) -> bool:
     """Whether the rules let the job at all be stopped for this one: another instance's, running, not shielded, and,
     unless the cohort reclaims minimums from any, less urgent."""
     return (
@@ -95,10 +97,10 @@ def evictable(starved: Starved, occupant: Occupant, settings: QuotaSettings, *, 
     )
 
 
-def _enough(starved: Starved, bot: Holder, settings: QuotaSettings, now: datetime) -> tuple[Occupant, ...]:
+def _enough(starved: StarvedJob, bot: OccupiedBot, settings: QuotaSettings, now: datetime) -> tuple[Occupant, ...]:
     """The first victims in order with which the job fits on the bot, without those that are not needed beside the later
     ones; none if it fits with no number."""
-    missing = starved.units - bot.room
+    missing = starved.units - bot.free_units
     if starved.units > bot.capacity:
         return ()
     spare: dict[int, float] = {}
@@ -127,7 +129,9 @@ def _needed(taken: Sequence[Occupant], *, too_many: int) -> tuple[Occupant, ...]
     return tuple(needed)
 
 
-def _receipt(starved: Starved, bot: Holder, victims: Sequence[Occupant], settings: QuotaSettings) -> dict[str, Any]:
+def _receipt(
+    starved: StarvedJob, bot: OccupiedBot, victims: Sequence[Occupant], settings: QuotaSettings
+) -> dict[str, Any]:
     return {
         "rule": starved.rule,
         "bot": bot.name,

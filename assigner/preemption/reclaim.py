@@ -8,10 +8,10 @@ from sqlalchemy import Connection
 
 from assigner.preemption.plan import Eviction, QuotaSettings, plan
 from schema.fleet import candidates
-from schema.fleet.candidates import Wanted
+from schema.fleet.candidates import CandidateRequest
 from schema.moves.preempt import preempt
 from schema.picking import preemption
-from schema.picking.preemption import Starved
+from schema.picking.preemption import StarvedJob
 from schema.picking.ready import Scope
 
 #: Jobs of instances below their minimum that one cycle reclaims for.
@@ -25,41 +25,41 @@ def reclaim(
 
     A job for which a free bot is there is left to the next pick. `again`: this transaction has granted leases.
     """
-    waiting, now = preemption.starved(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
+    waiting, now = preemption.starved_jobs(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
     return sum(evicted for _, evicted in _reclaimed(connection, waiting, now, settings, sync, actor, again=again))
 
 
 def reclaim_admitted(
     connection: Connection, scope: Scope, job_ids: Sequence[int], settings: QuotaSettings, *, sync: float, actor: str
-) -> tuple[list[Starved], int]:
+) -> tuple[list[StarvedJob], int]:
     """As `reclaim`, for jobs that have gone through their gates, whose rows are locked: those for which room has been
     reserved, and the number of victims."""
-    waiting, now = preemption.admitted(connection, scope, job_ids, delay=settings.preemption_delay, sync=sync)
+    waiting, now = preemption.starved_among(connection, scope, job_ids, delay=settings.preemption_delay, sync=sync)
     found = list(_reclaimed(connection, waiting, now, settings, sync, actor, again=False))
     return [job for job, _ in found], sum(evicted for _, evicted in found)
 
 
 def _reclaimed(
     connection: Connection,
-    waiting: Sequence[Starved],
+    waiting: Sequence[StarvedJob],
     now: datetime | None,
     settings: QuotaSettings,
     sync: float,
     actor: str,
     *,
     again: bool,
-) -> Iterator[tuple[Starved, int]]:
+) -> Iterator[tuple[StarvedJob, int]]:
     """The jobs for which room is being freed, each with the number of its victims."""
     freed: Counter[tuple[int, int]] = Counter()
     # Jobs come most urgent first: where none could be evicted for one, none can for the next that is like it.
-    hopeless: set[Wanted] = set()
+    hopeless: set[CandidateRequest] = set()
     for job in waiting:
         assert now is not None
-        wanted = Wanted(job.cohort, job.instance, job.platform, job.units, 1)
+        wanted = CandidateRequest(job.cohort, job.instance, job.platform, job.units, 1)
         of = job.cohort, job.instance
         if wanted in hopeless or freed[of] + job.units > job.short or candidates.any_free(connection, wanted):
             continue
-        eviction = plan(job, preemption.holders(connection, job), settings, now=now)
+        eviction = plan(job, preemption.occupied_bots(connection, job), settings, now=now)
         if eviction is None:
             hopeless.add(wanted)
             continue

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 
 from assigner.config.loading import Reloader
 from assigner.loops import Loop
-from assigner.maintenance.meters import Polling
+from assigner.maintenance.meters import MeterPoller
 from assigner.maintenance.upkeep import Upkeep
-from assigner.process.threads import Presence, Staff, seeded
+from assigner.process.threads import AssignerThreads, Presence, seeded
 from assigner.settings import PoolSettings
 from schema import clock, declarations
 from schema.accounting import accounts, rates
@@ -43,25 +43,25 @@ def declare(database: Database, settings: PoolSettings) -> None:
     database.run(lambda connection: success.declare(connection, settings.success, actor=ACTOR))
     database.run(lambda connection: rates.declare(connection, settings.rates, actor=ACTOR))
     database.run(lambda connection: time_windows.declare(connection, settings.windows, actor=ACTOR))
-    for each in database.run(lambda connection: instances.different(connection, settings.instances)):
+    for each in database.run(lambda connection: instances.changed_instances(connection, settings.instances)):
         try:
             database.run(partial(instances.put_instance, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON))
         except Conflict as error:
             log.error("an instance cannot be as configured now", instance=each.name, error=str(error))
-    given = settings.fair_share.model_dump(include=set(PoolLimits.model_fields), exclude_none=True)
-    database.run(lambda connection: _note(connection, settings.instances, limits=list(given)))
-    shares = {each.name: each for each in settings.instances if each.given}
+    is_given = settings.fair_share.model_dump(include=set(PoolLimits.model_fields), exclude_none=True)
+    database.run(lambda connection: _note(connection, settings.instances, limits=list(is_given)))
+    shares = {each.name: each for each in settings.instances if each.is_given}
     if shares:
         database.run(lambda connection: accounts.declare(connection, shares, actor=ACTOR, reason=REASON))
-    if given:
-        limits = PoolLimits.model_validate(given)
+    if is_given:
+        limits = PoolLimits.model_validate(is_given)
         database.run(lambda connection: accounts.limit_pool(connection, limits, actor=ACTOR, reason=REASON))
 
 
 def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: Sequence[str]) -> None:
     """Remember which instances, shares, locks and limits of all are declared."""
     declarations.replace(connection, "instance", (each.name for each in named))
-    declarations.replace(connection, "account", (each.name for each in named if each.given))
+    declarations.replace(connection, "account", (each.name for each in named if each.is_given))
     declarations.replace(connection, "lock", (f"{each.name}/{lock}" for each in named for lock in each.locks))
     declarations.replace(connection, "pool-limit", limits)
 
@@ -91,8 +91,8 @@ class AssignerProcess:
             now=clock.monotonic,
             fair=settings.fair_share,
         )
-        self._polling = Polling(database, settings.meters)
-        self._staff = Staff(
+        self._polling = MeterPoller(database, settings.meters)
+        self._assigner_threads = AssignerThreads(
             database, settings, name=name, wakeups=self._wakeups, presence=self._presence, chance=seeded(chance)
         )
         self._config_loop = Loop("config", self._look_at_configuration, chance=seeded(chance))
@@ -103,15 +103,15 @@ class AssignerProcess:
             Loop("meters", self._polling.run_once, chance=seeded(chance)),
         ]
         self._cohort_loop: Loop | None = None
-        if self._staff.follows_cohorts:
-            self._cohort_loop = Loop("cohorts", self._staff.run_once, chance=seeded(chance))
+        if self._assigner_threads.follows_cohorts:
+            self._cohort_loop = Loop("cohorts", self._assigner_threads.run_once, chance=seeded(chance))
             self._loops.insert(0, self._cohort_loop)
 
     def start(self) -> None:
         declare(self._database, self._reloader.current)
         self._presence.begin()
         self._wakeups.start()
-        self._staff.start()
+        self._assigner_threads.start()
         for loop in self._loops:
             loop.start()
 
@@ -123,7 +123,7 @@ class AssignerProcess:
     def stop(self) -> None:
         """Let every loop end what it does, then return. What a killed loop would leave is a transaction undone."""
         deadline = clock.monotonic() + STOP_WITHIN
-        self._staff.stop(deadline)
+        self._assigner_threads.stop(deadline)
         for loop in self._loops:
             loop.stop(max(0.0, deadline - clock.monotonic()))
         self._wakeups.stop()
@@ -139,7 +139,7 @@ class AssignerProcess:
         return delay
 
     def _reconfigure(self, before: PoolSettings, now: PoolSettings) -> None:
-        self._staff.reconfigure(now)
+        self._assigner_threads.reconfigure(now)
         if self._cohort_loop is not None:
             self._cohort_loop.wake()
         self._upkeep.reconfigure(now.upkeep, now.fair_share)

@@ -30,7 +30,7 @@ HURRY = 5.0
 #: Seconds before a child that died is started again: doubled each time it dies young, up to the last.
 RESTART_FIRST, RESTART_LAST = 0.5, 30.0
 #: Seconds of life after which earlier deaths are forgotten.
-GROWN_UP = 30.0
+STABLE_AFTER = 30.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 log = structlog.get_logger()
@@ -76,12 +76,12 @@ class Children:
         directory: Path,
         environ: Mapping[str, str],
         *,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         chance: random.Random,
         restart: bool = True,
         monotonic: clock.Monotonic = clock.monotonic,
     ) -> None:
-        self._directory, self._environ, self._tell, self._chance = directory, dict(environ), tell, chance
+        self._directory, self._environ, self._report, self._chance = directory, dict(environ), report, chance
         self._restart, self._monotonic = restart, monotonic
         self._running: dict[str, _Running] = {}
 
@@ -109,16 +109,16 @@ class Children:
         for name, each in list(self._running.items()):
             now = self._monotonic()
             if each.again_at is None and each.process.poll() is not None:
-                each.deaths = 0 if now - each.born > GROWN_UP else each.deaths + 1
+                each.deaths = 0 if now - each.born > STABLE_AFTER else each.deaths + 1
                 pause = min(RESTART_LAST, RESTART_FIRST * 2.0 ** min(each.deaths, 30)) * self._chance.uniform(0.5, 1.0)
                 each.again_at = now + pause
                 log.warning("child died", child=name, status=each.process.returncode, restart_in=round(pause, 2))
-                self._tell(f"{name} {self._epitaph(each)}; starting it again in {pause:.1f} s")
+                self._report(f"{name} {self._epitaph(each)}; starting it again in {pause:.1f} s")
             elif each.again_at is not None and each.again_at <= now:
                 reborn = self._spawn(each.child)
                 reborn.deaths = each.deaths
                 self._running[name] = reborn
-                self._tell(f"{name} runs again")
+                self._report(f"{name} runs again")
         return 0.2
 
     def stop(self, *, patience: float = 10.0) -> None:

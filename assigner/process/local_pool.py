@@ -57,7 +57,7 @@ class LocalPool:
         assigners: int,
         bots: Sequence[LocalBot],
         environ: Mapping[str, str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         chance: random.Random,
         port: int | None = None,
         rest: Callable[[float], object] = clock.sleep,
@@ -69,7 +69,7 @@ class LocalPool:
         self._global = ["--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
         self._gateway_environment = {} if port is None else {"LEASEHOLD_GATEWAY_PORT": str(port)}
         inherited = {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
-        self._children = Children(data / "log", inherited, tell=tell, chance=chance, restart=restart)
+        self._children = Children(data / "log", inherited, report=report, chance=chance, restart=restart)
         self.url = ""
 
     def start(self) -> None:
@@ -154,8 +154,8 @@ def is_ready(url: str) -> bool:
 class ServerKeeper:
     """Starts the embedded server of a directory again when it has died, which no client of it could do."""
 
-    def __init__(self, data: Path, *, tell: Callable[[str], None]) -> None:
-        self._data, self._tell = data, tell
+    def __init__(self, data: Path, *, report: Callable[[str], None]) -> None:
+        self._data, self._report = data, report
         self._server = embedded.serve(data)
         self._pid = self._server.pid
         self._next = clock.monotonic() + KEEP_EVERY
@@ -169,9 +169,9 @@ class ServerKeeper:
             before.close()
             if self._server.pid != self._pid:
                 self._pid = self._server.pid
-                self._tell("PostgreSQL had died and runs again")
+                self._report("PostgreSQL had died and runs again")
         except NotReady as error:
-            self._tell(str(error))
+            self._report(str(error))
         self._next = clock.monotonic() + KEEP_EVERY
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ def local_pool(
     *,
     assigners: int,
     bots: Sequence[LocalBot],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     chance: random.Random,
     port: int | None = None,
     rest: Callable[[float], object] = clock.sleep,
@@ -194,8 +194,8 @@ def local_pool(
     entered. Raises Conflict if one runs there already, NotReady and BadInput as its parts do."""
     is_embedded = installation.settings.database.url.get_secret_value() == "embedded"
     with ExitStack() as stack:
-        stack.enter_context(alone(installation.data))
-        keeper = ServerKeeper(installation.data, tell=tell) if is_embedded else None
+        stack.enter_context(hold_data_directory(installation.data))
+        keeper = ServerKeeper(installation.data, report=report) if is_embedded else None
         if keeper:
             stack.callback(keeper.close)
         database = stack.enter_context(installation.database("pool"))
@@ -208,7 +208,7 @@ def local_pool(
             assigners=assigners,
             bots=bots,
             environ=_with_own_work(installation),
-            tell=tell,
+            report=report,
             chance=chance,
             port=port,
             rest=rest,
@@ -247,7 +247,7 @@ def _keep_token(database: Database, path: Path, *, kind: tokens.Kind, bot: str |
 
 
 @contextmanager
-def alone(data: Path) -> Iterator[None]:
+def hold_data_directory(data: Path) -> Iterator[None]:
     """Hold the data directory as the one local pool in it. Raises Conflict if there is one already."""
     try:
         data.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)

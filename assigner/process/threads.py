@@ -22,9 +22,9 @@ from schema.tenancy.cohorts import Cohort, cohorts
 
 
 #: Seconds between two looks of an assigner that may place nothing.
-DRAINED_LOOK = 1.0
+DRAINED_INTERVAL = 1.0
 #: Seconds until the next look at whether the last cycle has ended, so that who waits for a drain hears of it soon.
-OBEY_LOOK = 0.2
+OBEY_INTERVAL = 0.2
 
 
 class Presence:
@@ -44,9 +44,11 @@ class Presence:
 
     def begin(self) -> None:
         """Register the process before it places anything. What an operator wished of one of its name still holds."""
-        self._wish(
+        self._obey(
             self._database.run(
-                lambda connection: drains.assigner_seen(connection, self._name, starts=True, serves=self._serves)
+                lambda connection: drains.record_assigner_alive(
+                    connection, self._name, starts=True, serves=self._serves
+                )
             )
         )
 
@@ -54,15 +56,15 @@ class Presence:
         """Mark the process seen; once it places nothing more, tell that too. Returns the seconds until the next."""
         idle = self._idle()
         draining = self._database.run(
-            lambda connection: drains.assigner_seen(connection, self._name, idle=idle, serves=self._serves),
+            lambda connection: drains.record_assigner_alive(connection, self._name, idle=idle, serves=self._serves),
             urgent=True,
         )
-        self._wish(draining)
-        return OBEY_LOOK if draining and not idle else self._interval
+        self._obey(draining)
+        return OBEY_INTERVAL if draining and not idle else self._interval
 
     def end(self) -> None:
         """The process stops."""
-        self._database.run(lambda connection: drains.assigner_stopped(connection, self._name))
+        self._database.run(lambda connection: drains.record_assigner_stopped(connection, self._name))
 
     def guarded(self, run_once: Callable[[], float]) -> Callable[[], float]:
         """The same work, left out while the process is drained."""
@@ -70,7 +72,7 @@ class Presence:
         def run() -> float:
             with self._lock:
                 if self._draining:
-                    return DRAINED_LOOK
+                    return DRAINED_INTERVAL
                 self._at_work += 1
             try:
                 return run_once()
@@ -80,7 +82,7 @@ class Presence:
 
         return run
 
-    def _wish(self, draining: bool) -> None:
+    def _obey(self, draining: bool) -> None:
         with self._lock:
             self._draining = draining
 
@@ -90,7 +92,7 @@ class Presence:
 
 
 #: Seconds between two looks at the cohorts.
-COHORTS_LOOK = 3.0
+COHORTS_INTERVAL = 3.0
 #: Seconds the thread of a cohort that is no more gets to end its cycle before the next look.
 STOP_WITHIN = 2.0
 
@@ -98,7 +100,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Post:
+class ThreadRole:
     """What one thread is for. `entry` is the number of its `[[assigners]]` entry; `place` the number of the thread, or
     `cohort-` and the cohort's name; `cohort` the cohort's id."""
 
@@ -108,7 +110,7 @@ class Post:
 
 
 @dataclass(frozen=True)
-class Held:
+class RunningThread:
     """A post and who holds it."""
 
     assigner: PriorityAgeAssigner
@@ -116,7 +118,7 @@ class Held:
     signal: Signal
 
 
-class Staff:
+class AssignerThreads:
     """Starts and stops the assigners of one process. `stop` is the end; the other methods come from one thread each."""
 
     def __init__(
@@ -133,7 +135,7 @@ class Staff:
         self._wakeups, self._presence, self._chance = wakeups, presence, chance
         self._kinds = [each.kind for each in settings.assigners]
         self._lock = threading.Lock()
-        self._held: dict[Post, Held] = {}
+        self._held: dict[ThreadRole, RunningThread] = {}
         self._missing: set[str] = set()
         self._over = False
         self._filters = [_filters(each) for each in settings.assigners]
@@ -150,7 +152,7 @@ class Staff:
             for entry, settings in enumerate(self._settings.assigners):
                 if settings.kind != "cohort":
                     for thread in range(settings.threads):
-                        self._take(Post(entry, str(thread)))
+                        self._start_thread(ThreadRole(entry, str(thread)))
 
     def run_once(self) -> float:
         """Start and stop the threads of cohorts so that there is one for each; returns the seconds until the next."""
@@ -158,15 +160,15 @@ class Staff:
         with self._lock:
             if not self._over:
                 self._match(found)
-        return COHORTS_LOOK
+        return COHORTS_INTERVAL
 
     def reconfigure(self, settings: PoolSettings) -> None:
         """Use other settings from each thread's next cycle on. The number and the kinds of entries stay."""
         with self._lock:
             self._settings = settings
-            for post, held in self._held.items():
-                if (entry := self._entry(post.entry)) is not None:
-                    held.assigner.reconfigure(entry, settings.quotas, rules(settings))
+            for role, held in self._held.items():
+                if (entry := self._entry(role.entry)) is not None:
+                    held.assigner.reconfigure(entry, settings.quotas, rules_from(settings))
             for number in range(len(self._kinds)):
                 if (entry := self._entry(number)) is not None:
                     self._filters[number] = _filters(entry)
@@ -176,8 +178,8 @@ class Staff:
         """Let every thread end its cycle, until `deadline` on the monotonic clock at most."""
         with self._lock:
             self._over = True
-            for post in list(self._held):
-                self._leave(post, max(0.0, deadline - clock.monotonic()))
+            for role in list(self._held):
+                self._stop_thread(role, max(0.0, deadline - clock.monotonic()))
 
     def _entry(self, entry: int) -> AssignerSettings | None:
         """The entry's settings as they are now, None if it is gone or another kind has taken its place."""
@@ -187,22 +189,22 @@ class Staff:
         return found if found.kind == self._kinds[entry] else None
 
     def _match(self, found: Sequence[Cohort]) -> None:
-        wanted = {post for entry, kind in enumerate(self._kinds) if kind == "cohort" for post in self._of(entry, found)}
-        for post in [post for post in self._held if post.cohort is not None and post not in wanted]:
-            self._leave(post, STOP_WITHIN)
-        names = {(post.entry, post.place) for post in self._held}
-        for post in wanted - self._held.keys():
+        wanted = {role for entry, kind in enumerate(self._kinds) if kind == "cohort" for role in self._of(entry, found)}
+        for role in [role for role in self._held if role.cohort is not None and role not in wanted]:
+            self._stop_thread(role, STOP_WITHIN)
+        names = {(role.entry, role.place) for role in self._held}
+        for role in wanted - self._held.keys():
             # A cohort that has been made anew under the same name waits for the thread of the old one.
-            if (post.entry, post.place) not in names:
-                self._take(post)
+            if (role.entry, role.place) not in names:
+                self._start_thread(role)
         self._report_missing(found)
 
-    def _of(self, entry: int, found: Sequence[Cohort]) -> Iterable[Post]:
+    def _of(self, entry: int, found: Sequence[Cohort]) -> Iterable[ThreadRole]:
         settings = self._entry(entry)
         if settings is None:
-            return (post for post in self._held if post.entry == entry)
+            return (role for role in self._held if role.entry == entry)
         chosen = (each for each in found if settings.cohorts is None or each.name in settings.cohorts)
-        return (Post(entry, f"cohort-{each.name}", each.id) for each in chosen)
+        return (ThreadRole(entry, f"cohort-{each.name}", each.id) for each in chosen)
 
     def _report_missing(self, found: Sequence[Cohort]) -> None:
         wished = {name for each in self._settings.assigners for name in each.cohorts or ()}
@@ -211,39 +213,39 @@ class Staff:
             log.warning("configured cohorts do not exist", cohorts=sorted(missing))
         self._missing = missing
 
-    def _take(self, post: Post) -> None:
-        settings = self._settings.assigners[post.entry]
-        assigner = (PriorityAgeAssigner if post.cohort is None else CohortAssigner)(
+    def _start_thread(self, role: ThreadRole) -> None:
+        settings = self._settings.assigners[role.entry]
+        assigner = (PriorityAgeAssigner if role.cohort is None else CohortAssigner)(
             self._database,
             settings,
             timing=self._settings.timing,
             chance=seeded(self._chance),
-            name=f"{self._name}/{post.entry}.{post.place}",
+            name=f"{self._name}/{role.entry}.{role.place}",
             now=clock.monotonic,
             quotas=self._settings.quotas,
-            cohort=post.cohort,
-            rules=rules(self._settings),
+            cohort=role.cohort,
+            rules=rules_from(self._settings),
         )
         signal = self._wakeups.signal("jobs")
         loop = Loop(
-            f"assigner-{post.entry}-{post.place}",
+            f"assigner-{role.entry}-{role.place}",
             self._presence.guarded(assigner.run_once),
             chance=seeded(self._chance),
             signal=signal,
             idle=lambda: self._wakeups.idle("jobs"),
             on_error_delay=settings.interval,
         )
-        self._held[post] = Held(assigner, loop, signal)
+        self._held[role] = RunningThread(assigner, loop, signal)
         loop.start()
-        if post.cohort is not None:
+        if role.cohort is not None:
             log.info("a cohort has an assigner", assigner=assigner.name)
 
-    def _leave(self, post: Post, within: float) -> None:
-        held = self._held[post]
+    def _stop_thread(self, role: ThreadRole, within: float) -> None:
+        held = self._held[role]
         if held.loop.stop(within):
             held.signal.close()
-            del self._held[post]
-            if post.cohort is not None and not self._over:
+            del self._held[role]
+            if role.cohort is not None and not self._over:
                 log.info("a cohort has no assigner any more", assigner=held.assigner.name)
 
 
@@ -251,7 +253,7 @@ def _filters(settings: AssignerSettings) -> Mapping[str, Sequence[str] | None]:
     return {"instances": settings.instances, "cohorts": settings.cohorts}
 
 
-def rules(settings: PoolSettings) -> Rules:
+def rules_from(settings: PoolSettings) -> Rules:
     """What the configuration says of jobs that ask for more than a place."""
     return Rules(settings.ordering, settings.checkers, settings.fair_share)
 

@@ -6,9 +6,18 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from schema.errors import BadInput
-from schema.fleet.success import PRIOR, rate
-from schema.postgres.fragments import FINISHED_AT, JOINED, NAMED, REASON, RESULT, STATE, WANTED, WITHDRAWN
-from schema.predicates import COHORT, HEALTHY, REQUIREMENTS, UNITS, able, serves
+from schema.fleet.success import PRIOR, success_rate
+from schema.postgres.fragments import (
+    JOB_RESULT,
+    SUBMISSION_FINISHED_AT,
+    SUBMISSION_JOINED,
+    SUBMISSION_REASON,
+    SUBMISSION_STATE,
+    SUBMISSIONS,
+    WANTED_SUBMISSIONS,
+    WITHDRAWN_SUBMISSIONS,
+)
+from schema.predicates import COHORT, HEALTHY, REQUIREMENTS, UNITS, can_take, serves
 from schema.validation import escaped
 
 Rows = list[dict[str, Any]]
@@ -26,8 +35,8 @@ _JOB_COLUMNS = """
 _ROW = f"j.public_id AS id, j.state, j.reason, j.finished_at, {_JOB_COLUMNS}"
 
 # A submission is shown as what became of it; the job of a withdrawn one may go on.
-_SUBMISSION = f"s.id, {STATE} AS state, {REASON} AS reason, {FINISHED_AT} AS finished_at, {JOINED} AS joined"
-_NAMED = f"({NAMED}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id = j.instance"
+_SUBMISSION = f"s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason, {SUBMISSION_FINISHED_AT} AS finished_at, {SUBMISSION_JOINED} AS joined"
+_NAMED = f"({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id = j.instance"
 
 _LAST_BOT = """
 LEFT JOIN LATERAL (
@@ -39,9 +48,9 @@ LEFT JOIN LATERAL (
 JOB = text(f"""
 SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds, j.locality_hint,
     j.retry_failed, j.kills, j.considered, greatest(0, extract(epoch FROM j.schedule_after - now())) AS backoff,
-    j.dedup_key, j.queue_deadline, {WANTED} AS submissions,
+    j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
-    w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {RESULT} END AS result
+    w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED} JOIN platforms p ON p.id = j.platform
 LEFT JOIN LATERAL (
     SELECT g.terms, o.estimate FROM constraint_sets g LEFT JOIN job_constraints o ON o.job_id = j.id
@@ -66,7 +75,7 @@ CHANCES = text(f"""
 SELECT count(*) AS matching, coalesce(max(b.capacity), 0) AS largest,
     count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")}) AS fitting,
     count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")} AND {HEALTHY.of(bot="b")}) AS willing,
-    count(*) FILTER (WHERE {able("b", "w")}) AS free
+    count(*) FILTER (WHERE {can_take("b", "w")}) AS free
 FROM (SELECT j.platform, j.cohort, j.instance, i.pool, j.units
       FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.id = :job_id OFFSET 0) w
 JOIN bot_platforms bp ON bp.platform = w.platform JOIN bots b ON {REQUIREMENTS.of(bot="b", want="w")}
@@ -74,7 +83,7 @@ WHERE b.status <> 'gone' AND {COHORT.of(bot="b", want="w")} AND {serves("b", "w"
 """)
 
 # One page, newest first; `before` is the row of the last job of the page before.
-LIST = text(f"""
+JOB_PAGE = text(f"""
 SELECT {_ROW}
 FROM jobs j JOIN instances i ON i.id = j.instance {_LAST_BOT}
 WHERE {VISIBLE}
@@ -85,21 +94,21 @@ WHERE {VISIBLE}
 ORDER BY j.id DESC LIMIT :limit
 """)
 
-ROW_OF = text(f"""
-SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {REASON} END AS withdrawn FROM {_NAMED} WHERE {VISIBLE}
+JOB_ROW_ID = text(f"""
+SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {SUBMISSION_REASON} END AS withdrawn FROM {_NAMED} WHERE {VISIBLE}
 """)
 
 # States of many submissions, results only of those that have one; `job` is the id of their job itself.
-STATES = text(f"""
+SUBMISSION_STATES = text(f"""
 SELECT {_SUBMISSION}, j.public_id AS job, j.attempts,
-    CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {RESULT} END AS result
+    CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED}
 WHERE {VISIBLE}
 """)
 
 # Where the output of a job's newest attempt is; attempts are counted by their leases, also those not charged.
 ATTEMPT = text(f"""
-SELECT j.id AS row_id, j.public_id AS job, {STATE} AS state, {FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
+SELECT j.id AS row_id, j.public_id AS job, {SUBMISSION_STATE} AS state, {SUBMISSION_FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
 FROM {_NAMED}
 CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
 WHERE {VISIBLE}
@@ -107,7 +116,7 @@ WHERE {VISIBLE}
 
 # What there could be to tell those who wait for these jobs, given by their own ids.
 PROGRESS = text(f"""
-SELECT j.public_id AS id, j.finished_at IS NOT NULL AS final, {WITHDRAWN} AS withdrawn, l.attempt,
+SELECT j.public_id AS id, j.finished_at IS NOT NULL AS final, {WITHDRAWN_SUBMISSIONS} AS withdrawn, l.attempt,
     coalesce(o.written, 0) AS written
 FROM jobs j
 CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
@@ -132,21 +141,21 @@ BOT = text(f"{_BOTS} WHERE b.name = :name")
 
 # What is known of one bot's work, by label, the latest first.
 BOT_SUCCESS = text(f"""
-SELECT s.label, s.successes, s.failures, s.returned, {rate("s")} AS success_rate,
+SELECT s.label, s.successes, s.failures, s.returned, {success_rate("s")} AS success_rate,
     1000 * s.seconds / nullif(s.finished, 0) AS avg_latency_ms, s.at
 FROM bot_success s JOIN bots b ON b.id = s.bot_id WHERE b.name = :name ORDER BY s.at DESC, s.label
 """)
 
 
-def row_of(connection: Connection, job: str, *, instances: Sequence[str] | None) -> int | None:
+def job_row_id(connection: Connection, job: str, *, instances: Sequence[str] | None) -> int | None:
     """The row id of the job that a public id stands for, None if there is none to see."""
-    found: int | None = connection.execute(ROW_OF, {"ids": [job], "instances": instances}).scalar_one_or_none()
+    found: int | None = connection.execute(JOB_ROW_ID, {"ids": [job], "instances": instances}).scalar_one_or_none()
     return found
 
 
-def withdrawn(connection: Connection, job: str, *, instances: Sequence[str] | None) -> str | None:
+def withdrawn_reason(connection: Connection, job: str, *, instances: Sequence[str] | None) -> str | None:
     """In words, that this submission was withdrawn; None if it was not, or if there is none to see."""
-    row = connection.execute(ROW_OF, {"ids": [job], "instances": instances}).one_or_none()
+    row = connection.execute(JOB_ROW_ID, {"ids": [job], "instances": instances}).one_or_none()
     return None if row is None else row.withdrawn
 
 
@@ -164,12 +173,14 @@ def job(connection: Connection, job: str, *, instances: Sequence[str] | None) ->
 
 def job_page(connection: Connection, *, instances: Sequence[str] | None, filters: Mapping[str, Any]) -> Rows:
     """One page of jobs; `filters` are instance, state, label, before (a row id) and limit."""
-    return [dict(row) for row in connection.execute(LIST, {"instances": instances} | dict(filters)).mappings()]
+    return [dict(row) for row in connection.execute(JOB_PAGE, {"instances": instances} | dict(filters)).mappings()]
 
 
-def states(connection: Connection, ids: Sequence[str], *, instances: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+def submission_states(
+    connection: Connection, ids: Sequence[str], *, instances: Sequence[str] | None
+) -> dict[str, dict[str, Any]]:
     """State and result of those of the submissions that can be seen, by id."""
-    rows = connection.execute(STATES, {"ids": list(ids), "instances": instances}).mappings()
+    rows = connection.execute(SUBMISSION_STATES, {"ids": list(ids), "instances": instances}).mappings()
     return {str(row["id"]): dict(row) for row in rows}
 
 
@@ -209,7 +220,7 @@ SELECT g.id, g.public_id FROM instances i CROSS JOIN LATERAL (
 WHERE {VISIBLE} AND (CAST(:instance AS text) IS NULL OR i.name = :instance) LIMIT 2
 """)
 # One page, newest first; `before` is the row of the last graph of the page before.
-PAGE = text(f"""
+GRAPH_PAGE = text(f"""
 WITH page AS MATERIALIZED (
     SELECT g.id FROM graphs g JOIN instances i ON i.id = g.instance
     WHERE {VISIBLE} AND (CAST(:instance AS text) IS NULL OR i.name = :instance)
@@ -228,7 +239,7 @@ WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
 """)
 
 
-def find(
+def find_graph(
     connection: Connection, *, public_id: str | None, name: str, instance: str | None, instances: Sequence[str] | None
 ) -> tuple[int, str] | None:
     """Row and public id of the graph with this id or, without one, of the newest of this name; None if there is none
@@ -257,4 +268,4 @@ def nodes(connection: Connection, row_id: int, *, after: int, limit: int) -> Row
 
 def graph_page(connection: Connection, *, instances: Sequence[str] | None, filters: Mapping[str, Any]) -> Rows:
     """One page of graphs; `filters` are instance, open, before (a row id) and limit."""
-    return [dict(row) for row in connection.execute(PAGE, {"instances": instances} | dict(filters)).mappings()]
+    return [dict(row) for row in connection.execute(GRAPH_PAGE, {"instances": instances} | dict(filters)).mappings()]

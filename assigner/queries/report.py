@@ -173,7 +173,7 @@ def report(connection: Connection, *, window: float) -> Report:
         until=span.until,
         seconds=span.seconds,
         throughput=sum(each.ended for each in instances) / span.seconds,
-        fairness=fair_share.jain(each.unit_seconds for each in instances),
+        fairness=fair_share.jain_index(each.unit_seconds for each in instances),
         efficiency=seen.busy / seen.available if seen.available else None,
         instances=instances,
         days=[DayReport(**row._mapping) for row in rows(DAYS)],

@@ -16,7 +16,7 @@ from assigner.queries.jobs import VISIBLE
 from schema.accounting import quotas
 from schema.fleet import success
 from schema.picking.queues import ready_priorities, ready_queues
-from schema.predicates import COHORT, GATED, READY, REQUIREMENTS, RESTING, UNITS, serves
+from schema.predicates import COHORT, CONSTRAINED, READY, REQUIREMENTS, RESTING, UNITS, serves
 from schema.states import FINAL, JobState
 from schema.tables.columns import SCHEMA
 
@@ -77,7 +77,7 @@ WITH waiting AS MATERIALIZED (
     UNION ALL
     SELECT * FROM ({_waiting(RESTING, order=f"{_QUEUE}, priority, queued_at, id")}) resting
     UNION ALL
-    SELECT * FROM ({_waiting(GATED, order=f"{_QUEUE}, constraint_set, rank, queued_at, id")}) gated
+    SELECT * FROM ({_waiting(CONSTRAINED, order=f"{_QUEUE}, constraint_set, rank, queued_at, id")}) gated
 )
 SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
@@ -241,7 +241,7 @@ class Backlog:
     unmatchable: int
 
 
-def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
+def pool_status(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
     """The pool at a glance, as its rows; `cooldown` is that of evictions, in seconds.
 
     `more` are the states of which not all jobs were counted. Only a caller of every instance gets an estimate of all
@@ -265,7 +265,7 @@ def pool(connection: Connection, *, instances: Sequence[str] | None, cooldown: f
     }
 
 
-def backlog(connection: Connection) -> Backlog:
+def count_backlog(connection: Connection) -> Backlog:
     """What waits and runs in the whole pool."""
     waiting = _not_begun(connection, None)
     jobs = Counter(dict.fromkeys((state.value for state in JobState if state not in FINAL), 0))

@@ -19,12 +19,12 @@ from typing import Annotated, Self
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bots.agent.capacity import Sizing, make_room
-from bots.agent.gateway_calls import Caller
+from bots.agent.capacity import Sizing, raise_file_limit
+from bots.agent.gateway_calls import GatewayCaller
 from bots.agent.launcher import Launcher
-from bots.agent.run import Place
-from bots.agent.session import End, Over, Shift, Tuning, Wishes
-from bots.agent.workspace import Workplace
+from bots.agent.run import RunContext
+from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionOver, SessionSettings
+from bots.agent.workspace import Workspace
 from bots.client.transport import Transport
 from bots.protocol import MAX_LEASES, OpenSession, Session
 from schema import clock, validation
@@ -143,7 +143,7 @@ class Agent:
     def __init__(self, settings: AgentSettings, url: str, token: str, *, chance: Random | None = None) -> None:
         self._settings, self._url, self._token = settings, url, token
         self._chance = chance or Random()
-        self._wishes = Wishes()
+        self._wishes = AgentCommands()
         self._inbox: SimpleQueue[str] = SimpleQueue()
         self._code = 1
         #: A session of this workplace of which nothing runs any more.
@@ -163,14 +163,14 @@ class Agent:
         if not structlog.is_configured():
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         settings = self._settings
-        open_files = make_room(settings.max_parallel if settings.auto_capacity else settings.capacity)
-        workplace = Workplace(settings.directory, settings.bot)
+        open_files = raise_file_limit(settings.max_parallel if settings.auto_capacity else settings.capacity)
+        workplace = Workspace(settings.directory, settings.bot)
         launcher = Launcher(workplace.guard, open_files=open_files)
         try:
             self._clear(workplace)
             self._dead = workplace.predecessor()
             own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
-            place = Place(workplace=workplace, launcher=launcher, grace=settings.kill_grace, environment=own)
+            place = RunContext(workplace=workplace, launcher=launcher, grace=settings.kill_grace, environment=own)
             restore = self._catch_signals()
             try:
                 self._serve_in_thread(place)
@@ -191,7 +191,7 @@ class Agent:
         """Kill all work and leave."""
         self._inbox.put("leave")
 
-    def _serve_in_thread(self, place: Place) -> None:
+    def _serve_in_thread(self, place: RunContext) -> None:
         """This thread only waits for wishes, so that a signal never finds it holding a lock."""
         thread = threading.Thread(target=self._serve, args=(place,), name="agent", daemon=True)
         thread.start()
@@ -201,13 +201,18 @@ class Agent:
             elif self._wishes.drain_until is None:
                 _log.info("draining", bot=self._settings.bot)
                 self._wishes.drain_until = clock.monotonic() + self._settings.drain_seconds
-            self._wishes.bell.set()
+            self._wishes.waker.set()
         thread.join()
 
-    def _serve(self, place: Place) -> None:
+    def _serve(self, place: RunContext) -> None:
         try:
-            end = self._shifts(place)
-            self._code = {End.LEFT: 0, End.REFUSED: 2, End.SUPERSEDED: 4, End.ABANDONED: 130}[end]
+            end = self._sessions_loop(place)
+            self._code = {
+                SessionEnd.LEFT: 0,
+                SessionEnd.REFUSED: 2,
+                SessionEnd.SUPERSEDED: 4,
+                SessionEnd.ABANDONED: 130,
+            }[end]
             if self._undelivered:
                 _log.error(
                     "left with results that could not be delivered; their jobs will run again",
@@ -220,44 +225,46 @@ class Agent:
         finally:
             self._inbox.put("done")
 
-    def _shifts(self, place: Place) -> End:
+    def _sessions_loop(self, place: RunContext) -> SessionEnd:
         settings = self._settings
         while True:
             sizing = None
             if settings.auto_capacity:
                 sizing = Sizing(task_memory_mib=settings.task_memory_mib, most=settings.max_parallel)
-            tuning = Tuning(margin=settings.margin, output_interval=settings.output_interval, sizing=sizing)
+            tuning = SessionSettings(margin=settings.margin, output_interval=settings.output_interval, sizing=sizing)
             try:
                 opened = self._open(place.workplace, settings.capacity if sizing is None else sizing.units())
-            except Over as over:
-                if over.end is End.REFUSED:
+            except SessionOver as over:
+                if over.end is SessionEnd.REFUSED:
                     _log.error("refused by the gateway", bot=settings.bot, reason=str(over))
                 return over.end
             session = opened.session
             _log.info("session open", bot=session.bot, epoch=session.epoch)
             # A call that hangs must leave room for another one before the session ends.
             transport = self._transport(max(0.5, session.expires_in / 4))
-            caller = Caller(transport, self._wishes.bell, self._chance)
-            shift = Shift(session, opened.sent_at, caller=caller, place=place, tuning=tuning, wishes=self._wishes)
+            caller = GatewayCaller(transport, self._wishes.waker, self._chance)
+            shift = AgentSession(
+                session, opened.sent_at, caller=caller, place=place, tuning=tuning, commands=self._wishes
+            )
             try:
                 end = shift.work()
             finally:
                 transport.close()
-            if end is End.SUPERSEDED:
+            if end is SessionEnd.SUPERSEDED:
                 _log.error("another agent with this name has taken over", bot=session.bot, epoch=session.epoch)
             self._undelivered = shift.undelivered
-            if end is not End.LOST:
+            if end is not SessionEnd.LOST:
                 return end
             # Nothing of a session may outlive it into the next one, whatever its runs said of their end.
             self._clear(place.workplace)
             self._dead = _digest(session.secret) if shift.silent else None
 
-    def _clear(self, workplace: Workplace) -> None:
+    def _clear(self, workplace: Workspace) -> None:
         killed = workplace.clear()
         if killed:
             _log.warning("killed what was left running", bot=self._settings.bot, processes=killed)
 
-    def _open(self, workplace: Workplace, capacity: int) -> _Opened:
+    def _open(self, workplace: Workspace, capacity: int) -> _Opened:
         """Raises Over if there is to be no session."""
         settings = self._settings
         request = OpenSession(
@@ -274,7 +281,7 @@ class Agent:
         )
         transport = self._transport(_OPENING)
         try:
-            caller = Caller(transport, self._wishes.bell, self._chance)
+            caller = GatewayCaller(transport, self._wishes.waker, self._chance)
             body = request.model_dump(mode="json", exclude_none=True)
             sent_at = clock.monotonic()
             session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
@@ -282,9 +289,11 @@ class Agent:
             workplace.remember(_digest(session.secret))
             return _Opened(sent_at=sent_at, session=session)
         except ValidationError:
-            raise Over(End.REFUSED, "the answer to the opening of a session cannot be understood") from None
+            raise SessionOver(
+                SessionEnd.REFUSED, "the answer to the opening of a session cannot be understood"
+            ) from None
         except LeaseholdError as refused:
-            raise Over(End.REFUSED, str(refused)) from None
+            raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
         finally:
             transport.close()
 
@@ -293,9 +302,9 @@ class Agent:
 
     def _check(self) -> None:
         if self._wishes.at_once:
-            raise Over(End.ABANDONED, "told to leave at once")
+            raise SessionOver(SessionEnd.ABANDONED, "told to leave at once")
         if self._wishes.drain_until is not None:
-            raise Over(End.LEFT)
+            raise SessionOver(SessionEnd.LEFT)
 
     def _catch_signals(self) -> Callable[[], None]:
         """SIGTERM and SIGINT become wishes; returns what undoes that. Only the main thread can do it."""

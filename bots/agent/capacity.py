@@ -24,7 +24,7 @@ class Machine:
     load: float
 
 
-def machine() -> Machine:
+def this_machine() -> Machine:
     """This one, now."""
     cores = len(os.sched_getaffinity(0))
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
@@ -42,16 +42,16 @@ class Sizing:
     """The units of one session: cores and memory as they are at its beginning, when nothing of its own runs yet, and
     the load as it is whenever somebody asks."""
 
-    def __init__(self, *, task_memory_mib: int, most: int, look: Callable[[], Machine] = machine) -> None:
-        self._task_memory_mib, self._most, self._look = task_memory_mib, most, look
-        self._at_first = look()
+    def __init__(self, *, task_memory_mib: int, most: int, read_machine: Callable[[], Machine] = this_machine) -> None:
+        self._task_memory_mib, self._most, self._read_machine = task_memory_mib, most, read_machine
+        self._at_first = read_machine()
 
     def units(self) -> int:
         """What to offer now."""
         return units(
             self._at_first.cores,
             self._at_first.memory_mib,
-            load=self._look().load,
+            load=self._read_machine().load,
             task_memory_mib=self._task_memory_mib,
             most=self._most,
         )
@@ -66,7 +66,7 @@ _EACH = 8
 _OWN = 128
 
 
-def make_room(commands: int) -> int:
+def raise_file_limit(commands: int) -> int:
     """Raise the soft limit of open files so far that this process can run so many commands side by side.
 
     Returns the limit as it was. Raises BadInput where the hard limit is too low.

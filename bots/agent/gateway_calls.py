@@ -21,14 +21,14 @@ class Unanswered(LeaseholdError):
     """A held call came to nothing: whether the session has been kept alive meanwhile is not known."""
 
 
-class Caller:
+class GatewayCaller:
     """Makes calls that are repeated until they are answered, and that can be given up while they hang.
 
     `bell` wakes the calling thread to look at `check`; an answer rings it too.
     """
 
-    def __init__(self, transport: Transport, bell: threading.Event, chance: Random) -> None:
-        self._transport, self._bell, self._chance = transport, bell, chance
+    def __init__(self, transport: Transport, waker: threading.Event, chance: Random) -> None:
+        self._transport, self._waker, self._chance = transport, waker, chance
 
     def call(self, path: str, body: Record, *, check: Callable[[], None], held: float = 0.0) -> Record:
         """Repeat the same body until it is answered; `check` may raise to stop that, also in the middle of a call.
@@ -38,7 +38,7 @@ class Caller:
         """
         failures = 0
         while True:
-            attempt = _Attempt(self._transport, path, body, held=held, bell=self._bell)
+            attempt = _Attempt(self._transport, path, body, held=held, waker=self._waker)
             self._until(attempt.done, check, None)
             if attempt.answer is not None:
                 return attempt.answer
@@ -60,24 +60,24 @@ class Caller:
 
     def _until(self, event: threading.Event, check: Callable[[], None], limit: float | None) -> None:
         while True:
-            self._bell.clear()
+            self._waker.clear()
             if event.is_set():
                 return
             check()
             left = 1.0 if limit is None else limit - clock.monotonic()
             if left <= 0:
                 return
-            clock.wait(self._bell, min(left, 1.0))
+            clock.wait(self._waker, min(left, 1.0))
 
 
 class _Attempt:
     """One request in a thread of its own."""
 
-    def __init__(self, transport: Transport, path: str, body: Record, *, held: float, bell: threading.Event) -> None:
+    def __init__(self, transport: Transport, path: str, body: Record, *, held: float, waker: threading.Event) -> None:
         self.done = threading.Event()
         self.answer: Record | None = None
         self.error: LeaseholdError | None = None
-        self._transport, self._path, self._body, self._held, self._bell = transport, path, body, held, bell
+        self._transport, self._path, self._body, self._held, self._waker = transport, path, body, held, waker
         threading.Thread(target=self._ask, name="call", daemon=True).start()
 
     def _ask(self) -> None:
@@ -90,7 +90,7 @@ class _Attempt:
             self.error = LeaseholdError(f"the call failed: {type(error).__name__}")
         finally:
             self.done.set()
-            self._bell.set()
+            self._waker.set()
 
 
 # A bot's own deadline: its work must be dead before the server gives it away.

@@ -34,7 +34,7 @@ _DESCRIPTORS = 3
 
 
 @dataclass
-class Bell:
+class SignalPipe:
     """Signals as something that select can wait for; a forked child needs its own."""
 
     reader: socket.socket = field(init=False)
@@ -95,8 +95,8 @@ def kill(processes: list[int], number: signal.Signals) -> None:
 class Supervisor:
     """Runs one command and answers for everything that comes out of it. Lives in a process of its own."""
 
-    def __init__(self, control: socket.socket, output: int, stdin: int, bell: Bell) -> None:
-        self._control, self._output, self._stdin, self._bell = control, output, stdin, bell
+    def __init__(self, control: socket.socket, output: int, stdin: int, signals: SignalPipe) -> None:
+        self._control, self._output, self._stdin, self._signals = control, output, stdin, signals
         self._command: subprocess.Popen[bytes] | None = None
         self._connected = True
         self._killing = False
@@ -104,19 +104,21 @@ class Supervisor:
 
     def run(self) -> None:
         """Return once nothing is left of the command. Sends nothing after `over`."""
-        self._tell(ready=True)
+        self._send_fact(ready=True)
         request = self._request()
         if request is None or not self._start(request):
             return
         while self._reap():
             if self._killing:
                 self._signal(signal.SIGKILL)
-            ready = self._bell.wait(self._control if self._connected else None, _LOOK_AGAIN if self._killing else None)
-            if signal.SIGUSR1 in self._bell.rung:
+            ready = self._signals.wait(
+                self._control if self._connected else None, _LOOK_AGAIN if self._killing else None
+            )
+            if signal.SIGUSR1 in self._signals.rung:
                 self._expired = self._killing = True
             if ready:
                 self._obey()
-        self._tell(over=True, expired=self._expired)
+        self._send_fact(over=True, expired=self._expired)
 
     def _request(self) -> dict[str, object] | None:
         """What to run; nothing if the agent died before it had said it."""
@@ -142,11 +144,11 @@ class Supervisor:
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             number = error.errno if isinstance(error, OSError) else None
-            self._tell(unable=str(error), errno=number)
+            self._send_fact(unable=str(error), errno=number)
             return False
         os.close(self._output)
         os.close(self._stdin)
-        self._tell(started=self._command.pid, supervisor=os.getpid())
+        self._send_fact(started=self._command.pid, supervisor=os.getpid())
         return True
 
     def _reap(self) -> bool:
@@ -163,7 +165,7 @@ class Supervisor:
                 return True
             if self._command is not None and process == self._command.pid:
                 self._command.returncode = os.waitstatus_to_exitcode(status)
-                self._tell(exit=self._command.returncode)
+                self._send_fact(exit=self._command.returncode)
                 ended = True
 
     def _obey(self) -> None:
@@ -183,7 +185,7 @@ class Supervisor:
                 os.killpg(self._command.pid, number)
         kill(descendants([os.getpid()], process_tree()), number)
 
-    def _tell(self, **facts: object) -> None:
+    def _send_fact(self, **facts: object) -> None:
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps(facts).encode() + b"\n")
 
@@ -193,19 +195,19 @@ class Guardian:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._bell = Bell()
+        self._signals = SignalPipe()
         self._supervisors: set[int] = set()
         self._expired = False
         self._bereft = False
 
     def run(self) -> None:
         """Serve until the agent is gone, then until nothing of it is left."""
-        self._bell.hang()
+        self._signals.hang()
         connected = True
         while connected or self._supervisors or self._bereft:
-            ready = self._bell.wait(self._channel if connected else None, None)
-            if signal.SIGALRM in self._bell.rung:
-                self._bell.rung.discard(signal.SIGALRM)
+            ready = self._signals.wait(self._channel if connected else None, None)
+            if signal.SIGALRM in self._signals.rung:
+                self._signals.rung.discard(signal.SIGALRM)
                 self._expired = True
                 kill(list(self._supervisors), signal.SIGUSR1)
             self._reap()
@@ -235,14 +237,14 @@ class Guardian:
         code = 1
         try:
             self._channel.close()
-            bell = Bell()
-            bell.hang()
-            self._bell.reader.close()
-            self._bell.writer.close()
+            signals = SignalPipe()
+            signals.hang()
+            self._signals.reader.close()
+            self._signals.writer.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
             adopt_orphans()
             control, output, stdin = descriptors
-            Supervisor(socket.socket(fileno=control), output, stdin, bell).run()
+            Supervisor(socket.socket(fileno=control), output, stdin, signals).run()
             code = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())

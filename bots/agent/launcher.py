@@ -16,7 +16,7 @@ from schema import clock
 _log = structlog.get_logger("leasehold.agent")
 
 #: Seconds a guardian may take to read a message before it is given up as stuck.
-_PATIENCE = 5.0
+_START_TIMEOUT = 5.0
 
 
 class Launcher:
@@ -105,7 +105,7 @@ class Launcher:
         if soft != self._open_files:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (self._open_files, most))
-        ours.settimeout(_PATIENCE)
+        ours.settimeout(_START_TIMEOUT)
         self._channel = ours
         if self._alarm is not None:
             self._write(self._alarm_message(), [])
@@ -116,7 +116,7 @@ class Launcher:
             self._channel = None
         if self._process is not None:
             try:
-                self._process.wait(_PATIENCE)
+                self._process.wait(_START_TIMEOUT)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from bots.agent.run import Assignment, Output, Place, Run, Stop
+from bots.agent.run import Assignment, Output, Run, RunContext, StopReason
 from bots.protocol import Chunk, LeaseReport, Outcome, Work
 from schema import clock, validation
 
@@ -17,14 +17,14 @@ SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class LeaseKey:
     """Names one grant."""
 
     job: str
     fence: int
 
 
-class Held:
+class HeldLease:
     """One lease: something that runs, or (`settled`) an outcome that needed nothing to run."""
 
     def __init__(self, run: Run | None, settled: Outcome | None) -> None:
@@ -54,13 +54,13 @@ class Held:
         return "active" if self.run is not None and self.run.started.is_set() else "pending"
 
 
-class Holdings:
+class AgentLeases:
     """Only the thread that syncs adds and removes leases; others may stop what runs."""
 
-    def __init__(self, place: Place, *, notify: Callable[[], None]) -> None:
+    def __init__(self, place: RunContext, *, notify: Callable[[], None]) -> None:
         self._place, self._notify = place, notify
         self._lock = threading.Lock()
-        self._held: dict[Key, Held] = {}
+        self._held: dict[LeaseKey, HeldLease] = {}
         #: Every run that is not over, also of leases that are no longer held; the latest of each job.
         self._runs: dict[str, Run] = {}
         self._lost = False
@@ -82,7 +82,7 @@ class Holdings:
         """Whether a lease has neither started nor ended yet."""
         return any(held.state == "pending" for held in self._held.values())
 
-    def streams(self) -> list[tuple[Key, Output]]:
+    def streams(self) -> list[tuple[LeaseKey, Output]]:
         """Leases whose output the gateway lacks some of."""
         with self._lock:
             held = list(self._held.items())
@@ -108,7 +108,7 @@ class Holdings:
         """Make our leases those of an answer. Without `accept`, what has not begun is given back."""
         with self._lock:
             self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
-        listed = {Key(work.job, work.fence): work for work in leases}
+        listed = {LeaseKey(work.job, work.fence): work for work in leases}
         for key, held in list(self._held.items()):
             if held.run is not None and held.told == "completed":
                 held.run.output.sent(held.carried)
@@ -122,13 +122,13 @@ class Holdings:
                 if not held_already.stopping:
                     held_already.stopping = True
                     _log.info("lease is to be stopped", job=key.job, fence=key.fence, reason=work.stop_reason)
-                held_already.run.stop(Stop.CANCELLED)
+                held_already.run.stop(StopReason.CANCELLED)
 
-    def stop(self, why: Stop, *, grace: float | None = None) -> None:
+    def stop(self, why: StopReason, *, grace: float | None = None) -> None:
         """Stop everything that runs; LOST also forgets it. Returns at once; see `wait`."""
         with self._lock:
             runs = list(self._runs.values())
-            if why is Stop.LOST:
+            if why is StopReason.LOST:
                 self.undelivered += sum(held.has_result for held in self._held.values())
                 self._lost, self._held = True, {}
         for run in runs:
@@ -143,7 +143,7 @@ class Holdings:
             clock.wait(run.over, give_up - clock.monotonic())
         return all(run.over.is_set() for run in runs)
 
-    def _report(self, key: Key, held: Held, state: str) -> LeaseReport:
+    def _report(self, key: LeaseKey, held: HeldLease, state: str) -> LeaseReport:
         chunks: list[Chunk] = []
         if state == "completed" and held.run is not None:
             pending = held.run.output.pending()
@@ -158,7 +158,7 @@ class Holdings:
             }
         )
 
-    def _take(self, key: Key, work: Work, *, accept: bool) -> None:
+    def _take(self, key: LeaseKey, work: Work, *, accept: bool) -> None:
         settled = None
         if work.state == "cancelling":
             settled = Outcome(verdict="stopped")
@@ -167,7 +167,7 @@ class Holdings:
         elif work.payload is None:
             settled = Outcome(verdict="error", reason="the lease came without a payload")
         if settled is not None:
-            self._keep(key, Held(None, settled))
+            self._keep(key, HeldLease(None, settled))
             return
         assignment = Assignment(
             job=work.job,
@@ -178,11 +178,11 @@ class Holdings:
             payload=work.payload,
         )
         run = Run(assignment, self._place, notify=self._notify, after=self._runs.get(work.job))
-        if self._keep(key, Held(run, None)):
+        if self._keep(key, HeldLease(run, None)):
             _log.info("lease started", job=key.job, fence=key.fence, attempt=work.attempt)
             run.start()
 
-    def _keep(self, key: Key, held: Held) -> bool:
+    def _keep(self, key: LeaseKey, held: HeldLease) -> bool:
         """False if everything was lost meanwhile: then nothing may begin any more."""
         with self._lock:
             if self._lost:
@@ -192,13 +192,13 @@ class Holdings:
                 self._runs[key.job] = held.run
             return True
 
-    def _forget(self, key: Key, held: Held) -> None:
+    def _forget(self, key: LeaseKey, held: HeldLease) -> None:
         with self._lock:
             self._held.pop(key, None)
         if held.run is not None and not held.run.over.is_set():
             # The job may be running elsewhere by now.
             _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
-            held.run.stop(Stop.LOST, grace=0.0)
+            held.run.stop(StopReason.LOST, grace=0.0)
             return
         verdict = None if held.outcome is None else held.outcome.verdict
         _log.info("lease ended", job=key.job, fence=key.fence, verdict=verdict)

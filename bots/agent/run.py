@@ -22,7 +22,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from bots.agent.launcher import Launcher
-from bots.agent.workspace import MARK, Workplace, remove
+from bots.agent.workspace import MARK, Workspace, remove_tree
 from bots.protocol import Chunk, Outcome, Usage
 from schema import clock, validation
 from schema.errors import BadInput
@@ -108,12 +108,12 @@ class Unable:
     text: str
 
 
-class Watch:
+class SupervisorReader:
     """One command as seen from the agent. `control` and `pipe` stay the caller's; so does `bell`, any byte on which
     ends a `step`."""
 
-    def __init__(self, control: socket.socket, pipe: int, *, bell: socket.socket, output: Output) -> None:
-        self._control, self._pipe, self._bell, self._output = control, pipe, bell, output
+    def __init__(self, control: socket.socket, pipe: int, *, waker: socket.socket, output: Output) -> None:
+        self._control, self._pipe, self._waker, self._output = control, pipe, waker, output
         self._said = bytearray()
         self._piping = True
         self._supervisor: int | None = None
@@ -132,7 +132,7 @@ class Watch:
 
     def step(self, seconds: float | None) -> None:
         """Wait for news, at most `seconds`, and take what has come."""
-        sources: list[socket.socket | int] = [self._control, self._bell]
+        sources: list[socket.socket | int] = [self._control, self._waker]
         if self._piping:
             sources.append(self._pipe)
         # Not select(), which cannot watch descriptors above 1023: a bot may run hundreds of commands.
@@ -143,8 +143,8 @@ class Watch:
             descriptor for descriptor, _ in poll.poll(None if seconds is None else max(0, math.ceil(seconds * 1000)))
         }
         ready = [source for source in sources if (source if isinstance(source, int) else source.fileno()) in news]
-        if self._bell in ready:
-            self._bell.recv(64)
+        if self._waker in ready:
+            self._waker.recv(64)
         if self._pipe in ready:
             self._piping = self._read()
         if self._control in ready:
@@ -276,7 +276,7 @@ _RESERVED = "LEASEHOLD_"
 Verdict = Literal["succeeded", "failed", "error", "stopped", "released"]
 
 
-class Stop(Enum):
+class StopReason(Enum):
     """Why a command is being stopped."""
 
     TIMEOUT = "timeout"
@@ -298,11 +298,11 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunContext:
     """What all commands of one agent share. `grace`: seconds between SIGTERM and SIGKILL; `environment`: allow-listed
     variables of the agent's own environment."""
 
-    workplace: Workplace
+    workplace: Workspace
     launcher: Launcher
     grace: float
     environment: Mapping[str, str]
@@ -312,7 +312,7 @@ class Run:
     """Runs one assignment in a thread of its own; `notify` is called when it has started and when it is over."""
 
     def __init__(
-        self, assignment: Assignment, place: Place, *, notify: Callable[[], None], after: "Run | None" = None
+        self, assignment: Assignment, place: RunContext, *, notify: Callable[[], None], after: "Run | None" = None
     ) -> None:
         self.assignment = assignment
         self.output = Output()
@@ -322,29 +322,29 @@ class Run:
         self.outcome: Outcome | None = None
         self._place, self._notify, self._after = place, notify, after
         self._lock = threading.Lock()
-        self._stop: Stop | None = None
+        self._stop: StopReason | None = None
         self._kill_at: float | None = None
         #: Why the command was stopped; None if it ended by itself.
-        self._cause: Stop | None = None
-        self._bell_reader, self._bell = socket.socketpair()
+        self._cause: StopReason | None = None
+        self._waker_reader, self._waker = socket.socketpair()
 
     def start(self) -> None:
         """Begin, as soon as an earlier run of the same job is over. Returns at once."""
         threading.Thread(target=self._live, name=f"run-{self.assignment.job}", daemon=True).start()
 
-    def stop(self, why: Stop, *, grace: float | None = None) -> None:
+    def stop(self, why: StopReason, *, grace: float | None = None) -> None:
         """End the command whole: SIGTERM, and SIGKILL after `grace` seconds (default: the agent's setting).
 
         The first reason is what gets reported, except that LOST silences every other. Calling it again can only
         shorten the grace. Returns at once.
         """
         with self._lock:
-            if self._stop is None or why is Stop.LOST:
+            if self._stop is None or why is StopReason.LOST:
                 self._stop = why
             kill_at = clock.monotonic() + (self._place.grace if grace is None else grace)
             self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
         with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+            self._waker.send(b"!")
 
     def _live(self) -> None:
         if self._after is not None:
@@ -356,9 +356,9 @@ class Run:
             _log.exception("a run failed inside the agent", job=self.assignment.job, fence=self.assignment.fence)
             outcome = Outcome(verdict="error", reason="the agent failed, see its log")
         with self._lock:
-            self.outcome = None if self._stop is Stop.LOST else outcome
-        self._bell_reader.close()
-        self._bell.close()
+            self.outcome = None if self._stop is StopReason.LOST else outcome
+        self._waker_reader.close()
+        self._waker.close()
         self.over.set()
         self._notify()
 
@@ -379,7 +379,7 @@ class Run:
         except OSError as error:
             return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
         finally:
-            if not remove(directory):
+            if not remove_tree(directory):
                 _log.warning("a work directory cannot be removed", directory=str(directory))
 
     def _payload(self) -> Payload:
@@ -438,7 +438,7 @@ class Run:
             return outcome
         return outcome if outcome is None or used is None else outcome.model_copy(update={"usage": used})
 
-    def _launch(self, payload: Payload, directory: Path, request: bytes) -> Watch:
+    def _launch(self, payload: Payload, directory: Path, request: bytes) -> SupervisorReader:
         """Have the command started and stay until nothing is left of it. Raises OSError."""
         with contextlib.ExitStack() as stack:
             reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -451,11 +451,11 @@ class Run:
                 control = stack.enter_context(self._place.launcher.launch(writer, stdin.fileno()))
             with contextlib.suppress(OSError):
                 control.sendall(request)
-            watch = Watch(control, reader, bell=self._bell_reader, output=self.output)
+            watch = SupervisorReader(control, reader, waker=self._waker_reader, output=self.output)
             self._attend(watch)
             return watch
 
-    def _attend(self, watch: Watch) -> None:
+    def _attend(self, watch: SupervisorReader) -> None:
         asked = b""
         while not watch.over:
             watch.step(self._delay(watch, asked))
@@ -469,10 +469,10 @@ class Run:
             asked = self._press(watch, asked)
         watch.finish()
 
-    def _due(self, watch: Watch) -> Stop | None:
+    def _due(self, watch: SupervisorReader) -> StopReason | None:
         """Why the command, which still runs, is to be stopped."""
         if self._timeout_at(watch) <= clock.monotonic() and self._stop is None:
-            self.stop(Stop.TIMEOUT)
+            self.stop(StopReason.TIMEOUT)
         return self._stop
 
     def _limit_leftovers(self) -> None:
@@ -480,7 +480,7 @@ class Run:
         with self._lock:
             self._kill_at = clock.monotonic() + self._place.grace
 
-    def _press(self, watch: Watch, asked: bytes) -> bytes:
+    def _press(self, watch: SupervisorReader, asked: bytes) -> bytes:
         """Ask, then insist, then give up; tells how far it has come: nothing, `T`, or `K`."""
         now = clock.monotonic()
         if self._kill_at is None or watch.over:
@@ -497,7 +497,7 @@ class Run:
             watch.give_up()
         return asked
 
-    def _delay(self, watch: Watch, asked: bytes) -> float | None:
+    def _delay(self, watch: SupervisorReader, asked: bytes) -> float | None:
         """Seconds until this thread has to act on its own; None = when something happens."""
         instants = [] if watch.ended_at is not None or self._stop is not None else [self._timeout_at(watch)]
         if self._kill_at is not None:
@@ -508,15 +508,15 @@ class Run:
         left = min(instants, default=math.inf) - clock.monotonic()
         return None if left == math.inf else max(0.0, left)
 
-    def _timeout_at(self, watch: Watch) -> float:
+    def _timeout_at(self, watch: SupervisorReader) -> float:
         if watch.started_at is None or self.assignment.timeout is None:
             return math.inf
         return watch.started_at + self.assignment.timeout
 
-    def _verdict(self, watch: Watch, program: str) -> Outcome | None:
+    def _verdict(self, watch: SupervisorReader, program: str) -> Outcome | None:
         if watch.expired:
             with self._lock:
-                self._stop = Stop.LOST
+                self._stop = StopReason.LOST
             return None
         if watch.unable is not None:
             return Outcome(verdict="error", reason=inability(watch.unable, program))
@@ -528,20 +528,20 @@ class Run:
             return self._outcome("succeeded", watch, reason=None)
         return self._outcome("failed", watch, reason=ending(watch.exit_code))
 
-    def _stopped(self, cause: Stop, watch: Watch | None) -> Outcome | None:
+    def _stopped(self, cause: StopReason, watch: SupervisorReader | None) -> Outcome | None:
         match cause:
-            case Stop.TIMEOUT:
+            case StopReason.TIMEOUT:
                 return self._outcome("failed", watch, reason=f"timeout after {self.assignment.timeout:g} s")
-            case Stop.CANCELLED:
+            case StopReason.CANCELLED:
                 return self._outcome("stopped", watch, reason=None)
-            case Stop.RELEASED:
+            case StopReason.RELEASED:
                 return self._outcome("released", watch, reason="the bot leaves")
-            case Stop.LOST:
+            case StopReason.LOST:
                 return None
             case _:
                 assert_never(cause)
 
-    def _outcome(self, verdict: Verdict, watch: Watch | None, *, reason: str | None) -> Outcome:
+    def _outcome(self, verdict: Verdict, watch: SupervisorReader | None, *, reason: str | None) -> Outcome:
         seconds = None
         if watch is not None and watch.started_at is not None and watch.ended_at is not None:
             seconds = round(watch.ended_at - watch.started_at, 6)

@@ -12,10 +12,10 @@ import structlog
 from pydantic import ValidationError
 
 from bots.agent.capacity import Sizing
-from bots.agent.gateway_calls import Caller, Heartbeat, Unanswered
+from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
 from bots.agent.launcher import Launcher
-from bots.agent.leases import Holdings
-from bots.agent.run import STUCK_AFTER, Place, Stop
+from bots.agent.leases import AgentLeases
+from bots.agent.run import STUCK_AFTER, RunContext, StopReason
 from bots.protocol import OutputReport, Session, Sync, SyncAnswer
 from schema import clock
 from schema.errors import BadInput, Conflict, LeaseholdError
@@ -26,12 +26,12 @@ from schema.errors import BadInput, Conflict, LeaseholdError
 _log = structlog.get_logger("leasehold.agent")
 
 
-class Streamer:
+class OutputStreamer:
     """A thread that looks for new output every `interval` seconds. What fails here travels with the report of the
     lease's end."""
 
-    def __init__(self, session: Session, holdings: Holdings, caller: Caller, *, interval: float) -> None:
-        self._session, self._holdings, self._caller, self._interval = session, holdings, caller, interval
+    def __init__(self, session: Session, leases: AgentLeases, caller: GatewayCaller, *, interval: float) -> None:
+        self._session, self._leases, self._caller, self._interval = session, leases, caller, interval
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._stream, name="output", daemon=True)
 
@@ -47,7 +47,7 @@ class Streamer:
 
     def _stream(self) -> None:
         while not clock.wait(self._stopping, self._interval):
-            for key, output in self._holdings.streams():
+            for key, output in self._leases.streams():
                 if self._stopping.is_set():
                     return
                 pending = output.pending()
@@ -80,7 +80,7 @@ FAREWELL = 5.0
 HURRIED = 1.0
 
 
-class End(Enum):
+class SessionEnd(Enum):
     """How a session ended."""
 
     LOST = "lost"  # the server does not know it any more: open another
@@ -91,10 +91,10 @@ class End(Enum):
     ABANDONED = "abandoned"  # told to leave at once
 
 
-class Over(Exception):
+class SessionOver(Exception):
     """The session has ended, or will not begin."""
 
-    def __init__(self, end: End, detail: str = "") -> None:
+    def __init__(self, end: SessionEnd, detail: str = "") -> None:
         super().__init__(detail)
         self.end = end
 
@@ -104,17 +104,17 @@ class _CutShort(Exception):
 
 
 @dataclass
-class Wishes:
+class AgentCommands:
     """What the agent was told from outside; `bell` is rung at every change of anything."""
 
-    bell: threading.Event = field(default_factory=threading.Event)
+    waker: threading.Event = field(default_factory=threading.Event)
     #: Own monotonic clock; until then a drain lets work end by itself.
     drain_until: float | None = None
     at_once: bool = False
 
 
 @dataclass(frozen=True)
-class Tuning:
+class SessionSettings:
     """Seconds; see AgentSettings. `margin`: None = a tenth of the session's life; `sizing`: what decides how many units
     it offers, None = as many as when it began."""
 
@@ -123,23 +123,30 @@ class Tuning:
     sizing: Sizing | None = None
 
 
-class Shift:
+class AgentSession:
     """Keeps one session. `work` returns only when nothing of it runs any more."""
 
     def __init__(
-        self, session: Session, opened_at: float, *, caller: Caller, place: Place, tuning: Tuning, wishes: Wishes
+        self,
+        session: Session,
+        opened_at: float,
+        *,
+        caller: GatewayCaller,
+        place: RunContext,
+        tuning: SessionSettings,
+        commands: AgentCommands,
     ) -> None:
-        self._session, self._caller, self._wishes, self._tuning = session, caller, wishes, tuning
+        self._session, self._caller, self._wishes, self._tuning = session, caller, commands, tuning
         self._launcher: Launcher = place.launcher
         self._margin = session.expires_in / 10 if tuning.margin is None else tuning.margin
         if self._margin >= session.expires_in:
             raise BadInput("margin", f"{self._margin:g} s is not less than the {session.expires_in:g} s of a session")
-        self._holdings = Holdings(place, notify=wishes.bell.set)
-        self._heartbeat = Heartbeat(self._margin, on_lost=self._lose)
+        self._leases = AgentLeases(place, notify=commands.waker.set)
+        self._heartbeat = Heartbeat(self._margin, on_lost=self._end_lost_session)
         self._grace = place.grace
         self._seq = 0
         self._drained = False
-        self._told: str = ""
+        self._last_status: str = ""
         self._idle_answers = 0
         self._in_doubt = False
         self._sync_in = session.sync_in
@@ -148,29 +155,29 @@ class Shift:
         self.silent = False
         self._beat(opened_at, session.expires_in)
 
-    def work(self) -> End:
+    def work(self) -> SessionEnd:
         """Serve until the session is over."""
         self._heartbeat.start()
-        streamer = Streamer(self._session, self._holdings, self._caller, interval=self._tuning.output_interval)
+        streamer = OutputStreamer(self._session, self._leases, self._caller, interval=self._tuning.output_interval)
         streamer.start()
         try:
-            while not (self._draining and self._holdings.empty):
+            while not (self._draining and self._leases.empty):
                 self._pause(self._sync())
-            self._farewell()
-            return End.LEFT
-        except Over as over:
+            self._close_session()
+            return SessionEnd.LEFT
+        except SessionOver as over:
             return self._end(over)
         finally:
             self._heartbeat.stop()
-            self._holdings.stop(Stop.LOST, grace=0.0)
-            self.silent = self._holdings.wait(2 * STUCK_AFTER)
+            self._leases.stop(StopReason.LOST, grace=0.0)
+            self.silent = self._leases.wait(2 * STUCK_AFTER)
             streamer.stop(HURRIED if self._wishes.at_once else FAREWELL)
             self._launcher.disarm()
 
     @property
     def undelivered(self) -> int:
         """Results of work that the server does not know, once `work` has returned; their jobs will run again."""
-        return self._holdings.undelivered
+        return self._leases.undelivered
 
     @property
     def _draining(self) -> bool:
@@ -179,10 +186,10 @@ class Shift:
     def _sync(self) -> float:
         """One call and its consequences; returns when it was sent."""
         self._seq += 1
-        idle = self._holdings.empty and not self._draining
+        idle = self._leases.empty and not self._draining
         held = LONG_POLL if idle and not self._in_doubt else 0.0
-        self._told = "draining" if self._draining or self._drained else "ok"
-        sync = self._message(self._told, wait=held)
+        self._last_status = "draining" if self._draining or self._drained else "ok"
+        sync = self._message(self._last_status, wait=held)
         sent_at = clock.monotonic()
         if held:
             self._heartbeat.rest()
@@ -197,35 +204,35 @@ class Shift:
             return sent_at
         self._in_doubt = False
         if not self._beat(sent_at, answer.expires_in):
-            raise Over(End.EXPIRED, "the answer came after the session's end")
+            raise SessionOver(SessionEnd.EXPIRED, "the answer came after the session's end")
         waited = clock.monotonic() - sent_at
         self._idle_answers = self._idle_answers + 1 if held and not answer.leases and waited < AT_ONCE else 0
         self._drained, self._sync_in = answer.drain, answer.sync_in
-        self._holdings.settle(answer.leases, accept=not (self._draining or answer.drain))
+        self._leases.settle(answer.leases, accept=not (self._draining or answer.drain))
         return sent_at
 
     def _pause(self, sent_at: float) -> None:
         """Wait until there is a reason to call again."""
         together: float | None = None
         while True:
-            self._wishes.bell.clear()
+            self._wishes.waker.clear()
             self._check()
             now = clock.monotonic()
             if self._draining and self._wishes.drain_until is not None and now >= self._wishes.drain_until:
-                self._holdings.stop(Stop.RELEASED)
-            if self._told != ("draining" if self._draining or self._drained else "ok"):
+                self._leases.stop(StopReason.RELEASED)
+            if self._last_status != ("draining" if self._draining or self._drained else "ok"):
                 return
             due = sent_at + self._sync_in
-            if self._holdings.empty:
+            if self._leases.empty:
                 due = sent_at + self._idle_delay()
-            elif self._holdings.news:
+            elif self._leases.news:
                 together = together or now + START_TOGETHER
-                due = min(due, together) if self._holdings.starting else now
+                due = min(due, together) if self._leases.starting else now
             if self._draining and self._wishes.drain_until is not None and now < self._wishes.drain_until:
                 due = min(due, self._wishes.drain_until)
             if now >= due:
                 return
-            clock.wait(self._wishes.bell, due - now)
+            clock.wait(self._wishes.waker, due - now)
 
     def _idle_delay(self) -> float:
         """Seconds from one idle call to the next. None, unless calls come back at once instead of being held."""
@@ -235,12 +242,12 @@ class Shift:
 
     def _check(self, *, cut_short: bool = False) -> None:
         if self._wishes.at_once:
-            raise Over(End.ABANDONED, "told to leave at once")
+            raise SessionOver(SessionEnd.ABANDONED, "told to leave at once")
         if self._heartbeat.lost:
-            raise Over(End.EXPIRED, "the session's own deadline has passed")
+            raise SessionOver(SessionEnd.EXPIRED, "the session's own deadline has passed")
         until = self._wishes.drain_until
         if until is not None and clock.monotonic() > until + self._grace + STUCK_AFTER + FAREWELL:
-            raise Over(End.LEFT, "the gateway does not answer, and the time to drain is over")
+            raise SessionOver(SessionEnd.LEFT, "the gateway does not answer, and the time to drain is over")
         if cut_short and self._draining:
             raise _CutShort
 
@@ -249,14 +256,14 @@ class Shift:
         try:
             return SyncAnswer.model_validate(self._caller.call("/v1/sync", body, check=check, held=sync.wait))
         except ValidationError:
-            raise Over(End.REFUSED, "the gateway's answer to a sync cannot be understood") from None
+            raise SessionOver(SessionEnd.REFUSED, "the gateway's answer to a sync cannot be understood") from None
         except Conflict as conflict:
             superseded = conflict.code == "session_superseded"
-            raise Over(End.SUPERSEDED if superseded else End.LOST, str(conflict)) from None
+            raise SessionOver(SessionEnd.SUPERSEDED if superseded else SessionEnd.LOST, str(conflict)) from None
         except Unanswered:
             raise
         except LeaseholdError as refused:
-            raise Over(End.REFUSED, str(refused)) from None
+            raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
 
     def _message(self, status: str, *, wait: float = 0.0) -> Sync:
         return Sync.model_validate(
@@ -267,7 +274,7 @@ class Shift:
                 "seq": self._seq,
                 "status": status,
                 "capacity": None if self._tuning.sizing is None else self._tuning.sizing.units(),
-                "leases": self._holdings.reports(),
+                "leases": self._leases.reports(),
                 "wait": wait,
             }
         )
@@ -282,39 +289,39 @@ class Shift:
                 _log.error("the guardian cannot be started", reason=error.strerror)
         return alive
 
-    def _lose(self) -> None:
-        self._holdings.stop(Stop.LOST, grace=min(self._grace, self._margin / 2))
-        self._wishes.bell.set()
+    def _end_lost_session(self) -> None:
+        self._leases.stop(StopReason.LOST, grace=min(self._grace, self._margin / 2))
+        self._wishes.waker.set()
 
-    def _end(self, over: Over) -> End:
+    def _end(self, over: SessionOver) -> SessionEnd:
         """Kill everything; then learn, where it is not known, whether the name is somebody else's now."""
         _log.warning("session over", bot=self._session.bot, epoch=self._session.epoch, reason=str(over))
         match over.end:
-            case End.ABANDONED:
+            case SessionEnd.ABANDONED:
                 self._heartbeat.stop()
-                self._holdings.stop(Stop.RELEASED, grace=0.0)
-                self._farewell(silent=self._holdings.wait(HURRIED))
-            case End.EXPIRED:
-                self._lose()
-                if not self._holdings.wait(self._grace + STUCK_AFTER):
-                    return End.LOST
-                return self._ask_who_has_it()
-            case End.LOST | End.SUPERSEDED | End.REFUSED | End.LEFT:
+                self._leases.stop(StopReason.RELEASED, grace=0.0)
+                self._close_session(silent=self._leases.wait(HURRIED))
+            case SessionEnd.EXPIRED:
+                self._end_lost_session()
+                if not self._leases.wait(self._grace + STUCK_AFTER):
+                    return SessionEnd.LOST
+                return self._close_lost_session()
+            case SessionEnd.LOST | SessionEnd.SUPERSEDED | SessionEnd.REFUSED | SessionEnd.LEFT:
                 pass
             case _:
                 assert_never(over.end)
         return over.end
 
-    def _ask_who_has_it(self) -> End:
+    def _close_lost_session(self) -> SessionEnd:
         """Close the session that we no longer trust: a newer one of our name must not be taken over."""
         try:
             self._seq += 1
             self._post(self._message("gone"), check=self._check_patience)
-        except Over as over:
+        except SessionOver as over:
             return over.end
-        return End.LOST
+        return SessionEnd.LOST
 
-    def _farewell(self, *, silent: bool = True) -> None:
+    def _close_session(self, *, silent: bool = True) -> None:
         """Report what has ended and close the session. If that fails, or unless all work is known to be over
         (`silent`), the session is left to expire."""
         bot, epoch = self._session.bot, self._session.epoch
@@ -327,10 +334,10 @@ class Shift:
         self._give_up_at = clock.monotonic() + FAREWELL
         try:
             answer = self._post(self._message("gone" if silent else "draining"), check=self._check_patience)
-        except Over as over:
+        except SessionOver as over:
             _log.warning("the session could not be closed", bot=bot, epoch=epoch, reason=str(over))
             return
-        self._holdings.settle(answer.leases, accept=False)
+        self._leases.settle(answer.leases, accept=False)
         if silent:
             _log.info("session closed", bot=bot, epoch=epoch)
 
@@ -338,6 +345,6 @@ class Shift:
         if self._wishes.at_once and self._give_up_at < math.inf:
             self._give_up_at = min(self._give_up_at, clock.monotonic() + HURRIED)
         if clock.monotonic() > self._give_up_at:
-            raise Over(End.LEFT, "the gateway does not answer")
+            raise SessionOver(SessionEnd.LEFT, "the gateway does not answer")
         if self._give_up_at == math.inf and (self._wishes.at_once or self._draining):
-            raise Over(End.ABANDONED if self._wishes.at_once else End.LEFT, "asked to leave")
+            raise SessionOver(SessionEnd.ABANDONED if self._wishes.at_once else SessionEnd.LEFT, "asked to leave")

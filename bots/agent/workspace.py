@@ -32,7 +32,7 @@ _KERNEL = Path("/proc/sys/kernel/random/boot_id")
 _log = structlog.get_logger("leasehold.agent")
 
 
-class Workplace:
+class Workspace:
     """Owns `<work_dir>/<name>`; raises BadInput when that cannot be used or another agent uses it."""
 
     def __init__(self, work_dir: Path, name: str) -> None:
@@ -108,7 +108,7 @@ class Workplace:
                     os.kill(process, signal.SIGKILL)
             clock.sleep(0.01)
         for directory in self.root.iterdir():
-            remove(directory)
+            remove_tree(directory)
         return len(killed)
 
 
@@ -139,7 +139,7 @@ def marked_processes(root: Path) -> set[int]:
     return found
 
 
-def remove(directory: Path) -> bool:
+def remove_tree(directory: Path) -> bool:
     """Delete a tree, also one with folders that nobody may write; tells whether it is gone."""
     shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):

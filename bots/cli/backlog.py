@@ -22,7 +22,7 @@ def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | N
     """Wait for the jobs and print how each ended; raises LeaseholdError unless all succeeded."""
     ended: dict[str, output.Record] = {}
     poll = LONG_POLL if len(ids) == 1 else 1.0
-    for job in _watched(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
+    for job in _with_progress(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
         ended[job["id"]] = job
         if not caller.json:
             click.echo(output.ending(job))
@@ -37,7 +37,7 @@ def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | N
         raise LeaseholdError(f"{len(bad)} of {len(ids)} jobs did not succeed; the first: {output.ending(bad[0])}")
 
 
-def _watched(jobs: Iterator[output.Record], *, total: int) -> Iterator[output.Record]:
+def _with_progress(jobs: Iterator[output.Record], *, total: int) -> Iterator[output.Record]:
     """The same jobs, counted on the terminal while they come in, if there is one and more than one job."""
     if not output.terminal() or total < 2:
         yield from jobs
@@ -61,7 +61,7 @@ _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' histo
 def hold(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
     """Hold queued jobs aside until they are released. For operators."""
     with caller.client() as client:
-        _tell(caller, client.backlog.hold(list(dict.fromkeys(ids)), reason=reason), _state)
+        _print_results(caller, client.backlog.hold(list(dict.fromkeys(ids)), reason=reason), _state)
 
 
 @click.command()
@@ -71,7 +71,7 @@ def hold(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
 def release(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
     """Put held jobs back into the queue, with the age they had. For operators."""
     with caller.client() as client:
-        _tell(caller, client.backlog.release(list(dict.fromkeys(ids)), reason=reason), _state)
+        _print_results(caller, client.backlog.release(list(dict.fromkeys(ids)), reason=reason), _state)
 
 
 @click.command()
@@ -88,7 +88,7 @@ def requeue(caller: Caller, /, ids: tuple[str, ...], key: str | None, reason: st
     with caller.client() as client:
         answers = client.backlog.requeue(list(dict.fromkeys(ids)), key=key, reason=reason)
         if not wait:
-            _tell(caller, answers, _successor)
+            _print_results(caller, answers, _successor)
             return
         if not caller.json:
             _print(answers, _successor)
@@ -128,7 +128,9 @@ def priority(
         raise click.UsageError("give either ids, or --all with --instance, --label or both")
     with caller.client() as client:
         if not every:
-            _tell(caller, client.backlog.prioritise(list(dict.fromkeys(ids)), number, reason=reason), _priority)
+            _print_results(
+                caller, client.backlog.prioritise(list(dict.fromkeys(ids)), number, reason=reason), _priority
+            )
             return
         changed = client.backlog.prioritise_all(number, instance=instance, label=label, reason=reason)
     if caller.json:
@@ -140,7 +142,7 @@ def priority(
 COMMANDS: tuple[click.Command, ...] = (hold, release, requeue, priority)
 
 
-def _tell(caller: Caller, answers: Sequence[Record], story: Callable[[Record], str]) -> None:
+def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[Record], str]) -> None:
     """Print what became of each; raises NotFound for one that is absent."""
     if caller.json:
         output.print_json(answers)

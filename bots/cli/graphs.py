@@ -14,7 +14,7 @@ from schema.errors import BadInput, LeaseholdError
 from schema.requests import MAX_TIMEOUT, GraphRequest
 
 #: Seconds between two looks at a graph that is waited for.
-LOOK = 1.0
+POLL_INTERVAL = 1.0
 _COUNTS = (
     "blocked", "blocked_forever", "queued", "parked", "active", "succeeded", "failed", "cancelled", "dead",
 )  # fmt: skip
@@ -79,7 +79,7 @@ def show(caller: Caller, /, id: str, instance: str | None, nodes: int) -> None:
     if caller.json:
         output.print_json(found)
         return
-    _tell(found)
+    _print_graph(found)
     if found["page"]:
         click.echo()
         _list_nodes(found["page"])
@@ -149,21 +149,21 @@ def _read(file: IO[bytes], key: str | None) -> dict[str, Any]:
 
 def _finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:
     deadline = None if timeout is None else clock.monotonic() + timeout
-    while _goes_on(found := client.graphs.show(graph, instance=instance)):
+    while _is_unfinished(found := client.graphs.show(graph, instance=instance)):
         if deadline is not None and clock.monotonic() >= deadline:
             raise LeaseholdError(f"not over after {timeout:g} s: {found['id']}")
-        clock.sleep(LOOK)
-    output.print_json(found) if caller.json else _tell(found)
+        clock.sleep(POLL_INTERVAL)
+    output.print_json(found) if caller.json else _print_graph(found)
     if found["succeeded"] < found["nodes"]:
         raise LeaseholdError(f"{found['nodes'] - found['succeeded']} of {found['nodes']} nodes did not succeed")
 
 
-def _goes_on(found: Record) -> bool:
+def _is_unfinished(found: Record) -> bool:
     """Whether something of it may still run, or stop."""
     return bool(found["state"] == "active" or found["queued"] or found["active"])
 
 
-def _tell(found: Record) -> None:
+def _print_graph(found: Record) -> None:
     facts: list[tuple[str, Any]] = [
         ("graph", found["id"]),
         ("name", found["name"]),

@@ -33,10 +33,10 @@ def explain(caller: Caller, /, id: str) -> None:
     """Tell why a job runs where it runs, or why it does not run and what would start it."""
     with caller.client() as client:
         found = client.explain(id)
-    output.print_json(found) if caller.json else tell(found)
+    output.print_json(found) if caller.json else print_explanation(found)
 
 
-def tell(found: Record) -> None:
+def print_explanation(found: Record) -> None:
     """One sentence, then what it rests on: gates, order, changes, attempts and receipts."""
     output.line("job     ", found["id"])
     output.line("state   ", output.state(found["state"]))

@@ -218,7 +218,7 @@ def print_job(job: Record) -> None:
         ("priority", job["priority"]),
         ("units", job["units"]),
         ("locality", job["locality_hint"]),
-        ("asks for", _asked(job.get("terms") or {})),
+        ("asks for", _constraints_text(job.get("terms") or {})),
         ("estimated cost", job.get("estimated_cost")),
         ("timeout", None if job["timeout_seconds"] is None else seconds(job["timeout_seconds"])),
         ("queue timeout", _queue_timeout(job)),
@@ -260,7 +260,7 @@ def list_jobs(jobs: Sequence[Record]) -> None:
     )
 
 
-def _standing(bot: Record) -> str:
+def _bot_status(bot: Record) -> str:
     """A bot's status, or why it gets less than others although that is ok."""
     if bot["status"] != "ok":
         return str(bot["status"])
@@ -270,7 +270,7 @@ def _standing(bot: Record) -> str:
 def show_bot(bot: Record) -> None:
     """Everything about one bot."""
     facts = (
-        ("status", state(_standing(bot))),
+        ("status", state(_bot_status(bot))),
         ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
         ("cohort", bot["cohort"]),
         ("properties", properties(bot["properties"])),
@@ -321,7 +321,7 @@ def list_bots(bots: Sequence[Record]) -> None:
         (
             (
                 bot["name"],
-                state(_standing(bot)),
+                state(_bot_status(bot)),
                 bot["in_use"],
                 bot["capacity"],
                 bot["leases"],
@@ -436,7 +436,7 @@ def _sharing(job: Record) -> str | None:
     return f"{job['submissions']} want it, with the deduplication key '{plain(job['dedup_key'])}'"
 
 
-def _asked(terms: Record) -> str:
+def _constraints_text(terms: Record) -> str:
     return "; ".join(f"{name} {_listed(value)}" for name, value in terms.items())
 
 

@@ -256,7 +256,9 @@ class Client:
                 refused += 1
                 if refused == len(parts):
                     raise
-                answers += [{"id": job["id"], "state": job["state"], "changed": False} for job in self.look(part)]
+                answers += [
+                    {"id": job["id"], "state": job["state"], "changed": False} for job in self.read_states(part)
+                ]
         return answers
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None, poll: float = LONG_POLL) -> Iterator[Record]:
@@ -270,14 +272,14 @@ class Client:
             parts = list(_slices(list(pending)))
             for part in parts:
                 left = poll if deadline is None else min(poll, max(0.0, deadline - clock.monotonic()))
-                for job in self.look(part, wait=min(left, LONG_POLL) / len(parts)):
+                for job in self.read_states(part, wait=min(left, LONG_POLL) / len(parts)):
                     if job["state"] in FINAL:
                         pending.pop(job["id"], None)
                         yield job
             if deadline is not None and clock.monotonic() >= deadline:
                 return
 
-    def look(self, jobs: Sequence[str], *, wait: float = 0.0) -> Records:
+    def read_states(self, jobs: Sequence[str], *, wait: float = 0.0) -> Records:
         """The state of at most 1000 jobs, as soon as all are final or `wait` (up to 30) seconds have passed."""
         body = {"ids": list(jobs), "wait": round(wait, 3)}
         records: Records = self._transport.call("POST", "/v1/jobs/wait", body=body, held=wait)["jobs"]

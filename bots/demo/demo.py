@@ -21,7 +21,7 @@ from rich.table import Table
 from bots.cli import output
 from bots.client.client import Client
 from bots.demo import workload
-from bots.demo.report import Board, Report, Result, look_at, report
+from bots.demo.report import Board, Report, Result, read_result, report
 from bots.demo.tenants import Tenancy, Tenants
 from bots.demo.workload import Module
 from schema import clock
@@ -37,7 +37,7 @@ CHECKERS = 4
 #: Seconds a job of an instance below its minimum waits before others are stopped for it; a demo has no time for more.
 PREEMPTION_DELAY = 1.0
 #: How often finished jobs are asked for, seconds.
-LOOK = 0.5
+POLL_INTERVAL = 0.5
 
 
 class Pool(Protocol):
@@ -142,9 +142,9 @@ def work(client: Client, found: Sequence[Module], *, console: Console, stalled: 
             came = True
             while pending and came:
                 came = False
-                for job in client.wait(list(pending), timeout=stalled, poll=LOOK):
+                for job in client.wait(list(pending), timeout=stalled, poll=POLL_INTERVAL):
                     came = True
-                    looks.add(crew.submit(look_at, client, job["id"], pending.pop(job["id"])))
+                    looks.add(crew.submit(read_result, client, job["id"], pending.pop(job["id"])))
                     checked = {look for look in looks if look.done()}
                     looks -= checked
                     note(checked)

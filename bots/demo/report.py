@@ -86,7 +86,7 @@ class Report:
         return self.verified == self.jobs
 
 
-def look_at(client: Client, id: str, module: Module) -> Result:
+def read_result(client: Client, id: str, module: Module) -> Result:
     """Ask for everything about one final job, and compare its output with what it must be."""
     job = client.show(id)
     grants = [event for event in job["events"] if event["move"] == "grant"]
@@ -199,7 +199,7 @@ class Board:
         self._done: Counter[str] = Counter()
         self._bots: Counter[str] = Counter()
         self._wrong = 0
-        self._began = self._told = clock.monotonic()
+        self._began = self._printed_at = clock.monotonic()
         self._progress = Progress(
             TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
         )
@@ -219,7 +219,7 @@ class Board:
         if self._console.is_terminal:
             self._live.stop()
         elif error is None:
-            self._tell()
+            self._print_progress()
 
     def say(self, line: str) -> None:
         """Print one line, above the bars if there are any."""
@@ -231,13 +231,13 @@ class Board:
         self._bots[bot or "nobody"] += 1
         self._wrong += not right
         self._progress.advance(self._tasks[instance])
-        if not self._console.is_terminal and clock.monotonic() - self._told >= LINE_EVERY:
-            self._tell()
+        if not self._console.is_terminal and clock.monotonic() - self._printed_at >= LINE_EVERY:
+            self._print_progress()
 
-    def _tell(self) -> None:
-        self._told = clock.monotonic()
+    def _print_progress(self) -> None:
+        self._printed_at = clock.monotonic()
         parts = [f"{name} {self._done[name]}/{total}" for name, total in self._shares.items()]
-        seconds = self._told - self._began
+        seconds = self._printed_at - self._began
         self._console.print(
             f"{seconds:6.1f} s  {', '.join(parts)}; {self._rate():.1f} jobs/s on {len(self._bots)} bots, "
             f"{self._wrong} wrong",

@@ -87,11 +87,11 @@ SCRUBS = 14
 #: Seconds the scrubs get to start, and to finish once all other work is done.
 START_WITHIN, END_WITHIN = 60.0, 180.0
 #: How often the quotas are looked at, seconds.
-LOOK = 0.25
+WATCH_INTERVAL = 0.25
 
 
 @dataclass(frozen=True)
-class QuotaSeen:
+class QuotaObservation:
     """A quota and what became of it. `peak` is the largest usage that was seen, `exceeded` how often it was seen above
     the maximum."""
 
@@ -107,7 +107,7 @@ class Tenancy:
     the instance with a minimum was first seen to have it, None if it never was; `receipt` is that of the first
     preemption."""
 
-    quotas: dict[str, QuotaSeen]
+    quotas: dict[str, QuotaObservation]
     preemptions: int
     minimum_met_seconds: float | None
     receipt: dict[str, Any] | None
@@ -166,7 +166,7 @@ class Tenants:
         receipts = [event["details"] for event in stories if event["move"] == "preempted"]
         return Tenancy(
             quotas={
-                name: QuotaSeen(minimum, maximum, self._peaks[name], self._exceeded[name])
+                name: QuotaObservation(minimum, maximum, self._peaks[name], self._exceeded[name])
                 for name, (minimum, maximum) in QUOTAS.items()
             },
             preemptions=len(receipts),
@@ -181,14 +181,14 @@ class Tenants:
         while self._usage().get(INSTANCE, 0) < self._units:
             if clock.monotonic() >= deadline:
                 raise LeaseholdError(f"the scrubs did not fill {self._units} units within {START_WITHIN:.0f} s")
-            clock.sleep(LOOK)
+            clock.sleep(WATCH_INTERVAL)
         self._console.print(f"{self._units} scrubs hold all {self._units} units, {SCRUBS - self._units} more wait")
 
     def _usage(self) -> dict[str, int]:
         return {quota["instance"]: quota["usage"] for quota in self._client.quotas() if quota["cohort"] == COHORT}
 
     def _watch(self) -> None:
-        while not clock.wait(self._stop, LOOK):
+        while not clock.wait(self._stop, WATCH_INTERVAL):
             try:
                 usage = self._usage()
             except LeaseholdError:

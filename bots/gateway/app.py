@@ -12,12 +12,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from bots.gateway import middleware, problems, routes
-from bots.gateway.long_poll import LongPolls, Vigil, WakeSource
+from bots.gateway.long_poll import HeldSessions, LongPolls, WakeSource
 from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
-from bots.gateway.middleware import ANYONE, KINDS, Door, Doorkeeper, entries
+from bots.gateway.middleware import ANYONE, KINDS, RequestMiddleware, TokenCache, route_rules
 from bots.gateway.server import GatewaySettings, Server
-from bots.gateway.workers import Batches, crews
-from bots.sync.settle import Desk
+from bots.gateway.workers import SyncBatcher, worker_pools
+from bots.sync.settle import SyncService
 from schema.errors import NotReady
 from schema.postgres import migrate
 from schema.postgres.engine import Database
@@ -28,16 +28,16 @@ READY_SECONDS = 1.0
 
 _OPEN = {KINDS: [ANYONE]}
 
-house = APIRouter(tags=["gateway"])
+health_router = APIRouter(tags=["gateway"])
 
 
-@house.get("/healthz", openapi_extra=_OPEN)
+@health_router.get("/healthz", openapi_extra=_OPEN)
 async def healthz() -> dict[str, str]:
     """The process is alive."""
     return {"status": "ok"}
 
 
-@house.get("/readyz", responses=problems.documented(), openapi_extra=_OPEN)
+@health_router.get("/readyz", responses=problems.documented(), openapi_extra=_OPEN)
 async def readyz(request: Request) -> Response:
     """The database answers within a second and has the schema that this version needs."""
     state = request.app.state
@@ -47,7 +47,7 @@ async def readyz(request: Request) -> Response:
     return JSONResponse({"status": "ready", "wakeups_connected": bool(_connected(state.wakeups))})
 
 
-@house.get("/metrics", openapi_extra=_OPEN, response_class=Response)
+@health_router.get("/metrics", openapi_extra=_OPEN, response_class=Response)
 async def metrics(request: Request) -> Response:
     """Everything the gateway counts, in Prometheus' text format."""
     return Response(request.app.state.metrics.text(), media_type=MEDIA_TYPE)
@@ -58,19 +58,19 @@ class Probe:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._asked: asyncio.Task[str] | None = None
+        self._pending_check: asyncio.Task[str] | None = None
 
     async def trouble(self) -> str:
         """Why the database cannot be used, empty if it can; takes at most READY_SECONDS."""
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.create_task(anyio.to_thread.run_sync(self._look))
+        if self._pending_check is None or self._pending_check.done():
+            self._pending_check = asyncio.create_task(anyio.to_thread.run_sync(self._check))
         try:
             async with asyncio.timeout(READY_SECONDS):
-                return await asyncio.shield(self._asked)
+                return await asyncio.shield(self._pending_check)
         except TimeoutError:
             return f"the database did not answer within {READY_SECONDS:.0f} s"
 
-    def _look(self) -> str:
+    def _check(self) -> str:
         try:
             found = migrate.status(self._database, urgent=True)
         except (NotReady, DBAPIError):
@@ -85,7 +85,7 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
-        await self.state.door(scope, receive, send)
+        await self.state.request_middleware(scope, receive, send)
 
     async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What is behind the door."""
@@ -94,7 +94,7 @@ class Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             described = super().openapi()
-            middleware.describe(described, self.state.readers)
+            middleware.describe_bodies(described, self.state.readers)
             parts = described.setdefault("components", {})
             parts.setdefault("schemas", {})["Problem"] = problems.Problem.model_json_schema()
             parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "lh_…"}}
@@ -108,7 +108,7 @@ class Application(FastAPI):
 
 def build(
     database: Database,
-    desk: Desk,
+    sync_service: SyncService,
     settings: GatewaySettings,
     *,
     timing: Timing,
@@ -123,9 +123,9 @@ def build(
     polls (long polls by topic), timing, max_wait (seconds), database, estimate.
     """
     counted = GatewayMetrics()
-    crew = crews(database, queue=settings.queue)
+    crew = worker_pools(database, queue=settings.queue)
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
-    vigil = Vigil(database, crew.bots, ttl=timing.ttl, metrics=counted)
+    held_sessions = HeldSessions(database, crew.bots, ttl=timing.ttl, metrics=counted)
     counted.watch(
         queue=lambda: crew.callers.busy + crew.bots.busy,
         connected=lambda: _connected(wakeups),
@@ -136,29 +136,34 @@ def build(
         try:
             yield
         finally:
-            vigil.close()
+            held_sessions.close()
             await polls.close()
 
     app = Application(title="Leasehold", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
-    parts = [routes.router, house, *routers]
+    parts = [routes.router, health_router, *routers]
     for router in parts:
         app.include_router(router)
     problems.install(app)
-    doors = entries(parts, max_body=settings.max_body)
+    doors = route_rules(parts, max_body=settings.max_body)
     app.state.readers = {
         (entry.path, method): entry.reader for entry in doors for method in entry.methods if entry.reader is not None
     }
-    app.state.door = Door(
+    app.state.request_middleware = RequestMiddleware(
         app.inside,
         entries=doors,
-        keeper=Doorkeeper(seconds=settings.token_cache_seconds),
-        crews=crew,
+        token_cache=TokenCache(seconds=settings.token_cache_seconds),
+        worker_pools=crew,
         metrics=counted,
     )
-    app.state.database, app.state.desk, app.state.timing, app.state.wakeups = database, desk, timing, wakeups
+    app.state.database, app.state.sync_service, app.state.timing, app.state.wakeups = (
+        database,
+        sync_service,
+        timing,
+        wakeups,
+    )
     app.state.bots, app.state.callers, app.state.run = crew.bots, crew.callers, crew.callers.run
-    app.state.polls, app.state.metrics, app.state.vigil = polls, counted, vigil
-    app.state.batches = Batches(desk, crew.bots, metrics=counted)
+    app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
+    app.state.batches = SyncBatcher(sync_service, crew.bots, metrics=counted)
     app.state.max_wait, app.state.estimate = settings.max_wait, estimate
     app.state.probe = Probe(database)
     return app

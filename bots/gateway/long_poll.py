@@ -20,13 +20,13 @@ from sqlalchemy import Connection, text
 from starlette.requests import Request
 
 from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.workers import Crew
+from bots.gateway.workers import WorkerPool
 from schema.moves.sessions import renew
 from schema.postgres.engine import Database
-from schema.postgres.fragments import latest_leases, newest
+from schema.postgres.fragments import newest_leases, newest_version
 
 
-class Look(Protocol):
+class FactReader(Protocol):
     """What can be told of these keys: None of one that has news by that alone, nothing of one that has none."""
 
     def __call__(self, connection: Connection, keys: Sequence[str], /) -> Mapping[str, Any]: ...
@@ -54,10 +54,10 @@ class WakeSource(Protocol):
     def idle(self, topic: str) -> AbstractContextManager[None]: ...
 
 
-class Watch:
+class LongPoll:
     """One long poll, while the block lasts. `gone` says that its client has hung up."""
 
-    def __init__(self, topic: "Topic", request: Request) -> None:
+    def __init__(self, topic: "PollTopic", request: Request) -> None:
         self._topic, self._request = topic, request
         self._since = topic.moment
         self._event = asyncio.Event()
@@ -122,15 +122,15 @@ class Watch:
         self._event.set()
 
 
-class Topic:
+class PollTopic:
     """Everybody who waits for news of one kind. Belongs to the event loop's thread."""
 
-    def __init__(self, name: str, look: Look, *, run: Run, owner: "LongPolls") -> None:
+    def __init__(self, name: str, read_facts: FactReader, *, run: Run, owner: "LongPolls") -> None:
         self.name = name
         self.moment = 0
-        self._look, self._run, self._owner = look, run, owner
-        self._watches: set[Watch] = set()
-        self._by_key: dict[str, set[Watch]] = {}
+        self._read_facts, self._run, self._owner = read_facts, run, owner
+        self._watches: set[LongPoll] = set()
+        self._by_key: dict[str, set[LongPoll]] = {}
         self._recent: OrderedDict[str, int] = OrderedDict()
         self._forgotten = 0
         self._look_asked = 0
@@ -143,11 +143,11 @@ class Topic:
     def stopping(self) -> bool:
         return self._owner.stopping
 
-    def watch(self, request: Request) -> Watch:
+    def watch(self, request: Request) -> LongPoll:
         """Wait on behalf of this request. Enter before looking, so that nothing falls between look and wait."""
-        return Watch(self, request)
+        return LongPoll(self, request)
 
-    async def enter(self, watch: Watch) -> None:
+    async def enter(self, watch: LongPoll) -> None:
         """From now on there is somebody who waits."""
         self._watches.add(watch)
         self._owner.metrics.waits.labels(self.name).inc()
@@ -156,7 +156,7 @@ class Topic:
         if self._looker is None or self._looker.done():
             self._looker = asyncio.create_task(self._keep_looking())
 
-    def leave(self, watch: Watch) -> None:
+    def leave(self, watch: LongPoll) -> None:
         """That one waits no more."""
         self._owner.metrics.waits.labels(self.name).dec()
         for key in list(watch.keys):
@@ -165,14 +165,14 @@ class Topic:
         if not self._watches:
             asyncio.get_running_loop().call_later(LINGER, self._lower_flag)
 
-    def register(self, key: str, watch: Watch, *, since: int) -> bool:
+    def register(self, key: str, watch: LongPoll, *, since: int) -> bool:
         """Tell `watch` of `key` from now on; returns whether a wake-up came, or may have come, since then."""
         self._by_key.setdefault(key, set()).add(watch)
         if self._look_asked > since:
             self._look_now.set()
         return max(self._recent.get(key, 0), self._forgotten) > since
 
-    def unregister(self, key: str, watch: Watch) -> None:
+    def unregister(self, key: str, watch: LongPoll) -> None:
         waiting = self._by_key[key]
         waiting.discard(watch)
         if not waiting:
@@ -216,17 +216,17 @@ class Topic:
                 continue
             keys = list(self._by_key)
             try:
-                facts = await self._run(partial(self._asked, keys))
+                facts = await self._run(partial(self._facts, keys))
             except Exception as error:
                 _log.warning("long polls could not look for news", topic=self.name, kind=type(error).__name__)
                 continue
             self._owner.metrics.looks.labels(self.name).inc()
-            self._tell(facts)
+            self._distribute(facts)
 
-    def _asked(self, keys: Sequence[str], connection: Connection) -> Mapping[str, Any]:
-        return self._look(connection, keys)
+    def _facts(self, keys: Sequence[str], connection: Connection) -> Mapping[str, Any]:
+        return self._read_facts(connection, keys)
 
-    def _tell(self, facts: Mapping[str, Any]) -> None:
+    def _distribute(self, facts: Mapping[str, Any]) -> None:
         for key, fact in facts.items():
             for watch in self._by_key.get(key, ()):
                 if fact is None or watch.keys[key](fact):
@@ -251,12 +251,12 @@ class LongPolls:
     def __init__(self, *, wakeups: WakeSource | None, poll: float, metrics: GatewayMetrics) -> None:
         self.wakeups, self.poll, self.metrics = wakeups, poll, metrics
         self.stopping = False
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, PollTopic] = {}
 
-    def topic(self, name: str, look: Look, *, run: Run) -> Topic:
+    def topic(self, name: str, read_facts: FactReader, *, run: Run) -> PollTopic:
         """The topic of that name; the first call says how it looks for news, and who runs that look."""
         if name not in self._topics:
-            self._topics[name] = Topic(name, look, run=run, owner=self)
+            self._topics[name] = PollTopic(name, read_facts, run=run, owner=self)
         return self._topics[name]
 
     def end(self) -> None:
@@ -310,15 +310,15 @@ FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:draining AS
     AS told (id, epoch, draining)
 LEFT JOIN LATERAL (
     SELECT epoch, draining, status = 'gone' OR (held > 0 AND EXISTS (
-        SELECT FROM {latest_leases("n.id", "n.held", columns="state")} l
+        SELECT FROM {newest_leases("n.id", "n.held", columns="state")} l
         WHERE state IN ('pending', 'cancelling'))) AS lively
-    FROM {newest("bots", "id", "told.id")} n) b ON true
+    FROM {newest_version("bots", "id", "told.id")} n) b ON true
 WHERE b.lively IS NOT FALSE OR b.epoch <> told.epoch OR b.draining IS DISTINCT FROM told.draining
 """)
 
 
 @dataclass(frozen=True)
-class BotFact:
+class BotNews:
     """What a look tells of one bot."""
 
     epoch: int
@@ -327,14 +327,14 @@ class BotFact:
 
 
 @dataclass(eq=False, slots=True)
-class Told:
+class KnownState:
     """What the bot of a held call knows. `draining` None = as the first look says."""
 
     bot_id: int
     epoch: int
     draining: bool | None
 
-    def news(self, fact: BotFact | None) -> bool:
+    def news(self, fact: BotNews | None) -> bool:
         """Whether this is news to the bot."""
         if fact is None:
             return True
@@ -343,16 +343,16 @@ class Told:
         return fact.news or fact.epoch != self.epoch or fact.draining != self.draining
 
 
-class Vigil:
+class HeldSessions:
     """Everything that is held. Belongs to the event loop's thread, except for `look`."""
 
-    def __init__(self, database: Database, crew: Crew, *, ttl: float, metrics: GatewayMetrics) -> None:
-        self._database, self._crew, self._ttl, self._metrics = database, crew, ttl, metrics
-        self._held: dict[Told, None] = {}
+    def __init__(self, database: Database, workers: WorkerPool, *, ttl: float, metrics: GatewayMetrics) -> None:
+        self._database, self._worker_pool, self._ttl, self._metrics = database, workers, ttl, metrics
+        self._held: dict[KnownState, None] = {}
         self._keeper: asyncio.Task[None] | None = None
 
     @contextmanager
-    def over(self, told: Told) -> Iterator[None]:
+    def renewing(self, told: KnownState) -> Iterator[None]:
         """Keep this bot's session alive until the block ends."""
         self._held[told] = None
         if self._keeper is None or self._keeper.done():
@@ -362,7 +362,7 @@ class Vigil:
         finally:
             del self._held[told]
 
-    def look(self, connection: Connection, _: Sequence[str]) -> Mapping[str, BotFact | None]:
+    def read_facts(self, connection: Connection, _: Sequence[str]) -> Mapping[str, BotNews | None]:
         """Facts of the bots whose calls are held that are, or may be, news to them; None of a bot that is no more."""
         held = list(self._held)
         parameters = {
@@ -371,7 +371,7 @@ class Vigil:
             "draining": _array(_WORDS[told.draining] for told in held),
         }
         return {
-            str(row.id): None if row.epoch is None else BotFact(row.epoch, row.draining, row.lively)
+            str(row.id): None if row.epoch is None else BotNews(row.epoch, row.draining, row.lively)
             for row in connection.execute(BOT_NEWS, parameters)
         }
 
@@ -394,7 +394,7 @@ class Vigil:
         def work(connection: Connection) -> int:
             return renew(connection, sessions, ttl=self._ttl)
 
-        self._metrics.renewals.inc(await self._crew.insist(lambda: self._database.run(work, urgent=True)))
+        self._metrics.renewals.inc(await self._worker_pool.run_unbounded(lambda: self._database.run(work, urgent=True)))
 
 
 _WORDS = {None: "NULL", False: "f", True: "t"}

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bots.gateway import problems
 from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.workers import Busy, Crew, Crews
+from bots.gateway.workers import Busy, WorkerPool, WorkerPools
 from schema import clock, validation
 from schema.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
 from schema.tenancy import tokens
@@ -40,7 +40,7 @@ from schema.tenancy.tokens import Kind, Principal
 Invalid = RequestValidationError
 
 
-class Reader:
+class BodyReader:
     """Reads the bodies of one route."""
 
     def __init__(self, model: type[BaseModel]) -> None:
@@ -61,13 +61,13 @@ class Reader:
 _CONVERTED = re.compile(r"\{(\w+):\w+\}")
 
 
-def reader(endpoint: Callable[..., Any]) -> Reader | None:
+def body_reader(endpoint: Callable[..., Any]) -> BodyReader | None:
     """The reader for this handler's parameter `body`; None if it takes no body."""
     model = get_type_hints(endpoint).get("body")
-    return None if model is None else Reader(model)
+    return None if model is None else BodyReader(model)
 
 
-def describe(document: dict[str, Any], readers: Mapping[tuple[str, str], Reader]) -> None:
+def describe_bodies(document: dict[str, Any], readers: Mapping[tuple[str, str], BodyReader]) -> None:
     """Add to an OpenAPI document what the routes at these paths, by these methods, take."""
     models: Sequence[tuple[type[BaseModel], Any]] = [(one.model, "validation") for one in readers.values()]
     references, defined = models_json_schema(models, ref_template="#/components/schemas/{model}")
@@ -100,18 +100,18 @@ REMEMBERED_TOKENS = 10_000
 #: A handler that the door itself can call: with the request, its body and its caller.
 Handler = Callable[[Request, Any, Principal], Awaitable[Response]]
 
-_direct: set[Callable[..., Any]] = set()
+_bypassing: set[Callable[..., Any]] = set()
 
 
-def direct(handler: Handler) -> Handler:
+def bypass_framework(handler: Handler) -> Handler:
     """Decorates a route's handler that the door calls itself: the framework's way to it costs twice what it does, in
     time, and in memory while the call is held. Its errors are answered like those of any other."""
-    _direct.add(handler)
+    _bypassing.add(handler)
     return handler
 
 
 @dataclass(frozen=True)
-class Entry:
+class RouteRules:
     """What the door knows of one route. `kinds` None = open to all; empty = closed to all. `reader` None = no body;
     `handler` None = the framework's affair."""
 
@@ -120,11 +120,11 @@ class Entry:
     methods: frozenset[str]
     kinds: frozenset[Kind] | None
     max_body: int
-    reader: Reader | None
+    reader: BodyReader | None
     handler: Handler | None
 
 
-def entries(routers: Iterable[APIRouter], *, max_body: int) -> list[Entry]:
+def route_rules(routers: Iterable[APIRouter], *, max_body: int) -> list[RouteRules]:
     """The doors of these routers' routes. A route that does not say who may use it is closed."""
     found = []
     for router in routers:
@@ -133,20 +133,20 @@ def entries(routers: Iterable[APIRouter], *, max_body: int) -> list[Entry]:
                 extra: dict[str, Any] = route.openapi_extra or {}
                 kinds = extra.get(KINDS, [])
                 found.append(
-                    Entry(
+                    RouteRules(
                         path=route.path,
                         pattern=route.path_regex,
                         methods=frozenset(route.methods or ()),
                         kinds=None if kinds == [ANYONE] else frozenset(Kind(kind) for kind in kinds),
                         max_body=min(max_body, extra.get(MAX_BODY, max_body)),
-                        reader=reader(route.endpoint),
-                        handler=route.endpoint if route.endpoint in _direct else None,
+                        reader=body_reader(route.endpoint),
+                        handler=route.endpoint if route.endpoint in _bypassing else None,
                     )
                 )
     return found
 
 
-class Doorkeeper:
+class TokenCache:
     """Knows who holds which token. A verified one is remembered for `seconds`, and so may live that much longer than
     its revocation or expiry."""
 
@@ -154,7 +154,7 @@ class Doorkeeper:
         self._seconds = seconds
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
 
-    async def principal(self, headers: Headers, crew: Crew) -> Principal:
+    async def principal(self, headers: Headers, crew: WorkerPool) -> Principal:
         """The holder of the request's bearer token. Raises Unauthorised."""
         given = headers.getlist("authorization")
         if not given:
@@ -178,14 +178,20 @@ class Doorkeeper:
         return principal
 
 
-class Door:
+class RequestMiddleware:
     """The middleware. It also counts, and turns what no handler expected into a plain 500."""
 
     def __init__(
-        self, app: ASGIApp, *, entries: Sequence[Entry], keeper: Doorkeeper, crews: Crews, metrics: GatewayMetrics
+        self,
+        app: ASGIApp,
+        *,
+        entries: Sequence[RouteRules],
+        token_cache: TokenCache,
+        worker_pools: WorkerPools,
+        metrics: GatewayMetrics,
     ) -> None:
-        self._app, self._entries, self._keeper = app, entries, keeper
-        self._crews, self._metrics = crews, metrics
+        self._app, self._entries, self._keeper = app, entries, token_cache
+        self._crews, self._metrics = worker_pools, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -193,7 +199,7 @@ class Door:
             return
         entry = self._entry(scope)
         route = entry.path if entry is not None else "unmatched"
-        answered = _Answered(send)
+        answered = _StatusRecorder(send)
         started = clock.monotonic()
         admitted = False
         try:
@@ -220,13 +226,13 @@ class Door:
             self._metrics.requests.labels(route, f"{answered.status // 100}xx").inc()
             self._metrics.seconds.labels(route).observe(clock.monotonic() - started)
 
-    def _entry(self, scope: Scope) -> Entry | None:
+    def _entry(self, scope: Scope) -> RouteRules | None:
         for entry in self._entries:
             if scope["method"] in entry.methods and entry.pattern.match(scope["path"]):
                 return entry
         return None
 
-    async def _admit(self, scope: Scope, receive: Receive, entry: Entry) -> None:
+    async def _admit(self, scope: Scope, receive: Receive, entry: RouteRules) -> None:
         headers = Headers(scope=scope)
         crew = self._crews.bots if entry.kinds == frozenset({Kind.BOT}) else self._crews.callers
         if entry.kinds is not None:
@@ -247,7 +253,7 @@ class Door:
         )
 
 
-class _Answered:
+class _StatusRecorder:
     """Passes messages on and remembers the status; 0 until an answer has begun."""
 
     def __init__(self, send: Send) -> None:

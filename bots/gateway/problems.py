@@ -107,7 +107,7 @@ def from_error(error: BaseException) -> Response | None:
         case Conflict():
             return problem(409, detail, code=error.code)
         case NotReady():
-            return _come_back(detail, getattr(error, "code", None))
+            return _retry_later(detail, getattr(error, "code", None))
         case RequestValidationError():
             return _invalid(error.errors())
         case HTTPException():
@@ -175,11 +175,11 @@ def _invalid(errors: Sequence[Any]) -> Response:
 
 def _database(error: DBAPIError) -> Response | None:
     if is_outage(error):
-        return _come_back("the database cannot be reached", None)
+        return _retry_later("the database cannot be reached", None)
     if is_conflict(error) or getattr(error.orig, "sqlstate", None) == _CANCELLED:
-        return _come_back("the database is too busy", "busy")
+        return _retry_later("the database is too busy", "busy")
     return None
 
 
-def _come_back(detail: str, code: str | None) -> Response:
+def _retry_later(detail: str, code: str | None) -> Response:
     return problem(503, detail, code=code, headers={"Retry-After": RETRY_AFTER})

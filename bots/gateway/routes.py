@@ -7,19 +7,19 @@ from starlette.datastructures import State
 from starlette.responses import Response
 
 from bots.gateway import problems
-from bots.gateway.long_poll import Told, Vigil
+from bots.gateway.long_poll import HeldSessions, KnownState
 from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.middleware import KINDS, MAX_BODY, direct
+from bots.gateway.middleware import KINDS, MAX_BODY, bypass_framework
 from bots.protocol import OpenSession, OutputReport, Session, Sync, SyncAnswer
 from bots.sync import sessions
-from bots.sync.call import Asked, Call, Waiting
+from bots.sync.call import Call, HeldCall, NewCall
 from schema import clock
 from schema.tenancy.tokens import Kind, Principal
 
 #: Status in the metrics of a call whose client went away; nobody receives it.
 HUNG_UP = 499
 #: Waits of more than LONG seconds end together, on the next BEAT before they would; each beat costs a few transactions.
-LONG, BEAT = 5.0, 0.5
+LONG, WAIT_ALIGNMENT = 5.0, 0.5
 
 router = APIRouter(prefix="/v1", tags=["bots"])
 
@@ -64,24 +64,24 @@ async def open_session(request: Request, body: Annotated[OpenSession, _Read], ca
     responses=_PROBLEMS,
     openapi_extra=_BOTS,
 )
-@direct
+@bypass_framework
 async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -> Response:
     """The one call. An answer without news may be held back for `wait` seconds."""
     caller.check_bot(body.bot)
     state = request.app.state
-    asked = Asked(body, clock.monotonic())
+    asked = NewCall(body, clock.monotonic())
     if body.wait == 0 or body.leases:
         return _synced(state.metrics, await _answered(state, asked), "at_once")
-    vigil: Vigil = state.vigil
-    async with state.polls.topic("bots", vigil.look, run=state.bots.run).watch(request) as watch:
+    held_sessions: HeldSessions = state.held_sessions
+    async with state.polls.topic("bots", held_sessions.read_facts, run=state.bots.run).watch(request) as watch:
         answer = await state.batches.answer(asked)
         if isinstance(answer, bytes):
             return _synced(state.metrics, answer, "at_once")
         # A bot that is well and told to drain is never held.
-        told = Told(answer.bot_id, answer.epoch, False if body.status == "ok" else None)
+        told = KnownState(answer.bot_id, answer.epoch, False if body.status == "ok" else None)
         watch.add(str(answer.bot_id), told.news)
-        with vigil.over(told):
-            await watch.wait(_on_the_beat(min(body.wait, state.max_wait), now=clock.monotonic()))
+        with held_sessions.renewing(told):
+            await watch.wait(_aligned_wait(min(body.wait, state.max_wait), now=clock.monotonic()))
         if watch.gone:
             return _synced(state.metrics, b"", "hung_up")
         return _synced(state.metrics, await _answered(state, answer), "after_wait")
@@ -97,17 +97,17 @@ async def output(request: Request, body: Annotated[OutputReport, _Read], caller:
     """Output of a running lease, between syncs."""
     caller.check_bot(body.bot)
     state = request.app.state
-    await state.callers.call(lambda: state.desk.output(body))
+    await state.callers.call(lambda: state.sync_service.output(body))
 
 
-def _on_the_beat(seconds: float, *, now: float) -> float:
+def _aligned_wait(seconds: float, *, now: float) -> float:
     """Up to a beat less, so that waits that end at about the same time end at the same time."""
-    return seconds - (now + seconds) % BEAT if seconds > LONG else seconds
+    return seconds - (now + seconds) % WAIT_ALIGNMENT if seconds > LONG else seconds
 
 
 async def _answered(state: State, call: Call) -> bytes:
     """The answer to a call that is not held, or not any longer."""
-    answer: bytes | Waiting = await state.batches.answer(call)
+    answer: bytes | HeldCall = await state.batches.answer(call)
     return answer if isinstance(answer, bytes) else await _answered(state, answer)
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from schema import validation
 from schema.errors import BadInput
-from schema.gc_tuning import seldom_searched
+from schema.gc_tuning import infrequent_gc
 
 #: Seconds that calls under way get at shutdown; long polls are answered at once and need none of it.
 SHUTDOWN_SECONDS = 10
@@ -124,7 +124,7 @@ class Server(uvicorn.Server):
             self.config.load()
         except (OSError, ssl.SSLError) as error:
             raise BadInput("gateway.tls_cert", f"cannot be used: {error.strerror or error}") from None
-        with contextlib.closing(_bind(self._settings)) as listener, seldom_searched(*GARBAGE):
+        with contextlib.closing(_bind(self._settings)) as listener, infrequent_gc(*GARBAGE):
             self.run(sockets=[listener])
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.unlink(missing_ok=True)

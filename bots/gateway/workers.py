@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
 from bots.gateway.metrics import GatewayMetrics
-from bots.sync.call import Asked, Call, Waiting
-from bots.sync.settle import Desk
+from bots.sync.call import Call, HeldCall, NewCall
+from bots.sync.settle import SyncService
 from schema.errors import NotReady
 from schema.postgres.engine import Database
 
@@ -31,7 +31,7 @@ class Busy(NotReady):
     code = "busy"
 
 
-class Crew:
+class WorkerPool:
     """As many threads as a pool has connections, so that nobody waits for a connection inside a thread.
 
     threads: connections of the pool. queue: how many pieces of work may wait for a thread. What comes beyond is
@@ -58,10 +58,10 @@ class Crew:
 
     async def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread. Raises Busy when too much waits already."""
-        with self.place():
-            return await self.insist(function)
+        with self.reserve_slot():
+            return await self.run_unbounded(function)
 
-    async def insist(self, function: Callable[[], T]) -> T:
+    async def run_unbounded(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread, however much waits already: for work that stands for places
         taken before, and for what must not be refused."""
         if self._limiter is None:
@@ -73,11 +73,11 @@ class Crew:
         the database hangs. Raises Busy when too much waits already."""
         if self._readers is None:
             self._readers = anyio.CapacityLimiter(READERS)
-        with self.place():
+        with self.reserve_slot():
             return await anyio.to_thread.run_sync(function, limiter=self._readers)
 
     @contextmanager
-    def place(self) -> Iterator[None]:
+    def reserve_slot(self) -> Iterator[None]:
         """Be counted as a piece of work. Raises Busy when too much waits already."""
         if self.full:
             raise Busy("the gateway has too much to do")
@@ -89,19 +89,19 @@ class Crew:
 
 
 @dataclass(frozen=True)
-class Crews:
+class WorkerPools:
     """Bots have a crew of their own, on the reserved connections: no crowd of callers can make a bot lose its
     session."""
 
-    callers: Crew
-    bots: Crew
+    callers: WorkerPool
+    bots: WorkerPool
 
 
-def crews(database: Database, *, queue: int) -> Crews:
+def worker_pools(database: Database, *, queue: int) -> WorkerPools:
     """The crews of one gateway, each with a queue of that length."""
-    return Crews(
-        callers=Crew(database, threads=_connections(database.engine), queue=queue),
-        bots=Crew(database, threads=_connections(database.reserve), queue=queue, urgent=True),
+    return WorkerPools(
+        callers=WorkerPool(database, threads=_connections(database.engine), queue=queue),
+        bots=WorkerPool(database, threads=_connections(database.reserve), queue=queue, urgent=True),
     )
 
 
@@ -123,33 +123,35 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
+class PendingCall:
     """A call, and where its caller waits for the answer."""
 
     call: Call
-    answer: asyncio.Future[bytes | Waiting]
+    answer: asyncio.Future[bytes | HeldCall]
 
     @property
     def bot(self) -> str:
-        return self.call.sync.bot if isinstance(self.call, Asked) else self.call.bot
+        return self.call.sync.bot if isinstance(self.call, NewCall) else self.call.bot
 
 
-class Batches:
+class SyncBatcher:
     """Takes the calls to the desk. As many transactions are under way as the crew has connections."""
 
-    def __init__(self, desk: Desk, crew: Crew, *, metrics: GatewayMetrics, most: int = BATCH) -> None:
-        self._desk, self._crew, self._metrics, self._most = desk, crew, metrics, most
-        self._places: deque[_Place] = deque()
+    def __init__(
+        self, sync_service: SyncService, workers: WorkerPool, *, metrics: GatewayMetrics, most: int = BATCH
+    ) -> None:
+        self._sync_service, self._worker_pool, self._metrics, self._most = sync_service, workers, metrics, most
+        self._places: deque[PendingCall] = deque()
         self._at_work: set[str] = set()
         self._workers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def answer(self, call: Call) -> bytes | Waiting:
+    async def answer(self, call: Call) -> bytes | HeldCall:
         """The desk's answer to this call, and the errors that it has for it. Raises Busy when too much waits."""
-        with self._crew.place():
-            place = _Place(call, asyncio.get_running_loop().create_future())
+        with self._worker_pool.reserve_slot():
+            place = PendingCall(call, asyncio.get_running_loop().create_future())
             self._places.append(place)
-            if self._workers < self._crew.threads:
+            if self._workers < self._worker_pool.threads:
                 self._workers += 1
                 worker = asyncio.create_task(self._work())
                 self._tasks.add(worker)
@@ -163,12 +165,12 @@ class Batches:
         finally:
             self._workers -= 1
 
-    async def _serve(self, batch: Sequence[_Place]) -> None:
+    async def _serve(self, batch: Sequence[PendingCall]) -> None:
         self._metrics.batches.observe(len(batch))
         calls = [place.call for place in batch]
-        answers: Sequence[bytes | Waiting | Exception]
+        answers: Sequence[bytes | HeldCall | Exception]
         try:
-            answers = await self._crew.insist(lambda: self._settle(calls))
+            answers = await self._worker_pool.run_unbounded(lambda: self._settle(calls))
         except Exception as error:
             answers = [error] * len(batch)
         finally:
@@ -181,9 +183,9 @@ class Batches:
             else:
                 place.answer.set_result(answer)
 
-    def _take(self) -> list[_Place]:
+    def _take(self) -> list[PendingCall]:
         """Those that have waited longest, at most one of each bot, and none of a bot that is being served."""
-        batch, later = list[_Place](), list[_Place]()
+        batch, later = list[PendingCall](), list[PendingCall]()
         while self._places and len(batch) < self._most:
             place = self._places.popleft()
             if place.answer.done():
@@ -196,10 +198,10 @@ class Batches:
         self._places.extendleft(reversed(later))
         return batch
 
-    def _settle(self, calls: Sequence[Call]) -> Sequence[bytes | Waiting | Exception]:
+    def _settle(self, calls: Sequence[Call]) -> Sequence[bytes | HeldCall | Exception]:
         """On a thread. What one call does to the database must not be the end of the others."""
         try:
-            return self._desk.answer(calls)
+            return self._sync_service.answer(calls)
         except Exception as error:
             if isinstance(error, NotReady) or len(calls) == 1:
                 return [error] * len(calls)

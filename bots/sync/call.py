@@ -14,9 +14,9 @@ from bots.protocol import Chunk, LeaseReport, Outcome, Sync, Work
 from bots.sync.sessions import digest
 from schema.errors import BadInput, Conflict
 from schema.moves.acknowledge import Start
-from schema.moves.end import Ended, Ending, Room, Verdict
+from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict
 from schema.outputs import Written
-from schema.postgres.fragments import NOT_OVER, latest_leases
+from schema.postgres.fragments import NOT_OVER, newest_leases
 from schema.states import BotStatus, LeaseState
 
 # What a bot's report means for the leases it holds: pure, so that every case can be seen in one place.
@@ -27,11 +27,11 @@ COMPLETED = frozenset({Verdict.SUCCEEDED, Verdict.FAILED, Verdict.ERROR})
 
 
 @dataclass
-class Account:
+class ReportOutcome:
     """The consequences of one sync: leases that began, leases that ended, and output."""
 
     started: list[Start] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)
+    endings: list[AttemptEnd] = field(default_factory=list)
     output: list[Written] = field(default_factory=list)
 
 
@@ -43,7 +43,7 @@ def compare(
     epoch: int,
     actor: str,
     leaves: bool = False,
-) -> Account:
+) -> ReportOutcome:
     """Compare the live leases of a bot with its report. Reports of other fences are not the bot's any more and
     mean nothing; the answer will not list them, and the bot stops them.
 
@@ -52,12 +52,12 @@ def compare(
     itself.
     """
     said = {(report.job, report.fence): report for report in reported}
-    account = Account()
+    account = ReportOutcome()
     for lease in held:
         report = said.get((str(lease.public_id), lease.fence))
         verdict, details = None, dict[str, Any]()
         if report is not None and report.output:
-            account.output += written(bot_id, epoch, report.job, report.fence, report.output)
+            account.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
         if report is not None and report.state == "completed":
             if report.outcome is None:
                 raise BadInput(f"leases.{report.job}.outcome", "is required when the state is 'completed'")
@@ -71,11 +71,11 @@ def compare(
         if verdict is None and leaves:
             verdict, details = Verdict.RELEASED, {"reason": "its bot left"}
         if verdict is not None:
-            account.endings.append(Ending(lease.job_id, lease.fence, bot_id, epoch, verdict, details))
+            account.endings.append(AttemptEnd(lease.job_id, lease.fence, bot_id, epoch, verdict, details))
     return account
 
 
-def written(bot_id: int, epoch: int, job: str, fence: int, chunks: Sequence[Chunk]) -> list[Written]:
+def decode_output(bot_id: int, epoch: int, job: str, fence: int, chunks: Sequence[Chunk]) -> list[Written]:
     """Decode chunks of output. Raises BadInput where they are not base64."""
     try:
         return [
@@ -94,7 +94,7 @@ def _details(outcome: Outcome) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class NewCall:
     """A call that came when the monotonic clock showed `began`."""
 
     sync: Sync
@@ -102,7 +102,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class HeldCall:
     """A sync without news: the answer may be held back for as long as the bot would wait, if its session is kept alive
     meanwhile, or until a wake-up for the bot arrives."""
 
@@ -113,7 +113,7 @@ class Waiting:
     began: float
 
 
-Call = Asked | Waiting
+Call = NewCall | HeldCall
 
 #: Of so many calls that may fetch, one leaves the bot's room to jobs at gates while some wait.
 YIELDING = 4
@@ -122,7 +122,7 @@ GOLDEN = 2654435769
 
 
 @dataclass
-class Visit:
+class SyncCall:
     """One call that is being settled, the `nth` of them, by a bot whose row is locked.
 
     `held`: live leases before it, `due`: after it; `ended`: what became of jobs that it has ended; `before`: seconds
@@ -133,25 +133,25 @@ class Visit:
     call: Call
     bot: Row[Any]
     held: list[Row[Any]] = field(default_factory=list)
-    account: Account = field(default_factory=Account)
-    ended: list[Ended] = field(default_factory=list)
+    account: ReportOutcome = field(default_factory=ReportOutcome)
+    ended: list[EndedAttempt] = field(default_factory=list)
     due: list[Row[Any]] = field(default_factory=list)
     before: float = 0.0
     remaining: float = 0.0
-    room: Room = field(init=False)
+    bot_capacity: BotCapacity = field(init=False)
 
     def __post_init__(self) -> None:
-        self.room = Room(self.bot.capacity, self.bot.in_use, self.bot.held, self.bot.reserved)
+        self.bot_capacity = BotCapacity(self.bot.capacity, self.bot.in_use, self.bot.held, self.bot.reserved)
 
     @property
     def sync(self) -> Sync | None:
         """What the bot says; a call that was held says nothing any more."""
-        return self.call.sync if isinstance(self.call, Asked) else None
+        return self.call.sync if isinstance(self.call, NewCall) else None
 
     @property
     def seq(self) -> int:
         """The number of the call in its session."""
-        return self.call.sync.seq if isinstance(self.call, Asked) else self.call.seq
+        return self.call.sync.seq if isinstance(self.call, NewCall) else self.call.seq
 
     @property
     def actor(self) -> str:
@@ -169,7 +169,7 @@ class Visit:
         return str(self.bot.status if self.sync is None or self.leaves else self.sync.status)
 
     @property
-    def yields(self) -> bool:
+    def constrained_first(self) -> bool:
         """Whether jobs wait at gates and this is one of those calls that leave the bot's room to them: assigners alone
         can give it to them. Spread evenly over the calls, whichever of them end something."""
         return bool(self.bot.gated) and (self.bot.id + self.seq) * GOLDEN % 2**32 < 2**32 // YIELDING
@@ -183,22 +183,22 @@ class Visit:
         """Take the capacity that the bot says it has. One that says less than it uses keeps what it uses until that
         has ended."""
         said = None if self.sync is None else self.sync.capacity
-        self.room.capacity = max(self.room.capacity if said is None else said, self.room.in_use)
+        self.bot_capacity.capacity = max(self.bot_capacity.capacity if said is None else said, self.bot_capacity.in_use)
 
 
-def name(call: Call) -> str:
+def bot_name(call: Call) -> str:
     """The bot whose call it is."""
-    return call.sync.bot if isinstance(call, Asked) else call.bot
+    return call.sync.bot if isinstance(call, NewCall) else call.bot
 
 
 def ends_something(call: Call) -> bool:
     """Whether the bot says that something is over, and so may want more."""
-    return isinstance(call, Asked) and any(report.state == "completed" for report in call.sync.leases)
+    return isinstance(call, NewCall) and any(report.state == "completed" for report in call.sync.leases)
 
 
-def let_in(nth: int, call: Call, bot: Row[Any] | None) -> Visit:
+def check_call(nth: int, call: Call, bot: Row[Any] | None) -> SyncCall:
     """The visit of a bot whose session is open and whose call is not older than what was answered. Raises Conflict."""
-    if isinstance(call, Asked):
+    if isinstance(call, NewCall):
         bot = check_session(bot, epoch=call.sync.epoch, secret=call.sync.secret)
         late = call.sync.seq < bot.sync_seq
     else:
@@ -206,7 +206,7 @@ def let_in(nth: int, call: Call, bot: Row[Any] | None) -> Visit:
         late = call.seq != bot.sync_seq
     if late:
         raise Conflict("stale_seq", "a later call of this session has been answered")
-    return Visit(nth, call, bot)
+    return SyncCall(nth, call, bot)
 
 
 def check_session(bot: Row[Any] | None, *, epoch: int, secret: str) -> Row[Any]:
@@ -225,7 +225,7 @@ def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> Row[Any]:
     return bot
 
 
-def work(row: Row[Any]) -> Work:
+def lease_message(row: Row[Any]) -> Work:
     """A lease as its bot is told of it."""
     return Work(
         job=str(row.public_id),
@@ -245,7 +245,7 @@ def work(row: Row[Any]) -> Work:
 # A bot's live leases are as many as its row says: those that are known, looked up by their keys, and for the rest the
 # latest ones. So neither short jobs nor long ones make anybody look through what has ended between them.
 _LEASE = "bot_id, job_id, fence, instance, state, delivered_at, stop_reason"
-_LATEST = latest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but="coalesce(c.jobs, '{}')")
+_LATEST = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but="coalesce(c.jobs, '{}')")
 _FOUND = f"""counted AS MATERIALIZED (
     SELECT bot_id, count(*) AS leases, array_agg(job_id) AS jobs FROM known GROUP BY bot_id
 ), found AS MATERIALIZED (
@@ -256,7 +256,7 @@ _FOUND = f"""counted AS MATERIALIZED (
     CROSS JOIN LATERAL {_LATEST} l
 )"""
 # Before the call: known is what the bot says that it still has, as far as that is true.
-HELD = text(f"""
+HELD_LEASES = text(f"""
 WITH known AS MATERIALIZED (
     SELECT DISTINCT ON (l.job_id) l.*
     FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS uuid[]), CAST(:known_fences AS bigint[]))
@@ -268,7 +268,7 @@ WITH known AS MATERIALIZED (
 SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state FROM found l JOIN jobs j ON j.id = l.job_id ORDER BY l.job_id
 """)
 # After it: known is what was held and has not ended. The payload travels until the bot has said that it has the lease.
-DUE = text(f"""
+DUE_LEASES = text(f"""
 WITH known AS MATERIALIZED (
     SELECT l.*
     FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS bigint[]), CAST(:known_fences AS bigint[]))
@@ -286,44 +286,44 @@ ORDER BY l.job_id
 Known = Iterable[tuple[object, int]]
 
 
-def held(connection: Connection, visits: Sequence[Visit]) -> None:
+def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
     """Give each visit the live leases that its bot has when its call begins, in the order of their jobs. The bots' rows
     are locked."""
-    _gather(connection, HELD, visits, _reported, lambda visit: visit.held)
+    _gather(connection, HELD_LEASES, sync_calls, _reported, lambda sync_call: sync_call.held)
 
 
-def due(connection: Connection, visits: Sequence[Visit]) -> None:
+def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
     """Give each visit the live leases that its bot has when all else is settled, likewise."""
-    _gather(connection, DUE, visits, _left, lambda visit: visit.due)
+    _gather(connection, DUE_LEASES, sync_calls, _left, lambda sync_call: sync_call.due)
 
 
-def _reported(visit: Visit) -> Known:
-    for report in visit.sync.leases if visit.sync is not None else ():
+def _reported(sync_call: SyncCall) -> Known:
+    for report in sync_call.sync.leases if sync_call.sync is not None else ():
         try:
             yield UUID(report.job), report.fence
         except ValueError:
             continue
 
 
-def _left(visit: Visit) -> Known:
-    ended = {job.job_id for job in visit.ended}
-    return ((lease.job_id, lease.fence) for lease in visit.held if lease.job_id not in ended)
+def _left(sync_call: SyncCall) -> Known:
+    ended = {job.job_id for job in sync_call.ended}
+    return ((lease.job_id, lease.fence) for lease in sync_call.held if lease.job_id not in ended)
 
 
 def _gather(
     connection: Connection,
     query: TextClause,
-    visits: Sequence[Visit],
-    known: Callable[[Visit], Known],
-    into: Callable[[Visit], list[Row[Any]]],
+    sync_calls: Sequence[SyncCall],
+    known: Callable[[SyncCall], Known],
+    into: Callable[[SyncCall], list[Row[Any]]],
 ) -> None:
-    by_bot = {visit.bot.id: visit for visit in visits}
-    keys = [(bot_id, job, fence) for bot_id, visit in by_bot.items() for job, fence in known(visit)]
-    if not keys and not any(visit.room.held for visit in visits):
+    by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
+    keys = [(bot_id, job, fence) for bot_id, sync_call in by_bot.items() for job, fence in known(sync_call)]
+    if not keys and not any(sync_call.bot_capacity.held for sync_call in sync_calls):
         return
     values = {
         "bot_ids": list(by_bot),
-        "held": [visit.room.held for visit in by_bot.values()],
+        "held": [sync_call.bot_capacity.held for sync_call in by_bot.values()],
         "known_bots": [bot_id for bot_id, _, _ in keys],
         "known_jobs": [job for _, job, _ in keys],
         "known_fences": [fence for _, _, fence in keys],

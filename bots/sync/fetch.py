@@ -8,16 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from bots.sync import call
-from bots.sync.call import Visit
+from bots.sync.call import SyncCall
 from schema.accounting import quotas
 from schema.moves.backoff import release
-from schema.moves.end import RetryPace, Room
-from schema.moves.grant import Placement, grant_held
-from schema.moves.preempt import claims
+from schema.moves.end import BotCapacity, RetryPace
+from schema.moves.grant import Placement, grant_locked
+from schema.moves.preempt import lock_reserved_jobs
 from schema.moves.sessions import RELEASE_LIMIT
 from schema.picking import for_bot
-from schema.picking.for_bot import Fetcher
-from schema.picking.head_cursor import Fronts
+from schema.picking.for_bot import FetchingBot
+from schema.picking.head_cursor import HeadCursors
 from schema.picking.ready import ReadyJob
 from schema.postgres.notify import wake
 from schema.states import JobState
@@ -60,27 +60,27 @@ class FetchSettings(BaseModel):
         """How long retries wait."""
         return RetryPace(base=self.retry_base, cap=self.retry_cap)
 
-    def limit(self, *, completed: int, room: int) -> int:
+    def limit(self, *, completed: int, free_units: int) -> int:
         """How many jobs may be fetched, given how many this sync completed and the free units."""
         if not self.enabled:
             return 0
-        return room if self.to_capacity else min(completed, room)
+        return free_units if self.to_capacity else min(completed, free_units)
 
 
 @dataclass(frozen=True)
-class Wish:
+class FetchRequest:
     """A free bot that has just completed so many jobs. `kind`: bots of one kind offer the same properties."""
 
-    bot: Fetcher
+    bot: FetchingBot
     kind: int
     completed: int
 
 
 @dataclass
-class _Seats:
+class FetchAllowance:
     """What a bot may still be given: so many jobs, so many units."""
 
-    bot: Fetcher
+    bot: FetchingBot
     jobs: int
     units: int
 
@@ -88,60 +88,62 @@ class _Seats:
 def fetch(
     connection: Connection,
     settings: FetchSettings,
-    wishes: Sequence[Wish],
-    rooms: Mapping[int, Room],
+    requests: Sequence[FetchRequest],
+    capacities: Mapping[int, BotCapacity],
     *,
     ack: float,
     cooldown: float,
-    fronts: Fronts,
+    head_cursors: HeadCursors,
 ) -> None:
     """Grant the bots the most urgent jobs that they may have, to those that are alike together.
 
     The caller holds the bots' rows, writes to them later what `rooms` say then, and tells the bots before the
     transaction ends. `fronts` is what the process remembers of the jobs in front.
     """
-    alike: dict[tuple[object, ...], list[_Seats]] = {}
-    for wish in wishes:
-        bot = wish.bot
-        limit = settings.limit(completed=wish.completed, room=bot.room)
+    alike: dict[tuple[object, ...], list[FetchAllowance]] = {}
+    for request in requests:
+        bot = request.bot
+        limit = settings.limit(completed=request.completed, free_units=bot.free_units)
         if limit > 0:
-            key = (wish.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
-            alike.setdefault(key, []).append(_Seats(bot, limit, bot.room))
+            key = (request.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
+            alike.setdefault(key, []).append(FetchAllowance(bot, limit, bot.free_units))
     for seats in alike.values():
-        left_over = _fill(connection, settings, seats, rooms, ack=ack, cooldown=cooldown, fronts=fronts)
+        left_over = _fill(
+            connection, settings, seats, capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors
+        )
         # What was too large for the room that was left must not keep smaller jobs behind it from a bot; and under a
         # maximum, what one bot is given decides whether the next one may fetch from that instance at all.
         for each in left_over if len(seats) > 1 else ():
-            _fill(connection, settings, [each], rooms, ack=ack, cooldown=cooldown, fronts=fronts)
+            _fill(connection, settings, [each], capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
 
 
 def _fill(
     connection: Connection,
     settings: FetchSettings,
-    seats: list[_Seats],
-    rooms: Mapping[int, Room],
+    seats: list[FetchAllowance],
+    capacities: Mapping[int, BotCapacity],
     *,
     ack: float,
     cooldown: float,
-    fronts: Fronts,
-) -> list[_Seats]:
+    head_cursors: HeadCursors,
+) -> list[FetchAllowance]:
     """Pick for these bots, as for one that has the room of the largest, and grant; returns the bots that may have more
     while a job was too large for every one of them, or all, untouched, if a job's instance is near its maximum."""
     largest = max(seats, key=lambda each: each.units)
     jobs = for_bot.pick_for_bot(
         connection,
-        replace(largest.bot, room=largest.units),
+        replace(largest.bot, free_units=largest.units),
         limit=sum(each.jobs for each in seats),
         any_wait=settings.to_capacity,
         literal=settings.backoff == "literal",
         cooldown=cooldown,
-        line=fronts.of(largest.bot.cohort),
+        cursor=head_cursors.of(largest.bot.cohort),
     )
     # Were all the others served first, a maximum would still have to leave the last bot its whole capacity.
     if (
         len(seats) > 1
         and jobs
-        and quotas.short_among(
+        and quotas.any_short_of_quota(
             connection,
             largest.bot.cohort,
             {job.instance for job in jobs},
@@ -150,11 +152,11 @@ def _fill(
         )
     ):
         return seats
-    seated = _seated(jobs, seats)
-    grant_held(
+    seated = _assign_bots(jobs, seats)
+    grant_locked(
         connection,
         [Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY}) for job, bot in seated],
-        rooms,
+        capacities,
         assigner=[f"bot:{bot.name}" for _, bot in seated],
         strategy=STRATEGY,
         ack=ack,
@@ -163,7 +165,7 @@ def _fill(
     return [each for each in seats if each.jobs > 0 and each.units > 0] if len(seated) < len(jobs) else []
 
 
-def _seated(jobs: Sequence[ReadyJob], seats: Sequence[_Seats]) -> list[tuple[ReadyJob, Fetcher]]:
+def _assign_bots(jobs: Sequence[ReadyJob], seats: Sequence[FetchAllowance]) -> list[tuple[ReadyJob, FetchingBot]]:
     """Each job, in its order, on the first of the bots that may have it; takes it off what that one may have."""
     open_seats, seated = list(seats), []
     for job in jobs:
@@ -181,75 +183,79 @@ def _seated(jobs: Sequence[ReadyJob], seats: Sequence[_Seats]) -> list[tuple[Rea
 # What bots are given at their calls beside what assigners have given them.
 
 
-def refill(
+def fetch_after_sync(
     connection: Connection,
-    settled: Sequence[Visit],
+    settled: Sequence[SyncCall],
     settings: FetchSettings,
     *,
     ack: float,
     cooldown: float,
-    fronts: Fronts,
+    head_cursors: HeadCursors,
 ) -> None:
     """Start what room was freed for, and fetch, but where it is the turn of jobs at gates; what room bots still have
     and had not before is for the assigners, also for jobs at rest. The caller tells the bots what they have been given.
     """
-    spoken = [visit for visit in settled if visit.sync is not None and visit.healthy]
-    free = [visit for visit in spoken if visit.room.units > 0]
-    for visit in spoken:
-        if visit.room.reserved:
-            _claim(connection, visit, ack=ack, cooldown=cooldown)
-    room = {visit.bot.id: visit.room.units for visit in free}
-    rooms = {visit.bot.id: visit.room for visit in free}
-    wishes = _wishes(connection, [visit for visit in free if not visit.yields])
-    fetch(connection, settings, wishes, rooms, ack=ack, cooldown=cooldown, fronts=fronts)
-    spare = [visit for visit in free if visit.room.units > 0]
-    more = {visit.bot.id: visit.room.units for visit in spare if room[visit.bot.id] > _room_before(visit)}
+    spoken = [sync_call for sync_call in settled if sync_call.sync is not None and sync_call.healthy]
+    free = [sync_call for sync_call in spoken if sync_call.bot_capacity.units > 0]
+    for sync_call in spoken:
+        if sync_call.bot_capacity.reserved:
+            _grant_reserved(connection, sync_call, ack=ack, cooldown=cooldown)
+    units_before = {sync_call.bot.id: sync_call.bot_capacity.units for sync_call in free}
+    capacities = {sync_call.bot.id: sync_call.bot_capacity for sync_call in free}
+    requests = _fetch_requests(connection, [sync_call for sync_call in free if not sync_call.constrained_first])
+    fetch(connection, settings, requests, capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
+    spare = [sync_call for sync_call in free if sync_call.bot_capacity.units > 0]
+    more = {
+        sync_call.bot.id: sync_call.bot_capacity.units
+        for sync_call in spare
+        if units_before[sync_call.bot.id] > _free_units_before(sync_call)
+    }
     if more:
         release(connection, more, limit=RELEASE_LIMIT)
-    if more or any(job.state == JobState.QUEUED for visit in spare for job in visit.ended):
+    if more or any(job.state == JobState.QUEUED for sync_call in spare for job in sync_call.ended):
         wake(connection, "jobs")
 
 
-def _wishes(connection: Connection, free: Sequence[Visit]) -> list[Wish]:
-    wishes = [
-        Wish(
-            Fetcher(
-                visit.bot.id,
-                visit.bot.name,
-                visit.bot.cohort,
-                visit.bot.instance,
-                visit.bot.pool,
-                visit.bot.capacity,
-                visit.room.units,
-                returned=sorted({job.instance for job in visit.ended}),
+def _fetch_requests(connection: Connection, free: Sequence[SyncCall]) -> list[FetchRequest]:
+    requests = [
+        FetchRequest(
+            FetchingBot(
+                sync_call.bot.id,
+                sync_call.bot.name,
+                sync_call.bot.cohort,
+                sync_call.bot.instance,
+                sync_call.bot.pool,
+                sync_call.bot.capacity,
+                sync_call.bot_capacity.units,
+                returned=sorted({job.instance for job in sync_call.ended}),
             ),
-            visit.bot.kind,
-            sum(job.verdict in call.COMPLETED for job in visit.ended),
+            sync_call.bot.kind,
+            sum(job.verdict in call.COMPLETED for job in sync_call.ended),
         )
-        for visit in free
+        for sync_call in free
     ]
     # What a call has returned matters only under a maximum; without one, bots are alike whatever they returned.
-    if len({tuple(wish.bot.returned) for wish in wishes}) > 1 and not quotas.anybody_limited(connection):
-        return [replace(wish, bot=replace(wish.bot, returned=())) for wish in wishes]
-    return wishes
+    if len({tuple(request.bot.returned) for request in requests}) > 1 and not quotas.any_maximum(connection):
+        return [replace(request, bot=replace(request.bot, returned=())) for request in requests]
+    return requests
 
 
-def _claim(connection: Connection, visit: Visit, *, ack: float, cooldown: float) -> None:
+def _grant_reserved(connection: Connection, sync_call: SyncCall, *, ack: float, cooldown: float) -> None:
     """Start the jobs for which an eviction has freed room here; this transaction holds their quotas."""
-    bot = visit.bot
-    ids = claims(connection, bot.id, room=visit.room.unused)
-    grant_held(
+    bot = sync_call.bot
+    ids = lock_reserved_jobs(connection, bot.id, free_units=sync_call.bot_capacity.unused)
+    grant_locked(
         connection,
         [Placement(job_id, bot.id, {"bot": bot.name, "strategy": "preemption"}) for job_id in ids],
-        {bot.id: visit.room},
-        assigner=[visit.actor] * len(ids),
+        {bot.id: sync_call.bot_capacity},
+        assigner=[sync_call.actor] * len(ids),
         strategy="preemption",
         ack=ack,
         cooldown=cooldown,
     )
 
 
-def _room_before(visit: Visit) -> int:
+def _free_units_before(sync_call: SyncCall) -> int:
     """The units that others could have given the bot before its call."""
-    bot = visit.bot
+    bot = sync_call.bot
     return int(bot.capacity - bot.in_use - bot.reserved) if bot.free else 0

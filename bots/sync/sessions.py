@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 from bots.protocol import OpenSession, Session
 from schema.fleet import candidates
 from schema.moves import sessions
-from schema.moves.sessions import Opened
+from schema.moves.sessions import OpenedSession
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from schema.validation import normal_properties
@@ -31,8 +31,8 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
     properties = normal_properties("properties", request.properties)
     secret = request.secret or secrets.token_urlsafe(32)
 
-    def work(connection: Connection) -> Opened:
-        candidates.hold_still(connection)
+    def work(connection: Connection) -> OpenedSession:
+        candidates.freeze_requirement_sets(connection)
         instance = None
         if request.instance is not None:
             instance = connection.execute(INTERN_INSTANCE, {"name": request.instance}).scalar_one()

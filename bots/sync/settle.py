@@ -8,37 +8,37 @@ from sqlalchemy import Connection, text
 
 from bots.protocol import OutputReport, SyncAnswer
 from bots.sync import call as call_sync
-from bots.sync.call import Asked, Call, Visit, Waiting
-from bots.sync.fetch import FetchSettings, refill
+from bots.sync.call import Call, HeldCall, NewCall, SyncCall
+from bots.sync.fetch import FetchSettings, fetch_after_sync
 from schema import outputs
 from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.clock import Monotonic
 from schema.errors import BadInput, Conflict, LeaseholdError
-from schema.moves.acknowledge import acknowledge, deliver, hold
+from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
 from schema.moves.end import end
-from schema.moves.preempt import hold_quotas
-from schema.moves.sessions import Word, close, remember_localities, synced
-from schema.picking.head_cursor import Fronts
+from schema.moves.preempt import lock_quotas
+from schema.moves.sessions import SyncUpdate, close, record_syncs, remember_localities
+from schema.picking.head_cursor import HeadCursors
 from schema.postgres.engine import Database
-from schema.postgres.fragments import newest
+from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
-from schema.predicates import GATED, at_work
+from schema.predicates import CONSTRAINED, assigner_is_placing
 from schema.states import BotStatus, JobState, LeaseState
 from schema.timing import Timing
 
-Answer = bytes | Waiting
+Answer = bytes | HeldCall
 
 # Names are looked up without a lock, so that the locks come in the order of ids.
 LOCK_BOTS = text(f"""
 WITH named AS MATERIALIZED (
     SELECT f.id FROM unnest(CAST(:names AS text[])) AS n (name)
-    CROSS JOIN LATERAL {newest("bots", "name", "n.name", columns="id")} f ORDER BY f.id
+    CROSS JOIN LATERAL {newest_version("bots", "name", "n.name", columns="id")} f ORDER BY f.id
 )
 SELECT b.id, b.name, b.epoch, b.session, b.sync_seq, b.status, b.draining, b.closing, b.cohort, b.instance, b.pool,
     b.capacity, b.in_use, b.held, b.free, b.reserved, b.kind,
-    CASE WHEN :fetches AND EXISTS (SELECT FROM jobs WHERE {GATED})
-        THEN EXISTS (SELECT FROM assigners a WHERE {at_work("a")}) END AS gated
-FROM named CROSS JOIN LATERAL {newest("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
+    CASE WHEN :fetches AND EXISTS (SELECT FROM jobs WHERE {CONSTRAINED})
+        THEN EXISTS (SELECT FROM assigners a WHERE {assigner_is_placing("a")}) END AS gated
+FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
 """)
 STORED = text("""
 SELECT a.bot_id, a.answer
@@ -64,7 +64,7 @@ ON CONFLICT (bot_id, epoch, sync_seq) DO UPDATE SET answer = EXCLUDED.answer
 """)
 
 
-class Desk:
+class SyncService:
     """Where bots synchronise. Stateless between calls: any process may answer any of them."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Desk:
     ) -> None:
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
         self.cooldown = cooldown
-        self._fronts = Fronts(now)
+        self._fronts = HeadCursors(now)
 
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
         """Settle calls of different bots together, in one transaction and a number of statements that does not depend
@@ -90,7 +90,7 @@ class Desk:
         or `stale_seq` (a later call has been answered), or BadInput for a report that contradicts itself. Raises
         ValueError for two calls of one bot.
         """
-        names = [call_sync.name(call) for call in calls]
+        names = [call_sync.bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
         return self._database.run(
@@ -107,7 +107,7 @@ class Desk:
                 UUID(report.job)
             except ValueError:
                 raise BadInput("job", "is not the id of a job") from None
-            chunks = call_sync.written(bot.id, bot.epoch, report.job, report.fence, report.output)
+            chunks = call_sync.decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
             count = outputs.append(connection, chunks)
             if count:
                 wake(connection, "done", [report.job])
@@ -122,157 +122,162 @@ class Desk:
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         bots = {row.name: row for row in connection.execute(LOCK_BOTS, asked).all()}
         found: dict[int, Answer | LeaseholdError] = {}
-        settled: list[Visit] = []
+        settled: list[SyncCall] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):
             try:
-                settled.append(call_sync.let_in(nth, call, bots.get(name)))
+                settled.append(call_sync.check_call(nth, call, bots.get(name)))
             except Conflict as refusal:
                 found[nth] = refusal
         settled = self._without_repeated(connection, settled, found)
         settled = self._compared(connection, settled, found)
         self._apply(connection, settled)
         settled = self._without_leaving(connection, settled, found)
-        refill(connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown, fronts=self._fronts)
+        fetch_after_sync(
+            connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown, head_cursors=self._fronts
+        )
         self._sync(connection, settled)
         self._reply(connection, settled, found)
         return [found[nth] for nth in range(len(calls))]
 
     def _without_repeated(
-        self, connection: Connection, settled: list[Visit], found: dict[int, Answer | LeaseholdError]
-    ) -> list[Visit]:
+        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+    ) -> list[SyncCall]:
         """Answer what has been answered before, byte for byte; a call that still waits goes on waiting."""
-        repeated = [visit for visit in settled if visit.seq == visit.bot.sync_seq]
+        repeated = [sync_call for sync_call in settled if sync_call.seq == sync_call.bot.sync_seq]
         if not repeated:
             return settled
         keys = {
-            "bot_ids": [visit.bot.id for visit in repeated],
-            "epochs": [visit.bot.epoch for visit in repeated],
-            "seqs": [visit.seq for visit in repeated],
+            "bot_ids": [sync_call.bot.id for sync_call in repeated],
+            "epochs": [sync_call.bot.epoch for sync_call in repeated],
+            "seqs": [sync_call.seq for sync_call in repeated],
         }
         stored = {row.bot_id: row.answer for row in connection.execute(STORED, keys)}
-        for visit in repeated:
-            answer: bytes | None = stored[visit.bot.id]
+        for sync_call in repeated:
+            answer: bytes | None = stored[sync_call.bot.id]
             if answer is not None:
-                found[visit.nth] = zlib.decompress(answer)
-            elif isinstance(visit.call, Asked):
-                found[visit.nth] = _waiting(visit, visit.call)
-        return [visit for visit in settled if visit.nth not in found]
+                found[sync_call.nth] = zlib.decompress(answer)
+            elif isinstance(sync_call.call, NewCall):
+                found[sync_call.nth] = _held_call(sync_call, sync_call.call)
+        return [sync_call for sync_call in settled if sync_call.nth not in found]
 
     def _compared(
-        self, connection: Connection, settled: list[Visit], found: dict[int, Answer | LeaseholdError]
-    ) -> list[Visit]:
+        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+    ) -> list[SyncCall]:
         """What each bot reports, against what it holds. Nothing has been written yet."""
-        call_sync.held(connection, [visit for visit in settled if visit.sync is not None])
-        for visit in settled:
-            if visit.sync is None:
+        call_sync.read_held_leases(connection, [sync_call for sync_call in settled if sync_call.sync is not None])
+        for sync_call in settled:
+            if sync_call.sync is None:
                 continue
             try:
-                visit.account = call_sync.compare(
-                    visit.held,
-                    visit.sync.leases,
-                    bot_id=visit.bot.id,
-                    epoch=visit.bot.epoch,
-                    actor=visit.actor,
-                    leaves=visit.leaves,
+                sync_call.account = call_sync.compare(
+                    sync_call.held,
+                    sync_call.sync.leases,
+                    bot_id=sync_call.bot.id,
+                    epoch=sync_call.bot.epoch,
+                    actor=sync_call.actor,
+                    leaves=sync_call.leaves,
                 )
             except BadInput as refusal:
-                found[visit.nth] = refusal
-        return [visit for visit in settled if visit.nth not in found]
+                found[sync_call.nth] = refusal
+        return [sync_call for sync_call in settled if sync_call.nth not in found]
 
-    def _apply(self, connection: Connection, settled: Sequence[Visit]) -> None:
+    def _apply(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
         """Acknowledgements, endings, and leases that a bot does not know of."""
-        spoken = [visit for visit in settled if visit.sync is not None]
-        starts = [start for visit in spoken for start in visit.account.started]
-        endings = [(ending, visit.actor) for visit in spoken for ending in visit.account.endings]
-        reserved = any(visit.bot.reserved for visit in spoken)
-        leaving = sum(visit.leaves for visit in spoken)
+        spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
+        starts = [start for sync_call in spoken for start in sync_call.account.started]
+        endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
+        reserved = any(sync_call.bot.reserved for sync_call in spoken)
+        leaving = sum(sync_call.leaves for sync_call in spoken)
         if reserved or bool(starts) + bool(endings) + leaving > 1:
-            hold(connection, [lease.job_id for visit in spoken for lease in visit.held])
+            lock_for_moves(connection, [lease.job_id for sync_call in spoken for lease in sync_call.held])
         if reserved:
-            hold_quotas(connection, [visit.bot.id for visit in spoken])
-        outputs.append(connection, [chunk for visit in spoken for chunk in visit.account.output])
+            lock_quotas(connection, [sync_call.bot.id for sync_call in spoken])
+        outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
         acknowledge(connection, starts, sync=self._timing.sync)
         ended = end(
             connection,
             [ending for ending, _ in endings],
             actor=[actor for _, actor in endings],
             pace=self._fetch.pace,
-            rooms={visit.bot.id: visit.room for visit in spoken},
+            capacities={sync_call.bot.id: sync_call.bot_capacity for sync_call in spoken},
         )
-        by_bot = {visit.bot.id: visit for visit in spoken}
+        by_bot = {sync_call.bot.id: sync_call for sync_call in spoken}
         for job in ended:
             by_bot[job.bot_id].ended.append(job)
         hints = [
             (job.bot_id, job.locality_hint) for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint
         ]
         remember_localities(connection, hints, limit=self._fetch.bot_locality_hint_limit)
-        for visit in spoken:
-            visit.size()
+        for sync_call in spoken:
+            sync_call.size()
 
     def _without_leaving(
-        self, connection: Connection, settled: list[Visit], found: dict[int, Answer | LeaseholdError]
-    ) -> list[Visit]:
-        self._sync(connection, [visit for visit in settled if visit.leaves])
-        for visit in settled:
-            if visit.leaves:
-                close(connection, visit.bot.id, actor=visit.actor)
-                answer = SyncAnswer(seq=visit.seq, leases=[], expires_in=0, sync_in=0)
-                found[visit.nth] = answer.model_dump_json().encode()
-        return [visit for visit in settled if not visit.leaves]
+        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+    ) -> list[SyncCall]:
+        self._sync(connection, [sync_call for sync_call in settled if sync_call.leaves])
+        for sync_call in settled:
+            if sync_call.leaves:
+                close(connection, sync_call.bot.id, actor=sync_call.actor)
+                answer = SyncAnswer(seq=sync_call.seq, leases=[], expires_in=0, sync_in=0)
+                found[sync_call.nth] = answer.model_dump_json().encode()
+        return [sync_call for sync_call in settled if not sync_call.leaves]
 
-    def _sync(self, connection: Connection, settled: Sequence[Visit]) -> None:
+    def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
         """The one time that a call writes its bot's row."""
-        for visit in settled:
-            visit.before = self._now() - visit.call.began
-        words = [Word(visit.bot.id, visit.seq, visit.status, visit.room) for visit in settled]
-        remaining = synced(connection, words, ttl=self._timing.ttl)
-        for visit in settled:
-            visit.remaining = remaining[visit.bot.id]
+        for sync_call in settled:
+            sync_call.before = self._now() - sync_call.call.began
+        words = [
+            SyncUpdate(sync_call.bot.id, sync_call.seq, sync_call.status, sync_call.bot_capacity)
+            for sync_call in settled
+        ]
+        remaining = record_syncs(connection, words, ttl=self._timing.ttl)
+        for sync_call in settled:
+            sync_call.remaining = remaining[sync_call.bot.id]
 
     def _reply(
-        self, connection: Connection, settled: Sequence[Visit], found: dict[int, Answer | LeaseholdError]
+        self, connection: Connection, settled: Sequence[SyncCall], found: dict[int, Answer | LeaseholdError]
     ) -> None:
         """Say what each bot should have now, and keep it; a call without news that may wait is not answered yet."""
-        call_sync.due(connection, settled)
-        answers = {visit.nth: self._reply_to(visit) for visit in settled}
+        call_sync.read_due_leases(connection, settled)
+        answers = {sync_call.nth: self._reply_to(sync_call) for sync_call in settled}
         deliver(
             connection,
             [
                 (lease.job_id, lease.fence)
-                for visit in settled
-                for lease in visit.due
+                for sync_call in settled
+                for lease in sync_call.due
                 if lease.state == LeaseState.PENDING and not lease.delivered
             ],
         )
         if answers:
             kept = {
-                "bot_ids": [visit.bot.id for visit in settled],
-                "epochs": [visit.bot.epoch for visit in settled],
-                "before": [visit.bot.sync_seq for visit in settled],
-                "seqs": [visit.seq for visit in settled],
+                "bot_ids": [sync_call.bot.id for sync_call in settled],
+                "epochs": [sync_call.bot.epoch for sync_call in settled],
+                "before": [sync_call.bot.sync_seq for sync_call in settled],
+                "seqs": [sync_call.seq for sync_call in settled],
                 "answers": [
-                    None if isinstance(answer, Waiting) else zlib.compress(answer, 1) for answer in answers.values()
+                    None if isinstance(answer, HeldCall) else zlib.compress(answer, 1) for answer in answers.values()
                 ],
             }
             connection.execute(STORE, kept)
         found.update(answers)
 
-    def _reply_to(self, visit: Visit) -> Answer:
+    def _reply_to(self, sync_call: SyncCall) -> Answer:
         """The bot counts `expires_in` from when it sent the call."""
-        call = visit.call
-        if isinstance(call, Asked) and call.sync.wait > 0 and not call.sync.leases and not visit.due:
-            told_to_drain = visit.bot.draining and call.sync.status == BotStatus.OK.value
+        call = sync_call.call
+        if isinstance(call, NewCall) and call.sync.wait > 0 and not call.sync.leases and not sync_call.due:
+            told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value
             if not told_to_drain:
-                return _waiting(visit, call)
+                return _held_call(sync_call, call)
         answer = SyncAnswer(
-            seq=visit.seq,
-            leases=[call_sync.work(row) for row in visit.due],
-            drain=visit.bot.draining,
-            expires_in=max(0.0, visit.remaining + visit.before),
+            seq=sync_call.seq,
+            leases=[call_sync.lease_message(row) for row in sync_call.due],
+            drain=sync_call.bot.draining,
+            expires_in=max(0.0, sync_call.remaining + sync_call.before),
             sync_in=self._timing.sync,
         )
         return answer.model_dump_json(exclude_none=True).encode()
 
 
-def _waiting(visit: Visit, call: Asked) -> Waiting:
-    return Waiting(visit.bot.name, visit.bot.id, visit.bot.epoch, call.sync.seq, call.began)
+def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:
+    return HeldCall(sync_call.bot.name, sync_call.bot.id, sync_call.bot.epoch, call.sync.seq, call.began)

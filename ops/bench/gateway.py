@@ -88,7 +88,7 @@ def house(data: Path, *, assigner: bool = True) -> Iterator[House]:
         token = database.run(lambda connection: tokens.create(connection, tokens.Kind.BOT, bot="*"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0"}
-        children = Children(data / "log", environ, tell=lambda _: None, chance=random.Random(1), restart=False)
+        children = Children(data / "log", environ, report=lambda _: None, chance=random.Random(1), restart=False)
         stack.callback(children.kill)
         defaults = data / "leasehold.toml"
         defaults.touch()

@@ -149,7 +149,7 @@ class Bench:
         request = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
         began = clock.monotonic()
         job = self._database.run(lambda connection: submit(connection, [request], actor="bench"))[0]
-        leased = self._announced() if announced else self._seen(job.job_id)
+        leased = self._announced() if announced else self._written_at(job.job_id)
         try:
             taken = self._bot.taken.get(timeout=SAMPLE_WITHIN)
         except queue.Empty:
@@ -161,7 +161,7 @@ class Bench:
             return clock.monotonic()
         raise LeaseholdError(f"no lease was announced within {SAMPLE_WITHIN:.0f} s")
 
-    def _seen(self, job_id: int) -> float:
+    def _written_at(self, job_id: int) -> float:
         deadline = clock.monotonic() + SAMPLE_WITHIN
         while clock.monotonic() < deadline:
             if self._watch.execute(LEASED, (job_id,)).fetchone():
@@ -181,7 +181,7 @@ def pool(data: Path, chance: random.Random) -> Iterator[Bench]:
         token = database.run(lambda connection: tokens.create(connection, tokens.Kind.BOT, bot="*"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         environ |= {"LEASEHOLD_DATABASE_URL": url, "LEASEHOLD_GATEWAY_PORT": "0"}
-        children = Children(data / "log", environ, tell=lambda _: None, chance=chance, restart=False)
+        children = Children(data / "log", environ, report=lambda _: None, chance=chance, restart=False)
         stack.callback(children.kill)
         defaults = data / "leasehold.toml"
         defaults.touch()

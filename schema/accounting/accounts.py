@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting import counters
-from schema.accounting.counters import of_instance, of_lock
+from schema.accounting.counters import instance_counter, lock_counter
 from schema.errors import NotFound
 from schema.postgres.notify import wake
 from schema.validation import Name, check_name
@@ -92,18 +92,18 @@ class Account(PoolLimits):
     )
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         """Whether it says anything."""
         return any(getattr(self, key) not in (None, {}) for key in Account.model_fields)
 
     def limits_of(self, name: str) -> dict[str, float | None]:
         """The limits that are given, by counter, for the instance of that name."""
         found = {
-            of_instance(name, ending): getattr(self, key)
+            instance_counter(name, ending): getattr(self, key)
             for key, ending in OF_INSTANCE.items()
             if key in self.model_fields_set
         }
-        return found | {of_lock(name, lock): float(slots) for lock, slots in self.locks.items()}
+        return found | {lock_counter(name, lock): float(slots) for lock, slots in self.locks.items()}
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def remove_account(connection: Connection, name: str, *, actor: str, reason: str
         raise NotFound(f"instance: '{name}' has no share of the pool")
     connection.execute(_REMOVE, {"instance": instance})
     connection.execute(_MANAGED, {"instance": instance, "managed": False})
-    _limit(connection, {of_instance(name, ending): None for ending in OF_INSTANCE.values()})
+    _limit(connection, {instance_counter(name, ending): None for ending in OF_INSTANCE.values()})
     audit.write(connection, "account.remove", actor=actor, subject=f"instance:{name}", details={"reason": reason})
     wake(connection, "jobs")
 
@@ -212,7 +212,7 @@ GROUP BY 1, 2 ORDER BY 1, 2
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportedUsage:
     """What an instance has used of one unit; `jobs` are those that are done and said something of it."""
 
     instance: str
@@ -221,6 +221,6 @@ class Reported:
     jobs: int
 
 
-def reported(connection: Connection, *, hours: float) -> list[Reported]:
+def reported_usage(connection: Connection, *, hours: float) -> list[ReportedUsage]:
     """What was reported within so many hours, by instance and unit."""
-    return [Reported(**row._mapping) for row in connection.execute(_REPORTED, {"hours": hours})]
+    return [ReportedUsage(**row._mapping) for row in connection.execute(_REPORTED, {"hours": hours})]

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 from schema import audit
 from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
-from schema.predicates import GATED, HEALTHY, READY
+from schema.predicates import CONSTRAINED, HEALTHY, READY
 from schema.validation import check_name, escaped
 
 READ = text("""
@@ -42,7 +42,7 @@ WHERE NOT EXISTS (SELECT FROM charges d WHERE d.job_id = c.job_id AND d.fence = 
 RETURNING job_id
 """)
 TAKE = text("SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)")
-HELD = text("""
+CHARGES_OF = text("""
 SELECT t.name, t.amount FROM charges c CROSS JOIN LATERAL unnest(c.names, c.amounts) AS t (name, amount)
 WHERE c.job_id = :job_id
 """)
@@ -58,7 +58,7 @@ INSERT INTO usage (name, bucket, amount, rolled)
 SELECT s.name, date_trunc('minute', clock_timestamp()), s.units, true
 FROM (SELECT sum(in_use) AS busy, sum(capacity) AS available FROM bots WHERE {HEALTHY.of(bot="")}) b
 CROSS JOIN LATERAL (VALUES ('pool:busy', b.busy), ('pool:available', b.available)) AS s (name, units)
-WHERE s.units IS NOT NULL AND (EXISTS (SELECT FROM jobs WHERE {READY}) OR EXISTS (SELECT FROM jobs WHERE {GATED}))
+WHERE s.units IS NOT NULL AND (EXISTS (SELECT FROM jobs WHERE {READY}) OR EXISTS (SELECT FROM jobs WHERE {CONSTRAINED}))
 ON CONFLICT (name, bucket) DO NOTHING
 """)
 
@@ -84,7 +84,7 @@ class Charge(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spent:
+class Settlement:
     """One lease that is over. `usage`: what its bot says it has used, by unit; `seconds`: how long it ran, None if
     nobody says; `final`: its job will not run again."""
 
@@ -95,12 +95,12 @@ class Spent:
     final: bool
 
 
-def of_instance(name: str, what: str) -> str:
+def instance_counter(name: str, what: str) -> str:
     """The name of the counter of `what` (jobs, cost, slots) an instance has."""
     return f"instance:{name}:{what}"
 
 
-def of_lock(instance: str, lock: str) -> str:
+def lock_counter(instance: str, lock: str) -> str:
     """The name of the counter of an instance's lock."""
     return f"lock:{instance}:{lock}"
 
@@ -113,9 +113,9 @@ def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
     return {name: Counter(used, most) for name, used, most in rows}
 
 
-def held(connection: Connection, job_id: int) -> dict[str, float]:
+def charges_of(connection: Connection, job_id: int) -> dict[str, float]:
     """What has been taken for the job's lease, or for one that room is reserved for."""
-    return {row.name: float(row.amount) for row in connection.execute(HELD, {"job_id": job_id})}
+    return {row.name: float(row.amount) for row in connection.execute(CHARGES_OF, {"job_id": job_id})}
 
 
 def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bool = False) -> None:
@@ -163,7 +163,7 @@ def _exact(amount: float) -> Decimal:
     return Decimal(repr(amount))
 
 
-def settle(connection: Connection, spent: Sequence[Spent]) -> None:
+def settle(connection: Connection, spent: Sequence[Settlement]) -> None:
     """Give back what these leases have taken, once. Of a cost, what was used stays counted until it is older than the
     window: what the bot said of the unit in which its instance counts, or the estimate if its job has ended and nobody
     said."""

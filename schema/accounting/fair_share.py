@@ -12,13 +12,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
-from schema.accounting.counters import of_instance
-from schema.predicates import GATED
+from schema.accounting.counters import instance_counter
+from schema.predicates import CONSTRAINED
 
 Mode = Literal["waiting", "demand", "literal"]
 
 #: Seconds within which it is not noted again that an instance asks for something.
-NOTE_INTERVAL = 10.0
+DEMAND_INTERVAL = 10.0
 
 # The lift of account `a` as it is now: it goes as the usage that it stands for would have gone.
 _LIFT = """coalesce(a.lift * greatest(0, 1 - extract(epoch FROM now() - greatest(a.lifted_at, now()
@@ -45,10 +45,10 @@ WHERE c.name LIKE 'instance:%' AND c.name LIKE '%\\:cost' AND c.used > 0
 """)
 
 # Where all weights are zero they are equal. Whoever finds that another one notes it leaves it to that one.
-NOTE = text(f"""
+RECORD_DEMAND = text(f"""
 WITH due AS MATERIALIZED (
     SELECT a.instance, a.demand_at < now() - make_interval(secs => :idle) AS returned FROM accounts a
-    WHERE a.instance = ANY (CAST(:instances AS integer[])) AND a.demand_at < now() - interval '{NOTE_INTERVAL:g} s'
+    WHERE a.instance = ANY (CAST(:instances AS integer[])) AND a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s'
     ORDER BY a.instance FOR NO KEY UPDATE SKIP LOCKED
 ), standing AS MATERIALIZED (
     SELECT a.instance, a.demand_at >= now() - make_interval(secs => :idle) AS active,
@@ -70,12 +70,12 @@ SELECT a.instance FROM accounts a
 WHERE a.instance = ANY (CAST(:instances AS integer[])) AND a.demand_at < now() - make_interval(secs => :idle)
     AND NOT EXISTS (SELECT FROM due d WHERE d.instance = a.instance)
 """)
-WANTING = text(f"""
+UNRECORDED_DEMAND = text(f"""
 SELECT a.instance FROM accounts a JOIN instances i ON i.id = a.instance
-WHERE a.demand_at < now() - interval '{NOTE_INTERVAL:g} s' AND (
+WHERE a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s' AND (
     EXISTS (SELECT FROM counters c WHERE c.name = 'instance:' || i.name || '\\:jobs' AND c.used > 0)
     OR EXISTS (SELECT FROM (SELECT id FROM cohorts OFFSET 0) c CROSS JOIN LATERAL (
-        SELECT FROM jobs WHERE cohort = c.id AND instance = a.instance AND {GATED}
+        SELECT FROM jobs WHERE cohort = c.id AND instance = a.instance AND {CONSTRAINED}
         ORDER BY cohort, instance, platform, constraint_set LIMIT 1) j))
 """)
 
@@ -129,12 +129,12 @@ class Share:
     @cached_property
     def cost(self) -> str:
         """The counter of what it uses."""
-        return of_instance(self.name, "cost")
+        return instance_counter(self.name, "cost")
 
     @cached_property
     def jobs(self) -> str:
         """The counter of its jobs that run."""
-        return of_instance(self.name, "jobs")
+        return instance_counter(self.name, "jobs")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Shares:
     slotted: bool = False
 
 
-def read(connection: Connection, instances: Sequence[int], settings: FairShareSettings) -> Shares:
+def read_shares(connection: Connection, instances: Sequence[int], settings: FairShareSettings) -> Shares:
     """The shares of these instances, which have jobs waiting, and of the others."""
     where = {"instances": list(instances), "window": settings.window}
     rows = connection.execute(CANDIDATES, where | {"guarantee": settings.min_task_guarantee}).all()
@@ -173,13 +173,13 @@ def read(connection: Connection, instances: Sequence[int], settings: FairShareSe
     )
 
 
-def note_demand(connection: Connection, instances: Sequence[int], settings: FairShareSettings) -> set[int]:
+def record_demand(connection: Connection, instances: Sequence[int], settings: FairShareSettings) -> set[int]:
     """These instances have jobs waiting or running; those that come back after a while start from where the least
     served is. Returns the ones that somebody else is noting at this moment, whose jobs had better wait for it."""
     where = {"instances": list(instances), "window": settings.window, "idle": settings.idle_after}
-    return {row.instance for row in connection.execute(NOTE, where)}
+    return {row.instance for row in connection.execute(RECORD_DEMAND, where)}
 
 
-def wanting(connection: Connection) -> list[int]:
+def unrecorded_demand(connection: Connection) -> list[int]:
     """The managed instances that have jobs waiting or running and of which that has not been noted just now."""
-    return [row.instance for row in connection.execute(WANTING)]
+    return [row.instance for row in connection.execute(UNRECORDED_DEMAND)]

@@ -74,7 +74,7 @@ LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM leases
 WHERE q.usage <> coalesce(l.units, 0) LIMIT 1
 """)
 # Whoever has written leases has ended, and nobody writes any until we have ended.
-ALONE = text("LOCK TABLE leases IN SHARE ROW EXCLUSIVE MODE")
+LOCK_LEASES = text("LOCK TABLE leases IN SHARE ROW EXCLUSIVE MODE")
 # Whoever holds a quota without having written leases yet would wait for us: what it holds is left for the next time.
 REPAIR_QUOTAS = text("""
 WITH wrong AS MATERIALIZED (
@@ -104,12 +104,14 @@ class QuotaDrift:
     live: int
 
 
-def anybody_limited(connection: Connection) -> bool:
+def any_maximum(connection: Connection) -> bool:
     """Whether any instance has a maximum in any cohort."""
     return bool(connection.execute(LIMITED).scalar_one())
 
 
-def short_among(connection: Connection, cohort: int, instances: Iterable[int], *, units: int, cooldown: float) -> bool:
+def any_short_of_quota(
+    connection: Connection, cohort: int, instances: Iterable[int], *, units: int, cooldown: float
+) -> bool:
     """Whether the maximum of any of these instances in the cohort leaves less than so many units."""
     values = {"cohort": cohort, "instances": sorted(instances), "units": units, "cooldown": cooldown}
     return bool(connection.execute(SHORT_AMONG, values).scalar_one())
@@ -123,7 +125,7 @@ def reconcile_quotas(connection: Connection) -> list[QuotaDrift]:
     """
     if connection.execute(DRIFT).first() is None:
         return []
-    connection.execute(ALONE)
+    connection.execute(LOCK_LEASES)
     return [QuotaDrift(row.cohort, row.instance, row.usage, int(row.live)) for row in connection.execute(REPAIR_QUOTAS)]
 
 
@@ -246,7 +248,7 @@ def _held(connection: Connection, key: dict[str, int]) -> Row[Any] | None:
     """The quota's limits, locked; if it has none yet, nobody else gives it one until this transaction ends."""
     before = connection.execute(_FOUND, key).one_or_none()
     if before is None:
-        connection.execute(ALONE)
+        connection.execute(LOCK_LEASES)
         before = connection.execute(_FOUND, key).one_or_none()
     return before
 
@@ -267,7 +269,7 @@ def _key(connection: Connection, cohort: str, instance: str) -> dict[str, int]:
 
 
 # Whoever begins or ends leases or reservations of a bot holds its row; such a bot is left for the next time.
-LOCK = text("""
+LOCK_CAPACITY = text("""
 SELECT b.id FROM bots b
 LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l ON l.bot_id = b.id
 LEFT JOIN (SELECT bot_id, sum(units) AS units FROM reservations GROUP BY bot_id) r ON r.bot_id = b.id
@@ -311,7 +313,7 @@ def reconcile_capacity(connection: Connection) -> list[CapacityDrift]:
 
     On a sound database there are none, and nothing is locked: a drift is an alarm, not a routine.
     """
-    bot_ids = [row.id for row in connection.execute(LOCK)]
+    bot_ids = [row.id for row in connection.execute(LOCK_CAPACITY)]
     if not bot_ids:
         return []
     found = connection.execute(REPAIR_CAPACITY, {"bot_ids": bot_ids})

@@ -21,7 +21,7 @@ from schema.validation import NAME, check_name, escaped
 #: The largest rate, jobs per second, and the largest burst, jobs.
 MAX_RATE, MAX_BURST = 1e6, 1_000_000
 #: Seconds for which tokens are left to gather, so that a fast bucket is not looked at for each of them.
-GATHER = 0.1
+GATHER_SECONDS = 0.1
 
 PREFIX = "rate:"
 
@@ -29,8 +29,8 @@ _FILLED = "least(burst, tokens + rate * extract(epoch FROM now() - refilled_at))
 READ_BUCKETS = text(f"""
 SELECT name, rate, burst, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
 """)
-DRAW = text("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
-_FOUND = text("SELECT rate, burst FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE")
+DRAW_TOKENS = text("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
+_FOUND_RATE = text("SELECT rate, burst FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE")
 # A new bucket is full; one that changes keeps what is in it.
 _PUT_RATE = text("""
 INSERT INTO rate_buckets AS b (name, rate, burst, tokens) VALUES (:name, :rate, :burst, :burst)
@@ -53,7 +53,7 @@ class Bucket:
     burst: int
     tokens: float
 
-    def less(self, jobs: int) -> "Bucket":
+    def minus(self, jobs: int) -> "Bucket":
         """After so many more jobs."""
         return replace(self, tokens=self.tokens - jobs)
 
@@ -61,16 +61,16 @@ class Bucket:
     def due(self) -> float:
         """Seconds until another look is worth it: a token is there, or those that come within `GATHER`, but at most
         half of the burst."""
-        return max(0.0, (self._worth - self.tokens) / self.rate)
+        return max(0.0, (self._tokens_awaited - self.tokens) / self.rate)
 
     @property
     def slack(self) -> float:
         """Seconds by which that look may be late before the bucket is full and tokens are lost."""
-        return (self.burst - self._worth) / self.rate
+        return (self.burst - self._tokens_awaited) / self.rate
 
     @property
-    def _worth(self) -> float:
-        return max(1.0, min(self.burst / 2, self.rate * GATHER))
+    def _tokens_awaited(self) -> float:
+        return max(1.0, min(self.burst / 2, self.rate * GATHER_SECONDS))
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ class RateSettings(BaseModel):
     burst: int = Field(default=1, ge=1, le=MAX_BURST)
 
 
-def resource(terms: Mapping[str, Any]) -> str | None:
+def resource_of(constraints: Mapping[str, Any]) -> str | None:
     """What these terms use: CLASS, CLASS/MODEL, or None."""
-    of_class, model = terms.get("resource_class"), terms.get("model")
+    of_class, model = constraints.get("resource_class"), constraints.get("model")
     return of_class if of_class is None or model is None else f"{of_class}/{model}"
 
 
-def names(terms: Mapping[str, Any]) -> list[str]:
+def bucket_names(constraints: Mapping[str, Any]) -> list[str]:
     """The buckets that jobs with these terms take of, where they exist."""
-    used = resource(terms)
+    used = resource_of(constraints)
     if used is None:
         return []
     of_class, _, model = used.partition("/")
@@ -121,14 +121,14 @@ def read_buckets(connection: Connection, wanted: Sequence[str]) -> dict[str, Buc
     return {row.name: Bucket(row.rate, row.burst, float(row.tokens)) for row in rows}
 
 
-def draw(connection: Connection, wanted: Mapping[str, int]) -> None:
+def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
     """Take so many tokens of these buckets, as far as they exist, for jobs granted in this transaction.
 
     If there are fewer since they were looked at, the transaction has to begin anew: raises DBAPIError with the SQLSTATE
     of a serialization failure, which `Database.run` repeats.
     """
     if wanted:
-        connection.execute(DRAW, {"names": sorted(wanted), "jobs": [wanted[name] for name in sorted(wanted)]})
+        connection.execute(DRAW_TOKENS, {"names": sorted(wanted), "jobs": [wanted[name] for name in sorted(wanted)]})
 
 
 def set_rate(connection: Connection, used: str, *, per_second: float, burst: int, actor: str, reason: str = "") -> None:
@@ -142,7 +142,7 @@ def set_rate(connection: Connection, used: str, *, per_second: float, burst: int
     if not 1 <= burst <= MAX_BURST:
         raise BadInput("burst", f"must be between 1 and {MAX_BURST}")
     name = PREFIX + used
-    before = connection.execute(_FOUND, {"name": name}).one_or_none()
+    before = connection.execute(_FOUND_RATE, {"name": name}).one_or_none()
     connection.execute(_PUT_RATE, {"name": name, "rate": per_second, "burst": burst})
     audit.write(
         connection,
@@ -211,14 +211,14 @@ def check_resource(field: str, used: str) -> None:
 #: Seconds: the longest delay, and the longest time that advice is given for (a year).
 MAX_DELAY, MAX_TIME = 3600.0, 31_536_000.0
 #: Of advice that is for all jobs.
-ALL = ""
+ALL_CLASSES = ""
 
 #: The condition that there is any, for a statement that runs anyway.
-ANY = "EXISTS (SELECT FROM backpressure)"
+ANY_ADVICE = "EXISTS (SELECT FROM backpressure)"
 IN_FORCE = "(until IS NULL OR until > now())"
 READ_ADVICE = text(f"SELECT resource_class, allowed, delay FROM backpressure WHERE {IN_FORCE}")
 _LIST_ADVICE = text(f"SELECT * FROM backpressure WHERE {IN_FORCE} ORDER BY resource_class")
-_FORGET = text("DELETE FROM backpressure WHERE until <= now()")
+_DELETE_EXPIRED_ADVICE = text("DELETE FROM backpressure WHERE until <= now()")
 _PUT_ADVICE = text("""
 INSERT INTO backpressure (resource_class, allowed, delay, until)
 VALUES (:resource_class, :allowed, :delay, clock_timestamp() + make_interval(secs => :seconds))
@@ -237,7 +237,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Standing:
+class AdviceInForce:
     """One row for an operator. `resource_class` None is all jobs; `until` None is until it is taken back."""
 
     resource_class: str | None
@@ -251,9 +251,9 @@ def read_advice(connection: Connection) -> dict[str, Advice]:
     return {row.resource_class: Advice(row.allowed, row.delay) for row in connection.execute(READ_ADVICE)}
 
 
-def of(advice: Mapping[str, Advice], resource_class: str | None) -> Advice:
+def advice_for(advice: Mapping[str, Advice], resource_class: str | None) -> Advice:
     """What is advised for a class: the stricter of its own advice and that for all."""
-    found = [advice[name] for name in {ALL, resource_class or ALL} if name in advice]
+    found = [advice[name] for name in {ALL_CLASSES, resource_class or ALL_CLASSES} if name in advice]
     return Advice(all(each.allowed for each in found), max((each.delay for each in found), default=0.0))
 
 
@@ -277,18 +277,18 @@ def advise(
         raise BadInput("seconds", f"must be above 0 and at most {MAX_TIME:.0f}")
     if allowed and not delay:
         raise BadInput("delay", "must be above 0 where jobs may start")
-    connection.execute(_FORGET)
-    values = {"resource_class": resource_class or ALL, "allowed": allowed, "delay": delay, "seconds": seconds}
+    connection.execute(_DELETE_EXPIRED_ADVICE)
+    values = {"resource_class": resource_class or ALL_CLASSES, "allowed": allowed, "delay": delay, "seconds": seconds}
     connection.execute(_PUT_ADVICE, values)
     details = {"allowed": allowed, "delay": delay, "seconds": seconds, "reason": reason}
     audit.write(connection, "backpressure.set", actor=actor, subject=_subject(resource_class), details=details)
     wake(connection, "jobs")
 
 
-def take_back(connection: Connection, resource_class: str | None, *, actor: str, reason: str = "") -> None:
+def withdraw_advice(connection: Connection, resource_class: str | None, *, actor: str, reason: str = "") -> None:
     """Advise nothing any more. Raises NotFound if nothing is advised."""
-    connection.execute(_FORGET)
-    before = connection.execute(_REMOVE_ADVICE, {"resource_class": resource_class or ALL}).one_or_none()
+    connection.execute(_DELETE_EXPIRED_ADVICE)
+    before = connection.execute(_REMOVE_ADVICE, {"resource_class": resource_class or ALL_CLASSES}).one_or_none()
     if before is None:
         whom = "all jobs" if resource_class is None else f"'{escaped(resource_class, 63)}'"
         raise NotFound(f"backpressure: nothing is advised for {whom}")
@@ -297,10 +297,10 @@ def take_back(connection: Connection, resource_class: str | None, *, actor: str,
     wake(connection, "jobs")
 
 
-def standing(connection: Connection) -> list[Standing]:
+def advice_in_force(connection: Connection) -> list[AdviceInForce]:
     """All advice in force, that for all jobs first."""
     return [
-        Standing(row.resource_class or None, row.allowed, row.delay, row.until)
+        AdviceInForce(row.resource_class or None, row.allowed, row.delay, row.until)
         for row in connection.execute(_LIST_ADVICE)
     ]
 

@@ -18,7 +18,7 @@ from schema.tables.columns import SCHEMA, STORAGE, metadata
 from schema.validation import escaped
 
 #: Characters of a name from the server that are shown.
-SHOWN = 80
+MAX_NAME_SHOWN = 80
 
 
 class Verdict(StrEnum):
@@ -47,14 +47,14 @@ def gravest(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=list(Verdict).index, default=Verdict.OK)
 
 
-def shown(name: object) -> str:
+def printable_name(name: object) -> str:
     """A name from the server as it may be printed."""
-    return escaped(str(name), SHOWN)
+    return escaped(str(name), MAX_NAME_SHOWN)
 
 
 def quoted(text: str) -> str:
     """A literal as it stands in the statements of a remedy."""
-    return "'" + shown(text).replace("'", "''") + "'"
+    return "'" + printable_name(text).replace("'", "''") + "'"
 
 
 def duration(seconds: float) -> str:
@@ -129,7 +129,7 @@ class Idler:
     seconds: float
 
 
-def durability(connection: Connection) -> Check:
+def check_durability(connection: Connection) -> Check:
     """Whether what was acknowledged survives a crash."""
     rows = connection.execute(_DURABILITY, {"names": list(LOSSES)})
     return judge_durability({row.name: row.setting for row in rows})
@@ -145,7 +145,7 @@ def judge_durability(settings: Mapping[str, str]) -> Check:
     return Check("durability", Verdict.BAD, said, "; ".join(_RESET[name] for name in off), dict(settings))
 
 
-def connections(connection: Connection) -> Check:
+def check_connections(connection: Connection) -> Check:
     """How many are left, and whether sessions of our role sit inside transactions."""
     row = connection.execute(_CONNECTIONS).one()
     idlers = [Idler(**each._mapping) for each in connection.execute(_IDLE)]
@@ -170,12 +170,14 @@ def judge_connections(counted: Connections, idlers: Sequence[Idler]) -> Check:
         remedies.append("raise max_connections, lower database.pool, or put a pooler before the server")
     for idler in [idler for idler in idlers if idler.seconds >= IDLE][:NAMED]:
         verdict = Verdict.BAD if verdict is Verdict.BAD else Verdict.WARNING
-        found += f"; session {idler.pid} ({shown(idler.name)}) idles in a transaction for {duration(idler.seconds)}"
+        found += (
+            f"; session {idler.pid} ({printable_name(idler.name)}) idles in a transaction for {duration(idler.seconds)}"
+        )
         remedies.append(f"SELECT pg_terminate_backend({idler.pid})")
     return Check("connections", verdict, found, "; ".join(remedies) or None, figures)
 
 
-def memory(connection: Connection) -> Check:
+def check_memory(connection: Connection) -> Check:
     """What the server may keep in memory, against the size of our tables."""
     row = connection.execute(_MEMORY).one()
     return judge_memory(buffers=row.buffers, work=row.work, size=row.size)
@@ -202,18 +204,18 @@ def _megabytes(size: int) -> str:
 
 
 #: Seconds a wake-up may take until it counts as lost, and until it counts as slow.
-PATIENCE, SLOW = 2.0, 0.5
+WAKEUP_TIMEOUT, SLOW = 2.0, 0.5
 #: Seconds by which the clocks may differ.
 OFFSET = 1.0
 #: Times that the database is asked for the time; the quickest answer counts.
-LOOKS = 5
+CLOCK_READS = 5
 
 _DIRECT = "set database.listen_url to a direct address of the same database if database.url goes through a pooler"
 _NOTIFY = text("SELECT pg_notify(:channel, ''), current_database() AS database")
 _NOW = text("SELECT extract(epoch FROM clock_timestamp())::float")
 
 
-def wakeups(database: Database, *, patience: float = PATIENCE) -> Check:
+def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Check:
     """Send a notification over the work connections and wait for it where wake-ups are listened for.
 
     `patience` is in seconds.
@@ -229,12 +231,12 @@ def wakeups(database: Database, *, patience: float = PATIENCE) -> Check:
             arrived = any(True for _ in listener.notifies(timeout=patience, stop_after=1))
             seconds = clock.monotonic() - began
     except psycopg.Error as error:
-        reason = shown(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+        reason = printable_name(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
         return Check("wake-ups", Verdict.BAD, f"the listen connection does not work: {reason}", _DIRECT)
     listening = there[0] if there else None
     if not arrived:
         where = "" if listening == sent.database else (
-            f"; work is on database {shown(sent.database)}, listening on {shown(listening)}"
+            f"; work is on database {printable_name(sent.database)}, listening on {printable_name(listening)}"
         )  # fmt: skip
         found = f"a notification did not arrive within {patience:g} s, so that work waits for the next poll{where}"
         return Check("wake-ups", Verdict.BAD, found, _DIRECT)
@@ -253,10 +255,10 @@ def judge_wakeup(seconds: float) -> Check:
     return Check("wake-ups", Verdict.OK, found, None, figures)
 
 
-def clocks(connection: Connection) -> Check:
+def check_clocks(connection: Connection) -> Check:
     """Compare this host's clock with the database's."""
     looks = []
-    for _ in range(LOOKS):
+    for _ in range(CLOCK_READS):
         before, start = clock.wall(), clock.monotonic()
         now = float(connection.execute(_NOW).scalar_one())
         half = (clock.monotonic() - start) / 2
@@ -315,7 +317,7 @@ FROM pg_stat_replication r WHERE r.backend_xmin IS NOT NULL
 
 
 @dataclass(frozen=True)
-class Holder:
+class SnapshotHolder:
     """Who keeps dead rows from being removed: a session, a prepared transaction, a replication slot or a standby.
 
     `transactions` is the age of the oldest one it may still see, `seconds` how long it has held it, None if unknown.
@@ -335,16 +337,16 @@ def check_snapshots(connection: Connection) -> Check:
     """Look for all of them."""
     found = []
     for statement in (_SESSIONS, _PREPARED, _SLOTS, _STANDBYS):
-        found += [Holder(**row._mapping) for row in connection.execute(statement)]
+        found += [SnapshotHolder(**row._mapping) for row in connection.execute(statement)]
     return judge_snapshots(found)
 
 
-def judge_snapshots(holders: Sequence[Holder]) -> Check:
+def judge_snapshots(holders: Sequence[SnapshotHolder]) -> Check:
     """The gravest of them decides; the oldest is named first."""
     if not holders:
         return Check("snapshots", Verdict.OK, "nobody holds a snapshot")
     ordered = sorted(holders, key=_weight, reverse=True)
-    verdict, oldest = gravest(map(grade, holders)), ordered[0]
+    verdict, oldest = gravest(map(judge_holder, holders)), ordered[0]
     figures: dict[str, object] = {
         "oldest_seconds": None if oldest.seconds is None else round(oldest.seconds, 3),
         "oldest_transactions": max(each.transactions for each in holders),
@@ -355,17 +357,17 @@ def judge_snapshots(holders: Sequence[Holder]) -> Check:
         ],
     }  # fmt: skip
     if verdict is Verdict.OK:
-        return Check("snapshots", verdict, f"the oldest is held by {told(oldest)}", None, figures)
+        return Check("snapshots", verdict, f"the oldest is held by {describe_holder(oldest)}", None, figures)
     if verdict is Verdict.UNKNOWN:
-        hidden = "; ".join(told(each) for each in ordered if grade(each) is verdict)
+        hidden = "; ".join(describe_holder(each) for each in ordered if judge_holder(each) is verdict)
         remedy = "let this role see the sessions of others: GRANT pg_monitor TO it"
         return Check("snapshots", verdict, f"since when is hidden from this role: {hidden}", remedy, figures)
-    named = [each for each in ordered if grade(each) in (Verdict.WARNING, Verdict.BAD)][:NAMED]
-    found = f"dead rows stay because of {'; '.join(map(told, named))}"
-    return Check("snapshots", verdict, found, "; ".join(map(way_out, named)), figures)
+    named = [each for each in ordered if judge_holder(each) in (Verdict.WARNING, Verdict.BAD)][:NAMED]
+    found = f"dead rows stay because of {'; '.join(map(describe_holder, named))}"
+    return Check("snapshots", verdict, found, "; ".join(map(holder_remedy, named)), figures)
 
 
-def grade(holder: Holder) -> Verdict:
+def judge_holder(holder: SnapshotHolder) -> Verdict:
     """How grave it is that it holds on."""
     match holder.kind, holder.seconds:
         case "slot" | "standby", _:
@@ -376,46 +378,46 @@ def grade(holder: Holder) -> Verdict:
             return _beyond(seconds, WARNING_SECONDS, BAD_SECONDS)
 
 
-def told(holder: Holder) -> str:
+def describe_holder(holder: SnapshotHolder) -> str:
     """Who it is, for people."""
     age = f"{holder.transactions} transactions"
     if holder.seconds is not None:
         age = f"{duration(holder.seconds)}, {age}"
     match holder.kind:
         case "session":
-            who = (
-                f"session {holder.pid} ({shown(holder.name) or 'unnamed'}, user {shown(holder.owner)}, {holder.state})"
-            )
+            who = f"session {holder.pid} ({printable_name(holder.name) or 'unnamed'}, user {printable_name(holder.owner)}, {holder.state})"
         case "prepared":
-            who = f"prepared transaction {quoted(holder.name)} of user {shown(holder.owner)}"
+            who = f"prepared transaction {quoted(holder.name)} of user {printable_name(holder.owner)}"
         case "slot":
             who = f"replication slot {quoted(holder.name)}, {holder.state}"
         case _:
-            who = f"the standby {shown(holder.name) or 'unnamed'} by its feedback (walsender {holder.pid})"
+            who = f"the standby {printable_name(holder.name) or 'unnamed'} by its feedback (walsender {holder.pid})"
     return f"{who}: {age}"
 
 
-def way_out(holder: Holder) -> str:
+def holder_remedy(holder: SnapshotHolder) -> str:
     """How to end it."""
     match holder.kind:
         case "session":
             return f"end session {holder.pid}: SELECT pg_terminate_backend({holder.pid})"
         case "prepared":
-            return f"in database {shown(holder.database)}: COMMIT PREPARED or ROLLBACK PREPARED {quoted(holder.name)}"
+            return f"in database {printable_name(holder.database)}: COMMIT PREPARED or ROLLBACK PREPARED {quoted(holder.name)}"
         case "slot" if holder.state == "inactive":
             return f"if nobody needs the slot: SELECT pg_drop_replication_slot({quoted(holder.name)})"
         case "slot":
             return f"end the long query of whoever uses slot {quoted(holder.name)} (pid {holder.pid})"
         case _:
-            return f"end the long query on standby {shown(holder.name)}, or set hot_standby_feedback = off there"
+            return (
+                f"end the long query on standby {printable_name(holder.name)}, or set hot_standby_feedback = off there"
+            )
 
 
 def _beyond(age: float, warning: float, bad: float) -> Verdict:
     return Verdict.BAD if age >= bad else Verdict.WARNING if age >= warning else Verdict.OK
 
 
-def _weight(holder: Holder) -> tuple[int, float, int]:
-    return list(Verdict).index(grade(holder)), holder.seconds or 0.0, holder.transactions
+def _weight(holder: SnapshotHolder) -> tuple[int, float, int]:
+    return list(Verdict).index(judge_holder(holder)), holder.seconds or 0.0, holder.transactions
 
 
 # Indexes that the tables should have: those that are missing, and those that PostgreSQL cannot use.
@@ -472,11 +474,11 @@ def judge_indexes(wanted: Mapping[str, str], found: Sequence[Index], *, is_curre
     broken, left_over = [n for n in unusable if n in wanted], [n for n in unusable if n not in wanted]
     figures = {"expected": len(wanted), "missing": missing, "invalid": unusable, "building": building}
     kinds = (("missing", missing), ("invalid", broken), ("invalid and not ours", left_over), ("being built", building))
-    said = [f"{what}: {', '.join(map(shown, names))}" for what, names in kinds if names]
+    said = [f"{what}: {', '.join(map(printable_name, names))}" for what, names in kinds if names]
     if not said:
         return Check("indexes", Verdict.OK, f"all {len(wanted)} are there and valid", None, figures)
     remedies = [f"REINDEX INDEX CONCURRENTLY {SCHEMA}.{name}" for name in broken]
-    remedies += [f"DROP INDEX CONCURRENTLY {SCHEMA}.{shown(name)}" for name in left_over]
+    remedies += [f"DROP INDEX CONCURRENTLY {SCHEMA}.{printable_name(name)}" for name in left_over]
     remedies += [wanted[name] for name in missing] if is_current else ["leasehold db upgrade"] if missing else []
     remedies += ["look again when they are built"] if building else []
     verdict = Verdict.BAD if missing or broken else Verdict.WARNING
@@ -497,7 +499,7 @@ SELECT c.relname::text AS name, coalesce(c.reloptions, '{{}}') AS options, s.n_l
 FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
 WHERE c.relnamespace = to_regnamespace('{SCHEMA}') AND c.relkind = 'r' ORDER BY 1
 """)
-_SETTINGS = text("""
+_AUTOVACUUM_SETTINGS = text("""
 SELECT current_setting('autovacuum')::boolean AS autovacuum, current_setting('track_counts')::boolean AS track_counts,
     current_setting('autovacuum_max_workers')::integer AS workers,
     extract(epoch FROM current_setting('autovacuum_naptime')::interval)::float AS naptime,
@@ -507,7 +509,7 @@ SELECT current_setting('autovacuum')::boolean AS autovacuum, current_setting('tr
 
 
 @dataclass(frozen=True)
-class Table:
+class TableStatistics:
     """One of our tables: storage parameters, rows as the server estimates them, seconds since its last vacuum."""
 
     name: str
@@ -523,7 +525,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AutovacuumSettings:
     """Autovacuum's settings in the server; naptime in seconds, threshold in rows, scale_factor of the live rows."""
 
     autovacuum: bool = True
@@ -534,21 +536,21 @@ class Settings:
     scale_factor: float = 0.2
 
 
-def tables(connection: Connection) -> list[Table]:
+def read_tables(connection: Connection) -> list[TableStatistics]:
     """All of our tables, by name."""
     return [
-        Table(row.name, dict(each.split("=", 1) for each in row.options), row.live, row.dead, row.vacuumed)
+        TableStatistics(row.name, dict(each.split("=", 1) for each in row.options), row.live, row.dead, row.vacuumed)
         for row in connection.execute(_TABLES)
     ]
 
 
-def autovacuum(connection: Connection) -> Check:
+def check_autovacuum(connection: Connection) -> Check:
     """Look at the settings of the server and of the tables."""
-    row = connection.execute(_SETTINGS).one()
-    return judge_autovacuum(Settings(**row._mapping), tables(connection))
+    row = connection.execute(_AUTOVACUUM_SETTINGS).one()
+    return judge_autovacuum(AutovacuumSettings(**row._mapping), read_tables(connection))
 
 
-def judge_autovacuum(settings: Settings, found: Sequence[Table]) -> Check:
+def judge_autovacuum(settings: AutovacuumSettings, found: Sequence[TableStatistics]) -> Check:
     """Whether dead rows will be removed in time."""
     problems: list[tuple[Verdict, str, str]] = []
     for name, is_on in (("autovacuum", settings.autovacuum), ("track_counts", settings.track_counts)):
@@ -576,12 +578,12 @@ def judge_autovacuum(settings: Settings, found: Sequence[Table]) -> Check:
     return Check("autovacuum", verdict, said, remedies, figures)
 
 
-def dead_rows(connection: Connection, *, oldest: Check) -> Check:
+def check_dead_rows(connection: Connection, *, oldest: Check) -> Check:
     """Count them; `oldest` is what was found about snapshots, which may be why they are there."""
-    return judge_dead_rows(tables(connection), oldest=oldest)
+    return judge_dead_rows(read_tables(connection), oldest=oldest)
 
 
-def judge_dead_rows(found: Sequence[Table], *, oldest: Check) -> Check:
+def judge_dead_rows(found: Sequence[TableStatistics], *, oldest: Check) -> Check:
     """A table with thousands more dead rows than live ones is slow."""
     figures = {table.name: {"live_rows": table.live, "dead_rows": table.dead} for table in found if table.dead}
     many = [table for table in found if table.dead > table.live + MANY_DEAD]
@@ -595,7 +597,7 @@ def judge_dead_rows(found: Sequence[Table], *, oldest: Check) -> Check:
     return Check("dead rows", Verdict.WARNING, said, vacuum, figures)
 
 
-def _different(table: Table) -> list[tuple[str, str]]:
+def _different(table: TableStatistics) -> list[tuple[str, str]]:
     """What is wrong with the parameters of one table, and the statement that puts it right."""
     found = []
     for name, wanted in STORAGE.get(table.name, {}).items():
@@ -606,7 +608,7 @@ def _different(table: Table) -> list[tuple[str, str]]:
     return found
 
 
-def _is_overdue(table: Table, settings: Settings) -> bool:
+def _is_overdue(table: TableStatistics, settings: AutovacuumSettings) -> bool:
     """Whether it needs a vacuum by its own measure and has had none for long."""
     scale = float(table.options.get("autovacuum_vacuum_scale_factor", settings.scale_factor))
     base = float(table.options.get("autovacuum_vacuum_threshold", settings.threshold))

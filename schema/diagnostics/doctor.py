@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from schema.diagnostics import checks as checks_diagnostics
-from schema.diagnostics.checks import Check, Verdict, shown
+from schema.diagnostics.checks import Check, Verdict, printable_name
 from schema.errors import NotReady
 from schema.postgres import migrate
 from schema.postgres.engine import Database
@@ -22,14 +22,14 @@ SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '5s'; SET LOCAL lock_ti
 _REFUSED = "42501"
 
 
-def examine(database: Database) -> list[Check]:
+def run_checks(database: Database) -> list[Check]:
     """Make every check. Raises NotReady if the database cannot be reached."""
-    version = _made("schema", partial(_schema, database))
-    held = _checked(database, "snapshots", checks_diagnostics.check_snapshots)
+    version = _run_check("schema", partial(_schema, database))
+    held = _run_in_transaction(database, "snapshots", checks_diagnostics.check_snapshots)
     checks = [
         version,
-        _made("wake-ups", partial(checks_diagnostics.wakeups, database)),
-        _checked(database, "clocks", checks_diagnostics.clocks),
+        _run_check("wake-ups", partial(checks_diagnostics.check_wakeups, database)),
+        _run_in_transaction(database, "clocks", checks_diagnostics.check_clocks),
         held,
     ]
     if version.verdict is Verdict.BAD and version.figures["current"] is None:
@@ -40,14 +40,14 @@ def examine(database: Database) -> list[Check]:
     else:
         is_current = version.verdict is Verdict.OK
         checks += [
-            _checked(database, "indexes", partial(checks_diagnostics.check_indexes, is_current=is_current)),
-            _checked(database, "autovacuum", checks_diagnostics.autovacuum),
-            _checked(database, "dead rows", partial(checks_diagnostics.dead_rows, oldest=held)),
+            _run_in_transaction(database, "indexes", partial(checks_diagnostics.check_indexes, is_current=is_current)),
+            _run_in_transaction(database, "autovacuum", checks_diagnostics.check_autovacuum),
+            _run_in_transaction(database, "dead rows", partial(checks_diagnostics.check_dead_rows, oldest=held)),
         ]
     checks += [
-        _checked(database, "durability", checks_diagnostics.durability),
-        _checked(database, "connections", checks_diagnostics.connections),
-        _checked(database, "memory", checks_diagnostics.memory),
+        _run_in_transaction(database, "durability", checks_diagnostics.check_durability),
+        _run_in_transaction(database, "connections", checks_diagnostics.check_connections),
+        _run_in_transaction(database, "memory", checks_diagnostics.check_memory),
     ]
     return checks
 
@@ -63,15 +63,15 @@ def _schema(database: Database) -> Check:
     return Check("schema", Verdict.OK, f"version {version.current}, as needed", None, figures)
 
 
-def _checked(database: Database, name: str, check: Callable[[Connection], Check]) -> Check:
+def _run_in_transaction(database: Database, name: str, check: Callable[[Connection], Check]) -> Check:
     def bounded(connection: Connection) -> Check:
         connection.execute(_BOUNDED)
         return check(connection)
 
-    return _made(name, lambda: database.run(bounded))
+    return _run_check(name, lambda: database.run(bounded))
 
 
-def _made(name: str, check: Callable[[], Check]) -> Check:
+def _run_check(name: str, check: Callable[[], Check]) -> Check:
     """What the check says, or why it could not be made."""
     try:
         return check()
@@ -79,4 +79,6 @@ def _made(name: str, check: Callable[[], Check]) -> Check:
         reason = str(error.orig).strip().splitlines()
         refused = getattr(error.orig, "sqlstate", None) == _REFUSED
         remedy = "run this as the role that owns the tables, or grant it what it lacks" if refused else "try again"
-        return Check(name, Verdict.UNKNOWN, f"could not be looked at: {shown(reason[0] if reason else '')}", remedy)
+        return Check(
+            name, Verdict.UNKNOWN, f"could not be looked at: {printable_name(reason[0] if reason else '')}", remedy
+        )

@@ -28,16 +28,16 @@ from schema.predicates import (
     SERVES,
     STATE,
     UNITS,
-    able,
-    at_work,
+    assigner_is_placing,
+    can_take,
 )
 from schema.validation import Properties
 
 #: Bots of a cohort, and bots that offer what a job requires, that are looked at; and comparisons of the clauses of its
 #: requirements with bots.
-BOTS_LOOK, COMPARISONS = 1000, 4000
+MAX_BOTS_READ, COMPARISONS = 1000, 4000
 #: Jobs ahead that are counted, and queues of an instance that are looked into for them.
-AHEAD, QUEUES_LOOK = 10_000, 1000
+AHEAD, MAX_QUEUES_READ = 10_000, 1000
 #: With so few bots that offer what a job requires, each clause of the requirements is looked at.
 FEW = 3
 #: Clauses of the requirements that are looked at, names of bots that are told, and newest leases of the job.
@@ -94,7 +94,7 @@ _SERVES = SERVES.of(bot="b", want="w")
 _PRESENT = f"""
 present AS MATERIALIZED (
     SELECT near.* FROM w CROSS JOIN LATERAL (
-        {candidates.serving("*", "w", which="status <> 'gone'", limit=":look + 1")}
+        {candidates.serving_bots("*", "w", which="status <> 'gone'", limit=":look + 1")}
         UNION ALL
         (SELECT b.* FROM bots b
          WHERE b.status <> 'gone' AND b.cohort = w.cohort AND CAST(:everything AS boolean) AND ({_SERVES}) IS NOT TRUE
@@ -122,7 +122,7 @@ WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
 ), matching AS MATERIALIZED (
     SELECT b.name, b.status, b.draining, b.closing, b.capacity, b.capacity - b.in_use - b.reserved AS room,
         {SERVES.of(bot="b", want="w")} AS serving, {HEALTHY.of(bot="b")} AS healthy,
-        {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {able("b", "w")} AS able
+        {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {can_take("b", "w")} AS able
     FROM near bp CROSS JOIN w CROSS JOIN LATERAL (SELECT * FROM bots c WHERE c.id = bp.bot_id OFFSET 0) b
     WHERE {REQUIREMENTS.of(bot="b", want="w")} AND {COHORT.of(bot="b", want="w")} AND b.status <> 'gone'
         AND (CAST(:everything AS boolean) OR {_SERVES})
@@ -186,7 +186,7 @@ WITH w AS MATERIALIZED (
               SELECT name FROM instances WHERE pool = CAST(:pool AS text)) AS peers
 )
 SELECT count(*) AS known, count(*) FILTER (WHERE {ASSIGNERS.of(assigner="a", want="w")}) AS working,
-    count(*) FILTER (WHERE {at_work("a")}) AS at_work,
+    count(*) FILTER (WHERE {assigner_is_placing("a")}) AS at_work,
     count(*) FILTER (WHERE a.draining AND a.stopped_at IS NULL) AS draining,
     extract(epoch FROM clock_timestamp() - (SELECT max(at) FROM ticks WHERE name = 'reaper')) AS silence
 FROM (SELECT * FROM assigners ORDER BY name LIMIT :look) a CROSS JOIN w
@@ -214,7 +214,7 @@ class Clause:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class JobsAhead:
     """Jobs that come before one; `more`: at least so many."""
 
     jobs: int
@@ -230,8 +230,8 @@ class Evidence:
     bots: Row
     clauses: Sequence[Clause]
     pool: Row
-    in_queue: Ahead
-    in_instance: Ahead
+    in_queue: JobsAhead
+    in_instance: JobsAhead
 
 
 def job(connection: Connection, job_id: int, *, cooldown: float) -> Row:
@@ -239,7 +239,7 @@ def job(connection: Connection, job_id: int, *, cooldown: float) -> Row:
     in seconds. Of a blocked one also what it waits for, and by number the node because of which it waits for ever."""
     found = _row(connection, JOB, {"id": job_id, "cooldown": cooldown})
     if not found[f"open_{DEPENDENCIES.name}"]:
-        found |= graphs.unmet(connection, job_id, limit=NAMES)
+        found |= graphs.unmet_dependencies(connection, job_id, limit=NAMES)
     return found
 
 
@@ -248,13 +248,13 @@ def gather(connection: Connection, job: Row, *, everything: bool) -> Evidence:
     want: Row = {name: job[name] for name in ("cohort", "instance", "pool", "platform", "units")} | {
         "everything": everything
     }
-    bots = _row(connection, MATCHING, want | {"look": BOTS_LOOK})
+    bots = _row(connection, MATCHING, want | {"look": MAX_BOTS_READ})
     return Evidence(
         job,
-        _row(connection, COHORT_BOTS, want | {"look": BOTS_LOOK}),
+        _row(connection, COHORT_BOTS, want | {"look": MAX_BOTS_READ}),
         bots,
         _clauses(connection, job["properties"], want) if bots["matching"] <= FEW else [],
-        _row(connection, POOL, want | {"look": BOTS_LOOK, "cohort_name": job["cohort_name"]}),
+        _row(connection, POOL, want | {"look": MAX_BOTS_READ, "cohort_name": job["cohort_name"]}),
         *_ahead(connection, job),
     )
 
@@ -278,7 +278,7 @@ def _clauses(connection: Connection, properties: Properties, want: Row) -> list[
         CLAUSE_BOTS,
         {
             **want,
-            "look": max(1, min(BOTS_LOOK, COMPARISONS // len(pairs))),
+            "look": max(1, min(MAX_BOTS_READ, COMPARISONS // len(pairs))),
             "alone": [json.dumps(clause) for clause in alone],
             "others": [json.dumps(_without(properties, *pair)) for pair in pairs],
         },
@@ -291,13 +291,13 @@ def _without(properties: Properties, name: str, value: str) -> Properties:
     return {key: values for key, values in rest.items() if values}
 
 
-def _ahead(connection: Connection, job: Row) -> tuple[Ahead, Ahead]:
+def _ahead(connection: Connection, job: Row) -> tuple[JobsAhead, JobsAhead]:
     where: Row = {name: job[name] for name in ("cohort", "instance", "platform", "priority", "queued_at")}
     where["id"] = job["row_id"]
     own: int = connection.execute(AHEAD_IN_QUEUE, where | {"limit": AHEAD + 1}).scalar_one()
     if own > AHEAD:
-        return Ahead(AHEAD, True), Ahead(AHEAD, True)
+        return JobsAhead(AHEAD, True), JobsAhead(AHEAD, True)
     left = AHEAD + 1 - own
-    others = connection.execute(AHEAD_IN_OTHERS, where | {"limit": left, "queues": QUEUES_LOOK}).one()
+    others = connection.execute(AHEAD_IN_OTHERS, where | {"limit": left, "queues": MAX_QUEUES_READ}).one()
     every = own + int(others.jobs)
-    return Ahead(own, False), Ahead(min(every, AHEAD), every > AHEAD or others.more)
+    return JobsAhead(own, False), JobsAhead(min(every, AHEAD), every > AHEAD or others.more)

@@ -262,7 +262,7 @@ CHECK = union_all(*(_counted(place, invariant) for place, invariant in enumerate
 
 # Nothing may change while the invariants are looked at, and a large history takes longer than a move may.
 SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-PATIENCE = text("SET LOCAL statement_timeout = 0")
+NO_STATEMENT_TIMEOUT = text("SET LOCAL statement_timeout = 0")
 # Compiling one wide statement costs more than running it; reading whole tables is what this is about.
 NO_JIT = text("SET LOCAL jit = off")
 WHOLE_TABLES = text("SET LOCAL enable_seqscan = on")
@@ -280,7 +280,7 @@ def verify(database: Database) -> list[Finding]:
     """`check` in a read-only transaction of its own, for as long as it takes. Raises NotReady without a database."""
 
     def work(connection: Connection) -> list[Finding]:
-        for setting in (SNAPSHOT, PATIENCE, NO_JIT, WHOLE_TABLES):
+        for setting in (SNAPSHOT, NO_STATEMENT_TIMEOUT, NO_JIT, WHOLE_TABLES):
             connection.execute(setting)
         return check(connection)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.postgres.fragments import newest
-from schema.predicates import able
+from schema.postgres.fragments import newest_version
+from schema.predicates import can_take
 
 # Rings: short walks over bots in the order of their random sample keys, from a random place and once around.
 #
@@ -30,7 +30,7 @@ _SERVING = (
 BOTS_ORDER = "cohort, instance, pool, sample_key"
 
 
-def serving(columns: str, want: str, *, which: str, limit: str) -> str:
+def serving_bots(columns: str, want: str, *, which: str, limit: str) -> str:
     """A query of up to `limit` bots in each way of serving the instance of `want`, in its cohort, that are `which`."""
     return "\n UNION ALL ".join(
         f"(SELECT {columns} FROM bots WHERE {which} AND cohort = {want}.cohort AND {served.format(want=want)}"
@@ -39,22 +39,24 @@ def serving(columns: str, want: str, *, which: str, limit: str) -> str:
     )
 
 
-def offering(want: str, *, start: str, limit: str) -> str:
+def offering_bots(want: str, *, start: str, limit: str) -> str:
     """A query of `bot_id`: bots of the cohort that offer what `want` requires."""
     where = f"platform = {want}.platform AND cohort = {want}.cohort"
-    return _ring("bot_id", "bot_platforms", where, start=start, limit=limit, order="sample_key")
+    return ring_walk("bot_id", "bot_platforms", where, start=start, limit=limit, order="sample_key")
 
 
-def free(want: str, *, start: str, limit: str) -> str:
+def free_bots(want: str, *, start: str, limit: str) -> str:
     """A query of `bot_id`: free bots of the cohort that serve the instance of `want`, up to `limit` in each way."""
-    return "\n UNION ALL ".join(free_apart("id AS bot_id", want, start=start, limit=limit))
+    return "\n UNION ALL ".join(free_bots_by_service("id AS bot_id", want, start=start, limit=limit))
 
 
-def free_apart(columns: str, want: str, *, start: str, limit: str, within: str = "true") -> tuple[str, str, str]:
+def free_bots_by_service(
+    columns: str, want: str, *, start: str, limit: str, within: str = "true"
+) -> tuple[str, str, str]:
     """A query of free bots of the cohort, those `within` a part of the ring, for each way of serving: every instance,
     the instance of `want`, its pool."""
     every, own, pooled = (
-        _ring(
+        ring_walk(
             columns,
             "bots",
             f"free AND cohort = {want}.cohort AND {served.format(want=want)} AND {within}",
@@ -67,7 +69,7 @@ def free_apart(columns: str, want: str, *, start: str, limit: str, within: str =
     return every, own, pooled
 
 
-def _ring(columns: str, table: str, where: str, *, start: str, limit: str, order: str) -> str:
+def ring_walk(columns: str, table: str, where: str, *, start: str, limit: str, order: str) -> str:
     return f"""
     (SELECT * FROM (
         (SELECT {columns} FROM {table} WHERE {where} AND sample_key >= {start} ORDER BY {order} LIMIT {limit})
@@ -82,14 +84,14 @@ RING = 4
 #: Bots, and as many free bots in each way of serving an instance, looked at before a requirement set counts as without
 #: a free bot for now. Where more than so many bots satisfy it, nearly all of them are full, and more than so many
 #: others that serve the instance are free, a look may miss the few that are free; the next one begins at another place.
-LOOK = 256
+MAX_BOTS_READ = 256
 
 #: Bots that are added to a sample for one locality hint, and those that hold the hint looked at for them, latest first.
-WARM_LIMIT, WARM_LOOK = 16, 64
+WARM_LIMIT, MAX_WARM_READ = 16, 64
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CandidateRequest:
     """Jobs that are alike for the choice of a bot, and how many candidates are wanted for them."""
 
     cohort: int
@@ -106,7 +108,7 @@ class FreeBot:
     id: int
     name: str
     priority: int
-    room: int
+    free_units: int
     capacity: int
 
 
@@ -125,16 +127,16 @@ FROM (
 CROSS JOIN LATERAL (
     SELECT b.id, b.name, b.priority, b.capacity, b.room
     FROM (
-        {offering("w", start="w.start", limit="w.count * :ring")}
+        {offering_bots("w", start="w.start", limit="w.count * :ring")}
         UNION
-        SELECT f.bot_id FROM ({free("w", start="w.start", limit="w.count * :ring")}) f
+        SELECT f.bot_id FROM ({free_bots("w", start="w.start", limit="w.count * :ring")}) f
         CROSS JOIN LATERAL (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = f.bot_id OFFSET 0) bp
     ) near
     CROSS JOIN LATERAL (
         SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room, c.sample_key
-        FROM {newest("bots", "id", "near.bot_id")} c
-        WHERE {able("c", "w")}
+        FROM {newest_version("bots", "id", "near.bot_id")} c
+        WHERE {can_take("c", "w")}
         OFFSET 0
     ) b
     ORDER BY b.sample_key < w.start, b.sample_key LIMIT w.count
@@ -150,16 +152,16 @@ WITH w AS MATERIALIZED (
         CAST(:units AS integer) AS units
 ), near AS MATERIALIZED (
     SELECT n.bot_id FROM w CROSS JOIN LATERAL (
-        {offering("w", start="w.start", limit=":look")}
+        {offering_bots("w", start="w.start", limit=":look")}
         UNION ALL
-        SELECT f.bot_id FROM ({free("w", start="w.start", limit=":look")}) f
+        SELECT f.bot_id FROM ({free_bots("w", start="w.start", limit=":look")}) f
         CROSS JOIN LATERAL (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = f.bot_id OFFSET 0) bp
     ) n
 )
 SELECT b.id, b.name, b.priority, b.capacity, b.capacity - b.in_use - b.reserved AS room
 FROM bots b CROSS JOIN w
-WHERE b.id = ANY (ARRAY(SELECT bot_id FROM near)) AND {able("b", "w")}
+WHERE b.id = ANY (ARRAY(SELECT bot_id FROM near)) AND {can_take("b", "w")}
 ORDER BY b.sample_key LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
 
@@ -180,8 +182,8 @@ CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
     CROSS JOIN LATERAL (
         SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room
-        FROM {newest("bots", "id", "near.bot_id")} c
-        WHERE {able("c", "w")}
+        FROM {newest_version("bots", "id", "near.bot_id")} c
+        WHERE {can_take("c", "w")}
         OFFSET 0
     ) b
     ORDER BY near.seq DESC LIMIT w.count
@@ -195,7 +197,7 @@ WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND hint = ANY (CAST(:hints AS t
 """)
 
 
-def sample(connection: Connection, wanted: Sequence[Wanted], *, chance: random.Random) -> list[list[FreeBot]]:
+def sample(connection: Connection, wanted: Sequence[CandidateRequest], *, chance: random.Random) -> list[list[FreeBot]]:
     """Read candidates for each of `wanted`, without locks, at random: at most its count, fewer if few are free."""
     rows = connection.execute(
         SAMPLE,
@@ -215,7 +217,7 @@ def sample(connection: Connection, wanted: Sequence[Wanted], *, chance: random.R
     return found
 
 
-def any_free(connection: Connection, want: Wanted) -> list[FreeBot]:
+def any_free(connection: Connection, want: CandidateRequest) -> list[FreeBot]:
     """Lock up to `want.count` free bots, the first that are not locked by others."""
     rows = connection.execute(
         ANY_FREE,
@@ -225,13 +227,13 @@ def any_free(connection: Connection, want: Wanted) -> list[FreeBot]:
             "instance": want.instance,
             "platform": want.platform,
             "count": want.count,
-            "look": max(LOOK, want.count * RING),
+            "look": max(MAX_BOTS_READ, want.count * RING),
         },
     )
     return [FreeBot(row.id, row.name, row.priority, row.room, row.capacity) for row in rows.all()]
 
 
-def warm(connection: Connection, wanted: Sequence[tuple[Wanted, str]]) -> list[list[FreeBot]]:
+def warm(connection: Connection, wanted: Sequence[tuple[CandidateRequest, str]]) -> list[list[FreeBot]]:
     """Read, for each of `wanted` and its locality hint, the bots that worked on the hint lately, without locks.
 
     At most its count, the latest first; of bots that hold the hint only the latest `WARM_LOOK` are looked at.
@@ -247,7 +249,7 @@ def warm(connection: Connection, wanted: Sequence[tuple[Wanted, str]]) -> list[l
             "units": [want.units for want, _ in wanted],
             "counts": [want.count for want, _ in wanted],
             "hints": [hint for _, hint in wanted],
-            "look": WARM_LOOK,
+            "look": MAX_WARM_READ,
         },
     )
     found: list[list[FreeBot]] = [[] for _ in wanted]
@@ -271,36 +273,36 @@ def hinted(connection: Connection, bot_ids: Sequence[int], hints: Sequence[str])
 # a bot and the verdict that there is no such bot.
 
 
-HOLD_STILL = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
-NOBODY_ARRIVES = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
-UNLINK = text("DELETE FROM bot_platforms WHERE bot_id = ANY (CAST(:bot_ids AS bigint[]))")
-LINK = text("""
+FREEZE_REQUIREMENT_SETS = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
+TRY_BLOCK_NEW_SESSIONS = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
+UNLINK_BOTS = text("DELETE FROM bot_platforms WHERE bot_id = ANY (CAST(:bot_ids AS bigint[]))")
+LINK_BOT = text("""
 INSERT INTO bot_platforms (platform, bot_id, cohort, sample_key)
 SELECT p.id, b.id, b.cohort, b.sample_key FROM bots b JOIN platforms p ON b.properties @> p.properties
 WHERE b.id = :bot_id
 """)
 
 
-def hold_still(connection: Connection) -> None:
+def freeze_requirement_sets(connection: Connection) -> None:
     """No new requirement set appears until this transaction ends. Comes before any row lock."""
-    connection.execute(HOLD_STILL)
+    connection.execute(FREEZE_REQUIREMENT_SETS)
 
 
-def nobody_arrives(connection: Connection) -> bool:
+def try_block_new_sessions(connection: Connection) -> bool:
     """Keep sessions from opening until this transaction ends, unless one is opening right now: then False.
 
     What is concluded from the absence of a bot needs this, or it could be written after the bot has looked for it.
     """
-    alone: bool = connection.execute(NOBODY_ARRIVES).scalar_one()
+    alone: bool = connection.execute(TRY_BLOCK_NEW_SESSIONS).scalar_one()
     return alone
 
 
-def link(connection: Connection, bot_id: int) -> None:
+def link_bot(connection: Connection, bot_id: int) -> None:
     """Record every requirement set that the bot's properties contain. The caller holds the bot's row."""
-    unlink(connection, [bot_id])
-    connection.execute(LINK, {"bot_id": bot_id})
+    unlink_bots(connection, [bot_id])
+    connection.execute(LINK_BOT, {"bot_id": bot_id})
 
 
-def unlink(connection: Connection, bot_ids: Sequence[int]) -> None:
+def unlink_bots(connection: Connection, bot_ids: Sequence[int]) -> None:
     """Bots without a session satisfy nothing, so that samples do not wade through them."""
-    connection.execute(UNLINK, {"bot_ids": list(bot_ids)})
+    connection.execute(UNLINK_BOTS, {"bot_ids": list(bot_ids)})

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, text
 
 from schema.accounting import counters
 from schema.fleet import candidates
-from schema.fleet.candidates import LOOK, RING, FreeBot, Wanted
-from schema.postgres.fragments import newest
-from schema.predicates import able
+from schema.fleet.candidates import MAX_BOTS_READ, RING, CandidateRequest, FreeBot
+from schema.postgres.fragments import newest_version
+from schema.predicates import can_take
 from schema.validation import KINDS, Kind
 
 # A new session has nothing of what the one before it declared, of which nothing is in use any more.
@@ -42,11 +42,11 @@ _NEAR = """
 
 def _near(union: str) -> str:
     return _NEAR.format(
-        offering=candidates.offering("w", start="w.start", limit="w.look"),
+        offering=candidates.offering_bots("w", start="w.start", limit="w.look"),
         union=union,
-        free=candidates.free("w", start="w.start", limit="w.look"),
-        newest=newest("bots", "id", "near.bot_id"),
-        able=able("c", "w"),
+        free=candidates.free_bots("w", start="w.start", limit="w.look"),
+        newest=newest_version("bots", "id", "near.bot_id"),
+        able=can_take("c", "w"),
     )
 
 
@@ -62,7 +62,7 @@ _WANTED = """(
         WITH ORDINALITY AS g (cohort, instance, platform, units, count, need, nth)
     OFFSET 0
 ) w"""
-FITTING = text(f"""
+FITTING_BOTS = text(f"""
 SELECT w.nth, s.id, s.name, s.priority, s.capacity, s.room
 FROM {_WANTED}
 CROSS JOIN LATERAL (
@@ -72,10 +72,10 @@ CROSS JOIN LATERAL (
 ) s
 """)
 # The first bot will do, which is why nothing is sorted.
-FIT = text(f"""
+FITS_ANY_BOT = text(f"""
 SELECT w.nth FROM {_WANTED} CROSS JOIN LATERAL (SELECT FROM {_near("UNION ALL")} WHERE {_ENOUGH} LIMIT 1) s
 """)
-LEFT = text(f"""
+MOST_LEFT = text(f"""
 SELECT w.nth, s.kind, s.most
 FROM {_WANTED}
 CROSS JOIN LATERAL (
@@ -89,61 +89,63 @@ CROSS JOIN LATERAL (
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResourceRequest:
     """Jobs that are alike for the choice of a bot, and what each of them takes of its resources."""
 
-    want: Wanted
+    want: CandidateRequest
     need: Mapping[Kind, int]
 
 
-def counter(bot_id: int, kind: str) -> str:
+def resource_counter(bot_id: int, kind: str) -> str:
     """The name of the counter of one of a bot's resources."""
     return f"bot:{bot_id}:{kind}"
 
 
-def limited(connection: Connection, bot_ids: Sequence[int], kinds: Sequence[str]) -> dict[str, counters.Counter]:
+def declared_counters(
+    connection: Connection, bot_ids: Sequence[int], kinds: Sequence[str]
+) -> dict[str, counters.Counter]:
     """The counters of what these bots have declared of these kinds, by name."""
-    return counters.read(connection, [counter(bot_id, kind) for bot_id in bot_ids for kind in kinds])
+    return counters.read(connection, [resource_counter(bot_id, kind) for bot_id in bot_ids for kind in kinds])
 
 
 def declare(connection: Connection, bot_id: int, supply: Mapping[Kind, int]) -> None:
     """The bot has so much, and any amount of what it does not name. The caller has ended its leases."""
-    connection.execute(FORGET, {"names": [counter(bot_id, kind) for kind in KINDS]})
+    connection.execute(FORGET, {"names": [resource_counter(bot_id, kind) for kind in KINDS]})
     if supply:
-        names = [counter(bot_id, kind) for kind in supply]
+        names = [resource_counter(bot_id, kind) for kind in supply]
         connection.execute(DECLARE, {"names": names, "amounts": list(supply.values())})
 
 
-def fitting(connection: Connection, asked: Sequence[Asked]) -> list[list[FreeBot]]:
+def fitting_bots(connection: Connection, requests: Sequence[ResourceRequest]) -> list[list[FreeBot]]:
     """Bots with room and enough left of everything, up to the count that each wants, read without locks, at random."""
-    found: list[list[FreeBot]] = [[] for _ in asked]
-    for row in connection.execute(FITTING, _values(asked)):
+    found: list[list[FreeBot]] = [[] for _ in requests]
+    for row in connection.execute(FITTING_BOTS, _values(requests)):
         found[row.nth - 1].append(FreeBot(row.id, row.name, row.priority, row.room, row.capacity))
     return found
 
 
-def fit(connection: Connection, asked: Sequence[Asked]) -> list[bool]:
+def fits_any_bot(connection: Connection, requests: Sequence[ResourceRequest]) -> list[bool]:
     """Of each of them, whether there is a bot with room and enough left of everything."""
-    found = {row.nth for row in connection.execute(FIT, _values(asked))}
-    return [nth in found for nth in range(1, len(asked) + 1)]
+    found = {row.nth for row in connection.execute(FITS_ANY_BOT, _values(requests))}
+    return [nth in found for nth in range(1, len(requests) + 1)]
 
 
-def left(connection: Connection, asked: Sequence[Asked]) -> list[dict[str, float]]:
+def most_left(connection: Connection, requests: Sequence[ResourceRequest]) -> list[dict[str, float]]:
     """The most that any one bot with room has left of each kind that is needed; nothing if no bot has room."""
-    found: list[dict[str, float]] = [{} for _ in asked]
-    for row in connection.execute(LEFT, _values(asked)):
+    found: list[dict[str, float]] = [{} for _ in requests]
+    for row in connection.execute(MOST_LEFT, _values(requests)):
         found[row.nth - 1][row.kind] = float(row.most)
     return found
 
 
-def _values(asked: Sequence[Asked]) -> dict[str, object]:
+def _values(requests: Sequence[ResourceRequest]) -> dict[str, object]:
     return {
-        "cohorts": [each.want.cohort for each in asked],
-        "instances": [each.want.instance for each in asked],
-        "platforms": [each.want.platform for each in asked],
-        "units": [each.want.units for each in asked],
-        "counts": [each.want.count for each in asked],
-        "needs": [json.dumps(dict(each.need)) for each in asked],
-        "look": LOOK,
+        "cohorts": [each.want.cohort for each in requests],
+        "instances": [each.want.instance for each in requests],
+        "platforms": [each.want.platform for each in requests],
+        "units": [each.want.units for each in requests],
+        "counts": [each.want.count for each in requests],
+        "needs": [json.dumps(dict(each.need)) for each in requests],
+        "look": MAX_BOTS_READ,
         "ring": RING,
     }

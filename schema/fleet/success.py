@@ -21,18 +21,18 @@ UNKNOWN = 1.0
 YEAR = 31_536_000.0
 
 
-def rate(counts: str) -> str:
+def success_rate(counts: str) -> str:
     """The expression of the success rate of a row with `successes` and `failures`."""
     return f"(({counts}.successes + {PRIOR}) / ({counts}.successes + {counts}.failures + {PRIOR}))"
 
 
 # A bot has few labels; one step along the index for each bot and each of many labels would be many steps.
-RATES = text(f"""
-SELECT s.bot_id, s.label, {rate("s")} AS rate FROM unnest(CAST(:bot_ids AS bigint[])) AS b (id)
+SUCCESS_RATES = text(f"""
+SELECT s.bot_id, s.label, {success_rate("s")} AS rate FROM unnest(CAST(:bot_ids AS bigint[])) AS b (id)
 CROSS JOIN LATERAL (SELECT * FROM bot_success WHERE bot_id = b.id OFFSET 0) s
 WHERE s.label = ANY (CAST(:labels AS text[]))
 """)
-LABELS = text("SELECT id, label FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))")
+JOB_LABELS = text("SELECT id, label FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))")
 
 _PUT = text("""
 INSERT INTO success_policy AS p (memory, probation_failures, probation_seconds)
@@ -78,15 +78,15 @@ def declare(connection: Connection, wanted: SuccessSettings, *, actor: str) -> N
         )
 
 
-def labels(connection: Connection, job_ids: Sequence[int]) -> dict[int, str]:
+def job_labels(connection: Connection, job_ids: Sequence[int]) -> dict[int, str]:
     """The labels of these jobs, by which their bots' successes are told apart."""
-    return {row.id: row.label for row in connection.execute(LABELS, {"ids": list(job_ids)})}
+    return {row.id: row.label for row in connection.execute(JOB_LABELS, {"ids": list(job_ids)})}
 
 
-def rates(connection: Connection, bot_ids: Sequence[int], of: Sequence[str]) -> dict[tuple[int, str], float]:
+def success_rates(connection: Connection, bot_ids: Sequence[int], of: Sequence[str]) -> dict[tuple[int, str], float]:
     """(bot, label) -> success rate, 0 to 1, where anything is known of the bot's work with the label; else `UNKNOWN`
     holds."""
-    rows = connection.execute(RATES, {"bot_ids": list(bot_ids), "labels": list(of)})
+    rows = connection.execute(SUCCESS_RATES, {"bot_ids": list(bot_ids), "labels": list(of)})
     return {(row.bot_id, row.label): row.rate for row in rows}
 
 
@@ -98,10 +98,10 @@ def rates(connection: Connection, bot_ids: Sequence[int], of: Sequence[str]) -> 
 
 
 #: Charges that one review gives back.
-LIMIT = 500
+REVIEW_LIMIT = 500
 
 # A charge may have lost some of its weight meanwhile. Bots that somebody else is at work on are left for the next time.
-RETURN = text("""
+RETURN_CHARGES = text("""
 WITH due AS MATERIALIZED (
     SELECT job_id, bot_id FROM blames WHERE returned_at IS NOT NULL AND bot_id IS NOT NULL LIMIT :limit
 ), held AS MATERIALIZED (
@@ -117,7 +117,7 @@ WITH due AS MATERIALIZED (
 )
 UPDATE blames SET bot_id = NULL WHERE job_id = ANY (ARRAY(SELECT job_id FROM given))
 """)
-REVIEW = text("""
+REVIEW_PROBATION = text("""
 WITH suspects AS MATERIALIZED (
     SELECT bot_id FROM blames WHERE upheld_at IS NOT NULL AND bot_id IS NOT NULL
     GROUP BY bot_id HAVING count(*) >= (SELECT probation_failures FROM success_policy WHERE probation_failures > 0)
@@ -141,19 +141,19 @@ SELECT name, suspect FROM held ORDER BY name
 
 
 @dataclass(frozen=True)
-class Reviewed:
+class ProbationReview:
     """Names of bots that have been put on probation, and of those whose probation is over."""
 
     begun: list[str]
     over: list[str]
 
 
-def review(connection: Connection) -> Reviewed:
+def review_probation(connection: Connection) -> ProbationReview:
     """Give charges back, put those bots on probation for which it is time, and end it where its time is over, or
     nothing is counted any more."""
-    connection.execute(RETURN, {"limit": LIMIT})
-    rows = connection.execute(REVIEW).all()
-    found = Reviewed([row.name for row in rows if row.suspect], [row.name for row in rows if not row.suspect])
+    connection.execute(RETURN_CHARGES, {"limit": REVIEW_LIMIT})
+    rows = connection.execute(REVIEW_PROBATION).all()
+    found = ProbationReview([row.name for row in rows if row.suspect], [row.name for row in rows if not row.suspect])
     if found.over:
         wake(connection, "jobs")
     return found

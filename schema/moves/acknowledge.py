@@ -50,16 +50,16 @@ WITH told AS MATERIALIZED (
 SELECT id FROM moved
 """)
 
-HOLD = text("SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")
+LOCK_FOR_MOVES = text("SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")
 
 
-def hold(connection: Connection, job_ids: Sequence[int]) -> None:
+def lock_for_moves(connection: Connection, job_ids: Sequence[int]) -> None:
     """Lock jobs that the transaction is about to move by more than one move.
 
     Each move locks its own jobs in order, but two of them after each other would not: a job of the first and a lower
     one of the second are locked the other way round by whoever cancels both.
     """
-    connection.execute(HOLD, {"job_ids": list(job_ids)})
+    connection.execute(LOCK_FOR_MOVES, {"job_ids": list(job_ids)})
 
 
 DELIVER = text(f"""

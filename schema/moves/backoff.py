@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.picking.queues import resting_queues
-from schema.postgres.fragments import newest
-from schema.predicates import AT_REST, DUE, GATED, READY, RESTING, serves
+from schema.picking.queues import backoff_queues
+from schema.postgres.fragments import newest_version
+from schema.predicates import AT_REST, CONSTRAINED, DUE, READY, RESTING, serves
 
 # Ids go into an update as one array, which leaves the planner nothing but the primary key, whatever it knows.
 # The wait grows with each failed consideration and has some jitter, so that a crowd does not come back at once.
@@ -27,7 +27,7 @@ WITH alike AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
         WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform AND units >= g.units
-            AND {GATED}
+            AND {CONSTRAINED}
         ORDER BY cohort, instance, platform, constraint_set, rank, queued_at, id LIMIT :limit
         FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
@@ -57,12 +57,12 @@ RETURNING j.constraint_set IS NOT NULL AS gated
 """)
 
 RELEASE = text(f"""
-WITH RECURSIVE {resting_queues("resting")}, waiting AS MATERIALIZED (
+WITH RECURSIVE {backoff_queues("resting")}, waiting AS MATERIALIZED (
     SELECT j.id FROM resting q
     JOIN (SELECT id AS instance, pool FROM instances) i ON i.instance = q.instance
     JOIN (SELECT c.id, c.cohort, c.instance, c.pool, r.room
           FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:rooms AS integer[])) AS r (bot_id, room)
-          CROSS JOIN LATERAL {newest("bots", "id", "r.bot_id")} c OFFSET 0) b ON b.cohort = q.cohort
+          CROSS JOIN LATERAL {newest_version("bots", "id", "r.bot_id")} c OFFSET 0) b ON b.cohort = q.cohort
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = b.id OFFSET 0) bp
     CROSS JOIN LATERAL (
@@ -80,7 +80,7 @@ RETURNING j.id
 
 
 @dataclass(frozen=True)
-class Alike:
+class JobGroup:
     """Ready jobs of one cohort, instance and requirement set that need at least so many units."""
 
     cohort: int
@@ -90,7 +90,7 @@ class Alike:
 
 
 def postpone(
-    connection: Connection, groups: Sequence[Alike], *, reason: str, base: float, cap: float, limit: int
+    connection: Connection, groups: Sequence[JobGroup], *, reason: str, base: float, cap: float, limit: int
 ) -> int:
     """No bot could take a job of these groups: look again after base x 2^(failures so far) seconds, at most `cap`.
 
@@ -121,7 +121,7 @@ class Promoted:
     """Jobs whose wait is over, and how many of them ask for more than a place."""
 
     jobs: int
-    gated: int
+    constrained: int
 
 
 def promote(connection: Connection, limit: int) -> Promoted:
@@ -130,8 +130,8 @@ def promote(connection: Connection, limit: int) -> Promoted:
     return Promoted(len(rows), sum(row.gated for row in rows))
 
 
-def release(connection: Connection, rooms: Mapping[int, int], *, limit: int) -> int:
+def release(connection: Connection, free_units: Mapping[int, int], *, limit: int) -> int:
     """Bots, by their ids, have come or have got more room, so many units: up to `limit` jobs that fit there and waited
     for the likes of them need not wait any longer. Costs one look at an index where none does."""
-    where = {"bot_ids": list(rooms), "rooms": list(rooms.values()), "limit": limit}
+    where = {"bot_ids": list(free_units), "rooms": list(free_units.values()), "limit": limit}
     return len(connection.execute(RELEASE, where).all())

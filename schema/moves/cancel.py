@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.moves.dependencies import ANY_GRAPH, settle
-from schema.postgres.fragments import NAMED
+from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
+from schema.postgres.fragments import SUBMISSIONS
 from schema.states import JobState
 from schema.timing import KILL_GRACE
 
@@ -28,7 +28,7 @@ WAITS = "f.state IN ('blocked', 'queued', 'parked', 'deferred')"
 # or withdraws from it, holds its row.
 LOCK_SUBMITTED = text(f"""
 SELECT id FROM jobs
-WHERE id = ANY (ARRAY(SELECT s.job_id FROM ({NAMED}) s))
+WHERE id = ANY (ARRAY(SELECT s.job_id FROM ({SUBMISSIONS}) s))
     AND (CAST(:instances AS text[]) IS NULL
         OR instance IN (SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[]))))
 ORDER BY id FOR NO KEY UPDATE
@@ -36,7 +36,7 @@ ORDER BY id FOR NO KEY UPDATE
 
 CANCEL = text(f"""
 WITH named AS MATERIALIZED (
-    SELECT s.id, s.job_id, s.withdrawn_at FROM ({NAMED}) s WHERE s.job_id = ANY (CAST(:job_ids AS bigint[]))
+    SELECT s.id, s.job_id, s.withdrawn_at FROM ({SUBMISSIONS}) s WHERE s.job_id = ANY (CAST(:job_ids AS bigint[]))
 ), found AS MATERIALIZED (
     SELECT id, public_id, state, fence, abandoned_at FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[]))
 ), wanted AS MATERIALIZED (
@@ -84,7 +84,7 @@ WITH named AS MATERIALIZED (
 )
 SELECT n.id, coalesce(l.job_id, m.id) IS NOT NULL AS changed,
     CASE WHEN coalesce(l.id, w.id) IS NULL THEN coalesce(m.state, f.state) ELSE 'cancelled' END AS state,
-    CASE WHEN m.state = 'cancelled' THEN m.id END AS ended, {ANY_GRAPH} AS graphs,
+    CASE WHEN m.state = 'cancelled' THEN m.id END AS ended, {ANY_OPEN_GRAPH} AS graphs,
     (SELECT count(*) FROM told) + (SELECT count(*) FROM done) AS woken
 FROM named n JOIN found f ON f.id = n.job_id
 LEFT JOIN moved m ON m.id = f.id LEFT JOIN leaving l ON l.id = n.id
@@ -119,7 +119,7 @@ def cancel(
     instances: Sequence[str] | None,
     sync: float,
     actor: str,
-    whole: bool = False,
+    all_submissions: bool = False,
 ) -> list[Cancelled]:
     """Cancel submissions, and each job that nobody wants any more: a waiting one at once, a held one by asking its bot.
 
@@ -129,11 +129,11 @@ def cancel(
     """
     where = {"ids": list(public_ids), "instances": None if instances is None else list(instances)}
     job_ids = [row.id for row in connection.execute(LOCK_SUBMITTED, where)]
-    values = {"ids": list(public_ids), "job_ids": job_ids, "sync": sync, "actor": actor, "whole": whole}
+    values = {"ids": list(public_ids), "job_ids": job_ids, "sync": sync, "actor": actor, "whole": all_submissions}
     rows = connection.execute(CANCEL, values).all()
     ended = {row.ended: JobState.CANCELLED.value for row in rows if row.ended is not None}
     if ended and rows[0].graphs:
-        settle(connection, ended)
+        unblock(connection, ended)
     found = {str(row.id): Cancelled(str(row.id), row.state, row.changed) for row in rows}
     return [found.get(public_id, Cancelled(public_id, None, changed=False)) for public_id in public_ids]
 
@@ -176,28 +176,28 @@ class Submission:
     withdrawn: bool
 
 
-FIND = text(f"""
+FIND_SUBMISSIONS = text(f"""
 SELECT s.id, s.job_id, s.withdrawn_at IS NOT NULL AS withdrawn
-FROM ({NAMED}) s JOIN jobs j ON j.id = s.job_id
+FROM ({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id
 WHERE CAST(:instances AS text[]) IS NULL
     OR j.instance IN (SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[])))
 """)
 LOCK_JOBS = text("SELECT id FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")
 
 
-def find(
+def find_submissions(
     connection: Connection, public_ids: Sequence[str], *, instances: Sequence[str] | None
 ) -> dict[str, Submission]:
     """The submissions with these ids, which must be UUIDs. Only jobs of `instances` are seen, None means all."""
     where = {"ids": list(public_ids), "instances": None if instances is None else list(instances)}
-    return {str(row.id): Submission(row.job_id, row.withdrawn) for row in connection.execute(FIND, where)}
+    return {str(row.id): Submission(row.job_id, row.withdrawn) for row in connection.execute(FIND_SUBMISSIONS, where)}
 
 
-def wanted(found: Iterable[Submission]) -> list[int]:
+def wanted_job_ids(found: Iterable[Submission]) -> list[int]:
     """The jobs of those submissions that were not withdrawn, each once."""
     return sorted({submission.job_id for submission in found if not submission.withdrawn})
 
 
-def lock(connection: Connection, ids: Collection[int]) -> None:
+def lock_jobs(connection: Connection, ids: Collection[int]) -> None:
     """Lock jobs in the one order of all moves, so that the next statement shows what they became while we waited."""
     connection.execute(LOCK_JOBS, {"ids": sorted(ids)})

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 #: Whether there is a graph that is not over, true or null: the column with which a statement that ends jobs asks for
 #: `settle`. From the newest on, for those that are over may still stand in the index.
-ANY_GRAPH = "(SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1)"
+ANY_OPEN_GRAPH = "(SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1)"
 
 # Nodes that end now, those that are cancelled with them, however deep they lie, and the rest of what is due.
 _ENDING = """
@@ -55,7 +55,7 @@ ORDER BY job_id FOR NO KEY UPDATE
 
 # On the locked nodes, whose counters nobody changes any more. A job that somebody else has locked stays as it is. Ids
 # go into each update as one array, which leaves the planner nothing but the primary key.
-SETTLE = text(f"""
+UNBLOCK = text(f"""
 WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
     SELECT id, public_id, fence FROM jobs
     WHERE id = ANY (ARRAY(SELECT job_id FROM doomed)) AND state = 'blocked'
@@ -109,7 +109,7 @@ SELECT (SELECT count(*) FROM queued) AS queued, (SELECT count(*) FROM stopped) A
     (SELECT count(*) FROM told_waiting) + (SELECT count(*) FROM told_done) AS woken
 """)
 
-OPEN = text(f"SELECT {ANY_GRAPH}")
+OPEN = text(f"SELECT {ANY_OPEN_GRAPH}")
 DEAD_ENDS = text("""
 SELECT count(*) FROM (SELECT FROM graph_nodes WHERE dead_ends > 0 AND outcome IS NULL ORDER BY graph LIMIT :limit) stuck
 """)
@@ -119,7 +119,7 @@ DUE = text("SELECT job_id FROM graph_nodes WHERE due AND outcome IS NULL ORDER B
 
 
 @dataclass(frozen=True)
-class Settled:
+class UnblockResult:
     """Nodes that were queued or cancelled, those that have got a parent which will never let them run, and those that
     are left to upkeep because somebody else has their jobs."""
 
@@ -129,26 +129,26 @@ class Settled:
     due: int = 0
 
 
-def settle(connection: Connection, ended: Mapping[int, str], *, due: Collection[int] = ()) -> Settled:
+def unblock(connection: Connection, ended: Mapping[int, str], *, due: Collection[int] = ()) -> UnblockResult:
     """Tell the nodes of graphs that wait for these jobs, given with their final states, that they have ended; each is
     told once. Jobs of no graph are passed over. `due` are nodes of which something was left to do."""
     where = {"ids": list(ended), "states": list(ended.values()), "due": list(due)}
     if not connection.execute(LOCK, where).all():
-        return Settled()
-    row = connection.execute(SETTLE, where).one()
-    return Settled(row.queued, row.cancelled, row.stuck, row.due)
+        return UnblockResult()
+    row = connection.execute(UNBLOCK, where).one()
+    return UnblockResult(row.queued, row.cancelled, row.stuck, row.due)
 
 
-def settle_due(connection: Connection, limit: int) -> Settled:
+def unblock_due(connection: Connection, limit: int) -> UnblockResult:
     """Do what was left to do for up to `limit` nodes."""
     due = [row.job_id for row in connection.execute(DUE, {"limit": limit})]
     if not due:
-        return Settled()
+        return UnblockResult()
     connection.execute(JOBS_FIRST)
-    return settle(connection, {}, due=due)
+    return unblock(connection, {}, due=due)
 
 
-def any_graph(connection: Connection) -> bool:
+def any_open_graph(connection: Connection) -> bool:
     """Whether there is a graph that is not over."""
     return bool(connection.execute(OPEN).scalar_one())
 

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from schema.accounting import counters
-from schema.accounting.counters import Spent
-from schema.moves.dependencies import ANY_GRAPH, settle
+from schema.accounting.counters import Settlement
+from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota
 from schema.states import FINAL
@@ -119,7 +119,7 @@ def credit(connection: Connection, credits: Sequence[Credit]) -> None:
 
 
 @dataclass
-class Room:
+class BotCapacity:
     """A bot whose row this transaction holds: all of its units, those in use, its live leases, and units that are kept
     for evictors. Whoever ends leases or grants some notes it here; `synced` writes it to the row."""
 
@@ -172,7 +172,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ending:
+class AttemptEnd:
     """One lease and how it ended; all five first fields are the fence."""
 
     job_id: int
@@ -184,7 +184,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedAttempt:
     """What became of a job whose attempt ended."""
 
     job_id: int
@@ -206,7 +206,7 @@ END = text(f"""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
                          CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
-                         {fragments.array("details")})
+                         {fragments.json_array("details")})
         AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details)
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
@@ -302,7 +302,7 @@ WITH told AS MATERIALIZED (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
 SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
-    gated, (SELECT count(*) FROM woken), {ANY_GRAPH} AS graphs, (SELECT EXISTS (SELECT FROM success_policy)) AS credited
+    gated, (SELECT count(*) FROM woken), {ANY_OPEN_GRAPH} AS graphs, (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id
 """)
 
@@ -317,13 +317,13 @@ class RetryPace:
 
 def end(
     connection: Connection,
-    endings: Sequence[Ending],
+    endings: Sequence[AttemptEnd],
     *,
     actor: str | Sequence[str],
     pace: RetryPace | None = None,
     hold_until: datetime | None = None,
-    rooms: Mapping[int, Room] | None = None,
-) -> list[Ended]:
+    capacities: Mapping[int, BotCapacity] | None = None,
+) -> list[EndedAttempt]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
     The caller holds the bots' rows locked; `actor` is who ends them, one for all or one for each. The bots' units and
@@ -344,19 +344,19 @@ def end(
             "bot_ids": [ending.bot_id for ending in endings],
             "epochs": [ending.bot_epoch for ending in endings],
             "verdicts": [ending.verdict.value for ending in endings],
-            "details": fragments.joined(ending.details for ending in endings),
+            "details": fragments.json_documents(ending.details for ending in endings),
             "actors": [actor] * len(endings) if isinstance(actor, str) else list(actor),
             "retry_base": pace.base,
             "retry_cap": pace.cap,
             "hold_until": hold_until,
-            "written": rooms is None,
+            "written": capacities is None,
         },
     ).all()
     _settle(connection, rows, endings)
     if rows and rows[0].credited:
         credit(connection, [Credit(row.id, row.ended_fence, row.verdict, row.state) for row in rows])
     ended = [
-        Ended(
+        EndedAttempt(
             row.id,
             row.public_id,
             row.bot_id,
@@ -371,14 +371,14 @@ def end(
     ]
     final = {job.job_id: job.state for job in ended if job.state in FINAL}
     if final and rows[0].graphs:
-        settle(connection, final)
-    if rooms is not None:
+        unblock(connection, final)
+    if capacities is not None:
         for job in ended:
-            rooms[job.bot_id].give_back(job.units)
+            capacities[job.bot_id].give_back(job.units)
     return ended
 
 
-def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[Ending]) -> None:
+def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:
     """Give back what attempts have taken of counters. What they have cost is what the bot says."""
     if not any(row.gated for row in rows):
         return
@@ -386,7 +386,7 @@ def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[
     counters.settle(
         connection,
         [
-            Spent(row.id, row.ended_fence, said.get("usage") or {}, said.get("seconds"), row.state in FINAL)
+            Settlement(row.id, row.ended_fence, said.get("usage") or {}, said.get("seconds"), row.state in FINAL)
             for row, said in ((row, told[row.id, row.ended_fence]) for row in rows if row.gated)
         ],
     )

@@ -8,9 +8,9 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT, Guard
-from schema.moves.end import Room
+from schema.moves.end import BotCapacity
 from schema.postgres import fragments
-from schema.postgres.fragments import newest, newest_quota
+from schema.postgres.fragments import newest_quota, newest_version
 from schema.predicates import DRAIN, HEALTHY, RESERVATION, STATE, serves
 
 
@@ -134,10 +134,10 @@ SELECT id, public_id::text, bot_id, fence, units, reserved, instance, (SELECT co
 
 def _grant(guard: Guard, *, again: bool, held: bool = False) -> TextClause:
     """`held`: the caller knows what the bots have left, and writes them; otherwise it knows their places."""
-    newest_bot = newest("bots", "id", "r.id", columns="*, ctid")
+    newest_bot = newest_version("bots", "id", "r.id", columns="*, ctid")
     return text(
         _GRANT.format(
-            decisions=fragments.array("decisions"),
+            decisions=fragments.json_array("decisions"),
             queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
             over=f"({RESERVATION.of(reservation='v')})",
@@ -158,7 +158,7 @@ def _grant(guard: Guard, *, again: bool, held: bool = False) -> TextClause:
 
 def _lock(*, patient: bool) -> TextClause:
     healthy, held = HEALTHY.of(bot=""), "" if patient else "SKIP LOCKED"
-    bot = newest("bots", "id", "w.id", columns="id, ctid", where=healthy, lock=f"FOR NO KEY UPDATE {held}")
+    bot = newest_version("bots", "id", "w.id", columns="id, ctid", where=healthy, lock=f"FOR NO KEY UPDATE {held}")
     return text(f"""
         SELECT b.id, b.ctid FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
         CROSS JOIN LATERAL {bot} b
@@ -166,7 +166,7 @@ def _lock(*, patient: bool) -> TextClause:
 
 
 GRANT = {(guard, again): _grant(guard, again=again) for guard in Guard for again in (False, True)}
-GRANT_HELD = _grant(Guard.MAX, again=True, held=True)
+GRANT_LOCKED = _grant(Guard.MAX, again=True, held=True)
 # A statement of its own: what the next one finds of a bot is then the version to change, and can be named by its place.
 LOCK = {patient: _lock(patient=patient) for patient in (False, True)}
 LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true), current_setting('lock_timeout') AS before")
@@ -181,7 +181,7 @@ def grant(
     assigner: str | Sequence[str],
     strategy: str,
     ack: float,
-    tell: bool = True,
+    notify: bool = True,
     guard: Guard = Guard.MAX,
     again: bool = False,
     cooldown: float = EVICTION_COOLDOWN,
@@ -202,21 +202,21 @@ def grant(
     if not placements:
         return []
     values = {
-        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, tell=tell),
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify),
         "cooldown": cooldown,
     }
     granted = None
     if patience and not again:
-        granted = _patiently(connection, GRANT[guard, False], values, patience)
+        granted = _with_lock_timeout(connection, GRANT[guard, False], values, patience)
     if granted is None:
         granted = _locked(connection, GRANT[guard, again], values, patient=False)
     return granted
 
 
-def grant_held(
+def grant_locked(
     connection: Connection,
     placements: Sequence[Placement],
-    rooms: Mapping[int, Room],
+    capacities: Mapping[int, BotCapacity],
     *,
     assigner: Sequence[str],
     strategy: str,
@@ -229,35 +229,35 @@ def grant_held(
     if not placements:
         return []
     values = {
-        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, tell=False),
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=False),
         "cooldown": cooldown,
     }
     bots = sorted(set(values["bot_ids"]))
     left = {
-        "unused": [rooms[bot_id].unused for bot_id in bots],
-        "units": [rooms[bot_id].units for bot_id in bots],
+        "unused": [capacities[bot_id].unused for bot_id in bots],
+        "units": [capacities[bot_id].units for bot_id in bots],
     }
-    granted = _granted(connection, GRANT_HELD, {**values, **left, "rooms": bots, "places": []})
+    granted = _granted(connection, GRANT_LOCKED, {**values, **left, "rooms": bots, "places": []})
     for lease in granted:
-        rooms[lease.bot_id].take(lease.units, reserved=lease.reserved)
+        capacities[lease.bot_id].take(lease.units, reserved=lease.reserved)
     return granted
 
 
 def _values(
-    placements: Sequence[Placement], *, assigner: str | Sequence[str], strategy: str, ack: float, tell: bool
+    placements: Sequence[Placement], *, assigner: str | Sequence[str], strategy: str, ack: float, notify: bool
 ) -> dict[str, Any]:
     return {
         "job_ids": [placement.job_id for placement in placements],
         "bot_ids": [placement.bot_id for placement in placements],
-        "decisions": fragments.joined(placement.decision for placement in placements),
+        "decisions": fragments.json_documents(placement.decision for placement in placements),
         "actors": [assigner] * len(placements) if isinstance(assigner, str) else list(assigner),
         "strategy": strategy,
         "ack": ack,
-        "tell": tell,
+        "tell": notify,
     }
 
 
-def _patiently(
+def _with_lock_timeout(
     connection: Connection, statement: TextClause, values: Mapping[str, Any], patience: float
 ) -> list[Granted] | None:
     """What was granted, or None if somebody holds a bot, or a quota, for longer than that."""

@@ -11,14 +11,14 @@ from sqlalchemy.exc import DBAPIError
 
 from schema.errors import BadInput, Conflict
 from schema.moves.cancel import Cancelled, cancel
-from schema.moves.submit import taken
+from schema.moves.submit import submitted_rows
 from schema.validation import escaped
 
 #: What the function raises when nodes are not what a graph can be made of: a circle, a number twice, absent parents.
 BAD_GRAPH = "LH002"
 
 # The largest graphs take as long on a busy server as a client waits for an answer, and longer than a move may.
-PATIENCE = text("""
+LONGER_TIMEOUT = text("""
 SELECT set_config('statement_timeout', '30s', true) FROM pg_settings
 WHERE name = 'statement_timeout' AND CAST(setting AS integer) BETWEEN 1 AND 30000
 """)
@@ -63,7 +63,7 @@ UPDATE graphs SET finished_at = clock_timestamp(), state = CASE state WHEN 'acti
 WHERE id = ANY (ARRAY(SELECT id FROM over))
 """)
 # One graph at a time, with all its nodes and edges, once none of its jobs is kept any more.
-FORGET = text("""
+DELETE_GRAPH = text("""
 WITH old AS MATERIALIZED (
     SELECT g.id FROM graphs g
     WHERE g.finished_at IS NOT NULL AND g.finished_at < now() - make_interval(secs => :age)
@@ -119,9 +119,9 @@ def submit_graph(connection: Connection, request: Mapping[str, Any], *, sync: fl
     Raises BadInput for a circle, a number twice, or absent parents with `on_phantom` reject; Conflict `key_reused`
     for a key that was used with another content; QueueFull. `sync` is the bots' sync period in seconds.
     """
-    connection.execute(PATIENCE)
+    connection.execute(LONGER_TIMEOUT)
     try:
-        (row,) = taken(connection, SUBMIT, {"request": json.dumps(request), "actor": actor})
+        (row,) = submitted_rows(connection, SUBMIT, {"request": json.dumps(request), "actor": actor})
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == BAD_GRAPH:
             raise BadInput("nodes", error.orig.diag.message_primary or "") from None
@@ -170,9 +170,9 @@ def finish_graphs(connection: Connection, limit: int) -> int:
     return connection.execute(FINISH, {"limit": limit}).rowcount
 
 
-def forget_graph(connection: Connection, *, age: float) -> int:
+def delete_graph(connection: Connection, *, age: float) -> int:
     """Delete the oldest graph that has been over for `age` seconds and of which no job is kept; returns how many."""
-    return connection.execute(FORGET, {"age": age}).rowcount
+    return connection.execute(DELETE_GRAPH, {"age": age}).rowcount
 
 
 def _stop(connection: Connection, graph_id: int, *, sync: float, actor: str) -> int:
@@ -181,7 +181,7 @@ def _stop(connection: Connection, graph_id: int, *, sync: float, actor: str) -> 
 
 
 def _cancel(connection: Connection, jobs: Sequence[str], *, sync: float, actor: str) -> list[Cancelled]:
-    return cancel(connection, jobs, instances=None, sync=sync, actor=actor, whole=True) if jobs else []
+    return cancel(connection, jobs, instances=None, sync=sync, actor=actor, all_submissions=True) if jobs else []
 
 
 def _changed(answers: Sequence[Cancelled]) -> int:

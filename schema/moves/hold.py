@@ -8,14 +8,14 @@ from sqlalchemy import Connection, text
 from schema.errors import Conflict, Forbidden
 from schema.moves import cancel
 from schema.moves.cancel import Submission
-from schema.moves.submit import taken
-from schema.predicates import GATED, IN_LINE, STILL_READY
+from schema.moves.submit import submitted_rows
+from schema.predicates import CONSTRAINED, IN_LINE, STILL_READY
 from schema.states import FINAL, JobState
 from schema.validation import escaped
 
 
 @dataclass(frozen=True)
-class Held:
+class HoldResult:
     """What a hold or a release found. `state` is the job's state afterwards, None if there is no such job to see."""
 
     public_id: str
@@ -76,19 +76,19 @@ def park(
     instances: Sequence[str] | None,
     reason: str | None,
     actor: str,
-) -> list[Held]:
+) -> list[HoldResult]:
     """Hold queued jobs aside until they are released; those in another state are left as they are.
 
     Only jobs of `instances` are seen, None means all. Room that is reserved for a held job is given up by upkeep.
     Who withdrew from a shared job cannot hold
     it for the others. Answers are in the order of `public_ids`, which must be UUIDs.
     """
-    known = cancel.find(connection, public_ids, instances=instances)
-    ids = cancel.wanted(known.values())
-    cancel.lock(connection, ids)
+    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    ids = cancel.wanted_job_ids(known.values())
+    cancel.lock_jobs(connection, ids)
     rows = connection.execute(PARK, {"ids": ids, "reason": reason, "actor": actor})
     found = {row.id: (row.state, row.changed) for row in rows}
-    return [_held(public_id, known.get(public_id), found) for public_id in public_ids]
+    return [_hold_result(public_id, known.get(public_id), found) for public_id in public_ids]
 
 
 def unpark(
@@ -98,34 +98,34 @@ def unpark(
     instances: Sequence[str] | None,
     reason: str | None,
     actor: str,
-) -> list[Held]:
+) -> list[HoldResult]:
     """Put held jobs back where they were in the queue: they keep their `queued_at`. As `park` otherwise."""
-    known = cancel.find(connection, public_ids, instances=instances)
-    found = release_held(connection, cancel.wanted(known.values()), reason=reason, actor=actor)
-    return [_held(public_id, known.get(public_id), found) for public_id in public_ids]
+    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    found = release_held(connection, cancel.wanted_job_ids(known.values()), reason=reason, actor=actor)
+    return [_hold_result(public_id, known.get(public_id), found) for public_id in public_ids]
 
 
 def release_held(
     connection: Connection, ids: Sequence[int], *, reason: str | None, actor: str
 ) -> dict[int, tuple[str, bool]]:
     """Release those of the jobs that are held; returns for each its state afterwards and whether it was released."""
-    cancel.lock(connection, ids)
+    cancel.lock_jobs(connection, ids)
     rows = connection.execute(UNPARK, {"ids": list(ids), "reason": reason, "actor": actor})
     return {row.id: (row.state, row.changed) for row in rows}
 
 
-def _held(public_id: str, submission: Submission | None, found: Mapping[int, tuple[str, bool]]) -> Held:
+def _hold_result(public_id: str, submission: Submission | None, found: Mapping[int, tuple[str, bool]]) -> HoldResult:
     if submission is not None and submission.withdrawn:
-        return Held(public_id, JobState.CANCELLED, changed=False)
+        return HoldResult(public_id, JobState.CANCELLED, changed=False)
     state, changed = (None, False) if submission is None else found.get(submission.job_id, (None, False))
-    return Held(public_id, state, changed=changed)
+    return HoldResult(public_id, state, changed=changed)
 
 
 # queued -> parked: a job whose rate limit could not be checked, time after time.
 
 
 # However many assigners look, and however often, one failure counts in so many seconds.
-COUNT = text("""
+COUNT_SKIPS = text("""
 INSERT INTO rate_skips AS s (job_id, resource, skips, last_at)
 SELECT u.job_id, u.resource, 1, clock_timestamp()
 FROM unnest(CAST(:job_ids AS bigint[]), CAST(:resources AS text[])) AS u (job_id, resource) ORDER BY u.job_id
@@ -148,7 +148,7 @@ WITH moved AS (
 )
 SELECT public_id FROM moved ORDER BY id
 """)
-FORGET = text("""
+DELETE_SKIPS = text("""
 DELETE FROM rate_skips WHERE resource = :resource AND job_id = ANY (ARRAY(
     SELECT job_id FROM rate_skips WHERE resource = :resource ORDER BY job_id FOR UPDATE SKIP LOCKED))
 """)
@@ -158,7 +158,7 @@ MAX_ERROR = 300
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedJob:
     """A job that could not start because the check of `resource` has failed with `error`."""
 
     job_id: int
@@ -166,14 +166,14 @@ class Skipped:
     error: str
 
 
-def skip(connection: Connection, skipped: Sequence[Skipped], *, most: int, pace: float, actor: str) -> list[str]:
+def skip(connection: Connection, skipped: Sequence[SkippedJob], *, most: int, pace: float, actor: str) -> list[str]:
     """Count a failed check for each of these queued jobs, which the caller holds locked, at most one in `pace` seconds;
     one that has `most` of them since a check has worked is parked until an operator releases it. Returns the public ids
     of these."""
     if not skipped:
         return []
     ids = {"job_ids": [each.job_id for each in skipped], "resources": [each.resource for each in skipped]}
-    counted = connection.execute(COUNT, {**ids, "pace": pace})
+    counted = connection.execute(COUNT_SKIPS, {**ids, "pace": pace})
     over = {row.job_id for row in counted if row.skips >= most}
     errors = {each.job_id: each.error[:MAX_ERROR] for each in skipped if each.job_id in over}
     if not errors:
@@ -182,9 +182,9 @@ def skip(connection: Connection, skipped: Sequence[Skipped], *, most: int, pace:
     return [str(row.public_id) for row in connection.execute(PARK_SKIPPED, found)]
 
 
-def forget_skips(connection: Connection, resource: str) -> None:
+def delete_skips(connection: Connection, resource: str) -> None:
     """A check of this resource has worked: what failed before counts no more (A-20)."""
-    connection.execute(FORGET, {"resource": resource})
+    connection.execute(DELETE_SKIPS, {"resource": resource})
 
 
 # queued -> deferred: more jobs wait than may, and deferred -> queued: there is room again.
@@ -196,7 +196,7 @@ PLACES = 2000
 NAMES = 200
 
 
-def _lows(name: str, columns: str, sort: str, waiting: str, least: str) -> str:
+def _low_priorities(name: str, columns: str, sort: str, waiting: str, least: str) -> str:
     """Every value of `columns` and `sort` of which the latter is above `:normal`, one step along the index for each."""
     step = f"SELECT {columns}, {sort} FROM jobs WHERE {waiting} AND ({columns}, {sort}) > ({{after}})"
     step += f" ORDER BY {columns}, {sort} LIMIT 1"
@@ -224,11 +224,11 @@ def _newest(name: str, columns: str, sort: str, waiting: str) -> str:
 
 # What somebody else has locked is left for the next time.
 DEFER = text(f"""
-WITH RECURSIVE {_lows("ordinary", _ORDINARY, "priority", IN_LINE, "-2147483648")},
-{_lows("gated", _GATED, "rank", GATED, "'-infinity'")},
+WITH RECURSIVE {_low_priorities("ordinary", _ORDINARY, "priority", IN_LINE, "-2147483648")},
+{_low_priorities("gated", _GATED, "rank", CONSTRAINED, "'-infinity'")},
 newest AS MATERIALIZED (
     SELECT id, queued_at FROM (
-        {_newest("ordinary", _ORDINARY, "priority", IN_LINE)} UNION ALL {_newest("gated", _GATED, "rank", GATED)}) low
+        {_newest("ordinary", _ORDINARY, "priority", IN_LINE)} UNION ALL {_newest("gated", _GATED, "rank", CONSTRAINED)}) low
     ORDER BY queued_at DESC, id DESC LIMIT :limit
 ), held AS MATERIALIZED (
     SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM newest)) AND {STILL_READY}
@@ -284,7 +284,7 @@ MAX_REQUEUED = 500
 #: With the name of the job it has to fit into the key of a submit.
 MAX_REQUEUE_KEY_BYTES = 150
 #: Final states in which the work was not done.
-AGAIN = frozenset({JobState.FAILED, JobState.DEAD, JobState.CANCELLED})
+REQUEUEABLE = frozenset({JobState.FAILED, JobState.DEAD, JobState.CANCELLED})
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ class Requeued:
 
 
 # Weak enough not to get in the way of any move; retention passes over it, so that what is read next is all there.
-KEEP = text("""
+LOCK_AGAINST_RETENTION = text("""
 SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
 """)
 
@@ -352,19 +352,19 @@ def requeue(
     would be more urgent than `ceiling` (None: any may be), QueueFull if a label has no room for its new jobs, Conflict
     `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed then.
     """
-    known = cancel.find(connection, public_ids, instances=instances)
+    known = cancel.find_submissions(connection, public_ids, instances=instances)
     ids = sorted({submission.job_id for submission in known.values()})
-    kept = {row.id: row for row in connection.execute(KEEP, {"ids": ids})}
+    kept = {row.id: row for row in connection.execute(LOCK_AGAINST_RETENTION, {"ids": ids})}
     states = {
         name: JobState.CANCELLED if submission.withdrawn else JobState(kept[submission.job_id].state)
         for name, submission in known.items()
         if submission.job_id in kept
     }
-    over = {name: known[name].job_id for name, state in states.items() if state in AGAIN}
+    over = {name: known[name].job_id for name, state in states.items() if state in REQUEUEABLE}
     _check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
     # Submitting comes first: it waits for limits of queues, which nobody waits for who has locked jobs.
     again = _submit_again(connection, over, key=key, actor=actor) if over else {}
-    waiting = cancel.wanted(known[name] for name in states if name not in over)
+    waiting = cancel.wanted_job_ids(known[name] for name in states if name not in over)
     held = release_held(connection, waiting, reason=reason, actor=actor)
 
     answers = dict.fromkeys(public_ids, (None, None, False)) | {
@@ -388,7 +388,7 @@ def _submit_again(
     connection: Connection, jobs: Mapping[str, int], *, key: str | None, actor: str
 ) -> dict[str, tuple[str, bool]]:
     values = {"names": list(jobs), "ids": list(jobs.values()), "key": key, "actor": actor}
-    rows = taken(connection, SUBMIT_AGAIN, values)
+    rows = submitted_rows(connection, SUBMIT_AGAIN, values)
     if not all(row.same for row in rows):
         raise Conflict("key_reused", f"key: what it makes of '{escaped(key or '', 80)}' was used for another job")
     return {str(row.name): (str(row.public_id), row.created) for row in rows}

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from schema.accounting.counters import Spent, settle
+from schema.accounting.counters import Settlement, settle
 from schema.picking.preemption import IN_TIME
-from schema.postgres.fragments import latest_leases
+from schema.postgres.fragments import newest_leases
 from schema.postgres.notify import wake
 from schema.predicates import DRAIN, HEALTHY
 from schema.timing import KILL_GRACE
@@ -38,7 +38,7 @@ SELECT (SELECT count(*) FROM locked) = (SELECT count(*) FROM involved)
 """
 LOCK_QUOTAS = {again: text(_LOCK_QUOTAS.format(locked="SKIP LOCKED" if again else "")) for again in (False, True)}
 # Everything that the plan rested on, once more on the locked rows.
-STILL_SO = text(f"""
+STILL_VALID = text(f"""
 WITH victims AS MATERIALIZED (
     SELECT l.job_id, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
         AS t (job_id, fence)
@@ -53,7 +53,7 @@ WITH victims AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
     AND (SELECT b.capacity - b.in_use - b.reserved + (SELECT sum(units) FROM victims) + coalesce((
-             SELECT sum(l.units) FROM {latest_leases("b.id", "b.held", columns="units, state")} l
+             SELECT sum(l.units) FROM {newest_leases("b.id", "b.held", columns="units, state")} l
              WHERE l.state = 'cancelling'), 0) >= :units
          FROM bots b WHERE b.id = :bot_id)
     AND NOT EXISTS (
@@ -94,17 +94,17 @@ UPDATE bots b SET reserved = b.reserved + r.units FROM rests r WHERE b.id = :bot
 """)
 
 # A job with gates for which nothing is counted any more goes through them again.
-CLAIMS = text("""
+LOCK_RESERVED_JOBS = text("""
 SELECT j.id FROM reservations v JOIN jobs j ON j.id = v.job_id
 WHERE v.bot_id = :bot_id AND j.state = 'queued' AND j.units <= :room AND (
     j.constraint_set IS NULL OR EXISTS (SELECT FROM charges c WHERE c.job_id = j.id AND c.fence = j.fence + 1))
 ORDER BY j.priority, j.queued_at, j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
 
-CLAIMED_QUOTAS = text(f"""
+RESERVED_QUOTAS = text(f"""
 WITH involved AS MATERIALIZED (
     SELECT l.cohort, l.instance FROM bots b
-    CROSS JOIN LATERAL {latest_leases("b.id", "b.held", columns="cohort, instance")} l
+    CROSS JOIN LATERAL {newest_leases("b.id", "b.held", columns="cohort, instance")} l
     WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
     UNION
     SELECT j.cohort, j.instance FROM reservations v JOIN jobs j ON j.id = v.job_id
@@ -197,7 +197,7 @@ def preempt(
     quotas = {"cohort": cohort, "job_ids": plan["job_ids"], "preemptor": preemptor}
     if not connection.execute(LOCK_QUOTAS[again], quotas).scalar_one():
         return False
-    if not connection.execute(STILL_SO, {**plan, "cohort": cohort, "units": units, "sync": sync}).scalar_one():
+    if not connection.execute(STILL_VALID, {**plan, "cohort": cohort, "units": units, "sync": sync}).scalar_one():
         return False
     connection.execute(
         PREEMPT,
@@ -214,24 +214,24 @@ def preempt(
     return True
 
 
-def claims(connection: Connection, bot_id: int, *, room: int) -> list[int]:
+def lock_reserved_jobs(connection: Connection, bot_id: int, *, free_units: int) -> list[int]:
     """Lock the jobs for which room on this bot is reserved and that fit into `room` units; returns their ids. The
     caller holds the bot's row."""
-    return [row.id for row in connection.execute(CLAIMS, {"bot_id": bot_id, "room": room})]
+    return [row.id for row in connection.execute(LOCK_RESERVED_JOBS, {"bot_id": bot_id, "room": free_units})]
 
 
-def hold_quotas(connection: Connection, bot_ids: Sequence[int]) -> None:
+def lock_quotas(connection: Connection, bot_ids: Sequence[int]) -> None:
     """Lock the quotas of what the bots hold and of the jobs they keep room for, so that those jobs can be granted in
     the transaction that ends the former, whoever else wants these quotas. The caller holds the bots and the jobs of
     their leases, and no quota."""
     connection.execute(WRITES_LEASES)
-    connection.execute(CLAIMED_QUOTAS, {"bot_ids": list(bot_ids)})
+    connection.execute(RESERVED_QUOTAS, {"bot_ids": list(bot_ids)})
 
 
 def drop_reservations(connection: Connection, bot_ids: Sequence[int], *, actor: str) -> None:
     """The bots are no longer there, or take no work: what they were kept for goes back into the queue. The caller holds
     their rows."""
-    _drop(connection, bot_ids, whole=True, actor=actor)
+    _drop(connection, bot_ids, all_reservations=True, actor=actor)
 
 
 def expire_reservations(connection: Connection, limit: int, *, actor: str = "upkeep") -> int:
@@ -240,14 +240,14 @@ def expire_reservations(connection: Connection, limit: int, *, actor: str = "upk
     bot_ids = [row.id for row in connection.execute(OVER, {"limit": limit})]
     if not bot_ids:
         return 0
-    dropped = _drop(connection, bot_ids, whole=False, actor=actor)
+    dropped = _drop(connection, bot_ids, all_reservations=False, actor=actor)
     wake(connection, "jobs")
     return dropped
 
 
-def _drop(connection: Connection, bot_ids: Sequence[int], *, whole: bool, actor: str) -> int:
+def _drop(connection: Connection, bot_ids: Sequence[int], *, all_reservations: bool, actor: str) -> int:
     """Give up reservations, and what was counted for leases that will not be; returns how many."""
-    gone = connection.execute(DROP, {"bot_ids": list(bot_ids), "all": whole, "actor": actor}).all()
-    unused = [Spent(row.job_id, row.fence, {}, None, final=False) for row in gone if row.fence is not None]
+    gone = connection.execute(DROP, {"bot_ids": list(bot_ids), "all": all_reservations, "actor": actor}).all()
+    unused = [Settlement(row.job_id, row.fence, {}, None, final=False) for row in gone if row.fence is not None]
     settle(connection, unused)
     return len(gone)

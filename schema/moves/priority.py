@@ -7,9 +7,9 @@ from sqlalchemy import Connection, text
 
 from schema.moves import cancel
 from schema.moves.cancel import Submission
-from schema.picking.queues import gated_queues, ready_queues, resting_queues
-from schema.postgres.fragments import WANTED
-from schema.predicates import GATED, READY, RESTING, STILL_READY
+from schema.picking.queues import backoff_queues, constrained_queues, ready_queues
+from schema.postgres.fragments import WANTED_SUBMISSIONS
+from schema.predicates import CONSTRAINED, READY, RESTING, STILL_READY
 from schema.states import JobState
 
 
@@ -33,7 +33,7 @@ class ManyPrioritised:
 
 
 #: Job `j` is not shared by several submissions, or those may change as well.
-_ALLOWED = f"(:shared OR j.dedup_key IS NULL OR {WANTED} < 2)"
+_ALLOWED = f"(:shared OR j.dedup_key IS NULL OR {WANTED_SUBMISSIONS} < 2)"
 
 CHANGE = text(f"""
 WITH found AS MATERIALIZED (
@@ -74,7 +74,7 @@ def _in_queues(name: str, waiting: str) -> str:
 
 
 OF_INSTANCES = text(f"""
-WITH RECURSIVE {ready_queues("ready")}, {resting_queues("resting")}, {gated_queues("gated")},
+WITH RECURSIVE {ready_queues("ready")}, {backoff_queues("resting")}, {constrained_queues("gated")},
 visible AS (
     SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[]))
 )
@@ -83,7 +83,7 @@ SELECT id FROM (
     UNION ALL
     {_in_queues("resting", RESTING)}
     UNION ALL
-    {_in_queues("gated", GATED)}
+    {_in_queues("gated", CONSTRAINED)}
     UNION ALL
     SELECT j.id FROM visible i CROSS JOIN LATERAL ({_others("instance = i.id AND state = 'parked'")}) j
 ) waiting LIMIT :limit
@@ -115,8 +115,10 @@ def set_priority(
     Only jobs of `instances` are seen, None means all; of those, jobs that several submissions share are left unless
     `shared`. Answers are in the order of `public_ids`, which must be UUIDs.
     """
-    known = cancel.find(connection, public_ids, instances=instances)
-    found = _change(connection, cancel.wanted(known.values()), priority, shared=shared, reason=reason, actor=actor)
+    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    found = _change(
+        connection, cancel.wanted_job_ids(known.values()), priority, shared=shared, reason=reason, actor=actor
+    )
     return [_prioritised(public_id, known.get(public_id), found) for public_id in public_ids]
 
 
@@ -151,7 +153,7 @@ def set_priority_where(
 def _change(
     connection: Connection, ids: Sequence[int], priority: int, *, shared: bool, reason: str | None, actor: str
 ) -> dict[int, tuple[str, int, bool]]:
-    cancel.lock(connection, ids)
+    cancel.lock_jobs(connection, ids)
     values = {"ids": list(ids), "priority": priority, "shared": shared, "reason": reason, "actor": actor}
     return {row.id: (row.state, row.priority, row.changed) for row in connection.execute(CHANGE, values)}
 
@@ -177,7 +179,7 @@ BEGINNING = (-1, -1, -1, -1, "-infinity", "-infinity", -1)
 # another by somebody, and keeps it. What has been promoted or hastened stays where it is, unless it gains by it.
 REPRICE = text(f"""
 WITH part AS MATERIALIZED (
-    SELECT {_ORDER} FROM jobs WHERE {GATED} AND ({_ORDER}) > (:cohort, :instance, :platform, :constraint_set,
+    SELECT {_ORDER} FROM jobs WHERE {CONSTRAINED} AND ({_ORDER}) > (:cohort, :instance, :platform, :constraint_set,
         CAST(:rank AS float8), CAST(:queued_at AS timestamptz), :id)
     ORDER BY {_ORDER} LIMIT :limit
 ), held AS MATERIALIZED (
@@ -240,7 +242,7 @@ LATER = 600
 # start; that, and when it is hastened, do not depend on the time, so each job is looked at when something changes and
 # not before. A hastened job's rank is below every priority, in the order of the slack. One that is promoted heads the
 # level above, so that nothing that keeps coming in can keep it waiting.
-WATCH = text(f"""
+REVIEW_WAITING = text(f"""
 WITH due AS MATERIALIZED (
     SELECT job_id FROM job_constraints WHERE watch_at IS NOT NULL AND watch_at <= now() ORDER BY watch_at LIMIT :limit
 ), held AS MATERIALIZED (
@@ -296,7 +298,7 @@ FROM (SELECT) one LEFT JOIN told t ON true
 
 
 @dataclass(frozen=True)
-class Warned:
+class ReviewedJob:
     """What has become of one waiting job: `move` is `promote`, `hasten` or `at_risk`; `level`: what it was promoted
     to."""
 
@@ -305,11 +307,13 @@ class Warned:
     level: str | None
 
 
-def watch(connection: Connection, limit: int, *, actor: str) -> tuple[int, list[Warned]]:
+def review_waiting(connection: Connection, limit: int, *, actor: str) -> tuple[int, list[ReviewedJob]]:
     """Look at up to `limit` jobs that are due for it; returns how many were due, and what has become of them.
 
     A job that has stayed in one level for as long as the policy allows moves up by one; its class stays. Rows that
     somebody else has locked are left for the next time.
     """
-    rows = connection.execute(WATCH, {"limit": limit, "actor": actor}).all()
-    return rows[0].looked, [Warned(str(row.public_id), row.move, row.level) for row in rows if row.move is not None]
+    rows = connection.execute(REVIEW_WAITING, {"limit": limit, "actor": actor}).all()
+    return rows[0].looked, [
+        ReviewedJob(str(row.public_id), row.move, row.level) for row in rows if row.move is not None
+    ]

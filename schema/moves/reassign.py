@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, text
 
 from schema.moves.backoff import release
-from schema.picking.constrained import BEGINNING, STEP
-from schema.predicates import GATED, READY, RESTING
+from schema.picking.constrained import FIRST_PLACE, STEP
+from schema.predicates import CONSTRAINED, READY, RESTING
 
 #: How many waiting jobs each bot that has moved makes ready at once; the others come back when their wait is over.
 RELEASE_LIMIT = 1000
@@ -17,7 +17,7 @@ SELECT id FROM bots WHERE status <> 'gone' AND labels && CAST(:labels AS text[])
 """)
 # Whoever has locked or written jobs has ended, and nobody locks or writes any until we have ended: whoever locks jobs
 # first and writes them later would otherwise wait for us while we wait for it.
-ALONE = text("LOCK TABLE jobs IN EXCLUSIVE MODE")
+LOCK_ALL_JOBS = text("LOCK TABLE jobs IN EXCLUSIVE MODE")
 MOVE_BOTS = text("""
 WITH concerned AS MATERIALIZED (
     SELECT id, labels FROM bots WHERE status <> 'gone' AND labels && CAST(:labels AS text[])
@@ -46,13 +46,13 @@ UPDATE jobs j SET cohort = s.cohort FROM strangers s WHERE j.id = s.id
 """)
 
 
-def rejoin(connection: Connection, *, of_bots: Iterable[str], of_jobs: Iterable[str]) -> None:
+def reassign_cohorts(connection: Connection, *, of_bots: Iterable[str], of_jobs: Iterable[str]) -> None:
     """Give every present bot with some label of `of_bots`, and every waiting job with a label of `of_jobs`, the cohort
     that is theirs now. Jobs with a live lease keep theirs until they are queued again. The caller holds the advisory
     lock `leasehold.platforms` exclusively."""
     concerned = {"labels": sorted(of_bots)}
     connection.execute(BOTS, concerned)
-    connection.execute(ALONE)
+    connection.execute(LOCK_ALL_JOBS)
     moved = connection.execute(MOVE_BOTS, concerned).all()
     connection.execute(MOVE_JOBS, {"labels": sorted(of_jobs)})
     release(connection, {bot.id: bot.room for bot in moved}, limit=RELEASE_LIMIT)
@@ -69,7 +69,7 @@ _OF = "cohort = c.id AND instance = a.instance"
 _PLACES = "(SELECT instance FROM accounts ORDER BY instance OFFSET 0) a CROSS JOIN (SELECT id FROM cohorts OFFSET 0) c"
 
 # Nobody knows what else was said when they were submitted, but they asked for nothing then.
-ADOPT = text(f"""
+ADD_CONSTRAINTS = text(f"""
 WITH ready AS MATERIALIZED (
     SELECT j.id FROM {_PLACES} CROSS JOIN LATERAL (
         SELECT id FROM jobs WHERE {_OF} AND {READY} AND {_UNRESERVED}
@@ -95,9 +95,9 @@ SELECT count(*) FROM moved
 """)
 
 # What each of them asked for stays known, should the instance get a share again.
-DISMISS = text(f"""
+REMOVE_CONSTRAINTS = text(f"""
 WITH RECURSIVE gated AS (
-    SELECT first.* FROM ({STEP.format(before=", ".join(map(str, BEGINNING)))}) first
+    SELECT first.* FROM ({STEP.format(before=", ".join(map(str, FIRST_PLACE)))}) first
     UNION ALL
     SELECT following.* FROM gated g
     CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.constraint_set")}) following
@@ -108,7 +108,7 @@ WITH RECURSIVE gated AS (
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
         WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform
-            AND constraint_set = g.constraint_set AND {GATED}
+            AND constraint_set = g.constraint_set AND {CONSTRAINED}
             AND {_UNRESERVED}
         ORDER BY cohort, instance, platform, constraint_set LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
     LIMIT :limit
@@ -117,13 +117,13 @@ UPDATE jobs j SET constraint_set = NULL, rank = NULL WHERE j.id = ANY (ARRAY(SEL
 """)
 
 
-def adopt(connection: Connection, limit: int) -> int:
+def add_constraints(connection: Connection, limit: int) -> int:
     """Up to `limit` ready and `limit` resting jobs of managed instances that do not wait at gates yet do from now on;
     returns how many. A job that runs is taken over when it is queued again."""
-    return int(connection.execute(ADOPT, {"limit": limit}).scalar_one())
+    return int(connection.execute(ADD_CONSTRAINTS, {"limit": limit}).scalar_one())
 
 
-def dismiss(connection: Connection, limit: int) -> int:
+def remove_constraints(connection: Connection, limit: int) -> int:
     """Up to `limit` ready jobs that ask for nothing but a place, of instances that are not managed any more, wait for a
     place alone; returns how many."""
-    return len(connection.execute(DISMISS, {"limit": limit}).all())
+    return len(connection.execute(REMOVE_CONSTRAINTS, {"limit": limit}).all())

@@ -78,32 +78,32 @@ DELETE FROM usage u USING old o WHERE u.name = o.name AND u.bucket = o.bucket
 UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_interval(secs => :age)")
 
 
-def forget_evictions(connection: Connection, *, age: float, limit: int) -> int:
+def delete_old_evictions(connection: Connection, *, age: float, limit: int) -> int:
     """Delete evictions older than `age` seconds among the `limit` oldest; returns how many."""
     return connection.execute(OLD_EVICTIONS, {"age": age, "limit": limit}).rowcount
 
 
-def forget_audit(connection: Connection, *, age: float, limit: int) -> int:
+def delete_old_audit(connection: Connection, *, age: float, limit: int) -> int:
     """Delete notes of the audit older than `age` seconds among the `limit` oldest; returns how many."""
     return connection.execute(OLD_AUDIT, {"age": age, "limit": limit}).rowcount
 
 
-def forget_bots(connection: Connection, *, age: float, limit: int) -> int:
+def delete_gone_bots(connection: Connection, *, age: float, limit: int) -> int:
     """Delete up to `limit` bots that have no session and no lease, whose last session began more than `age` seconds
     ago and which nobody has drained; returns how many. Reads all leases if there are such bots."""
     return connection.execute(GONE_BOTS, {"age": age, "limit": limit, "kinds": list(KINDS)}).rowcount
 
 
-def forget_blames(connection: Connection, *, age: float, limit: int) -> int:
+def delete_old_blames(connection: Connection, *, age: float, limit: int) -> int:
     """Delete up to `limit` blames for failures more than `age` seconds ago; returns how many. Reads all of them."""
     return connection.execute(OLD_BLAMES, {"age": age, "limit": limit}).rowcount
 
 
-def forget_usage(connection: Connection, *, age: float, limit: int) -> int:
+def delete_old_usage(connection: Connection, *, age: float, limit: int) -> int:
     """Delete up to `limit` minutes of usage that count no more and are older than `age` seconds; returns how many."""
     return connection.execute(OLD_USAGE, {"age": age, "limit": limit}).rowcount
 
 
-def forget_assigners(connection: Connection, *, age: float) -> int:
+def delete_unseen_assigners(connection: Connection, *, age: float) -> int:
     """Delete the rows of assigner processes that have not been seen for `age` seconds; returns how many."""
     return connection.execute(UNSEEN_ASSIGNERS, {"age": age}).rowcount

@@ -43,17 +43,17 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     another content, QueueFull when a label has no room for all of its new jobs, BadInput when a class or a service
     level is not known.
     """
-    rows = taken(connection, SUBMIT, {"requests": to_json(list(requests)).decode(), "actor": actor})
+    rows = submitted_rows(connection, SUBMIT, {"requests": to_json(list(requests)).decode(), "actor": actor})
     for row in rows:
         if not row.same:
-            raise _reused(row.n, requests[row.n])
+            raise _key_conflict(row.n, requests[row.n])
     return [Submitted(row.job_id, str(row.public_id), row.created) for row in rows]
 
 
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
     """Queue one request by one statement; for `Database.run_alone`. Takes, answers and raises what `submit` does."""
     try:
-        (answer,) = engine.row(driver, SUBMIT_ALONE, to_json(request), actor.encode())
+        (answer,) = engine.single_row(driver, SUBMIT_ALONE, to_json(request), actor.encode())
     except psycopg.Error as error:
         if (refused := _refused(error)) is not None:
             raise refused from None
@@ -61,11 +61,11 @@ def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], 
     assert answer is not None
     job_id, public_id, created, same = answer[1:-1].decode().split(",")
     if same != "t":
-        raise _reused(0, request)
+        raise _key_conflict(0, request)
     return Submitted(int(job_id), public_id, created == "t")
 
 
-def taken(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
+def submitted_rows(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
     """The rows of a statement that submits. Raises QueueFull when a label has no room, BadInput when a class or a
     service level is not known."""
     try:
@@ -76,7 +76,7 @@ def taken(connection: Connection, statement: TextClause, values: Mapping[str, An
         raise
 
 
-def _reused(index: int, request: Mapping[str, Any]) -> Conflict:
+def _key_conflict(index: int, request: Mapping[str, Any]) -> Conflict:
     key = escaped(str(request.get("key")), 80)
     return Conflict("key_reused", f"jobs[{index}].key: '{key}' was used before for a different request")
 

@@ -2,8 +2,8 @@
 
 from sqlalchemy import Connection, TextClause, text
 
-from schema.moves.dependencies import ANY_GRAPH, settle
-from schema.postgres.fragments import latest_leases
+from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
+from schema.postgres.fragments import newest_leases
 from schema.states import JobState
 from schema.timing import KILL_GRACE
 
@@ -25,7 +25,7 @@ WITH late AS MATERIALIZED (
 ), done AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved HAVING count(*) > 0
 )
-SELECT id, {ANY_GRAPH} AS graphs, (SELECT count(*) FROM done) FROM moved
+SELECT id, {ANY_OPEN_GRAPH} AS graphs, (SELECT count(*) FROM done) FROM moved
 """)
 
 
@@ -37,7 +37,7 @@ def time_out(connection: Connection, limit: int, *, actor: str) -> int:
     """
     rows = connection.execute(TIME_OUT, {"limit": limit, "actor": actor}).all()
     if rows and rows[0].graphs:
-        settle(connection, {row.id: JobState.DEAD.value for row in rows})
+        unblock(connection, {row.id: JobState.DEAD.value for row in rows})
     return len(rows)
 
 
@@ -72,7 +72,7 @@ def _stop(subject: str, of: str, where: str) -> TextClause:
     return text(_STOP.format(subject=subject, of=of, where=where, grace=KILL_GRACE))
 
 
-_OF_BOT = latest_leases("d.id", "d.held", columns="job_id")
+_OF_BOT = newest_leases("d.id", "d.held", columns="job_id")
 # Arrays of ids leave the planner nothing but the leases of these jobs; and a range of one instance in the order of
 # instances nothing but their index.
 STOP_OF_BOTS = _stop(

@@ -8,9 +8,9 @@ from sqlalchemy import Connection, text
 
 from schema.accounting.quotas import HEADROOM, Guard
 from schema.picking import head_cursor
-from schema.picking.head_cursor import Front
-from schema.picking.queues import BELOW, fitting, open_queues, ready_queues, resting_queues
-from schema.picking.ready import COLUMNS, JOBS_LOOK, REACHES, SIZES, ReadyJob, others_hold, ready_job
+from schema.picking.head_cursor import HeadCursor
+from schema.picking.queues import BELOW_MINIMUM, backoff_queues, fitting_jobs, open_queues, ready_queues
+from schema.picking.ready import COLUMNS, MAX_JOBS_READ, SIZES, WIDTHS, ReadyJob, is_contended, ready_job
 from schema.predicates import COHORT, QUOTA, READY, RESTING, serves
 
 # Without `:any`, ready jobs that an assigner has tried
@@ -62,7 +62,7 @@ _FITTING_HEADS = f"""
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
     CROSS JOIN LATERAL (
-        SELECT id, priority, queued_at FROM ({fitting("q", units="least(:room, q.headroom)", limit=":look")}) fit
+        SELECT id, priority, queued_at FROM ({fitting_jobs("q", units="least(:room, q.headroom)", limit=":look")}) fit
         WHERE {_NEW} ORDER BY priority, queued_at, id LIMIT :reach) h
     WHERE {_NEW_GATE} AND coalesce(f.found, 0) < :reach"""
 
@@ -77,7 +77,7 @@ _RESTING_HEADS = _heads_for_bot("open_resting", RESTING, condition=_RESTED, gate
 # Whoever is below the minimum comes first: what it gets here need not be taken from others by evictions.
 FOR_BOT = text(f"""
 WITH RECURSIVE {ready_queues("queues")},
-{resting_queues("resting")},
+{backoff_queues("resting")},
 open_queues AS MATERIALIZED ({_open_to_bot("queues")}),
 open_resting AS MATERIALIZED ({_open_to_bot("resting")}),
 first_heads AS MATERIALIZED ({_heads_for_bot("open_queues", READY, condition=_NEW, gate=_NEW_GATE)}),
@@ -97,11 +97,11 @@ both_kinds AS MATERIALIZED (
 SELECT r.heads, p.* FROM (SELECT count(*) AS heads FROM heads) r LEFT JOIN picked p ON true
 """)
 # While nobody who waits is below the minimum, the order is that of the front.
-FROM_FRONT_FOR_BOT = text(f"""
-WITH RECURSIVE below AS MATERIALIZED (SELECT EXISTS ({BELOW} AND q.cohort = :cohort) AS is),
-{head_cursor.front(cohorts="c.id = :cohort", limit=":reach")},
+FROM_HEAD_CURSOR_FOR_BOT = text(f"""
+WITH RECURSIVE below AS MATERIALIZED (SELECT EXISTS ({BELOW_MINIMUM} AND q.cohort = :cohort) AS is),
+{head_cursor.head_jobs(cohorts="c.id = :cohort", limit=":reach")},
 queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
-{resting_queues("resting")},
+{backoff_queues("resting")},
 open_queues AS MATERIALIZED ({_open_to_bot("queues")}),
 open_resting AS MATERIALIZED ({_open_to_bot("resting")}),
 offered AS MATERIALIZED (
@@ -121,14 +121,14 @@ offered AS MATERIALIZED (
     WHERE NOT (SELECT below.is FROM below)
     ORDER BY priority, queued_at, id LIMIT :reach
 ), {_PICKED}
-SELECT r.fit, r.below, CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.WALKED}) END AS walked, p.* FROM (
+SELECT r.fit, r.below, CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END AS walked, p.* FROM (
     SELECT (SELECT count(*) FROM fit) AS fit, (SELECT below.is FROM below) AS below) r
 LEFT JOIN picked p ON true
 """)
 
 
 @dataclass(frozen=True)
-class Fetcher:
+class FetchingBot:
     """A bot that asks for work, or one for several alike: what it serves, its units, and those of them that are free.
 
     `returned`: instances whose usage this very call has lowered.
@@ -140,19 +140,19 @@ class Fetcher:
     instance: int | None
     pool: str | None
     capacity: int
-    room: int
+    free_units: int
     returned: Sequence[int] = ()
 
 
 def pick_for_bot(
     connection: Connection,
-    bot: Fetcher,
+    bot: FetchingBot,
     *,
     limit: int,
     any_wait: bool,
     literal: bool,
     cooldown: float,
-    line: Front | None = None,
+    cursor: HeadCursor | None = None,
 ) -> list[ReadyJob]:
     """Lock up to `limit` jobs that this bot satisfies and that fit into its room, first those of instances below their
     minimum, most urgent first.
@@ -169,43 +169,45 @@ def pick_for_bot(
         "pool": bot.pool,
         "capacity": bot.capacity,
         "returned": list(bot.returned),
-        "room": bot.room,
+        "room": bot.free_units,
         "cooldown": cooldown,
         "limit": limit,
         "sizes": SIZES,
         "any": any_wait,
         "literal": literal,
     }
-    if line is not None and (any_wait or not literal) and line.worth():
-        first = _from_front(connection, values, line, limit=limit)
+    if cursor is not None and (any_wait or not literal) and cursor.is_worthwhile():
+        first = _from_head_cursor(connection, values, cursor, limit=limit)
         if first is not None:
             return first
-        line.fail()
-    for reach in REACHES:
-        rows = connection.execute(FOR_BOT, values | _wide(limit, reach)).all()
+        cursor.disable_for_a_while()
+    for reach in WIDTHS:
+        rows = connection.execute(FOR_BOT, values | _width_limits(limit, reach)).all()
         found = [ready_job(row) for row in rows if row.id is not None]
-        if not others_hold(wanted=limit, heads=rows[0].heads, found=len(found), reach=reach):
+        if not is_contended(wanted=limit, heads=rows[0].heads, found=len(found), reach=reach):
             break
     return found
 
 
-def _from_front(connection: Connection, values: dict[str, Any], line: Front, *, limit: int) -> list[ReadyJob] | None:
+def _from_head_cursor(
+    connection: Connection, values: dict[str, Any], cursor: HeadCursor, *, limit: int
+) -> list[ReadyJob] | None:
     """Pick from the front alone; None if that does not do, because somebody is below the minimum or most of what the
     front holds is not for this bot."""
-    for reach in line.reaches(REACHES):
-        walk = line.begin()
-        rows = connection.execute(FROM_FRONT_FOR_BOT, values | walk.values() | _wide(limit, reach)).all()
-        walked = line.learn(walk, rows[0].walked, limit=limit * reach)
+    for reach in cursor.widths(WIDTHS):
+        scan = cursor.begin()
+        rows = connection.execute(FROM_HEAD_CURSOR_FOR_BOT, values | scan.values() | _width_limits(limit, reach)).all()
+        walked = cursor.learn(scan, rows[0].walked, limit=limit * reach)
         if rows[0].below:
             return None
         found = [ready_job(row) for row in rows if row.id is not None]
         if len(found) == limit or walked < limit * reach:
-            line.did(REACHES, reach)
+            cursor.remember_width(WIDTHS, reach)
             return found
         if 2 * rows[0].fit < walked:
             return None
     return found
 
 
-def _wide(limit: int, reach: int) -> dict[str, int]:
-    return {"look": max(JOBS_LOOK, limit * reach), "reach": limit * reach}
+def _width_limits(limit: int, reach: int) -> dict[str, int]:
+    return {"look": max(MAX_JOBS_READ, limit * reach), "reach": limit * reach}

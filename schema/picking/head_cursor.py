@@ -16,7 +16,7 @@ from schema.clock import Monotonic
 from schema.predicates import IN_LINE
 
 #: Urgencies of one cohort whose beginning is remembered, the most urgent ones.
-LANES = 16
+MAX_LANES = 16
 #: A submit that is committed more than so many seconds after it began may come in front of what is remembered, and then
 #: waits for the next walk from the very beginning.
 LATE = 0.25
@@ -32,10 +32,10 @@ _LEAST_PRIORITY, _BEYOND = -1000, 1001
 
 #: Where in a lane a job is: when it was queued, in seconds of the database's clock, and its id.
 Place = tuple[float, int]
-_BEGINNING: Place = (float("-inf"), 0)
+_QUEUE_START: Place = (float("-inf"), 0)
 
 #: Two CTEs, `stretches` and `front`, with places for a condition on the cohort `c`, a limit, and what is ready.
-_FRONT = """
+_HEAD_JOBS = """
 stretches AS MATERIALIZED (
     SELECT c.id AS cohort, coalesce(m.priority, {least}) AS priority, coalesce(m.until, {beyond}) AS until,
         to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
@@ -56,7 +56,7 @@ stretches AS MATERIALIZED (
 
 #: What a walk tells about itself, a value: how many jobs it read, when, and of each lane when the first one was queued
 #: and its id.
-WALKED = """
+SCANNED = """
     SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
         SELECT jsonb_agg(jsonb_build_array(cohort, priority, extract(epoch FROM queued_at), id))
         FROM (SELECT DISTINCT ON (cohort, priority) cohort, priority, queued_at, id FROM front
@@ -64,20 +64,20 @@ WALKED = """
     FROM front"""
 
 
-def front(*, cohorts: str, limit: str) -> str:
+def head_jobs(*, cohorts: str, limit: str) -> str:
     """The CTE `front`: up to `limit` ready jobs, the first ones of the cohorts `c` for which the condition holds."""
-    return _FRONT.format(cohorts=cohorts, limit=limit, ready=IN_LINE, least=_LEAST_PRIORITY, beyond=_BEYOND)
+    return _HEAD_JOBS.format(cohorts=cohorts, limit=limit, ready=IN_LINE, least=_LEAST_PRIORITY, beyond=_BEYOND)
 
 
 @dataclass(frozen=True)
-class Lane:
+class PriorityLane:
     """Ready jobs of one urgency in one cohort."""
 
     cohort: int
     priority: int
 
 
-class Front:
+class HeadCursor:
     """What is remembered of the front of some cohorts, always the same ones. Losing it costs one slow walk.
 
     A job that comes to lie before what is remembered, because it was requeued, released, promoted or made more urgent,
@@ -88,78 +88,78 @@ class Front:
     def __init__(self, now: Monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._since: dict[Lane, Place] = {}
-        self._whole = clock.Seldom(now)
-        self._aside = 0
+        self._since: dict[PriorityLane, Place] = {}
+        self._full_scan_throttle = clock.Throttle(now)
+        self._disabled_for = 0
         self._width = self._sufficed = 0
 
-    def begin(self) -> "Walk":
+    def begin(self) -> "Scan":
         """Where the next walk is to begin."""
         with self._lock:
-            whole = not self._since or self._whole.begin()
-            return Walk(self._now(), whole, {} if whole else dict(self._since))
+            whole = not self._since or self._full_scan_throttle.try_begin()
+            return Scan(self._now(), whole, {} if whole else dict(self._since))
 
-    def learn(self, walk: "Walk", told: tuple[int, float, Any], *, limit: int) -> int:
+    def learn(self, walk: "Scan", told: tuple[int, float, Any], *, limit: int) -> int:
         """A walk that might read so many jobs told `WALKED`; returns how many it read."""
         seconds = self._now() - walk.began
         walked, at, lanes = told
-        firsts: dict[Lane, Place] = {
-            Lane(cohort, priority): (since, first) for cohort, priority, since, first in lanes or ()
+        firsts: dict[PriorityLane, Place] = {
+            PriorityLane(cohort, priority): (since, first) for cohort, priority, since, first in lanes or ()
         }
         late = at - LATE, 0
         with self._lock:
             if walk.whole:
-                self._whole.took(seconds, quick=QUICK if walked >= MANY else clock.QUICK)
+                self._full_scan_throttle.finished(seconds, quick=QUICK if walked >= MANY else clock.QUICK_SECONDS)
                 if walked >= limit:
                     self._since.clear()
             if walked < limit:
                 for lane in self._since:
                     firsts.setdefault(lane, late)
             for lane, first in firsts.items():
-                begun = walk.since.get(lane, _BEGINNING)
+                begun = walk.since.get(lane, _QUEUE_START)
                 if not walk.whole and self._since.get(lane, begun) < begun:
                     continue
                 self._since[lane] = min(first, late)
             for cohort in {lane.cohort for lane in firsts}:
                 lanes = sorted((lane for lane in self._since if lane.cohort == cohort), key=lambda lane: lane.priority)
-                for lane in lanes[LANES:]:
+                for lane in lanes[MAX_LANES:]:
                     del self._since[lane]
         return walked
 
-    def reaches(self, reaches: Sequence[int]) -> Sequence[int]:
+    def widths(self, widths: Sequence[int]) -> Sequence[int]:
         """The widths to try, one after the other: from the one that sufficed last, and now and then a narrower one."""
         with self._lock:
-            return reaches[self._width :]
+            return widths[self._width :]
 
-    def did(self, reaches: Sequence[int], reach: int) -> None:
+    def remember_width(self, widths: Sequence[int], reach: int) -> None:
         """This width sufficed."""
         with self._lock:
-            width = reaches.index(reach)
+            width = widths.index(reach)
             self._sufficed = self._sufficed + 1 if width == self._width else 0
             self._width = width
             if self._sufficed >= AGAIN:
                 self._width, self._sufficed = max(0, width - 1), 0
 
-    def worth(self) -> bool:
+    def is_worthwhile(self) -> bool:
         """Whether to look at the front at all, or to go on without for a while because it did not do; counts as one
         time of these."""
         with self._lock:
-            self._aside = max(0, self._aside - 1)
-            return self._aside == 0
+            self._disabled_for = max(0, self._disabled_for - 1)
+            return self._disabled_for == 0
 
-    def fail(self) -> None:
+    def disable_for_a_while(self) -> None:
         """The front did not do: most of it could not be placed, though there was more, or others came first."""
         with self._lock:
-            self._aside = ASIDE
+            self._disabled_for = ASIDE
 
 
 @dataclass(frozen=True)
-class Walk:
+class Scan:
     """One walk: `whole` from the very beginning, else from where each of these lanes was seen to begin."""
 
     began: float
     whole: bool
-    since: dict[Lane, Place]
+    since: dict[PriorityLane, Place]
 
     def values(self) -> dict[str, Sequence[Any]]:
         """What `front` asks for: stretches from the beginning of one lane to the next lane; before the first and
@@ -167,7 +167,7 @@ class Walk:
         rows: list[tuple[int, int, Place, int]] = []
         for cohort in {lane.cohort for lane in self.since}:
             lanes = sorted((lane for lane in self.since if lane.cohort == cohort), key=lambda lane: lane.priority)
-            starts = [(_LEAST_PRIORITY, _BEGINNING), *((lane.priority, self.since[lane]) for lane in lanes)]
+            starts = [(_LEAST_PRIORITY, _QUEUE_START), *((lane.priority, self.since[lane]) for lane in lanes)]
             ends = [*(lane.priority for lane in lanes), _BEYOND]
             rows += [(cohort, start, since, end) for (start, since), end in zip(starts, ends, strict=True)]
         return {
@@ -179,17 +179,17 @@ class Walk:
         }
 
 
-class Fronts:
+class HeadCursors:
     """What a process remembers of the front of each cohort by itself."""
 
     def __init__(self, now: Monotonic) -> None:
         self._now = now
-        self._of: dict[int, Front] = {}
+        self._of: dict[int, HeadCursor] = {}
 
     def forget(self) -> None:
         """A transaction in which walks were made has not happened: what it saw of its own writes is not so."""
         self._of = {}
 
-    def of(self, cohort: int) -> Front:
+    def of(self, cohort: int) -> HeadCursor:
         """That of one cohort."""
-        return self._of.setdefault(cohort, Front(self._now))
+        return self._of.setdefault(cohort, HeadCursor(self._now))

@@ -7,20 +7,20 @@ from typing import Any
 
 from sqlalchemy import Connection, TextClause, text
 
-from schema.picking.queues import ready_queues, resting_queues
-from schema.picking.ready import JOBS_LOOK, Scope
-from schema.postgres.fragments import latest_leases
+from schema.picking.queues import backoff_queues, ready_queues
+from schema.picking.ready import MAX_JOBS_READ, Scope
+from schema.postgres.fragments import newest_leases
 from schema.predicates import DRAIN, HEALTHY, PROBATION, READY, RESTING, UNITS, serves
 from schema.timing import KILL_GRACE
 
 #: Bots looked at for victims of one job.
-BOTS_LOOK = 2000
+MAX_BOTS_READ = 2000
 #: Jobs of one queue that are passed over at most, because they are larger than what their instance lacks.
-WALK = 10 * JOBS_LOOK
+WALK = 10 * MAX_JOBS_READ
 
 
 @dataclass(frozen=True)
-class Starved:
+class StarvedJob:
     """A queued job, locked, whose instance is below its minimum, and that has waited `waited` seconds.
 
     `short`: units that its instance lacks beside those that bots already free for it. `rule` is its cohort's:
@@ -63,14 +63,14 @@ class Occupant:
 
 
 @dataclass(frozen=True)
-class Holder:
+class OccupiedBot:
     """A healthy bot that could run the job if it had room; `room` is what is free, or will be once those who have been
     asked to stop have done so, and is not reserved."""
 
     id: int
     name: str
     capacity: int
-    room: int
+    free_units: int
     occupants: tuple[Occupant, ...]
 
 
@@ -118,8 +118,8 @@ FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
 
 # Every instance, and in it every kind of job, gets its share of the batch, however urgent the jobs are for which
 # nothing can be done.
-STARVED = text(f"""
-WITH RECURSIVE {_BELOW}, {ready_queues("queues")}, {resting_queues("resting")}, heads AS MATERIALIZED (
+STARVED_JOBS = text(f"""
+WITH RECURSIVE {_BELOW}, {ready_queues("queues")}, {backoff_queues("resting")}, heads AS MATERIALIZED (
     SELECT id FROM (
         {_HEADS.format(queues="queues", waiting=READY, condition="true", in_time=IN_TIME.format(job=""))}
         UNION ALL
@@ -136,7 +136,7 @@ WITH RECURSIVE {_BELOW}, {ready_queues("queues")}, {resting_queues("resting")}, 
 """)
 
 # Jobs that ask for more than a place, and that the caller has locked.
-ADMITTED = text(f"""
+STARVED_AMONG = text(f"""
 WITH {_BELOW}, held AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued' AND {IN_TIME.format(job="")}
 )
@@ -146,7 +146,7 @@ ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
 
 # A lease that is asked to stop counts as gone from its bot, where what is reserved may be what it frees, and from what
 # its instance has to spare.
-HOLDERS = text(f"""
+OCCUPIED_BOTS = text(f"""
 WITH want AS MATERIALIZED (
     SELECT CAST(:instance AS integer) AS instance, (SELECT pool FROM instances WHERE id = :instance) AS pool,
         CAST(:units AS integer) AS units
@@ -168,7 +168,7 @@ SELECT a.id, a.name AS bot, a.capacity,
     l.state = 'active' AND j.state = 'running' AND l.cohort = :cohort AS running,
     q.usage - q.min_quota - coalesce(s.units, 0) AS spare
 FROM able a
-LEFT JOIN LATERAL {latest_leases("a.id", "a.held", columns="*")} l ON true
+LEFT JOIN LATERAL {newest_leases("a.id", "a.held", columns="*")} l ON true
 LEFT JOIN jobs j ON j.id = l.job_id
 LEFT JOIN instances i ON i.id = l.instance
 LEFT JOIN quotas q ON q.cohort = l.cohort AND q.instance = l.instance
@@ -177,37 +177,37 @@ ORDER BY a.id, l.job_id
 """)
 
 
-def starved(
+def starved_jobs(
     connection: Connection, scope: Scope, *, delay: float, sync: float, limit: int
-) -> tuple[list[Starved], datetime | None]:
+) -> tuple[list[StarvedJob], datetime | None]:
     """Lock up to `limit` jobs of instances below their minimum that have been ready for a bot and queued for `delay`
     seconds, most urgent first, each of which would fit into its instance's minimum and may still wait until somebody
     has stopped for it; with the database's time. `sync` is the bots' sync period in seconds.
     """
-    where = {**scope.values(), "delay": delay, "sync": sync, "limit": limit, "look": JOBS_LOOK, "walk": WALK}
+    where = {**scope.values(), "delay": delay, "sync": sync, "limit": limit, "look": MAX_JOBS_READ, "walk": WALK}
     where.pop("cooldown")
-    return _starved(connection, STARVED, where)
+    return _read_starved(connection, STARVED_JOBS, where)
 
 
-def admitted(
+def starved_among(
     connection: Connection, scope: Scope, job_ids: Sequence[int], *, delay: float, sync: float
-) -> tuple[list[Starved], datetime | None]:
+) -> tuple[list[StarvedJob], datetime | None]:
     """Those of these jobs, which the caller has locked, that `starved` would find if they asked for nothing but a
     place, in the order in which they are given; with the database's time."""
     where = {**scope.values(), "delay": delay, "sync": sync, "job_ids": list(job_ids)}
     where.pop("cooldown")
-    return _starved(connection, ADMITTED, where)
+    return _read_starved(connection, STARVED_AMONG, where)
 
 
-def _starved(
+def _read_starved(
     connection: Connection, statement: TextClause, where: Mapping[str, Any]
-) -> tuple[list[Starved], datetime | None]:
-    found: list[Starved] = []
+) -> tuple[list[StarvedJob], datetime | None]:
+    found: list[StarvedJob] = []
     now: datetime | None = None
     for row in connection.execute(statement, where):
         now = row.now
         found.append(
-            Starved(
+            StarvedJob(
                 row.id,
                 str(row.public_id),
                 row.fence,
@@ -227,16 +227,16 @@ def _starved(
     return found, now
 
 
-def holders(connection: Connection, job: Starved) -> Sequence[Holder]:
+def occupied_bots(connection: Connection, job: StarvedJob) -> Sequence[OccupiedBot]:
     """The healthy bots of the job's cohort that satisfy it and serve its instance, with what runs on each."""
     rows = connection.execute(
-        HOLDERS,
+        OCCUPIED_BOTS,
         {
             "cohort": job.cohort,
             "instance": job.instance,
             "platform": job.platform,
             "units": job.units,
-            "look": BOTS_LOOK,
+            "look": MAX_BOTS_READ,
         },
     ).all()
     bots: dict[int, tuple[str, int, int, list[Occupant]]] = {}
@@ -260,4 +260,4 @@ def holders(connection: Connection, job: Starved) -> Sequence[Holder]:
                 float("inf") if row.spare is None else float(row.spare),
             )
         )
-    return [Holder(key, name, capacity, room, tuple(held)) for key, (name, capacity, room, held) in bots.items()]
+    return [OccupiedBot(key, name, capacity, room, tuple(held)) for key, (name, capacity, room, held) in bots.items()]

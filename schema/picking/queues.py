@@ -6,7 +6,7 @@ from sqlalchemy import Connection, text
 
 from schema import predicates
 from schema.accounting.quotas import KEPT
-from schema.predicates import AT_REST, DRAIN, DUE, GATED, IN_LINE, READY, RESTING
+from schema.predicates import AT_REST, CONSTRAINED, DRAIN, DUE, IN_LINE, READY, RESTING
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ _PRIORITIES = """
 
 # One step along the index for each size, and then into each of them: however many jobs do not fit, they cost nothing.
 # An equal size would let the planner take an index in which the sizes are mixed.
-_FITTING = """
+_FITTING_JOBS = """
     WITH RECURSIVE sizes AS (
         (SELECT units FROM jobs WHERE {of_queue} AND units <= {units}
          ORDER BY cohort, instance, platform, units LIMIT 1)
@@ -80,14 +80,14 @@ def ready_queues(name: str) -> str:
     return _WAITING.format(name=name, waiting=READY)
 
 
-def resting_queues(name: str) -> str:
+def backoff_queues(name: str) -> str:
     """The same of the queues that hold jobs in backoff."""
     return _WAITING.format(name=name, waiting=RESTING)
 
 
-def gated_queues(name: str) -> str:
+def constrained_queues(name: str) -> str:
     """The same of the queues that hold ready jobs which ask for more than a place."""
-    return _WAITING.format(name=name, waiting=GATED)
+    return _WAITING.format(name=name, waiting=CONSTRAINED)
 
 
 def open_queues(queues: str, headroom: str) -> str:
@@ -97,17 +97,17 @@ def open_queues(queues: str, headroom: str) -> str:
     return _OPEN.format(queues=queues, headroom=headroom, undrained=undrained, allowed=allowed)
 
 
-def fitting(queue: str, *, units: str, limit: str) -> str:
+def fitting_jobs(queue: str, *, units: str, limit: str) -> str:
     """A query of the ready jobs of row `queue` that need at most `units`: the `limit` most urgent ones of each size."""
-    return _FITTING.format(of_queue=_of(queue), units=units, limit=limit)
+    return _FITTING_JOBS.format(of_queue=_same_queue(queue), units=units, limit=limit)
 
 
 def ready_priorities(queue: str) -> str:
     """A query of the priorities that the ready jobs of row `queue` have, one step along the index for each."""
-    return _PRIORITIES.format(of_queue=_of(queue))
+    return _PRIORITIES.format(of_queue=_same_queue(queue))
 
 
-def _of(queue: str) -> str:
+def _same_queue(queue: str) -> str:
     same = " AND ".join(f"{name} = {queue}.{name}" for name in ("cohort", "instance", "platform"))
     return f"{same} AND {READY}"
 
@@ -118,33 +118,36 @@ def _of(queue: str) -> str:
 _OF_QUOTA = "EXISTS (SELECT FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND {jobs} OFFSET 0)"
 #: Quotas `q` of instances that have less than their minimum although jobs of theirs wait: for a place alone, or at
 #: gates.
-BELOW = f"""
+BELOW_MINIMUM = f"""
     SELECT FROM quotas q WHERE q.usage < q.min_quota
         AND ({_OF_QUOTA.format(jobs=READY)} OR {_OF_QUOTA.format(jobs=RESTING)})"""
-OWED = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_OF_QUOTA.format(jobs=GATED)}"
-LOOK = text(f"""
+CONSTRAINED_BELOW_MINIMUM = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_OF_QUOTA.format(jobs=CONSTRAINED)}"
+PENDING_WORK = text(f"""
 SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND considered = 0 AND {DUE})
-        OR EXISTS (SELECT FROM jobs WHERE {AT_REST} AND considered > 0 AND {DUE}) AS rested,
-    EXISTS ({BELOW}) AS below, EXISTS ({OWED}) AS owed, g.gated,
-    CASE WHEN g.gated THEN EXISTS (SELECT FROM jobs WHERE {IN_LINE}) ELSE true END AS ordinary
-FROM (SELECT EXISTS (SELECT FROM jobs WHERE {GATED}) AS gated OFFSET 0) g
+        OR EXISTS (SELECT FROM jobs WHERE {AT_REST} AND considered > 0 AND {DUE}) AS backoff_elapsed,
+    EXISTS ({BELOW_MINIMUM}) AS below_minimum, EXISTS ({CONSTRAINED_BELOW_MINIMUM}) AS constrained_below_minimum,
+    g.gated AS constrained,
+    CASE WHEN g.gated THEN EXISTS (SELECT FROM jobs WHERE {IN_LINE}) ELSE true END AS plain
+FROM (SELECT EXISTS (SELECT FROM jobs WHERE {CONSTRAINED}) AS gated OFFSET 0) g
 """)
 
 
 @dataclass(frozen=True)
-class Chores:
+class PendingWork:
     """`rested`: the wait of some job is over. `below`: some instance has less than its minimum, and jobs that wait for
     a place alone; `owed`: and such as ask for more. `gated`: there is a job that asks for more than a place;
     `ordinary`: if so, whether there is also one that does not."""
 
-    rested: bool
-    below: bool
-    owed: bool
-    gated: bool
-    ordinary: bool
+    backoff_elapsed: bool
+    below_minimum: bool
+    constrained_below_minimum: bool
+    constrained: bool
+    plain: bool
 
 
-def look(connection: Connection) -> Chores:
+def pending_work(connection: Connection) -> PendingWork:
     """Whether there is anything to see to."""
-    row = connection.execute(LOOK).one()
-    return Chores(row.rested, row.below, row.owed, row.gated, row.ordinary)
+    row = connection.execute(PENDING_WORK).one()
+    return PendingWork(
+        row.backoff_elapsed, row.below_minimum, row.constrained_below_minimum, row.constrained, row.plain
+    )

@@ -16,22 +16,22 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from schema.accounting.quotas import EVICTION_COOLDOWN, HEADROOM, Guard
 from schema.fleet import candidates
-from schema.fleet.candidates import LOOK
+from schema.fleet.candidates import MAX_BOTS_READ
 from schema.picking import head_cursor
-from schema.picking.head_cursor import Front
-from schema.picking.queues import Queue, fitting, open_queues, ready_priorities, ready_queues
+from schema.picking.head_cursor import HeadCursor
+from schema.picking.queues import Queue, fitting_jobs, open_queues, ready_priorities, ready_queues
 from schema.predicates import COHORT, HEALTHY, QUOTA, READY, STILL_READY, serves
 
 #: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
 #: first few, and only where those did not do, because others hold them, many.
-REACHES = (2, 6, 16)
+WIDTHS = (2, 6, 16)
 
 #: Where many queues are open, each is read for its even share of the heads, times `SPARE`, and for so many at least.
 #: What comes after the last head of a queue that has more is left for the next pick, so that the order is kept.
 LEAST_HEADS, SPARE = 8, 4
 
 #: Jobs of each queue that a bot looks through for some that it may have and that fit.
-JOBS_LOOK = 500
+MAX_JOBS_READ = 500
 
 #: Sizes of jobs, in units, of which the first jobs that fit are looked up in each queue, the smallest ones first.
 SIZES = 64
@@ -77,13 +77,13 @@ _SERVED = f"""
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = b.id OFFSET 0) bp
         WHERE {COHORT.of(bot="b", want="w")} AND {serves("b", "w")} OFFSET 0)
     OR EXISTS (
-        SELECT FROM ({candidates.offering("w", start=":start", limit=":look")}) near
+        SELECT FROM ({candidates.offering_bots("w", start=":start", limit=":look")}) near
         CROSS JOIN LATERAL (
             SELECT FROM bots b
             WHERE b.id = near.bot_id AND b.free AND {serves("b", "w")} OFFSET 0) b
         OFFSET 0)
     OR EXISTS (
-        SELECT FROM ({candidates.free("w", start=":start", limit=":look")}) near
+        SELECT FROM ({candidates.free_bots("w", start=":start", limit=":look")}) near
         CROSS JOIN LATERAL (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0)"""
@@ -109,8 +109,8 @@ _PICKED = f"""picked AS MATERIALIZED (
 )"""
 
 # What a quota leaves is not much exceeded by what is picked for it, so that a batch is not full of jobs that lose.
-_FROM_FRONT = f"""
-WITH {ROOM}, {head_cursor.front(cohorts="{cohorts}", limit="(SELECT jobs FROM room) * :reach")},
+_FROM_HEAD_CURSOR = f"""
+WITH {ROOM}, {head_cursor.head_jobs(cohorts="{cohorts}", limit="(SELECT jobs FROM room) * :reach")},
 queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
 {{wanted}}, {SERVED}, fit AS MATERIALIZED (
     SELECT f.id, f.priority, f.queued_at, s.headroom,
@@ -121,7 +121,7 @@ queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
 ), heads AS MATERIALIZED (
     SELECT id FROM fit WHERE coalesce(nth <= headroom * :reach, true)
 ), {_PICKED.format(order=Order.PRIORITY.value)}
-SELECT r.heads, r.jobs, CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.WALKED}) END AS walked, p.* FROM (
+SELECT r.heads, r.jobs, CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END AS walked, p.* FROM (
     SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs) r
 LEFT JOIN picked p ON true
 """
@@ -161,7 +161,7 @@ WITH RECURSIVE {ready_queues("queues")}, {{wanted}}, {ROOM}, {SERVED}, lanes AS 
     SELECT h.id, h.priority, h.queued_at FROM served s
     LEFT JOIN found f ON f.nth = s.nth
     CROSS JOIN LATERAL (
-        {fitting("s", units="s.headroom", limit="least((SELECT jobs FROM room), s.headroom) * :reach")}) h
+        {fitting_jobs("s", units="s.headroom", limit="least((SELECT jobs FROM room), s.headroom) * :reach")}) h
     WHERE s.headroom IS NOT NULL AND coalesce(f.heads, 0) < least(s.headroom * :reach, (SELECT heads FROM share))
 ), heads AS MATERIALIZED (
     SELECT id FROM (SELECT id, priority, queued_at FROM first_heads UNION SELECT * FROM fitting_heads) both_kinds
@@ -182,7 +182,7 @@ _LANES = {
 }
 
 
-def wanted(guard: Guard) -> str:
+def queues_in_scope(guard: Guard) -> str:
     """The CTE `wanted`: those of `queues` that are open and in the scope."""
     return _WANTED.format(open=open_queues("queues", HEADROOM[guard]))
 
@@ -190,7 +190,7 @@ def wanted(guard: Guard) -> str:
 PICK: dict[tuple[Order, Guard], TextClause] = {
     (order, guard): text(
         _PICK.format(
-            wanted=wanted(guard),
+            wanted=queues_in_scope(guard),
             order=order.value,
             backwards=", ".join(f"h.{column} DESC" for column in order.value.split(", ")),
             **_LANES[order],
@@ -199,9 +199,9 @@ PICK: dict[tuple[Order, Guard], TextClause] = {
     for order in Order
     for guard in Guard
 }
-FROM_FRONT = text(
-    _FROM_FRONT.format(
-        wanted=wanted(Guard.MAX),
+FROM_HEAD_CURSOR = text(
+    _FROM_HEAD_CURSOR.format(
+        wanted=queues_in_scope(Guard.MAX),
         cohorts="CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))",
     )
 )
@@ -240,7 +240,7 @@ def pick(
     order: Order,
     batch: int,
     chance: random.Random,
-    line: Front | None = None,
+    cursor: HeadCursor | None = None,
 ) -> list[ReadyJob]:
     """Lock jobs for which a free bot is there, in `order`: up to `batch`, and no more than there are free units.
 
@@ -248,39 +248,39 @@ def pick(
     Rows that others hold are skipped. `line`: what the caller remembers of the front, for picks by priority; without
     it each queue is looked into.
     """
-    values = {**scope.values(), "start": chance.random(), "look": LOOK, "batch": batch}
-    if line is not None and order is Order.PRIORITY and scope.guard is Guard.MAX and line.worth():
-        first = _from_front(connection, values, line)
+    values = {**scope.values(), "start": chance.random(), "look": MAX_BOTS_READ, "batch": batch}
+    if cursor is not None and order is Order.PRIORITY and scope.guard is Guard.MAX and cursor.is_worthwhile():
+        first = _from_head_cursor(connection, values, cursor)
         if first is not None:
             return first
-        line.fail()
-    values |= {"jobs_look": JOBS_LOOK, "sizes": SIZES}
-    for reach in REACHES:
+        cursor.disable_for_a_while()
+    values |= {"jobs_look": MAX_JOBS_READ, "sizes": SIZES}
+    for reach in WIDTHS:
         rows = connection.execute(PICK[order, scope.guard], {**values, "reach": reach}).all()
         found = [ready_job(row) for row in rows if row.id is not None]
         short = rows[0].cut and 2 * len(found) < rows[0].jobs
-        if not (short or others_hold(wanted=rows[0].jobs, heads=rows[0].heads, found=len(found), reach=reach)):
+        if not (short or is_contended(wanted=rows[0].jobs, heads=rows[0].heads, found=len(found), reach=reach)):
             break
     return found
 
 
-def _from_front(connection: Connection, values: dict[str, Any], line: Front) -> list[ReadyJob] | None:
+def _from_head_cursor(connection: Connection, values: dict[str, Any], cursor: HeadCursor) -> list[ReadyJob] | None:
     """Pick from the front alone; None if that does not do, because most of what it holds cannot be placed."""
-    for reach in line.reaches(REACHES):
-        walk = line.begin()
-        rows = connection.execute(FROM_FRONT, {**values, **walk.values(), "reach": reach}).all()
+    for reach in cursor.widths(WIDTHS):
+        scan = cursor.begin()
+        rows = connection.execute(FROM_HEAD_CURSOR, {**values, **scan.values(), "reach": reach}).all()
         seen = rows[0]
-        walked = line.learn(walk, seen.walked, limit=seen.jobs * reach)
+        walked = cursor.learn(scan, seen.walked, limit=seen.jobs * reach)
         found = [ready_job(row) for row in rows if row.id is not None]
         if len(found) == seen.jobs or walked < seen.jobs * reach:
-            line.did(REACHES, reach)
+            cursor.remember_width(WIDTHS, reach)
             return found
         if 2 * seen.heads < walked:
             return None
     return found
 
 
-def others_hold(*, wanted: int, heads: int, found: int, reach: int) -> bool:
+def is_contended(*, wanted: int, heads: int, found: int, reach: int) -> bool:
     """Whether too few of the heads that were read were free, while there may be more behind them."""
     return found < wanted and heads >= wanted * reach
 
@@ -300,8 +300,8 @@ def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:
 
 
 # No healthy bot could serve them, were it ever so idle.
-UNSERVED = text(f"""
-WITH RECURSIVE {ready_queues("queues")}, {wanted(Guard.MAX)}
+UNSERVED_QUEUES = text(f"""
+WITH RECURSIVE {ready_queues("queues")}, {queues_in_scope(Guard.MAX)}
 SELECT w.cohort, w.instance, w.platform FROM wanted w
 WHERE NOT EXISTS (
     SELECT FROM (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort OFFSET 0) bp
@@ -314,7 +314,7 @@ LIMIT :limit
 """)
 
 
-def unserved(connection: Connection, scope: Scope, *, limit: int) -> list[Queue]:
+def unserved_queues(connection: Connection, scope: Scope, *, limit: int) -> list[Queue]:
     """Queues that hold ready jobs which no healthy bot satisfies, whether free or full."""
-    rows = connection.execute(UNSERVED, {**scope.values(), "limit": limit})
+    rows = connection.execute(UNSERVED_QUEUES, {**scope.values(), "limit": limit})
     return [Queue(row.cohort, row.instance, row.platform) for row in rows]

@@ -44,12 +44,12 @@ SELECT name, hour, percents / readings AS percent FROM meter_hours WHERE name = 
 ORDER BY name, hour
 """)
 # A reading that is being written waits for those who go by the one before it, and they see either of them.
-HOLD = text("""
+LOCK_METERS = text("""
 SELECT name FROM usage_meters WHERE name = ANY (ARRAY(SELECT meter FROM windows WHERE meter IS NOT NULL))
 ORDER BY name FOR SHARE
 """)
 # Of several processes that want to read a meter only one does.
-CLAIM = text("""
+CLAIM_READING = text("""
 INSERT INTO usage_meters AS m (name, polled_at) VALUES (:name, clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET polled_at = clock_timestamp()
     WHERE m.polled_at IS NULL OR m.polled_at <= clock_timestamp() - make_interval(secs => :interval)
@@ -138,11 +138,11 @@ def history(connection: Connection, names: Sequence[str]) -> dict[str, list[Leve
     return found
 
 
-def hold(connection: Connection) -> None:
+def lock_meters(connection: Connection) -> None:
     """Keep the meters that windows go by as they are until this transaction ends."""
-    connection.execute(HOLD)
+    connection.execute(LOCK_METERS)
 
 
-def claim(connection: Connection, name: str, *, interval: float) -> bool:
+def claim_reading(connection: Connection, name: str, *, interval: float) -> bool:
     """Whether the caller is the one to read it now: nobody has begun to within `interval` seconds."""
-    return connection.execute(CLAIM, {"name": name, "interval": interval}).one_or_none() is not None
+    return connection.execute(CLAIM_READING, {"name": name, "interval": interval}).one_or_none() is not None

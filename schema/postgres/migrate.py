@@ -18,7 +18,7 @@ from schema.tables.columns import SCHEMA
 
 # A long step must not be killed by the timeouts that protect everyday work.
 _NO_TIMEOUTS = text("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
-_ALONE = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))")
+_MIGRATION_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))")
 _CREATE_SCHEMA = text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
 _HAS_VERSIONS = text(f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL")
 _CURRENT = text(f"SELECT version_num FROM {SCHEMA}.alembic_version")
@@ -69,7 +69,7 @@ def upgrade(database: Database) -> Version:
 
 def _upgrade(connection: Connection) -> Version:
     connection.execute(_NO_TIMEOUTS)
-    connection.execute(_ALONE)
+    connection.execute(_MIGRATION_LOCK)
     version = Version(current=_current(connection), needed=_needed())
     _refuse_unknown(version)
     if not version.ready:

@@ -85,7 +85,7 @@ class Channel:
 Callback = Callable[[frozenset[str]], None]
 
 #: Seconds `idle` waits at most for its flag; everything is correct without it.
-FLAG_PATIENCE = 0.05
+FLAG_TIMEOUT = 0.05
 #: Seconds a flag stays up after its last holder left, so that a pool that is now busy, now idle does not toggle it.
 LINGER = 1.0
 #: Longest payload of one NOTIFY, bytes; PostgreSQL refuses 8,000.
@@ -146,7 +146,7 @@ class _Topic:
     listening: bool = False
     flag: threading.Event = field(default_factory=threading.Event)
     #: Somebody sleeps who may have missed a wake-up: its callbacks are called as soon as wake-ups arrive again.
-    owed: bool = False
+    missed: bool = False
 
     @property
     def lingers(self) -> bool:
@@ -254,10 +254,10 @@ class Wakeups:
             if not wanted.flag.is_set():
                 self._poke()
         try:
-            if self.connected and not clock.wait(wanted.flag, FLAG_PATIENCE):
+            if self.connected and not clock.wait(wanted.flag, FLAG_TIMEOUT):
                 log.debug("the idle flag is late", topic=topic)
             with self._lock:
-                wanted.owed = wanted.owed or not wanted.flag.is_set()
+                wanted.missed = wanted.missed or not wanted.flag.is_set()
             yield
         finally:
             with self._lock:
@@ -300,7 +300,7 @@ class Wakeups:
             self._alarm = math.inf
             for topic in self._topics.values():
                 topic.flag.clear()
-                topic.listening, topic.owed = False, True
+                topic.listening, topic.missed = False, True
 
     def _serve(self, channel: Channel, read_end: int, stopping: threading.Event) -> None:
         with selectors.DefaultSelector() as selector:
@@ -338,10 +338,10 @@ class Wakeups:
             self._alarm = min((topic.lower_at for topic in self._topics.values() if topic.lingers), default=math.inf)
             if len(raised) < len(wanted):
                 self._alarm = min(self._alarm, clock.monotonic() + FLAG_RETRY)
-            owed = [name for name, topic in self._topics.items() if topic.owed and topic.ready]
-            for name in owed:
-                self._topics[name].owed = False
-        self._call(dict.fromkeys(owed, frozenset()))
+            missed = [name for name, topic in self._topics.items() if topic.missed and topic.ready]
+            for name in missed:
+                self._topics[name].missed = False
+        self._call(dict.fromkeys(missed, frozenset()))
 
     def _call(self, news: dict[str, frozenset[str]]) -> None:
         for name, keys in news.items():

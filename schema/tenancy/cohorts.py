@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.errors import BadInput, Conflict, NotFound
-from schema.moves.reassign import rejoin
+from schema.moves.reassign import reassign_cohorts
 from schema.postgres.notify import wake
 from schema.validation import MAX_LABEL, Label, Name, check_name, check_text, escaped
 
@@ -183,7 +183,7 @@ def _changing(connection: Connection) -> Iterator[set[str]]:
     if concerned:
         after = _owners(connection)
         moved = {label for label in concerned if before.get(label) != after.get(label)}
-        rejoin(connection, of_bots=concerned, of_jobs=moved)
+        reassign_cohorts(connection, of_bots=concerned, of_jobs=moved)
 
 
 def _owners(connection: Connection) -> dict[str, int]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from sqlalchemy import Connection, text
 
 from schema import audit
-from schema.accounting.quotas import ALONE
+from schema.accounting.quotas import LOCK_LEASES
 from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
 from schema.timing import DEAD_AFTER
@@ -95,14 +95,14 @@ def instance_leases(connection: Connection, name: str) -> int | None:
     """
     held = connection.execute(_HELD, {"name": name}).one_or_none()
     if held is not None and held.draining and not held.leases:
-        connection.execute(ALONE)
+        connection.execute(LOCK_LEASES)
         held = connection.execute(_HELD, {"name": name}).one_or_none()
     if held is None:
         raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
     return int(held.leases) if held.draining else None
 
 
-def assigner_seen(
+def record_assigner_alive(
     connection: Connection,
     name: str,
     *,
@@ -121,7 +121,7 @@ def assigner_seen(
     return draining
 
 
-def assigner_stopped(connection: Connection, name: str) -> None:
+def record_assigner_stopped(connection: Connection, name: str) -> None:
     """The process ends."""
     connection.execute(_STOPPED, {"name": name})
 
@@ -145,14 +145,14 @@ def assigners(connection: Connection, name: str | None = None) -> list[AssignerP
 
 # A gap (no upkeep anywhere, an outage) or a clock that jumped, in either direction, means that bots may have been
 # unable to call: for one full session life nobody is expired.
-BEGIN = text("""
+BEGIN_TICK = text("""
 INSERT INTO ticks (name, at, grace_until)
 VALUES (:name, clock_timestamp(), clock_timestamp() + make_interval(secs => :grace))
 ON CONFLICT (name) DO NOTHING
 """)
 # Taken before the clock is read, or a tick that waited for another one would see time go back.
-HOLD = text("SELECT FROM ticks WHERE name = :name FOR NO KEY UPDATE")
-TICK = text("""
+LOCK_TICK = text("SELECT FROM ticks WHERE name = :name FOR NO KEY UPDATE")
+WRITE_TICK = text("""
 UPDATE ticks t SET at = n.now, grace_until = CASE
     WHEN n.now - t.at > make_interval(secs => :gap) OR n.now < t.at THEN n.now + make_interval(secs => :grace)
     ELSE least(t.grace_until, n.now + make_interval(secs => :grace)) END
@@ -167,7 +167,7 @@ def tick(connection: Connection, name: str, *, gap: float, grace: float) -> bool
 
     A silence longer than `gap` seconds since any process's last tick starts `grace` seconds without expiry.
     """
-    connection.execute(BEGIN, {"name": name, "grace": grace})
-    connection.execute(HOLD, {"name": name})
-    in_grace: bool = connection.execute(TICK, {"name": name, "gap": gap, "grace": grace}).scalar_one()
+    connection.execute(BEGIN_TICK, {"name": name, "grace": grace})
+    connection.execute(LOCK_TICK, {"name": name})
+    in_grace: bool = connection.execute(WRITE_TICK, {"name": name, "gap": gap, "grace": grace}).scalar_one()
     return in_grace

@@ -7,10 +7,10 @@ from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting.accounts import Account
-from schema.accounting.quotas import ALONE
+from schema.accounting.quotas import LOCK_LEASES
 from schema.errors import Conflict, NotFound
 from schema.postgres.notify import wake
-from schema.predicates import GATED, READY, RESTING
+from schema.predicates import CONSTRAINED, READY, RESTING
 from schema.validation import MAX_LIST, Name, check_name, escaped
 
 #: Jobs of one instance and state that are counted; more are shown as this many.
@@ -40,7 +40,7 @@ SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_w
             (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {RESTING}
              ORDER BY cohort, instance, platform LIMIT :most)
             UNION ALL
-            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {GATED}
+            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {CONSTRAINED}
              ORDER BY cohort, instance, platform LIMIT :most)
         ) j LIMIT :most) w) AS queued,
     (SELECT count(*) FROM (
@@ -111,7 +111,7 @@ def put_instance(connection: Connection, name: str, *, pool: str | None, actor: 
         return
     if before != pool:
         connection.execute(_PUT, {"id": instance, "pool": pool})
-        connection.execute(ALONE)
+        connection.execute(LOCK_LEASES)
         if connection.execute(_ON_POOLS, {"id": instance}).scalar_one():
             raise Conflict("instance_in_use", f"bots that serve a pool run jobs of instance '{name}': drain it first")
     details = {"before": before, "after": pool, "reason": reason}
@@ -119,7 +119,7 @@ def put_instance(connection: Connection, name: str, *, pool: str | None, actor: 
     wake(connection, "jobs")
 
 
-def different(connection: Connection, wanted: Sequence[InstanceSettings]) -> list[InstanceSettings]:
+def changed_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -> list[InstanceSettings]:
     """Those of the wanted instances that are not there or are of another pool, by name."""
     found = connection.execute(_POOLS, {"names": [each.name for each in wanted]})
     known = {(row.name, row.pool) for row in found}

@@ -147,7 +147,7 @@ _NOBODY = hashlib.sha256(b"nobody").digest()
 
 
 @dataclass(frozen=True)
-class Described:
+class StoredToken:
     """A stored token as an operator sees it: everything but the secret."""
 
     id: str
@@ -277,11 +277,11 @@ def revoke(connection: Connection, token_id: str, *, actor: str = "local") -> No
     audit.write(connection, "token.revoke", actor=actor, subject=token_id, details={"kind": row.kind})
 
 
-def list_tokens(connection: Connection) -> list[Described]:
+def list_tokens(connection: Connection) -> list[StoredToken]:
     """Every token, newest first, also those that are over."""
     fields = [name for name in tokens.c.keys() if name != "digest"]  # noqa: SIM118 - a column collection, not a dict
     rows = connection.execute(_LIST).mappings()
-    return [Described(**{name: row[name] for name in fields} | {"kind": Kind(row["kind"])}) for row in rows]
+    return [StoredToken(**{name: row[name] for name in fields} | {"kind": Kind(row["kind"])}) for row in rows]
 
 
 def digest(token: str) -> bytes:

@@ -18,15 +18,15 @@ from assigner.explain.answer import explain
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
 from bots.agent import run
-from bots.agent.run import Place
+from bots.agent.run import RunContext
 from bots.protocol import Outcome
 from schema import clock
 from schema.accounting import accounts, counters, fair_share
-from schema.accounting.accounts import Account, PoolLimits, Reported
+from schema.accounting.accounts import Account, PoolLimits, ReportedUsage
 from schema.accounting.fair_share import FairShareSettings, Mode
 from schema.errors import BadInput, NotFound
 from schema.moves import retention
-from schema.moves.reassign import adopt, dismiss
+from schema.moves.reassign import add_constraints, remove_constraints
 from tests.support.agents import NEEDS_PROC, finish, start
 from tests.support.plans import watching
 from tests.support.pool import Pool, active, completed
@@ -45,7 +45,7 @@ def test_jobs_that_wait_when_an_instance_gets_a_share_are_taken_over_in_batches_
     pool.submit(7, instance="acme", priority=3)
     pool.submit(2)
     share(pool, "acme", max_concurrent=1)
-    assert [pool.database.run(lambda c: adopt(c, 3)) for _ in range(4)] == [3, 3, 1, 0]
+    assert [pool.database.run(lambda c: add_constraints(c, 3)) for _ in range(4)] == [3, 3, 1, 0]
     assert waiting(pool) == (2, 7)
     assert {row.rank for row in pool.rows("SELECT rank FROM jobs WHERE constraint_set IS NOT NULL")} == {3.0}
     bot = pool.bot(capacity=20)
@@ -55,7 +55,7 @@ def test_jobs_that_wait_when_an_instance_gets_a_share_are_taken_over_in_batches_
     assert len(given) == 3, "two that share nothing, and one of acme"
     bot.sync(*(completed(lease) for lease in given))
     no_share(pool, "acme")
-    assert [pool.database.run(lambda c: dismiss(c, 4)) for _ in range(3)] == [4, 2, 0]
+    assert [pool.database.run(lambda c: remove_constraints(c, 4)) for _ in range(3)] == [4, 2, 0]
     assert waiting(pool) == (6, 0)
     pool.assigner().run_once()
     assert len(bot.take()) == 6
@@ -67,9 +67,9 @@ def test_a_job_that_rests_or_runs_when_its_instance_gets_a_share_is_taken_over_t
     pool.assigner().run_once()
     assert pool.row("SELECT count(*) AS n FROM jobs WHERE schedule_after IS NOT NULL").n == 1
     share(pool, "acme")
-    assert pool.database.run(lambda c: adopt(c, 10)) == 1
+    assert pool.database.run(lambda c: add_constraints(c, 10)) == 1
     bot.sync(completed(work, "released"))
-    assert pool.database.run(lambda c: adopt(c, 10)) == 1
+    assert pool.database.run(lambda c: add_constraints(c, 10)) == 1
     assert waiting(pool) == (0, 2)
 
 
@@ -78,7 +78,7 @@ def test_a_job_with_terms_of_its_own_stays_at_its_gates_when_its_instance_loses_
     pool.submit(instance="acme", terms={"locks": ["tree"]})
     pool.submit(instance="acme")
     no_share(pool, "acme")
-    assert pool.database.run(lambda c: dismiss(c, 10)) == 1
+    assert pool.database.run(lambda c: remove_constraints(c, 10)) == 1
     assert waiting(pool) == (1, 1)
     with pytest.raises(NotFound):
         no_share(pool, "acme")
@@ -277,7 +277,11 @@ def test_what_upkeep_does_for_shares_reads_none_of_the_jobs_that_it_leaves(pool:
         pool.change("ANALYZE")
 
     def work(connection: Connection) -> None:
-        for duty in (fair_share.wanting, lambda c: adopt(c, 100), lambda c: dismiss(c, 100)):
+        for duty in (
+            fair_share.unrecorded_demand,
+            lambda c: add_constraints(c, 100),
+            lambda c: remove_constraints(c, 100),
+        ):
             with watching(connection) as watch:
                 duty(connection)
             assert "jobs" not in watch.whole_scans(), str(watch)
@@ -294,14 +298,14 @@ def used(pool: Pool, name: str) -> float:
     return found[name].used if found else 0.0
 
 
-def told(pool: Pool) -> dict[str, tuple[float, int]]:
+def counted_usage(pool: Pool) -> dict[str, tuple[float, int]]:
     """Amount and jobs of each name of usage."""
     rows = pool.rows("SELECT name, sum(amount) AS amount, sum(jobs) AS jobs FROM usage GROUP BY name")
     return {row.name: (float(row.amount), row.jobs) for row in rows}
 
 
 @NEEDS_PROC
-def test_a_command_says_what_it_used_in_the_file_that_it_is_given(place: Place) -> None:
+def test_a_command_says_what_it_used_in_the_file_that_it_is_given(place: RunContext) -> None:
     said = '{"tokens": 1200, "cost": 0.25}'
     outcome = finish(start(place, "sh", "-c", f"echo '{said}' > $LEASEHOLD_USAGE; exit 3"))
     assert (outcome.verdict, outcome.usage) == ("failed", {"tokens": 1200, "cost": 0.25})
@@ -309,7 +313,7 @@ def test_a_command_says_what_it_used_in_the_file_that_it_is_given(place: Place) 
 
 @NEEDS_PROC
 @pytest.mark.parametrize("write", ["echo nonsense >", "mkdir", "mkfifo", "ln -s /etc/passwd", "truncate -s 20000"])
-def test_a_command_that_says_it_wrongly_has_not_failed(place: Place, write: str) -> None:
+def test_a_command_that_says_it_wrongly_has_not_failed(place: RunContext, write: str) -> None:
     outcome = finish(start(place, "sh", "-c", f"{write} $LEASEHOLD_USAGE"))
     assert (outcome.verdict, outcome.usage) == ("succeeded", None)
 
@@ -357,14 +361,14 @@ def test_a_budget_counts_the_unit_of_its_instance_and_all_units_are_kept_for_rep
     share(pool, "acme", unit="tokens", budget=5000)
     run_one(pool, usage={"tokens": 1200.5, "cost": 0.25}, seconds=7)
     assert used(pool, "instance:acme:cost") == used(pool, "pool:cost") == 1200.5
-    assert told(pool) == {
+    assert counted_usage(pool) == {
         "instance:acme:cost": (1200.5, 1),
         "pool:cost": (1200.5, 1),
         "reported:acme:tokens": (1200.5, 1),
         "reported:acme:cost": (0.25, 1),
     }
-    found = pool.database.run(lambda c: accounts.reported(c, hours=1))
-    assert found == [Reported("acme", "cost", 0.25, 1), Reported("acme", "tokens", 1200.5, 1)]
+    found = pool.database.run(lambda c: accounts.reported_usage(c, hours=1))
+    assert found == [ReportedUsage("acme", "cost", 0.25, 1), ReportedUsage("acme", "tokens", 1200.5, 1)]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +395,7 @@ def test_of_an_attempt_that_is_repeated_what_was_said_is_charged_and_the_estimat
     assert used(pool, "instance:acme:cost") == 1.5
     pool.change("UPDATE jobs SET schedule_after = NULL")
     pool.bot("other")
-    assert told(pool)["instance:acme:cost"] == (1.5, 0), "it is no job that is done"
+    assert counted_usage(pool)["instance:acme:cost"] == (1.5, 0), "it is no job that is done"
     pool.assigner().run_once()
     assert used(pool, "instance:acme:cost") == 5.5
     pool.restarted(pool.bot("other"))
@@ -416,7 +420,7 @@ def test_aq_11_what_is_older_than_the_window_is_forgotten_by_upkeep_and_deleted_
     run_one(pool, usage={"cost": 2})
     pool.upkeep().run_once()
     assert used(pool, "instance:acme:cost") == 2
-    kept = pool.database.run(lambda c: retention.forget_usage(c, age=26 * 3600, limit=10))
-    gone = pool.database.run(lambda c: retention.forget_usage(c, age=3600, limit=10))
+    kept = pool.database.run(lambda c: retention.delete_old_usage(c, age=26 * 3600, limit=10))
+    gone = pool.database.run(lambda c: retention.delete_old_usage(c, age=3600, limit=10))
     assert (kept, gone) == (0, 3)
-    assert told(pool)["instance:acme:cost"] == (2, 1)
+    assert counted_usage(pool)["instance:acme:cost"] == (2, 1)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from assigner.admission.fair_share import jain
+from assigner.admission.fair_share import jain_index
 from schema.accounting import counters, fair_share
 from schema.accounting.fair_share import FairShareSettings
 from tests.support.plans import watching
@@ -32,7 +32,7 @@ def shared(pool: Pool, *names: str, jobs: int = 40, **given: float) -> None:
 def lift_of(pool: Pool, name: str) -> float:
     """As the next cycle of any assigner reads it."""
     instance = pool.row("SELECT id FROM instances WHERE name = :name", name=name).id
-    return pool.database.run(lambda c: fair_share.read(c, [instance], SETTINGS)).of[instance].lift
+    return pool.database.run(lambda c: fair_share.read_shares(c, [instance], SETTINGS)).of[instance].lift
 
 
 def away(pool: Pool, name: str, seconds: float) -> None:
@@ -69,7 +69,7 @@ def test_three_instances_that_want_everything_get_their_shares_whatever_their_jo
     total = sum(found.values())
     assert total > 200
     assert all(abs(found[name] / total - weight / 10) < 0.02 for name, weight in WEIGHTS.items()), found
-    index = jain(found[name] / weight for name, weight in WEIGHTS.items())
+    index = jain_index(found[name] / weight for name, weight in WEIGHTS.items())
     assert index is not None
     assert index >= 0.99
 
@@ -180,7 +180,7 @@ def test_aq_24_a_cycle_with_a_thousand_instances_reads_each_of_them_once(pool: P
     ids = [row.instance for row in pool.rows("SELECT instance FROM accounts")]
     with pool.database.engine.connect() as connection:
         with watching(connection) as watch:
-            found = fair_share.read(connection, ids, SETTINGS)
+            found = fair_share.read_shares(connection, ids, SETTINGS)
         connection.rollback()
     assert len(found.of) == 1000
     assert watch.touched <= 6 * 1000, str(watch)

@@ -78,7 +78,7 @@ def test_bg_18_a_24_assigners_of_both_kinds_preempt(pool: Pool, tenancy: Tenancy
     contested(pool, tenancy)
     assigner = tenancy.cohort_assigner(0, EAGER) if kind == "cohort" else tenancy.assigner(EAGER)
     assigner.run_once()
-    assert tenancy.asked() == 1
+    assert tenancy.stop_requests() == 1
 
 
 def test_bg_20_a_victim_keeps_its_age_is_not_charged_and_can_be_told_why(pool: Pool, tenancy: Tenancy) -> None:
@@ -107,11 +107,11 @@ def test_bg_16_a_job_of_an_instance_below_its_minimum_evicts_after_the_delay(poo
     (job,) = pool.submit(instance="team-a")
     quotas = QuotaSettings(preemption_delay=20)
     tenancy.assigner(quotas).run_once()
-    assert tenancy.asked() == 0, "it has not waited for long enough"
+    assert tenancy.stop_requests() == 0, "it has not waited for long enough"
     pool.change("UPDATE jobs SET queued_at = queued_at - interval '21 s' WHERE public_id = CAST(:id AS uuid)", id=job)
     tenancy.assigner(quotas).run_once()
     tenancy.assigner(quotas).run_once()
-    assert tenancy.asked() == 1, "one is enough"
+    assert tenancy.stop_requests() == 1, "one is enough"
     answer = bot.sync(*[{"job": w["job"], "fence": w["fence"], "state": "active"} for w in held])
     (stopped,) = [work for work in answer["leases"] if work["state"] == "cancelling"]
     (kept,) = [work for work in answer["leases"] if work["state"] == "active"]

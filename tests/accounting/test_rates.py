@@ -92,8 +92,10 @@ def test_ma_24_buckets_are_locked_in_the_order_of_their_names(pool: Pool, race: 
     for used in ("a", "z"):
         rate(pool, used, per_second=1, burst=5)
     with race.first() as first:
-        first.database.run(lambda c: rates.draw(c, {"rate:a": 1}))
-        late = race.second(lambda: pool.database.run(lambda c: rates.draw(c, {"rate:z": 1, "rate:a": 1})), behind=first)
+        first.database.run(lambda c: rates.draw_tokens(c, {"rate:a": 1}))
+        late = race.second(
+            lambda: pool.database.run(lambda c: rates.draw_tokens(c, {"rate:z": 1, "rate:a": 1})), behind=first
+        )
         assert pool.rows("SELECT name FROM rate_buckets FOR NO KEY UPDATE SKIP LOCKED")[0].name == "rate:z"
         first.commit()
         late.result()
@@ -261,7 +263,7 @@ def test_ma_22_jobs_of_a_class_that_is_advised_against_wait_and_others_start(poo
     pool.bot(capacity=9)
     pool.assigner().run_once()
     assert leased(pool) == {codex, plain}
-    pool.database.run(lambda c: rates.take_back(c, "claude_cli", actor="test"))
+    pool.database.run(lambda c: rates.withdraw_advice(c, "claude_cli", actor="test"))
     pool.assigner().run_once()
     assert leased(pool) == {claude, codex, plain}
 
@@ -285,7 +287,7 @@ def test_ma_22_a_delay_is_waited_first_and_stretches_the_pause_of_those_jobs_alo
     pool.bot(capacity=9)
     moment = [100.0]
     assigner = pool.assigner(interval=60, jitter=0)
-    assigner._gatehouse._now = lambda: moment[0]
+    assigner._admission._now = lambda: moment[0]
     assert 19 < assigner.run_once() < 20.2
     assert leased(pool) == set()
     (codex,) = pool.submit(terms=CODEX)
@@ -303,11 +305,11 @@ def test_ma_22_a_delay_is_waited_first_and_stretches_the_pause_of_those_jobs_alo
 def test_operators_advise_and_take_back_and_what_says_nothing_is_refused(pool: Pool) -> None:
     advise(pool, None, allowed=False, seconds=60, reason="provider down")
     advise(pool, "codex", allowed=True, delay=2)
-    found = pool.database.run(rates.standing)
+    found = pool.database.run(rates.advice_in_force)
     assert [(each.resource_class, each.allowed, each.delay) for each in found] == [(None, False, 0), ("codex", True, 2)]
-    pool.database.run(lambda c: rates.take_back(c, None, actor="test"))
+    pool.database.run(lambda c: rates.withdraw_advice(c, None, actor="test"))
     with pytest.raises(NotFound, match="nothing is advised for all jobs"):
-        pool.database.run(lambda c: rates.take_back(c, None, actor="test"))
+        pool.database.run(lambda c: rates.withdraw_advice(c, None, actor="test"))
     for wrong in ({"allowed": True}, {"allowed": False, "delay": -1}, {"allowed": False, "seconds": 0}):
         with pytest.raises(BadInput):
             advise(pool, None, **wrong)

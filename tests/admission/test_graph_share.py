@@ -8,15 +8,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from assigner.admission import admit, graph_share, ordering
-from assigner.admission.graph_share import Portion
-from assigner.admission.ordering import ByGraph, OrderingSettings
+from assigner.admission.graph_share import GraphShare
+from assigner.admission.ordering import GraphOrder, OrderingSettings
 from assigner.admission.rules import Rules
-from assigner.admission.state import Book
+from assigner.admission.state import AdmissionState
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.explain.answer import explain
 from schema import graphs as graphs_schema
 from schema.accounting import counters
-from schema.picking.constrained import GatedQueue, Head
+from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.picking.ready import ReadyJob
 from tests.support.pool import Pool, completed
 from tests.support.race import Race
@@ -40,9 +40,9 @@ def running(pool: Pool) -> dict[str, int]:
     return {row.graph: row.jobs for row in rows}
 
 
-def head(number: int, graph: str | None, **fields: Any) -> Head:
+def head(number: int, graph: str | None, **fields: Any) -> QueueHead:
     terms = {} if graph is None else {"graph": graph, "graph_priority": fields.pop("priority", 5)}
-    queue = GatedQueue(0, 1, 1, hash(graph), "default", terms, None, 0)
+    queue = ConstrainedQueue(0, 1, 1, hash(graph), "default", terms, None, 0)
     job = ReadyJob(
         number, str(number), cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, considered=0
     )
@@ -55,11 +55,11 @@ def head(number: int, graph: str | None, **fields: Any) -> Head:
         "deadline": None,
         "priority_inputs": {},
     }
-    return Head(job=job, queue=queue, **{**given, **fields})
+    return QueueHead(job=job, queue=queue, **{**given, **fields})
 
 
-def settled(limit: float | None, graphs: int, **fields: Any) -> Portion:
-    found = graph_share.portion(OrderingSettings(kind="graph", **fields), limit=limit, graphs=graphs)
+def settled(limit: float | None, graphs: int, **fields: Any) -> GraphShare:
+    found = graph_share.graph_share(OrderingSettings(kind="graph", **fields), limit=limit, graphs=graphs)
     assert found is not None
     return found
 
@@ -81,32 +81,32 @@ def test_ma_05_06_07_share_cap_and_scores_are_those_of_marianne(
 def test_ma_04_depth_and_cost_come_later_and_retries_sooner() -> None:
     assert graph_share.score(priority=3, depth=4, retries=2, cost=10.0, penalty=20.0) == 30 + 4 - 10 + 1 + 20
     assert (
-        graph_share.merit(head(1, "a", priority=3, attempts=2, estimate=10.0, priority_inputs={"depth": 4}))
+        graph_share.unpenalised_score(head(1, "a", priority=3, attempts=2, estimate=10.0, priority_inputs={"depth": 4}))
         == 30 + 4 - 10 + 1
     )
 
 
 def test_ma_05_without_a_limit_and_without_the_order_of_graphs_nobody_has_a_share() -> None:
-    assert graph_share.portion(OrderingSettings(kind="graph"), limit=None, graphs=4) is None
-    assert graph_share.portion(OrderingSettings(), limit=8, graphs=4) is None
+    assert graph_share.graph_share(OrderingSettings(kind="graph"), limit=None, graphs=4) is None
+    assert graph_share.graph_share(OrderingSettings(), limit=8, graphs=4) is None
     assert settled(8, 4).share == settled(99, 4, max_concurrent=8).share
 
 
 def test_ma_03_09_every_pick_goes_by_what_runs_then() -> None:
     """Two graphs of one urgency take turns at their share, though all jobs of one of them are older."""
     heads = [head(n, "a") for n in range(6)] + [head(n, "b") for n in range(10, 16)]
-    book = Book(NOW, portion=Portion(2.0, 4))
-    first = admit.admit(heads, book, room=6, ordering=ByGraph()).heads
-    assert [each.queue.terms["graph"] for each in first] == ["a", "a", "b", "b", "a", "b"]
-    assert [book.scores[each.job.id] for each in first] == [50, 50, 50, 50, 70, 70]
-    rest = admit.admit(heads, book, room=9, ordering=ByGraph()).heads
+    admission_state = AdmissionState(NOW, graph_share=GraphShare(2.0, 4))
+    first = admit.admit(heads, admission_state, free_units=6, ordering=GraphOrder()).heads
+    assert [each.queue.constraints["graph"] for each in first] == ["a", "a", "b", "b", "a", "b"]
+    assert [admission_state.scores[each.job.id] for each in first] == [50, 50, 50, 50, 70, 70]
+    rest = admit.admit(heads, admission_state, free_units=9, ordering=GraphOrder()).heads
     assert len(rest) == 2, "both are at their caps"
 
 
 def test_ma_03_more_urgent_graphs_come_first_and_what_belongs_to_no_graph_has_no_penalty() -> None:
     heads = [head(1, "late", priority=9), head(2, None), head(3, "soon", priority=1), head(4, "soon", priority=1)]
-    book = Book(NOW, portion=Portion(1.0, 2))
-    admitted = admit.admit(heads, book, room=9, ordering=ByGraph()).heads
+    admission_state = AdmissionState(NOW, graph_share=GraphShare(1.0, 2))
+    admitted = admit.admit(heads, admission_state, free_units=9, ordering=GraphOrder()).heads
     assert [each.job.id for each in admitted] == [3, 4, 2, 1]
 
 
@@ -213,7 +213,7 @@ def test_counters_of_graphs_that_run_nothing_are_forgotten_and_begin_anew(pool: 
     bot = pool.bot(capacity=2)
     scheduling(pool).run_once()
     bot.sync(*(completed(lease) for lease in bot.take()))
-    assert pool.database.run(lambda c: graphs_schema.forget(c, limit=10)) == 1
+    assert pool.database.run(lambda c: graphs_schema.delete_idle_counters(c, limit=10)) == 1
     scheduling(pool).run_once()
     assert sum(running(pool).values()) == 1
 
@@ -221,13 +221,13 @@ def test_counters_of_graphs_that_run_nothing_are_forgotten_and_begin_anew(pool: 
 def test_ma_09_a_pick_scores_those_in_front_and_not_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """500 picks among 8,000 jobs of 1,000 graphs: each graph once, and for each pick a few more."""
     heads = [head(graph * 10 + n, str(graph), priority=1 + graph % 9) for graph in range(1000) for n in range(8)]
-    scored, counted = ordering.scored, Counter[str]()
+    scored, counted = ordering.graph_score, Counter[str]()
 
-    def counting(each: Head, book: Book) -> ordering.Score:
+    def counting(each: QueueHead, admission_state: AdmissionState) -> ordering.Score:
         counted["scored"] += 1
-        return scored(each, book)
+        return scored(each, admission_state)
 
-    monkeypatch.setattr(ordering, "scored", counting)
-    book = Book(NOW, portion=Portion(1.0, 2))
-    assert len(admit.admit(heads, book, room=500, ordering=ByGraph()).heads) == 500
+    monkeypatch.setattr(ordering, "graph_score", counting)
+    admission_state = AdmissionState(NOW, graph_share=GraphShare(1.0, 2))
+    assert len(admit.admit(heads, admission_state, free_units=500, ordering=GraphOrder()).heads) == 500
     assert counted["scored"] <= 1000 + 4 * 500

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from assigner.admission.ordering import ByRank, ByScore, OrderingSettings, Weights, effective, score
+from assigner.admission.ordering import OrderingSettings, RankOrder, ScoreOrder, Weights, effective_priority, score
 from assigner.admission.rules import Rules
 from schema.picking import constrained
 from schema.picking.constrained import Ageing
 from schema.picking.ready import Scope
 from schema.policy import priority_classes
 from schema.policy.meters import Meter
-from schema.policy.time_windows import Openings, Window, WindowSettings
+from schema.policy.time_windows import Window, WindowSchedule, WindowSettings
 from schema.requests import JobRequest
-from tests.support.pool import Pool, at, book, head, queue
+from tests.support.pool import Pool, admission_state, at, head, queue
 
 HOUR = 3600.0
 SLEEPLESS = Ageing(2.0, 20.0)
@@ -28,7 +28,7 @@ def test_sa_03_the_golden_job_has_ninety_points(pool: Pool) -> None:
     (job,) = pool.submit(**{name: request[name] for name in ("terms", "own")})
     stored = pool.job(job)
     old = head(1, stored.rank, since=-5 * HOUR)
-    assert effective(old, book(), SLEEPLESS) == 10
+    assert effective_priority(old, admission_state(), SLEEPLESS) == 10
     assert pool.database.run(priority_classes.policy).level(10) == "high"
 
 
@@ -41,8 +41,8 @@ def test_a_10_the_order_is_that_of_the_formula_at_every_moment(seed: int) -> Non
     chance = random.Random(seed)
     heads = [head(n, chance.randint(-20, 90), since=-chance.uniform(0, 20) * HOUR) for n in range(40)]
     for clock in (0.0, HOUR, 9 * HOUR, 30 * HOUR):
-        now = book(clock)
-        found = ByRank(SLEEPLESS).arranged(heads, now)
+        now = admission_state(clock)
+        found = RankOrder(SLEEPLESS).sorted_heads(heads, now)
         ages = {each.job.id: (now.now - each.queued_at).total_seconds() / HOUR for each in heads}
         formula = [100 - each.rank + min(2 * ages[each.job.id], 20) for each in found]
         assert formula == sorted(formula, reverse=True)
@@ -64,7 +64,7 @@ def test_a_10_what_is_read_of_a_long_queue_is_the_first_by_the_formula(pool: Poo
     jobs = pool.rows("SELECT id, priority, queued_at FROM jobs")
 
     def read(connection: Connection, hours: float) -> tuple[list[int], list[int]]:
-        found = constrained.queues(connection, Scope(None), batch=20, start=0.5, after=constrained.BEGINNING)
+        found = constrained.queues(connection, Scope(None), batch=20, start=0.5, after=constrained.FIRST_PLACE)
         assert found.now is not None
         now = found.now + timedelta(hours=hours)
         taken = constrained.heads(connection, found.queues, limits=[20] * len(found.queues), now=now, ageing=SLEEPLESS)
@@ -102,7 +102,7 @@ def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) ->
     pool.bot(capacity=100)
 
     def both(connection: Connection) -> None:
-        found = constrained.queues(connection, Scope(None), batch=5, start=0.5, after=constrained.BEGINNING)
+        found = constrained.queues(connection, Scope(None), batch=5, start=0.5, after=constrained.FIRST_PLACE)
         assert found.now is not None
         mine = constrained.heads(
             connection, found.queues, limits=[5] * len(found.queues), now=found.now, ageing=SLEEPLESS
@@ -185,7 +185,7 @@ def test_a_02_raw_is_the_arithmetic_of_the_original() -> None:
 
 
 def test_sa_08_what_is_known_of_resources_and_windows_counts() -> None:
-    line = ByScore(Ageing(2.0, 20.0))
+    line = ScoreOrder(Ageing(2.0, 20.0))
     quiet, used_up = (
         Window(
             WindowSettings(name=name, start=0, end=24, types=(name,), meter="plan", usage_threshold=80),
@@ -198,10 +198,10 @@ def test_sa_08_what_is_known_of_resources_and_windows_counts() -> None:
         head(2, 40, of=queue(job_class="busy")),
         head(3, 40, of=queue(job_class="quiet")),
     ]
-    now = book(60, openings=Openings([quiet, used_up]))
+    now = admission_state(60, openings=WindowSchedule([quiet, used_up]))
     assert [round(now.window(each), 2) for each in heads] == [0.9, 0.1, 0.9]
     assert [now.efficiency(each) for each in heads] == [0.5, 1, 1]
-    assert [each.job.id for each in line.arranged(heads, now)] == [3, 2, 1]
+    assert [each.job.id for each in line.sorted_heads(heads, now)] == [3, 2, 1]
     assert now.openings.spare("unknown", now.now) == 0, "no window lets it start"
 
 
@@ -226,11 +226,13 @@ def test_sa_08_an_order_that_nobody_knows_is_refused_with_those_that_are_there()
 
 
 def test_a_38_a_hastened_job_comes_first_by_score_too() -> None:
-    ordering = OrderingSettings(kind="score").made().ordering
-    assert [each.job.id for each in ordering.sequence([head(1, -60, since=-DAY), head(2, -1e6)], book())] == [2, 1]
+    ordering = OrderingSettings(kind="score").policy().ordering
+    assert [
+        each.job.id for each in ordering.sequence([head(1, -60, since=-DAY), head(2, -1e6)], admission_state())
+    ] == [2, 1]
 
 
 def test_sa_28_the_shortest_come_first_only_where_all_else_is_equal() -> None:
-    ordering = OrderingSettings(shortest_first=True).made().ordering
+    ordering = OrderingSettings(shortest_first=True).policy().ordering
     heads = [head(1, 5, seconds=600), head(2, 5, since=9, seconds=6), head(3, 4, seconds=9000), head(4, 5)]
-    assert [each.job.id for each in ordering.sequence(heads, book(60))] == [3, 2, 1, 4]
+    assert [each.job.id for each in ordering.sequence(heads, admission_state(60))] == [3, 2, 1, 4]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bots.agent.agent import AgentSettings
-from bots.agent.capacity import Machine, Sizing, machine, units
+from bots.agent.capacity import Machine, Sizing, this_machine, units
 from tests.support.agents import NEEDS_PROC, Pool, serving
 
 
@@ -38,12 +38,12 @@ def test_a_40_a_task_is_reckoned_at_512_mib_and_there_are_eight_at_most() -> Non
 
 def test_sa_26_the_load_counts_as_it_is_and_memory_as_it_was_before_anything_ran() -> None:
     seen = [Machine(4, 2048, 0.0), Machine(4, 2048, 0.0), Machine(4, 10, 0.1), Machine(4, 10, 0.8)]
-    sizing = Sizing(task_memory_mib=512, most=8, look=lambda: seen.pop(0))
+    sizing = Sizing(task_memory_mib=512, most=8, read_machine=lambda: seen.pop(0))
     assert [sizing.units() for _ in range(3)] == [3, 3, 1]
 
 
 def test_this_machine_can_be_measured() -> None:
-    found = machine()
+    found = this_machine()
     assert found.cores >= 1
     assert found.memory_mib > 0
     assert found.load >= 0
@@ -54,7 +54,7 @@ def test_sa_25_an_agent_offers_what_its_machine_has_and_says_so_with_every_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = Machine(4, 8192, 0.0)
-    monkeypatch.setattr("bots.agent.agent.Sizing", partial(Sizing, look=lambda: now))
+    monkeypatch.setattr("bots.agent.agent.Sizing", partial(Sizing, read_machine=lambda: now))
     pool = Pool(sync_in=0.05)
     with serving(pool, tmp_path, auto_capacity=True, capacity=77, resources={"memory_mib": 100}):
         pool.grant("sleep", "60")

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from bots.agent.run import CHUNK_BYTES
 from schema import validation
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
-from tests.support.http import Answer, Asked, problem
+from tests.support.http import Answer, ReceivedRequest, problem
 
 pytestmark = NEEDS_PROC
 
@@ -58,7 +58,7 @@ def test_a_call_without_an_answer_is_repeated_word_for_word(tmp_path: Path) -> N
     failures = [Answer(cut=True), problem(503, "starting"), problem(500, "internal"), Answer(b"<html>")]
     seen: list[Any] = []
 
-    def instead(asked: Asked) -> Answer | None:
+    def instead(asked: ReceivedRequest) -> Answer | None:
         if asked.path == "/v1/sync" and any(lease["state"] == "completed" for lease in asked.body["leases"]):
             seen.append(asked.body)
             return failures.pop() if failures else None

@@ -10,7 +10,7 @@ from bots.agent.gateway_calls import Heartbeat
 from schema import clock
 from schema.errors import BadInput, LeaseholdError
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
-from tests.support.http import Answer, Asked, problem
+from tests.support.http import Answer, ReceivedRequest, problem
 from tests.support.patience import MINUTE
 
 pytestmark = NEEDS_PROC
@@ -36,7 +36,7 @@ def test_a_session_the_server_does_not_know_any_more_is_replaced(tmp_path: Path,
         first = processes(tmp_path)
         alive_at_opening: list[set[int]] = []
 
-        def instead(asked: Asked) -> Answer | None:
+        def instead(asked: ReceivedRequest) -> Answer | None:
             if asked.path == "/v1/sync" and asked.body["epoch"] == 1:
                 pool.leases.pop(lost, None)
                 return problem(409, "this session is over", code=code)
@@ -68,7 +68,7 @@ def test_work_is_killed_before_the_server_gives_it_away_also_while_a_call_hangs(
         key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
         pool.until(lambda: "active" in pool.reported(key))
 
-        def instead(asked: Asked) -> Answer | None:
+        def instead(asked: ReceivedRequest) -> Answer | None:
             if asked.path == "/v1/sync" and not released.is_set() and not hanging.is_set():
                 hanging.set()
                 pool.changed.wait_for(released.is_set, MINUTE)
@@ -96,7 +96,7 @@ def test_an_agent_whose_session_expired_does_not_take_over_from_a_newer_one(tmp_
     with serving(pool, tmp_path) as bot:
         pool.until(lambda: pool.syncs)
 
-        def instead(asked: Asked) -> Answer:
+        def instead(asked: ReceivedRequest) -> Answer:
             if asked.path == "/v1/sync" and asked.body["status"] == "gone":
                 return problem(409, "a newer session is open", code="session_superseded")
             return problem(503, "away")
@@ -147,7 +147,7 @@ def test_an_agent_whose_held_call_came_to_nothing_asks_anew_without_waiting(tmp_
     held, cut = threading.Event(), threading.Event()
     with serving(pool, tmp_path):
 
-        def instead(asked: Asked) -> Answer | None:
+        def instead(asked: ReceivedRequest) -> Answer | None:
             if asked.path == "/v1/sync" and asked.body["wait"] and not cut.is_set():
                 held.set()
                 pool.changed.wait_for(cut.is_set, MINUTE)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bots.agent.guardian import descendants, process_tree
-from bots.agent.run import CHUNK_BYTES, Assignment, Output, Place, Run, Stop
+from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason
 from schema import clock, validation
 from tests.support.agents import NEEDS_PROC, RUNAWAY, finish, sleeping, start, text_of
 from tests.support.patience import MINUTE, eventually
@@ -19,7 +19,7 @@ from tests.support.patience import MINUTE, eventually
 pytestmark = NEEDS_PROC
 
 
-def test_a_command_that_exits_with_0_succeeded_and_its_output_keeps_the_order_of_writing(place: Place) -> None:
+def test_a_command_that_exits_with_0_succeeded_and_its_output_keeps_the_order_of_writing(place: RunContext) -> None:
     run = start(place, "sh", "-c", "echo one; echo two >&2; echo three")
     outcome = finish(run)
     assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("succeeded", 0, None)
@@ -28,14 +28,14 @@ def test_a_command_that_exits_with_0_succeeded_and_its_output_keeps_the_order_of
     assert outcome.seconds is not None
 
 
-def test_another_exit_code_is_a_failure_and_a_signal_is_negative(place: Place) -> None:
+def test_another_exit_code_is_a_failure_and_a_signal_is_negative(place: RunContext) -> None:
     outcome = finish(start(place, "sh", "-c", "exit 3"))
     assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", 3, "exit code 3")
     outcome = finish(start(place, "sh", "-c", "kill -SEGV $$"))
     assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", -11, "killed by SIGSEGV")
 
 
-def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(place: Place) -> None:
+def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(place: RunContext) -> None:
     run = start(place, "env", env={"COLOUR": "blue", "LEASEHOLD_JOB": "forged", "TZ": "UTC"})
     finish(run)
     seen = dict(line.split("=", 1) for line in text_of(run).splitlines())
@@ -56,7 +56,7 @@ def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(p
     }
 
 
-def test_a_command_works_in_a_private_directory_with_its_own_session_and_default_signals(place: Place) -> None:
+def test_a_command_works_in_a_private_directory_with_its_own_session_and_default_signals(place: RunContext) -> None:
     program = (
         "import os,signal; print(os.getcwd() == os.environ['HOME'], oct(os.stat('.').st_mode & 0o777), os.getsid(0) =="
         " os.getpid() == os.getpgrp(), [n for n in signal.Signals if signal.getsignal(n) == signal.SIG_IGN])"
@@ -67,7 +67,7 @@ def test_a_command_works_in_a_private_directory_with_its_own_session_and_default
     assert text_of(run) == f"True 0o700 True {[signal.SIGPIPE, signal.SIGXFSZ]}\n"
 
 
-def test_standard_input_is_the_payloads_or_empty(place: Place) -> None:
+def test_standard_input_is_the_payloads_or_empty(place: RunContext) -> None:
     run = start(place, "cat", stdin="käse\n" * 20_000)
     finish(run)
     assert text_of(run) == "käse\n" * 20_000
@@ -83,7 +83,7 @@ def test_standard_input_is_the_payloads_or_empty(place: Place) -> None:
         ("/etc/passwd", "command is not executable: '/etc/passwd'"),
     ],
 )
-def test_a_command_that_cannot_be_started_is_an_error_of_the_bot(place: Place, command: str, reason: str) -> None:
+def test_a_command_that_cannot_be_started_is_an_error_of_the_bot(place: RunContext, command: str, reason: str) -> None:
     outcome = finish(start(place, command))
     assert (outcome.verdict, outcome.reason, outcome.exit_code) == ("error", reason, None)
 
@@ -100,7 +100,7 @@ def test_a_command_that_cannot_be_started_is_an_error_of_the_bot(place: Place, c
         ({"command": ["env"], "shell": True}, "shell: Extra inputs are not permitted"),
     ],
 )
-def test_a_payload_that_no_bot_can_run_failed(place: Place, payload: Any, reason: str) -> None:
+def test_a_payload_that_no_bot_can_run_failed(place: RunContext, payload: Any, reason: str) -> None:
     assignment = Assignment(job="j", fence=1, attempt=1, instance="i", timeout=None, payload=payload)
     run = Run(assignment, place, notify=lambda: None)
     run.start()
@@ -108,7 +108,7 @@ def test_a_payload_that_no_bot_can_run_failed(place: Place, payload: Any, reason
     assert (outcome.verdict, outcome.reason) == ("failed", f"invalid payload: {reason}")
 
 
-def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(place: Place) -> None:
+def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(place: RunContext) -> None:
     root = place.workplace.root
     root.rmdir()
     root.write_text("in the way")
@@ -118,7 +118,7 @@ def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(place: Plac
     assert (outcome.verdict, outcome.reason) == ("error", "the work directory cannot be made: Not a directory")
 
 
-def test_output_beyond_the_cap_is_counted_but_not_kept(place: Place) -> None:
+def test_output_beyond_the_cap_is_counted_but_not_kept(place: RunContext) -> None:
     size = validation.MAX_OUTPUT_BYTES + 12_345
     run = start(place, "sh", "-c", f"head -c {size} /dev/zero")
     outcome = finish(run)
@@ -129,7 +129,7 @@ def test_output_beyond_the_cap_is_counted_but_not_kept(place: Place) -> None:
 # However a command ends, its whole tree of processes ends with it.
 
 
-def test_a_timeout_kills_the_whole_tree_also_what_ran_away(place: Place) -> None:
+def test_a_timeout_kills_the_whole_tree_also_what_ran_away(place: RunContext) -> None:
     tree = f"trap '' TERM; {sys.executable} -c \"$RUNAWAY\" 1001 & setsid sleep 1001 & sleep 1001"
     run = start(place, "sh", "-c", tree, timeout=0.5, env={"RUNAWAY": RUNAWAY})
     outcome = finish(run)
@@ -137,25 +137,25 @@ def test_a_timeout_kills_the_whole_tree_also_what_ran_away(place: Place) -> None
     assert not sleeping("1001")
 
 
-def test_a_command_may_use_its_grace_to_end_by_itself(place: Place) -> None:
+def test_a_command_may_use_its_grace_to_end_by_itself(place: RunContext) -> None:
     run = start(place, "sh", "-c", "trap 'echo bye; exit 5' TERM; echo hello; while :; do sleep 0.01; done")
     eventually(lambda: run.output.written)
-    run.stop(Stop.CANCELLED, grace=5.0)
+    run.stop(StopReason.CANCELLED, grace=5.0)
     outcome = finish(run)
     assert (outcome.verdict, outcome.exit_code) == ("stopped", 5)
     assert text_of(run).startswith("hello\n")
     assert text_of(run).endswith("bye\n")
 
 
-def test_a_second_stop_can_shorten_the_grace_but_not_change_the_reason(place: Place) -> None:
+def test_a_second_stop_can_shorten_the_grace_but_not_change_the_reason(place: RunContext) -> None:
     run = start(place, "sh", "-c", "trap '' TERM; echo; while :; do sleep 0.01; done")
     eventually(lambda: run.output.written)
-    run.stop(Stop.CANCELLED, grace=60.0)
-    run.stop(Stop.RELEASED, grace=0.0)
+    run.stop(StopReason.CANCELLED, grace=60.0)
+    run.stop(StopReason.RELEASED, grace=0.0)
     assert finish(run).verdict == "stopped"
 
 
-def test_what_a_command_leaves_in_the_background_dies_and_does_not_hold_up_the_job(place: Place) -> None:
+def test_what_a_command_leaves_in_the_background_dies_and_does_not_hold_up_the_job(place: RunContext) -> None:
     run = start(
         place,
         "sh",
@@ -169,32 +169,32 @@ def test_what_a_command_leaves_in_the_background_dies_and_does_not_hold_up_the_j
     assert not sleeping("1002")
 
 
-def test_a_stranger_that_holds_the_pipe_open_does_not_hang_the_job(place: Place) -> None:
+def test_a_stranger_that_holds_the_pipe_open_does_not_hang_the_job(place: RunContext) -> None:
     run = start(place, "sh", "-c", "echo $$; sleep 1003")
     pid = int(eventually(lambda: text_of(run).strip()))
     stranger = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY)
-    run.stop(Stop.CANCELLED)
+    run.stop(StopReason.CANCELLED)
     assert finish(run).verdict == "stopped"
     os.close(stranger)
 
 
-def test_a_lost_lease_is_killed_and_says_nothing(place: Place) -> None:
+def test_a_lost_lease_is_killed_and_says_nothing(place: RunContext) -> None:
     run = start(place, "sleep", "1004")
     assert run.started.wait(MINUTE)
-    run.stop(Stop.CANCELLED)
-    run.stop(Stop.LOST, grace=0.0)
+    run.stop(StopReason.CANCELLED)
+    run.stop(StopReason.LOST, grace=0.0)
     assert run.over.wait(MINUTE)
     assert run.outcome is None
     assert not sleeping("1004")
 
 
-def test_a_run_stopped_before_it_began_starts_nothing(place: Place) -> None:
+def test_a_run_stopped_before_it_began_starts_nothing(place: RunContext) -> None:
     first = start(place, "sleep", "1005")
     second = Run(first.assignment, place, notify=lambda: None, after=first)
     second.start()
-    second.stop(Stop.RELEASED)
+    second.stop(StopReason.RELEASED)
     assert not second.over.is_set()
-    first.stop(Stop.CANCELLED)
+    first.stop(StopReason.CANCELLED)
     assert finish(second).verdict == "released"
     assert not second.started.is_set()
 
@@ -202,7 +202,7 @@ def test_a_run_stopped_before_it_began_starts_nothing(place: Place) -> None:
 # The processes that watch over commands: what happens when one of them, or the agent, is killed.
 
 
-def test_a_killed_supervisor_leaves_nothing_and_is_an_error_of_the_bot(place: Place) -> None:
+def test_a_killed_supervisor_leaves_nothing_and_is_an_error_of_the_bot(place: RunContext) -> None:
     run = start(place, "sh", "-c", f'{sys.executable} -c "$RUNAWAY" 1006; sleep 1006', env={"RUNAWAY": RUNAWAY})
     eventually(lambda: len(sleeping("1006")) == 2)
     assert place.launcher.pid is not None
@@ -213,19 +213,19 @@ def test_a_killed_supervisor_leaves_nothing_and_is_an_error_of_the_bot(place: Pl
     eventually(lambda: not sleeping("1006"))
 
 
-def test_a_killed_guardian_is_replaced_and_running_commands_go_on(place: Place) -> None:
+def test_a_killed_guardian_is_replaced_and_running_commands_go_on(place: RunContext) -> None:
     run = start(place, "sleep", "1010")
     assert run.started.wait(MINUTE)
     assert place.launcher.pid is not None
     os.kill(place.launcher.pid, signal.SIGKILL)
     assert finish(start(place, "true")).verdict == "succeeded"
     assert sleeping("1010")
-    run.stop(Stop.CANCELLED)
+    run.stop(StopReason.CANCELLED)
     assert finish(run).verdict == "stopped"
     assert not sleeping("1010")
 
 
-def test_the_alarm_kills_everything_unless_it_is_put_off(place: Place) -> None:
+def test_the_alarm_kills_everything_unless_it_is_put_off(place: RunContext) -> None:
     place.launcher.arm(clock.monotonic() + 3)
     doomed = start(place, "sleep", "1007")
     assert doomed.started.wait(MINUTE)

@@ -9,7 +9,7 @@ import pytest
 
 from bots.agent import agent
 from bots.agent.agent import Agent, AgentSettings
-from bots.agent.workspace import Workplace, marked_processes, remove
+from bots.agent.workspace import Workspace, marked_processes, remove_tree
 from schema.errors import BadInput, LeaseholdError
 from tests.support.agents import NEEDS_PROC
 from tests.support.patience import MINUTE, eventually
@@ -17,17 +17,17 @@ from tests.support.patience import MINUTE, eventually
 pytestmark = NEEDS_PROC
 
 
-def test_one_name_in_one_work_directory_belongs_to_one_agent(tmp_path: Path, workplace: Workplace) -> None:
+def test_one_name_in_one_work_directory_belongs_to_one_agent(tmp_path: Path, workplace: Workspace) -> None:
     with pytest.raises(BadInput, match="name: an agent named 'bot-1' already runs in"):
-        Workplace(tmp_path, "bot-1")
-    Workplace(tmp_path, "bot-2").close()
+        Workspace(tmp_path, "bot-1")
+    Workspace(tmp_path, "bot-2").close()
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match=r"work_dir: .* cannot be used"):
-        Workplace(tmp_path / "file", "bot-1")
+        Workspace(tmp_path / "file", "bot-1")
 
 
 def test_leftovers_of_an_earlier_agent_are_killed_and_removed_but_nothing_else(tmp_path: Path) -> None:
-    workplace, other = Workplace(tmp_path, "bot-1"), Workplace(tmp_path, "bot-10")
+    workplace, other = Workspace(tmp_path, "bot-1"), Workspace(tmp_path, "bot-10")
     ours, theirs = workplace.make(), other.make()
     left = subprocess.Popen(["sleep", "1009"], env={"LEASEHOLD_WORK": str(ours)}, start_new_session=True)
     kept = subprocess.Popen(["sleep", "1009"], env={"LEASEHOLD_WORK": str(theirs)}, start_new_session=True)
@@ -47,11 +47,11 @@ def test_a_guardian_of_an_earlier_agent_has_to_be_gone_before_the_place_is_clear
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bots.agent.workspace._DYING", 0.1)
-    earlier = Workplace(tmp_path, "bot-1")
+    earlier = Workspace(tmp_path, "bot-1")
     earlier.clear()
     guardian = subprocess.Popen(["sleep", "1009"], pass_fds=[earlier.guard])
     earlier.close()
-    later = Workplace(tmp_path, "bot-1")
+    later = Workspace(tmp_path, "bot-1")
     with pytest.raises(LeaseholdError, match="a guardian process of an earlier agent or session cannot be killed"):
         later.clear()
     guardian.kill()
@@ -61,7 +61,7 @@ def test_a_guardian_of_an_earlier_agent_has_to_be_gone_before_the_place_is_clear
 
 
 def test_a_place_remembers_the_last_session_for_as_long_as_the_kernel_runs(
-    tmp_path: Path, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, workplace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert workplace.predecessor() is None
     for session in ("a" * 64, "b" * 64):
@@ -82,7 +82,7 @@ def test_a_tree_with_closed_folders_and_links_out_of_it_is_removed_and_nothing_b
     (closed / "inner").mkdir(parents=True)
     (closed / "link").symlink_to(outside)
     closed.chmod(0o000)
-    assert remove(tmp_path / "tree")
+    assert remove_tree(tmp_path / "tree")
     assert outside.stat().st_mode & 0o777 == 0o500
 
 

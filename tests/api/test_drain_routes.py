@@ -36,7 +36,7 @@ def test_an_instance_is_drained_and_put_back(served: Served, operator: httpx.Cli
 
 
 def test_assigner_processes_are_listed_and_drained(served: Served, operator: httpx.Client, database: Database) -> None:
-    database.run(lambda c: drains.assigner_seen(c, "host", starts=True))
+    database.run(lambda c: drains.record_assigner_alive(c, "host", starts=True))
     (listed,) = operator.get("/v1/assigners").json()["assigners"]
     assert (listed["name"], listed["state"], listed["draining"]) == ("host", "running", False)
     assert operator.post("/v1/assigners/host/drain", json={}).json() == {"name": "host", "draining": True}

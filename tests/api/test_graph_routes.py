@@ -185,7 +185,7 @@ def test_wait_goes_on_until_nothing_of_the_graph_can_run(
     stands: Gateway, monkeypatch: pytest.MonkeyPatch, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is stalled will not end by itself; a cancelled graph is over when its bots have stopped what ran."""
-    monkeypatch.setattr("bots.cli.graphs.LOOK", 0.0)
+    monkeypatch.setattr("bots.cli.graphs.POLL_INTERVAL", 0.0)
     seen = dict.fromkeys(("blocked", "blocked_forever", "queued", "parked", "active", "failed", "cancelled"), 0)
     shown = seen | {"id": "g", "name": "build", "instance": "ci", "nodes": 3, "edges": 3, "missing": [], "dead": 0}
     going = Answer(shown | {"state": "active", "active": 1, "succeeded": 2})

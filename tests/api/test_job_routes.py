@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from assigner.api import submission
 from schema import clock, outputs, requests
-from schema.moves.end import Ending, RetryPace, Verdict, end
+from schema.moves.end import AttemptEnd, RetryPace, Verdict, end
 from schema.postgres.engine import Database
 from schema.tenancy import tokens
 from schema.timing import Timing
@@ -172,7 +172,7 @@ def test_a_submit_without_a_key_is_not_tried_again_when_its_commit_may_have_happ
     database: Database, monkeypatch: pytest.MonkeyPatch, kind: tokens.Kind
 ) -> None:
     caller = tokens.Principal(kind, "x")
-    keyless = submission.normalised([requests.JobRequest(**JOB)], caller=caller)
+    keyless = submission.normalised_requests([requests.JobRequest(**JOB)], caller=caller)
     run = database.run
 
     def twice(once: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -186,7 +186,7 @@ def test_a_submit_without_a_key_is_not_tried_again_when_its_commit_may_have_happ
         monkeypatch.setattr(database, name, twice(getattr(database, name)))
     with pytest.raises(submission.OutcomeUnknown):
         submission.submit(database, keyless, caller=caller)
-    keyed = submission.normalised([requests.JobRequest(**JOB, key="k")], caller=caller)
+    keyed = submission.normalised_requests([requests.JobRequest(**JOB, key="k")], caller=caller)
     (again,) = submission.submit(database, keyed, caller=caller)
     assert again.created is False
     assert run(lambda c: c.execute(text("SELECT count(*) FROM jobs")).scalar_one()) == 2
@@ -329,7 +329,7 @@ def test_endings_show_up_as_events_with_their_details(
 
     def work(connection: Any) -> None:
         bot = connection.execute(text("SELECT id, epoch FROM bots")).one()
-        ending = Ending(row, fence, bot.id, bot.epoch, Verdict.FAILED, {"verdict": "failed", "exit_code": 3})
+        ending = AttemptEnd(row, fence, bot.id, bot.epoch, Verdict.FAILED, {"verdict": "failed", "exit_code": 3})
         end(connection, [ending], actor="bot:b1", pace=RetryPace())
 
     database.run(work)

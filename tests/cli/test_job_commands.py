@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from schema.errors import LeaseholdError, NotFound
-from tests.support.http import AT, JOB_COMMANDING, OTHER, Answer, Asked, Gateway, call, final, in_turn, problem
+from tests.support.http import (
+    AT,
+    JOB_COMMANDING,
+    OTHER,
+    Answer,
+    Gateway,
+    ReceivedRequest,
+    call,
+    final,
+    in_turn,
+    problem,
+)
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 
@@ -113,7 +124,7 @@ def test_logs_writes_the_bytes_as_they_are(
 ) -> None:
     written = bytes(range(256)) + b"no newline"
 
-    def script(asked: Asked) -> Answer:
+    def script(asked: ReceivedRequest) -> Answer:
         data = written[int(asked.query["start"]) :]
         encoded = base64.b64encode(data).decode()
         return Answer(
@@ -131,7 +142,7 @@ def test_logs_as_json_is_one_line_for_each_piece(
 ) -> None:
     written = b"one\n\xff\x00\n"
 
-    def script(asked: Asked) -> Answer:
+    def script(asked: ReceivedRequest) -> Answer:
         start = int(asked.query["start"])
         data = base64.b64encode(written[start : start + 4]).decode()
         rest = {"state": "succeeded", "attempt": 2, "final": start + 4 > len(written)}

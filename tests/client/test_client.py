@@ -15,12 +15,12 @@ from assigner.api.submission import SubmitRequest
 from bots.client import client as client_client
 from bots.client.client import Client
 from bots.client.transport import TooLarge
-from bots.gateway.middleware import Reader
+from bots.gateway.middleware import BodyReader
 from schema import validation
 from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from schema.postgres.engine import Database
 from schema.timing import Timing
-from tests.support.http import Answer, Asked, accept, client_for, gateway, in_turn, problem
+from tests.support.http import Answer, ReceivedRequest, accept, client_for, gateway, in_turn, problem
 from tests.support.servers import serving
 
 JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
@@ -127,7 +127,7 @@ def test_wait_ends_when_its_time_is_up() -> None:
 def test_follow_reads_on_where_it_stopped_until_the_job_is_final() -> None:
     written = b"one\ntwo\n"
 
-    def script(asked: Asked) -> Answer:
+    def script(asked: ReceivedRequest) -> Answer:
         start = int(asked.query["start"])
         data = written[start : start + 4]
         last = start + len(data) == len(written)
@@ -285,7 +285,7 @@ def test_no_part_is_more_than_every_gateway_takes(job: dict[str, object], count:
     for asked in stands.asked:
         raw = json.dumps(asked.body, ensure_ascii=False, separators=(",", ":")).encode()
         assert len(raw) <= validation.LEAST_BODY
-        Reader(SubmitRequest).read(raw)
+        BodyReader(SubmitRequest).read(raw)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_no_part_is_more_than_every_gateway_takes(job: dict[str, object], count:
     ids=["by the gateway", "by a proxy"],
 )
 def test_a_part_that_is_too_large_for_something_on_the_way_is_sent_in_smaller_ones(refusal: Answer) -> None:
-    def narrow(asked: Asked) -> Answer:
+    def narrow(asked: ReceivedRequest) -> Answer:
         return accept(asked) if len(asked.body["jobs"]) <= 2 else refusal
 
     with gateway(narrow) as stands, client_for(stands.url) as client:
@@ -313,7 +313,7 @@ def test_a_part_that_is_too_large_for_something_on_the_way_is_sent_in_smaller_on
     ids=["by the gateway", "by a proxy"],
 )
 def test_a_job_that_is_too_large_alone_is_named_by_its_place(refusal: Answer, said: str) -> None:
-    def narrow(asked: Asked) -> Answer:
+    def narrow(asked: ReceivedRequest) -> Answer:
         return refusal if any("stdin" in job for job in asked.body["jobs"]) else accept(asked)
 
     jobs = [{"command": ["x"], "label": "a"}, {"command": ["x"], "label": "b", "stdin": "x" * 300}]

@@ -221,7 +221,7 @@ def test_a_bot_keeps_only_its_latest_locality_hints(pool: Pool) -> None:
 
 def test_a_job_that_waited_for_room_goes_on_when_its_bot_has_room_again(pool: Pool) -> None:
     (small,) = pool.submit(priority=-1)
-    bot = pool.bot(capacity=4, desk=pool.desk(enabled=False))
+    bot = pool.bot(capacity=4, sync_service=pool.sync_service(enabled=False))
     assigner = pool.assigner(failure_backoff=60.0)
     assigner.run_once()
     (work,) = bot.take()

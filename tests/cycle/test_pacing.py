@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Connection, text
 
 from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.cycle.contention import AGAIN, IN_LINE
-from assigner.cycle.pacing import LEAST, LEAST_AT_ONCE, QUICK, SLOW, Batch, at_once
+from assigner.cycle.contention import IN_LINE, RETRY_SECONDS
+from assigner.cycle.pacing import LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again
 from assigner.preemption.plan import QuotaSettings
@@ -134,7 +134,9 @@ TIMEOUT = text("SELECT current_setting('lock_timeout')")
 
 def taken(connection: Connection, number: int) -> bool:
     chance = random.Random(1)
-    return advisory.take_free(connection, number, chance=chance) or advisory.wait(connection, number, chance=chance)
+    return advisory.try_take_slot(connection, number, chance=chance) or advisory.wait_for_slot(
+        connection, number, chance=chance
+    )
 
 
 class Busy:
@@ -177,7 +179,7 @@ def test_who_gets_no_turn_comes_again_and_places_nothing_meanwhile(pool: Pool, b
         for _ in range(3):
             pause = race.unhindered(busy.assigner.run_once, by=first)
             assert isinstance(pause, Again)
-            assert AGAIN / 2 <= pause <= 2 * AGAIN
+            assert RETRY_SECONDS / 2 <= pause <= 2 * RETRY_SECONDS
             busy.time += pause
         assert len(queued(pool)) == JOBS - LEAST
         first.commit()
@@ -219,8 +221,8 @@ def test_who_has_little_to_place_waits_for_nobody(pool: Pool, race: Race) -> Non
 def test_who_gets_no_turn_in_time_goes_on_without(pool: Pool) -> None:
     with pool.database.engine.begin() as one, pool.database.engine.begin() as other:
         assert taken(one, 1)
-        assert not advisory.take_free(other, 1, chance=random.Random(1))
-        assert not advisory.wait(other, 1, chance=random.Random(1), patience=10)
+        assert not advisory.try_take_slot(other, 1, chance=random.Random(1))
+        assert not advisory.wait_for_slot(other, 1, chance=random.Random(1), patience=10)
         assert taken(other, 2), "its transaction goes on, and there was another turn"
 
 
@@ -239,9 +241,9 @@ def test_a_wait_for_a_turn_leaves_the_timeout_of_other_locks_as_it_was(pool: Poo
     assert before == after
 
 
-@pytest.mark.parametrize(("cores", "number"), [(None, LEAST_AT_ONCE), (1, LEAST_AT_ONCE), (12, 12)])
+@pytest.mark.parametrize(("cores", "number"), [(None, MIN_CONCURRENT_BATCHES), (1, MIN_CONCURRENT_BATCHES), (12, 12)])
 def test_there_are_as_many_turns_as_cores_unless_configured(
     monkeypatch: pytest.MonkeyPatch, cores: int | None, number: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert (at_once(None), at_once(3)) == (number, 3)
+    assert (concurrent_batches(None), concurrent_batches(3)) == (number, 3)

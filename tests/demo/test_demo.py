@@ -18,7 +18,7 @@ from bots.demo import demo, tenants, workload
 from bots.demo import report as report_demo
 from bots.demo.workload import Module
 from schema.errors import LeaseholdError
-from tests.support.http import Answer, Asked, gateway
+from tests.support.http import Answer, ReceivedRequest, gateway
 
 AT = "2026-01-01T00:00:"
 RECEIPT = {
@@ -35,7 +35,7 @@ def hasty_scrubs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenants, "PAUSE", 0.0)
     monkeypatch.setattr(tenants, "FILES", 2)
     monkeypatch.setattr(tenants, "SCRUBS", 3)
-    monkeypatch.setattr(tenants, "LOOK", 0.02)
+    monkeypatch.setattr(tenants, "WATCH_INTERVAL", 0.02)
 
 
 def run_job(request: dict[str, Any], **environment: str) -> bytes:
@@ -60,7 +60,7 @@ class Pretend:
         self.quotas: dict[str, Any] = {}
         self._jobs: dict[str, dict[str, Any]] = {}
 
-    def __call__(self, asked: Asked) -> Answer:
+    def __call__(self, asked: ReceivedRequest) -> Answer:
         match asked.path.split("/")[2:]:
             case ["bots"]:
                 return Answer({"bots": [{"name": bot.name, "status": self._bots} for bot in demo.bots_wanted()]})

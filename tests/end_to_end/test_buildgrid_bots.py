@@ -20,7 +20,7 @@ from tests.support.tenancy import Tenancy
 def busy(pool: Pool, capacity: int, **fetch: object) -> tuple[Bot, list[dict[str, Any]]]:
     """A bot that runs as many jobs as it can hold, and its leases."""
     pool.submit(capacity)
-    bot = pool.bot(capacity=capacity, desk=pool.desk(**fetch))
+    bot = pool.bot(capacity=capacity, sync_service=pool.sync_service(**fetch))
     pool.assigner().run_once()
     return bot, bot.take()
 
@@ -89,7 +89,7 @@ def test_bg_25_fetching_to_capacity_fills_all_room_in_one_call_whatever_the_back
     """A bot that has finished nothing, or has just come, is full after its first call."""
     new, resting, elapsed = waiting(pool)
     pool.submit(5)
-    bot = pool.bot(capacity=6, desk=pool.desk(to_capacity=True))
+    bot = pool.bot(capacity=6, sync_service=pool.sync_service(to_capacity=True))
     taken = offered(bot.sync())
     assert len(taken) == 6
     assert {new, resting, *elapsed} <= taken
@@ -142,7 +142,7 @@ def test_bg_40_of_two_bots_the_one_with_the_lower_priority_number_is_preferred(p
 def test_bg_41_a_bot_holds_as_much_as_its_capacity_and_every_ending_gives_room_back(pool: Pool, ending: str) -> None:
     """Never more than fits, and never less for long; a bot that says nothing has room for one."""
     pool.submit(3, units=2)
-    bot = pool.bot(capacity=5, desk=pool.desk(enabled=False))
+    bot = pool.bot(capacity=5, sync_service=pool.sync_service(enabled=False))
     assigner = pool.assigner()
     assigner.run_once()
     first, second = bot.take()
@@ -200,7 +200,7 @@ def test_bg_43_a_lease_and_its_history_tell_who_placed_the_job_and_by_which_stra
 
 
 def placed(pool: Pool, strategy: str) -> tuple[str, str]:
-    pool.bot(capacity=2, desk=pool.desk(enabled=False))
+    pool.bot(capacity=2, sync_service=pool.sync_service(enabled=False))
     assigner = pool.assigner(strategy={"kind": strategy})
     (job,) = pool.submit()
     assigner.run_once()
@@ -226,7 +226,7 @@ def preempting(pool: Pool, _: str) -> tuple[str, str]:
 
 def test_bg_44_a_bot_hears_of_its_job_and_a_caller_of_its_result(pool: Pool, wakeups: Wakeups) -> None:
     """An idle pool is quick; with wake-ups lost or off, the next poll finds the same."""
-    bot = pool.bot(desk=pool.desk(enabled=False))
+    bot = pool.bot(sync_service=pool.sync_service(enabled=False))
     heard: dict[str, queue.Queue[frozenset[str]]] = {"bots": queue.Queue(), "done": queue.Queue()}
     for topic, news in heard.items():
         wakeups.subscribe(topic, news.put)

@@ -19,7 +19,7 @@ from schema.errors import Conflict
 from schema.postgres.notify import Wakeups, wake
 from tests.support.patience import eventually
 from tests.support.pool import Pool, active, completed
-from tests.support.race import Race, books, cancel
+from tests.support.race import Race, cancel, counted_state
 from tests.support.tenancy import Tenancy
 
 UNTOUCHED = {"job": ("queued", 0, None), "attempts": (0, 0), "leases": [], "in_use": [0], "last": "submit"}
@@ -70,7 +70,7 @@ def test_bg_01_an_iteration_that_is_cut_short_has_done_nothing(pool: Pool, race:
         killed.assigner().run_once()
         assert killed.job(job).state == "leased"
         killed.roll_back()
-    assert books(pool, job) == UNTOUCHED
+    assert counted_state(pool, job) == UNTOUCHED
 
 
 def test_bg_02_assigners_side_by_side_neither_wait_for_each_other_nor_share_a_job(pool: Pool, race: Race) -> None:
@@ -213,7 +213,7 @@ def test_bg_10_without_backoff_it_is_tried_again_in_the_next_iteration(pool: Poo
 def test_bg_10_a_job_whose_bots_are_merely_full_keeps_its_place(pool: Pool) -> None:
     """Better than to back off: it starts as soon as a bot is free, and nobody younger passes it while it rests."""
     pool.submit()
-    bot = pool.bot(desk=pool.desk(enabled=False))
+    bot = pool.bot(sync_service=pool.sync_service(enabled=False))
     assigner = pool.assigner()
     assigner.run_once()
     (work,) = bot.take()
@@ -230,7 +230,7 @@ def test_bg_10_a_job_of_an_instance_at_its_maximum_keeps_its_place(pool: Pool) -
     """Better than to back off: it starts as soon as its instance has something back, and others are not held up."""
     Tenancy(pool).quota("team-a", maximum=1)
     (running, first) = pool.submit(2, instance="team-a")
-    bot = pool.bot(capacity=3, desk=pool.desk(enabled=False))
+    bot = pool.bot(capacity=3, sync_service=pool.sync_service(enabled=False))
     assigner = pool.assigner()
     assigner.run_once()
     (other,) = pool.submit(instance="team-b")
@@ -276,7 +276,7 @@ def test_a_13_jobs_of_one_priority_go_by_queue_time_and_then_in_the_order_of_sub
 def test_a_28_room_comes_back_when_the_bot_confirms_and_not_when_somebody_cancels(pool: Pool) -> None:
     """A cancelled job may still run: until its bot has stopped it, nobody else gets its place."""
     pool.submit()
-    bot = pool.bot(desk=pool.desk(enabled=False))
+    bot = pool.bot(sync_service=pool.sync_service(enabled=False))
     assigner = pool.assigner()
     assigner.run_once()
     (work,) = bot.take()

@@ -23,7 +23,7 @@ from assigner.cli.main import sections
 from assigner.config import loading
 from schema.errors import BadInput
 from schema.postgres import embedded
-from schema.postgres.engine import plain
+from schema.postgres.engine import libpq_url
 from tests.support.patience import eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -224,7 +224,7 @@ def test_every_statement_that_a_document_shows_runs(pool: Pool) -> None:
     assert found
     with embedded.serve(pool.data) as server:
         for document, block in found:
-            with psycopg.connect(plain(server.url), autocommit=True) as connection:
+            with psycopg.connect(libpq_url(server.url), autocommit=True) as connection:
                 try:
                     connection.execute(block.body.encode())
                 except psycopg.Error as error:

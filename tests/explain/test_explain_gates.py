@@ -163,13 +163,13 @@ def test_assigners_that_all_stopped_place_nothing(pool: Pool) -> None:
     (job,) = pool.submit()
     pool.bot()
     assert "assigners" not in gates_of(explained(pool, job)), "there is nothing to judge by"
-    pool.database.run(lambda c: drains.assigner_seen(c, "one", starts=True))
+    pool.database.run(lambda c: drains.record_assigner_alive(c, "one", starts=True))
     assert gates_of(explained(pool, job))["assigners"].open
     pool.database.run(lambda c: drains.drain_assigner(c, "one", draining=True, actor="operator:o"))
     found = explained(pool, job)
     assert (closed(found), found.change) == (["assigners"], ["end the drain of an assigner, or start one"])
     pool.database.run(lambda c: drains.drain_assigner(c, "one", draining=False, actor="operator:o"))
-    pool.database.run(lambda c: drains.assigner_stopped(c, "one"))
+    pool.database.run(lambda c: drains.record_assigner_stopped(c, "one"))
     assert explained(pool, job).change == ["start an assigner"]
 
 
@@ -181,7 +181,7 @@ def test_a_job_that_no_assigner_serves_is_not_about_to_run(pool: Pool) -> None:
     pool.bot("penguin", labels=["linux"])
 
     def serve(*entries: dict[str, list[str] | None]) -> None:
-        pool.database.run(lambda c: drains.assigner_seen(c, "one", serves=entries))
+        pool.database.run(lambda c: drains.record_assigner_alive(c, "one", serves=entries))
 
     serve({"instances": ["team-b"], "cohorts": None}, {"instances": None, "cohorts": ["linux"]})
     assert explained(pool, labelled).change == []

@@ -132,7 +132,7 @@ def at_random(chance: random.Random) -> World:
         limits={name: float(chance.randint(0, 4)) for name in COUNTED if chance.random() < 0.15},
         window=chance.choice([{}, {"types": ["critical"]}, {"types": ["random"]}, {"used": 10}, {"used": 90}]),
         empty=[used for used in ("llm", "llm/large") if chance.random() < 0.2],
-        advice=[used for used in (rates.ALL, "llm", "other") if chance.random() < 0.1],
+        advice=[used for used in (rates.ALL_CLASSES, "llm", "other") if chance.random() < 0.1],
         request={
             **terms(chance),
             "instance": chance.choice(INSTANCES),

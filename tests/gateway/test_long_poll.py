@@ -14,9 +14,9 @@ import anyio
 import pytest
 from sqlalchemy import text
 
-from bots.gateway.long_poll import BotFact, Told, Vigil
+from bots.gateway.long_poll import BotNews, HeldSessions, KnownState
 from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.workers import Crew
+from bots.gateway.workers import WorkerPool
 from schema import clock
 from schema.moves.grant import Placement, grant
 from schema.moves.sessions import close, expire, renew
@@ -165,24 +165,26 @@ def test_only_sessions_that_are_open_and_no_longer_young_are_renewed(pool: Pool)
 
 def test_a_look_tells_only_of_bots_with_news(pool: Pool) -> None:
     names = ("calm", "drained", "newer", "granted", "unasked", "away")
-    told = {name: Told(row_id(pool, name), 1, False) for name in names}
+    told = {name: KnownState(row_id(pool, name), 1, False) for name in names}
     told["unasked"].draining = None
-    told["missing"] = Told(10**9, 1, False)
+    told["missing"] = KnownState(10**9, 1, False)
     pool.change("UPDATE bots SET draining = true WHERE name = 'drained'")
     pool.change("UPDATE bots SET epoch = epoch + 1 WHERE name = 'newer'")
     pool.database.run(lambda connection: close(connection, told["away"].bot_id, actor="b"))
     (job,) = pool.submit()
     placement = Placement(pool.job(job).id, told["granted"].bot_id, {})
     pool.database.run(lambda connection: grant(connection, [placement], assigner="a", strategy="s", ack=15.0))
-    vigil = Vigil(pool.database, Crew(pool.database, threads=1, queue=1), ttl=3, metrics=GatewayMetrics())
+    held_sessions = HeldSessions(
+        pool.database, WorkerPool(pool.database, threads=1, queue=1), ttl=3, metrics=GatewayMetrics()
+    )
 
-    async def looked() -> Mapping[str, BotFact | None]:
+    async def read() -> Mapping[str, BotNews | None]:
         with ExitStack() as held:
             for one in told.values():
-                held.enter_context(vigil.over(one))
-            return pool.database.run(lambda connection: vigil.look(connection, []))
+                held.enter_context(held_sessions.over(one))
+            return pool.database.run(lambda connection: held_sessions.read_facts(connection, []))
 
-    facts = anyio.run(looked)
+    facts = anyio.run(read)
     by_name = {name: facts[str(one.bot_id)] for name, one in told.items() if str(one.bot_id) in facts}
     assert set(by_name) == set(told) - {"calm"}
     assert {name for name, fact in by_name.items() if told[name].news(fact)} == set(told) - {"calm", "unasked"}

@@ -20,10 +20,10 @@ from bots.agent.run import MAX_TOLD_BYTES
 from bots.client.client import MAX_BYTES
 from bots.gateway import middleware
 from bots.gateway import routes as routes_gateway
-from bots.gateway.app import house
-from bots.gateway.middleware import Reader, entries
+from bots.gateway.app import health_router
+from bots.gateway.middleware import BodyReader, route_rules
 from bots.gateway.server import GatewaySettings
-from bots.gateway.workers import Busy, Crew
+from bots.gateway.workers import Busy, WorkerPool
 from bots.protocol import MAX_LEASES, Sync
 from schema import validation
 from schema.errors import BadInput
@@ -39,7 +39,7 @@ PATIENCE = 60.0
 JSON = {"Content-Type": "application/json"}
 
 
-def refused(reader: Reader, document: object) -> list[Any]:
+def refused(reader: BodyReader, document: object) -> list[Any]:
     with pytest.raises(middleware.Invalid) as caught:
         reader.read(json.dumps(document).encode())
     return list(caught.value.errors())
@@ -92,17 +92,17 @@ def test_a_body_is_parsed_once_and_never_by_the_thread_of_the_event_loop(
 
 def test_no_route_lets_the_framework_read_its_body() -> None:
     app = FastAPI()
-    for router in (routes_gateway.router, house, *jobs_api.ROUTERS):
+    for router in (routes_gateway.router, health_router, *jobs_api.ROUTERS):
         app.include_router(router)
         routes = [route for route in router.routes if isinstance(route, APIRoute)]
         assert [route.path for route in routes if route.body_field is not None] == []
         posts = [route for route in routes if "POST" in route.methods]
-        assert [route.path for route in posts if middleware.reader(route.endpoint) is None] == []
+        assert [route.path for route in posts if middleware.body_reader(route.endpoint) is None] == []
 
 
 def test_bodies_wait_for_a_reader_even_when_no_connection_is_free(database: Database) -> None:
     async def crowd() -> None:
-        crew = Crew(database, threads=1, queue=2)
+        crew = WorkerPool(database, threads=1, queue=2)
         release = threading.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(crew.call, release.wait)
@@ -175,13 +175,13 @@ def largest_sync() -> dict[str, Any]:
 def test_the_largest_honest_bodies_pass(model: type[Any], make: Callable[[], dict[str, Any]]) -> None:
     raw = json.dumps(make(), separators=(",", ":")).encode()
     assert validation.LEAST_BODY // 3 < len(raw) <= validation.LEAST_BODY
-    assert isinstance(Reader(model).read(raw), model)
+    assert isinstance(BodyReader(model).read(raw), model)
 
 
 def test_a_refusal_names_the_place_in_the_body() -> None:
     with pytest.raises(BadInput, match="is not JSON"):
-        Reader(SubmitRequest).read(b"{")
-    submit = Reader(SubmitRequest)
+        BodyReader(SubmitRequest).read(b"{")
+    submit = BodyReader(SubmitRequest)
     assert refused(submit, [])[0]["loc"] == ("body",)
     assert refused(submit, {"jobs": [JOB, JOB | {"priority": "x"}]})[0]["loc"] == ("body", "jobs", 1, "priority")
 
@@ -338,7 +338,7 @@ def test_a_route_that_does_not_say_who_may_use_it_is_closed_to_all() -> None:
     async def forgotten() -> None:
         raise AssertionError
 
-    assert entries([router], max_body=1)[0].kinds == frozenset()
+    assert route_rules([router], max_body=1)[0].kinds == frozenset()
 
 
 def test_unknown_paths_and_methods_are_problems_too(served: Served) -> None:
@@ -377,7 +377,7 @@ def test_an_unexpected_error_tells_nothing_but_an_id(served: Served, monkeypatch
     def broken(_: Any) -> list[bytes]:
         raise RuntimeError("secret words: SELECT * FROM tokens")
 
-    monkeypatch.setattr(served.app.state.desk, "answer", broken)
+    monkeypatch.setattr(served.app.state.sync_service, "answer", broken)
     answer = bot.sync()
     assert answer.status_code == 500
     assert "secret" not in answer.text

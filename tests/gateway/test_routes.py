@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from bots.gateway.workers import Busy, Crew
+from bots.gateway.workers import Busy, WorkerPool
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support.http import JOB, granted, submitted
@@ -99,7 +99,7 @@ def test_many_held_calls_cost_one_query_a_poll_and_no_thread_each(database: Data
 
 def test_work_beyond_the_queue_is_refused_before_the_pool(database: Database) -> None:
     async def scenario() -> None:
-        crew = Crew(database, threads=1, queue=1)
+        crew = WorkerPool(database, threads=1, queue=1)
         release = threading.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(crew.call, release.wait)

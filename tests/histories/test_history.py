@@ -193,8 +193,8 @@ class History(RuleBasedStateMachine):
     @rule(name=NAMES, offer=OFFERS, capacity=st.integers(0, 4), instance=st.none() | TENANTS, fill=st.booleans())
     def open_session(self, name: str, offer: dict[str, Any], capacity: int, instance: str | None, fill: bool) -> None:
         self.ledger.bury(name)
-        desk = self.pool.desk(to_capacity=fill)
-        bot = self.pool.bot(name, desk=desk, properties=offer, capacity=capacity, instance=instance)
+        sync_service = self.pool.sync_service(to_capacity=fill)
+        bot = self.pool.bot(name, sync_service=sync_service, properties=offer, capacity=capacity, instance=instance)
         self.ledger.workers[name] = Worker(bot)
 
     def _sync(self, nth: int, deeds: list[str], stale: int, status: str, capacity: int | None) -> None:
@@ -236,7 +236,7 @@ class History(RuleBasedStateMachine):
         if name in self.ledger.closing:
             _refused(worker, "session_over")
         else:
-            assert synced(worker.bot.desk, worker.message) == worker.answer
+            assert synced(worker.bot.sync_service, worker.message) == worker.answer
 
     @precondition(lambda self: self.ledger.ghosts)
     @rule(nth=st.integers(0, 9))
@@ -298,7 +298,7 @@ class History(RuleBasedStateMachine):
         return [completed({"job": job, "fence": fence}, exit_code=-1) for job, fence in wrong]
 
     def _answered(self, worker: Worker) -> None:
-        worker.answer = answered(worker.bot.desk, worker.message)
+        worker.answer = answered(worker.bot.sync_service, worker.message)
         said = json.loads(worker.answer)
         assert said["drain"] == (worker.bot.session.bot in self.ledger.drained) or worker.message.status == "gone"
         works = said["leases"]
@@ -401,7 +401,7 @@ def _cycle(deeds: list[str]) -> Iterator[str]:
 
 def _refused(worker: Worker, *codes: str) -> None:
     with pytest.raises(Conflict) as refused:
-        synced(worker.bot.desk, worker.message)
+        synced(worker.bot.sync_service, worker.message)
     assert refused.value.code in codes
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
-from assigner.maintenance.overflow import Tide
+from assigner.maintenance.overflow import OverflowController
 from assigner.operator_resources.priorities import reprice
 from assigner.preemption.plan import QuotaSettings
 from schema import clock
@@ -130,21 +130,21 @@ def counted(pool: Pool) -> Counter[str]:
     return Counter({row.move: row.n for row in pool.rows("SELECT move, count(*) AS n FROM job_events GROUP BY move")})
 
 
-class Looker:
+class QuotaWatcher:
     """Looks at every quota and every lease in one snapshot, again and again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._below: dict[tuple[int, int, int], float] = {}
-        self.looks, self.above, self.uncounted = 0, 0, list[object]()
+        self.checks, self.above, self.uncounted = 0, 0, list[object]()
         #: The longest time for which an instance with work had less than its minimum, beside the delay itself.
         self.longest = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         with self._database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
             rows = connection.execute(LOOK, {"cooldown": RULES.eviction_cooldown, "delay": RULES.preemption_delay})
             found, now = rows.all(), clock.monotonic()
-        self.looks += 1
+        self.checks += 1
         still: dict[tuple[int, int, int], float] = {}
         for row in found:
             if row.usage != row.live:
@@ -173,7 +173,7 @@ def test_eight_assigners_keep_every_quota_while_operators_change_them(
     database = Database(database_url, DatabaseSettings(pool=6), role="soak", chance=chance)
     operator = Operator(Pool(database, timing, chance), random.Random(chance.getrandbits(32)))
     caller = Operator(Pool(database, timing, chance), random.Random(chance.getrandbits(32)))
-    looker, errors = Looker(database), list[BaseException]()
+    watcher, errors = QuotaWatcher(database), list[BaseException]()
     for cohort in COHORTS:
         for instance in INSTANCES:
             operator.set(cohort, instance)
@@ -196,7 +196,7 @@ def test_eight_assigners_keep_every_quota_while_operators_change_them(
         for work, pause in (
             (caller.submit, 0.1),
             (operator.change, 0.4),
-            (looker.look, SAMPLE),
+            (watcher.check, SAMPLE),
             (upkeep.run_once, timing.reap),
         ):
             running.enter_context(over_and_over(work, pause, errors))
@@ -209,12 +209,14 @@ def test_eight_assigners_keep_every_quota_while_operators_change_them(
         eventually(lambda: errors or enough(), seconds + 4 * MINUTE, every=0.2)
     moved = counted(pool)
     most = pool.row("SELECT coalesce(max(evictions), 0) AS n FROM jobs").n
-    print(f"{seconds:g} s: {dict(moved)}, {operator.changes} changes, {looker.looks} looks, {looker.above} found above")
-    print(f"longest below a minimum {looker.longest:.2f} s; one job evicted at most {most} times")
+    print(
+        f"{seconds:g} s: {dict(moved)}, {operator.changes} changes, {watcher.checks} looks, {watcher.above} found above"
+    )
+    print(f"longest below a minimum {watcher.longest:.2f} s; one job evicted at most {most} times")
     assert errors == []
-    assert looker.uncounted == [], "usage is that of the live leases at every instant"
+    assert watcher.uncounted == [], "usage is that of the live leases at every instant"
     assert grown_too_far(pool) == [], "usage never grows beyond its effective maximum"
-    assert looker.longest <= RULES.preemption_delay + timing.detect + MINUTE
+    assert watcher.longest <= RULES.preemption_delay + timing.detect + MINUTE
     assert [execution for swarm in swarms for execution in swarm.log.overlaps()] == []
     database.close()
     pool.database.close()
@@ -264,7 +266,7 @@ def test_sa_all_at_once_every_job_comes_to_its_end(pool: Pool, seed: int) -> Non
     kinds = (OrderingSettings(), OrderingSettings(ageing_rate=900.0), OrderingSettings(kind="score"))
     for assigner, ordering in zip(assigners, kinds, strict=True):
         assigner.reconfigure(assigner._settings, assigner._quotas, Rules(ordering))
-    upkeep, tide = pool.upkeep(), Tide(pool.database, name="test", now=clock.monotonic)
+    upkeep, tide = pool.upkeep(), OverflowController(pool.database, name="test", now=clock.monotonic)
     held: list[list[dict[str, object]]] = [[], []]
     for step in range(300):
         submitting = step < 40

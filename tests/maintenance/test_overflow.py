@@ -8,7 +8,7 @@ from sqlalchemy import Connection, event, text
 from schema.moves.cancel import cancel
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Policy
-from schema.policy.queue_limits import COUNT
+from schema.policy.queue_limits import COUNT_WAITING
 from schema.requests import JobRequest
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool
@@ -66,7 +66,7 @@ def test_a_22_without_a_limit_nobody_counts_and_below_it_hardly_ever(pool: Pool)
 
     def watch(*arguments: Any) -> None:
         # As the driver is given it, with placeholders of its own.
-        if str(COUNT).partition(":")[0] in (statement := arguments[2]):
+        if str(COUNT_WAITING).partition(":")[0] in (statement := arguments[2]):
             counts.append(statement)
 
     def counted() -> int:

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from assigner.admission import admit
-from assigner.admission.ordering import ByRank, OrderingSettings
+from assigner.admission.ordering import OrderingSettings, RankOrder
 from assigner.maintenance import upkeep as upkeep_maintenance
 from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Upkeep, UpkeepSettings
 from bots.protocol import OpenSession
@@ -19,7 +19,7 @@ from schema.policy import priority_classes
 from schema.postgres.notify import Wakeups
 from schema.requests import JobRequest
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Pool, active, book, completed, head
+from tests.support.pool import Pool, active, admission_state, completed, head
 
 EXPIRE = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE status <> 'gone'"
 NO_GRACE = "UPDATE ticks SET grace_until = at"
@@ -273,8 +273,8 @@ def test_sa_19_what_starved_starts_before_what_is_as_urgent_by_its_class(pool: P
 
 def starved(seed: int, *, ageing: Ageing | None, threshold: float = HOUR) -> float:
     """Seconds until the one background job starts, although 120 % of what can run is most urgent."""
-    chance, line, policy = random.Random(seed), ByRank(ageing), priority_classes.Policy()
-    step, room = 60.0, 5
+    chance, line, policy = random.Random(seed), RankOrder(ageing), priority_classes.Policy()
+    step, free_units = 60.0, 5
     victim = head(0, 90.0)
     queued, rank, promoted, nth = [], victim.rank, 0.0, 0
     for tick in range(10_000):
@@ -286,7 +286,9 @@ def starved(seed: int, *, ageing: Ageing | None, threshold: float = HOUR) -> flo
             rank = policy.high + 0.5 if rank > policy.normal else policy.critical + 0.5 if rank > policy.high else -1000
             promoted = now
         waits = head(0, rank)
-        given = admit.admit([*queued, waits], book(now), room=room, ordering=admit.ByInstance(line)).heads
+        given = admit.admit(
+            [*queued, waits], admission_state(now), free_units=free_units, ordering=admit.InstanceOrder(line)
+        ).heads
         if any(each.job.id == 0 for each in given):
             return now
         taken = {each.job.id for each in given}
@@ -302,10 +304,10 @@ def test_sa_19_the_least_urgent_job_starts_within_three_thresholds_under_overloa
 
 def test_sa_29_the_earliest_deadline_comes_first_and_keeps_nobody_else_waiting() -> None:
     heads = [head(1, 5), head(2, 5, since=1, deadline=900), head(3, 5, since=2), head(4, 5, since=3, deadline=100)]
-    ordering = OrderingSettings().made().ordering
-    assert [each.job.id for each in ordering.sequence(heads, book())] == [1, 4, 3, 2]
+    ordering = OrderingSettings().policy().ordering
+    assert [each.job.id for each in ordering.sequence(heads, admission_state())] == [1, 4, 3, 2]
     other = [*heads, head(5, 4, since=9, deadline=5000)]
-    assert [each.job.id for each in ordering.sequence(other, book())] == [5, 1, 4, 3, 2]
+    assert [each.job.id for each in ordering.sequence(other, admission_state())] == [5, 1, 4, 3, 2]
 
 
 def test_a_38_a_job_with_little_slack_comes_before_everything_and_the_least_slack_first(pool: Pool) -> None:
@@ -337,5 +339,5 @@ def test_sa_29_a_job_that_is_over_is_looked_at_no_more(pool: Pool) -> None:
     pool.change("UPDATE job_constraints SET watch_at = now()")
 
     pool.database.run(lambda c: cancel(c, [job], instances=None, sync=1.0, actor="test"))
-    assert not upkeep_maintenance.watch(pool.database, actor="test")
+    assert not upkeep_maintenance.review_waiting_jobs(pool.database, actor="test")
     assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None

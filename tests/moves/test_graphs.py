@@ -96,7 +96,7 @@ def test_ma_16_a_cancelled_graph_ends_once_and_for_all(pool: Pool) -> None:
 
 def test_ma_18_a_stale_report_of_a_node_changes_nothing(pool: Pool) -> None:
     graph = submitted(pool, {1: [], 2: [1]})
-    bot = pool.bot(capacity=1, desk=pool.desk(enabled=False))
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     pool.assigner(batch=1).run_once()
     (work,) = bot.take()
     bot.sync(completed(work | {"fence": work["fence"] + 1}), active(work))
@@ -165,7 +165,7 @@ def test_a_cancelled_job_in_the_middle_of_a_graph_ends_as_its_edges_say(pool: Po
 def test_a_parent_that_is_no_more_has_still_done_its_part(pool: Pool) -> None:
     """Retention may delete a finished job long before its graph is over."""
     graph = submitted(pool, {1: [], 2: [], 3: [1, 2]})
-    bot = pool.bot(capacity=1, desk=pool.desk(enabled=False))
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     for left in (1, 0):
         pool.assigner(batch=1).run_once()
         (work,) = bot.take()
@@ -212,7 +212,7 @@ def test_a_queue_timeout_of_a_blocked_node_begins_when_it_is_queued(pool: Pool) 
     request["nodes"][1]["queue_timeout_seconds"] = 3600
     graph = taken(pool, request)
     assert pool.job(graph.jobs[2]).queue_deadline is None
-    bot = pool.bot(capacity=1, desk=pool.desk(enabled=False))
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     pool.assigner().run_once()
     (work,) = bot.take()
     bot.sync(completed(work))

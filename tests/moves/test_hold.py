@@ -11,12 +11,12 @@ from sqlalchemy import text
 from schema.errors import Conflict, Forbidden, LeaseholdError, NotFound, QueueFull
 from schema.moves import hold
 from schema.moves.cancel import Cancelled
-from schema.moves.hold import Held, Requeued
+from schema.moves.hold import HoldResult, Requeued
 from schema.postgres.engine import Database
 from tests.support.http import JOB, OTHER, Answer, Gateway, audited, call, final, in_turn, submitted
 from tests.support.http import JOB_COMMANDING as ONE
 from tests.support.pool import Pool, completed
-from tests.support.race import Race, books, cancel, outcome, park, unpark
+from tests.support.race import Race, cancel, counted_state, outcome, park, unpark
 from tests.support.servers import Served
 
 
@@ -28,14 +28,14 @@ def test_a_held_job_is_not_placed_until_it_is_released_and_keeps_its_age(pool: P
     older, newer = pool.submit(2)
     pool.change("UPDATE jobs SET queued_at = now() - interval '1 h' WHERE id = :id", id=pool.job(older).id)
     queued_at = pool.job(older).queued_at
-    assert park(pool, older, reason="disk is full") == [Held(older, "parked", changed=True)]
+    assert park(pool, older, reason="disk is full") == [HoldResult(older, "parked", changed=True)]
     assert pool.job(older).reason == "held: disk is full"
     assert last_event(pool, older).details == {"reason": "disk is full"}
     bot = pool.bot()
     pool.assigner().run_once()
     assert [work["job"] for work in bot.sync()["leases"]] == [newer], "the bot gets the other one"
 
-    assert unpark(pool, older) == [Held(older, "queued", changed=True)]
+    assert unpark(pool, older) == [HoldResult(older, "queued", changed=True)]
     assert pool.history(older) == ["submit", "hold", "release"]
     assert (pool.job(older).queued_at, pool.job(older).reason) == (queued_at, None)
     other = pool.bot("bot-2")
@@ -49,9 +49,9 @@ def test_a_hold_leaves_what_does_not_wait_and_a_release_what_is_not_held(pool: P
     cancel(pool, over)
     absent = "00000000-0000-4000-8000-000000000000"
     assert park(pool, job, over, absent) == [
-        Held(job, "running", changed=False),
-        Held(over, "cancelled", changed=False),
-        Held(absent, None, changed=False),
+        HoldResult(job, "running", changed=False),
+        HoldResult(over, "cancelled", changed=False),
+        HoldResult(absent, None, changed=False),
     ]
     assert [found.changed for found in unpark(pool, job, over)] == [False, False]
 
@@ -120,9 +120,9 @@ def test_a_hold_waits_for_the_grant_that_was_ahead_of_it(pool: Pool, race: Race,
     (job,) = pool.submit()
     pool.bot()
     assert race.in_turn(lambda first: first.assigner().run_once(), lambda: park(pool, job), commit=commit) == [
-        Held(job, "leased" if commit else "parked", changed=not commit)
+        HoldResult(job, "leased" if commit else "parked", changed=not commit)
     ]
-    assert books(pool, job)["in_use"] == [1 if commit else 0]
+    assert counted_state(pool, job)["in_use"] == [1 if commit else 0]
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -133,7 +133,7 @@ def test_a_release_waits_for_the_cancel_that_was_ahead_of_it(pool: Pool, race: R
         assert cancel(first, job) == [Cancelled(job, "cancelled", changed=True)]
         late = race.second(lambda: unpark(pool, job), behind=first)
         first.decide(commit)
-        assert outcome(late) == [Held(job, "cancelled" if commit else "queued", changed=not commit)]
+        assert outcome(late) == [HoldResult(job, "cancelled" if commit else "queued", changed=not commit)]
 
 
 def test_a_cancel_waits_for_the_release_that_was_ahead_of_it(pool: Pool, race: Race) -> None:
@@ -149,9 +149,9 @@ def test_who_withdrew_from_a_shared_job_cannot_hold_it_for_the_others(pool: Pool
     (job,) = pool.submit(dedup_key="same")
     (follower,) = pool.submit(dedup_key="same")
     cancel(pool, follower)
-    assert park(pool, follower) == [Held(follower, "cancelled", changed=False)]
+    assert park(pool, follower) == [HoldResult(follower, "cancelled", changed=False)]
     (other,) = pool.submit(dedup_key="same")
-    assert park(pool, other) == [Held(other, "parked", changed=True)]
+    assert park(pool, other) == [HoldResult(other, "parked", changed=True)]
     assert pool.job(job).state == "parked"
 
 

@@ -10,10 +10,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from schema.errors import Conflict, QueueFull
 from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
-from schema.moves.end import Ending, Verdict, end
+from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.sessions import drain
 from schema.moves.submit import Submitted, submit, submit_alone
-from schema.postgres.fragments import RESULT
+from schema.postgres.fragments import JOB_RESULT
 from tests.support.pool import Pool, active, completed, synced
 
 
@@ -31,7 +31,7 @@ def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
     assert (row.state, row.fence, row.result_fence, row.attempts) == ("succeeded", 1, 1, 1)
     assert pool.history(job) == ["submit", "grant", "acknowledge", "finish"]
     assert pool.row("SELECT in_use FROM bots").in_use == 0
-    assert pool.row(f"SELECT {RESULT} AS result FROM jobs j").result == {"exit_code": 0, "seconds": 0.5}
+    assert pool.row(f"SELECT {JOB_RESULT} AS result FROM jobs j").result == {"exit_code": 0, "seconds": 0.5}
 
 
 def test_a_failed_job_stays_failed_and_is_not_tried_again(pool: Pool) -> None:
@@ -142,7 +142,7 @@ def test_an_ending_with_any_part_of_its_fence_wrong_changes_nothing(pool: Pool, 
     fence = row._asdict() | {wrong: getattr(row, wrong) + 1}
 
     ended = pool.database.run(
-        lambda connection: end(connection, [Ending(**fence, verdict=Verdict.SUCCEEDED)], actor="test")
+        lambda connection: end(connection, [AttemptEnd(**fence, verdict=Verdict.SUCCEEDED)], actor="test")
     )
 
     assert ended == []
@@ -164,8 +164,8 @@ def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> 
     job, bot, work = pool.running()
     message = bot.message(completed(work, exit_code=0))
 
-    first = synced(bot.desk, message)
-    again = synced(bot.desk, message)
+    first = synced(bot.sync_service, message)
+    again = synced(bot.sync_service, message)
 
     assert first == again
     assert pool.history(job).count("finish") == 1
@@ -174,10 +174,10 @@ def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> 
 def test_an_older_sync_is_refused(pool: Pool) -> None:
     job, bot, work = pool.running()
     older, newer = bot.message(completed(work)), bot.message(active(work))
-    synced(bot.desk, newer)
+    synced(bot.sync_service, newer)
 
     with pytest.raises(Conflict) as refused:
-        synced(bot.desk, older)
+        synced(bot.sync_service, older)
 
     assert refused.value.code == "stale_seq"
     assert pool.job(job).state == "running"
@@ -186,7 +186,7 @@ def test_an_older_sync_is_refused(pool: Pool) -> None:
 def test_a_sync_with_the_wrong_secret_is_refused(pool: Pool) -> None:
     bot = pool.bot()
     with pytest.raises(Conflict):
-        synced(bot.desk, bot.message().model_copy(update={"secret": "guess"}))
+        synced(bot.sync_service, bot.message().model_copy(update={"secret": "guess"}))
 
 
 def cancel(pool: Pool, *jobs: str, instances: list[str] | None = None) -> list[Cancelled]:

@@ -46,7 +46,7 @@ def test_bots_that_have_gone_for_long_are_forgotten_with_what_they_left(pool: Po
 def test_a_bot_that_comes_back_while_it_is_forgotten_gets_a_session(pool: Pool, race: Race) -> None:
     leave(pool, "bot-1", days=31)
     with race.first() as ahead:
-        assert retention.forget_bots(ahead.connection, age=30 * DAY, limit=10) == 1
+        assert retention.delete_gone_bots(ahead.connection, age=30 * DAY, limit=10) == 1
         opened = race.second(
             lambda: sessions.open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing), behind=ahead
         )

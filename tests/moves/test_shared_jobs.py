@@ -24,15 +24,15 @@ SELECT id, 'hold', 'queued', 'parked', 0, 'test' FROM parked
 """
 
 
-def told(pool: Pool, *submissions: str) -> list[str]:
+def submission_states(pool: Pool, *submissions: str) -> list[str]:
     """The state that each submission is told."""
-    found = pool.database.run(lambda c: jobs_queries.states(c, submissions, instances=None))
+    found = pool.database.run(lambda c: jobs_queries.submission_states(c, submissions, instances=None))
     return [found[each]["state"] for each in submissions]
 
 
-def whole(pool: Pool, *submissions: str) -> list[Cancelled]:
+def cancel_all_submissions(pool: Pool, *submissions: str) -> list[Cancelled]:
     return pool.database.run(
-        lambda c: cancel_moves.cancel(c, submissions, instances=None, sync=1.0, actor="test", whole=True)
+        lambda c: cancel_moves.cancel(c, submissions, instances=None, sync=1.0, actor="test", all_submissions=True)
     )
 
 
@@ -60,7 +60,7 @@ def test_a_submit_joins_the_unfinished_job_with_its_key_under_an_id_of_its_own(p
     assert len({job, joined, other, plain}) == 4
     assert len(pool.rows(JOBS)) == 2
     assert pool.history(job) == ["submit", "join", "join"]
-    found = pool.database.run(lambda c: jobs_queries.states(c, [job, joined, plain], instances=None))
+    found = pool.database.run(lambda c: jobs_queries.submission_states(c, [job, joined, plain], instances=None))
     assert [found[each]["joined"] for each in (job, plain)] == [None, None]
     assert str(found[joined]["joined"]) == job
 
@@ -153,14 +153,14 @@ def test_who_cancels_a_shared_job_leaves_it_to_the_others_and_the_last_one_ends_
 
     assert cancel(pool, leaves) == [Cancelled(leaves, "cancelled", changed=True)]
     assert cancel(pool, leaves) == [Cancelled(leaves, "cancelled", changed=False)]
-    assert (pool.job(job).state, told(pool, leaves, stays)) == (state, ["cancelled", state])
+    assert (pool.job(job).state, submission_states(pool, leaves, stays)) == (state, ["cancelled", state])
     assert pool.history(job)[-1] == "withdraw"
     event = pool.row("SELECT * FROM job_events WHERE move = 'withdraw'")
     assert (event.from_state, event.to_state, event.details) == (state, state, {"submission": leaves})
 
     end = "cancelled" if state in ("queued", "parked") else "cancelling"
     assert cancel(pool, stays) == [Cancelled(stays, end, changed=True)]
-    assert (pool.job(job).state, told(pool, leaves, stays)) == (end, ["cancelled", end])
+    assert (pool.job(job).state, submission_states(pool, leaves, stays)) == (end, ["cancelled", end])
     assert pool.history(job)[-1] == "cancel"
 
 
@@ -170,8 +170,8 @@ def test_a_withdrawn_submission_stays_cancelled_and_the_others_get_the_result(po
     cancel(pool, job, joined)
     bot.sync(completed(work, exit_code=0))
 
-    assert told(pool, job, joined, other) == ["cancelled", "cancelled", "succeeded"]
-    found = pool.database.run(lambda c: jobs_queries.states(c, [job, other], instances=None))
+    assert submission_states(pool, job, joined, other) == ["cancelled", "cancelled", "succeeded"]
+    found = pool.database.run(lambda c: jobs_queries.submission_states(c, [job, other], instances=None))
     assert (found[job]["result"], found[other]["result"]) == (None, {"exit_code": 0})
     assert found[job]["finished_at"] < found[other]["finished_at"]
     assert cancel(pool, other) == [Cancelled(other, "succeeded", changed=False)]
@@ -183,16 +183,16 @@ def test_all_submissions_named_in_one_call_end_their_job_and_only_theirs(pool: P
     assert {each.state for each in cancel(pool, first, second, other)} == {"cancelled"}
     assert [row.state for row in pool.rows(JOBS)] == ["cancelled", "queued"]
     assert pool.history(first) == ["submit", "join", "cancel"], "nobody left it to others"
-    assert told(pool, shares) == ["queued"]
+    assert submission_states(pool, shares) == ["queued"]
 
 
 def test_an_operator_can_end_a_job_whoever_shares_it(pool: Pool) -> None:
     job, bot, work = running(pool, **DEDUP)
     joined, left = pool.submit(2, **DEDUP)
     cancel(pool, left)
-    assert whole(pool, joined) == [Cancelled(joined, "cancelling", changed=True)]
+    assert cancel_all_submissions(pool, joined) == [Cancelled(joined, "cancelling", changed=True)]
     bot.sync(completed(work, "stopped"))
-    assert told(pool, job, joined, left) == ["cancelled"] * 3
+    assert submission_states(pool, job, joined, left) == ["cancelled"] * 3
     assert pool.row("SELECT details FROM job_events WHERE move = 'cancel'").details == {"all_submissions": True}
 
 
@@ -200,7 +200,7 @@ def test_who_left_may_come_back_as_somebody_new(pool: Pool) -> None:
     job, joined = shared(pool, "queued")
     cancel(pool, job)
     (again,) = pool.submit(**DEDUP)
-    assert told(pool, job, joined, again) == ["cancelled", "queued", "queued"]
+    assert submission_states(pool, job, joined, again) == ["cancelled", "queued", "queued"]
     cancel(pool, joined)
     assert pool.job(job).state == "queued"
     cancel(pool, again)
@@ -237,7 +237,7 @@ def test_many_submitters_at_once_share_one_live_job_for_each_key(pool: Pool, rac
         while cancels and not all(each.done() for each in running):
             live = pool.rows("SELECT public_id FROM jobs WHERE dedup_key IS NOT NULL AND state = 'queued'")
             if live:
-                whole(pool, *(str(row.public_id) for row in live))
+                cancel_all_submissions(pool, *(str(row.public_id) for row in live))
         answers = [answer for each in running for answer in each.result()]
 
     jobs = {row.id: row for row in pool.rows("SELECT j.*, i.name FROM jobs j JOIN instances i ON i.id = j.instance")}

@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import Connection, text
 
 from assigner.explain.answer import explain
-from schema.diagnostics.evidence import AHEAD, BOTS_LOOK, COMPARISONS
+from schema.diagnostics.evidence import AHEAD, COMPARISONS, MAX_BOTS_READ
 from schema.moves.cancel import cancel
-from schema.moves.end import Ending, Verdict, end
+from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.graphs import SubmittedGraph, cancel_graph
 from schema.moves.timeouts import stop_drained
 from schema.postgres.engine import Database
@@ -24,7 +24,7 @@ JOBS, BOTS = 100_000, 5_000
 #: Statements that fill the queue, each of which has to end within its timeout on a busy machine.
 PARTS = 10
 #: Jobs that are counted, bots that are looked at with their requirement sets, and a few rows of everything else.
-BOUND = AHEAD + 3 * BOTS_LOOK + COMPARISONS + 200
+BOUND = AHEAD + 3 * MAX_BOTS_READ + COMPARISONS + 200
 LAST = text("""
 SELECT j.public_id FROM jobs j JOIN platforms p ON p.id = j.platform
 WHERE j.state = 'queued' AND p.properties @> jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text)))
@@ -163,7 +163,7 @@ def test_a_pool_without_unfinished_graphs_looks_once_for_each_statement_that_end
     pool.bot(capacity=20)
     pool.assigner().run_once()
     leases = pool.rows("SELECT * FROM live ORDER BY job_id")
-    endings = [Ending(row.job_id, row.fence, row.bot_id, row.bot_epoch, Verdict.SUCCEEDED) for row in leases]
+    endings = [AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, Verdict.SUCCEEDED) for row in leases]
     assert len(endings) == 20
 
     def work(connection: Connection) -> list[Plan]:

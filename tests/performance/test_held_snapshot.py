@@ -7,10 +7,10 @@ import psycopg
 import pytest
 
 from bots.protocol import LeaseReport
-from schema.postgres.engine import plain
+from schema.postgres.engine import libpq_url
 from tests.support.plans import Plan, watching
 from tests.support.pool import Bot, Pool, active, completed
-from tests.support.race import Race, at_desk_of, cancel, outcome
+from tests.support.race import Race, at_service_of, cancel, outcome
 
 #: Jobs that the bot holds at once, and its calls while the snapshot is held.
 CAPACITY, CALLS = 5, 300
@@ -36,7 +36,7 @@ def _watched(race: Race, bot: Bot, held: list[dict[str, Any]], *, lasting: bool)
     """The plans of a call that ends and fetches; what it fetches is then in `held`."""
     with race.first() as inside:
         with watching(inside.connection) as watch:
-            held[:] = at_desk_of(inside, bot).sync(*_reports(held, lasting=lasting))["leases"]
+            held[:] = at_service_of(inside, bot).sync(*_reports(held, lasting=lasting))["leases"]
         bot.seq += 1
         inside.commit()
     return watch.plans
@@ -58,7 +58,7 @@ def test_a_call_costs_as_much_after_hundreds_of_others_though_a_snapshot_is_held
         held = bot.sync(*_reports(held, lasting=lasting))["leases"]
     before = _buffers(_watched(race, bot, held, lasting=lasting))
     assert all(before.values()), f"a statement is not found by its words: {before}"
-    with psycopg.connect(plain(pool.database.url)) as holder:
+    with psycopg.connect(libpq_url(pool.database.url)) as holder:
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT count(*) FROM leasehold.bots")
         for _ in range(CALLS):
@@ -114,7 +114,7 @@ def test_a_call_that_waits_for_a_grant_to_its_bot_tells_of_that_lease_if_it_came
     second = pool.submit(max_attempts=2)
     with race.first() as ahead:
         ahead.assigner().run_once()
-        future = race.second(lambda: at_desk_of(pool, bot).sync(active(work), status="draining"), behind=ahead)
+        future = race.second(lambda: at_service_of(pool, bot).sync(active(work), status="draining"), behind=ahead)
         ahead.decide(commit)
     told = [lease["job"] for lease in outcome(future)["leases"]]
     assert told == (first + second if commit else first)
@@ -141,13 +141,13 @@ def test_a_session_that_opens_behind_a_grant_gives_back_that_lease_too(pool: Poo
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_grant_behind_a_call_finds_the_room_that_the_call_has_left(pool: Pool, race: Race, commit: bool) -> None:
     """The call ends one lease and leaves room; the assigner passes over its bot, and then counts on from there."""
-    bot = pool.bot(capacity=1, desk=pool.desk(enabled=False))
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     pool.submit()
     pool.assigner().run_once()
     (work,) = bot.take()
     (waiting,) = pool.submit()
     with race.first() as ahead:
-        Bot(ahead.desk(enabled=False), bot.session, bot.seq).sync(completed(work))
+        Bot(ahead.sync_service(enabled=False), bot.session, bot.seq).sync(completed(work))
         race.unhindered(lambda: pool.assigner().run_once(), by=ahead)
         assert pool.job(waiting).state == "queued"
         ahead.decide(commit)

@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Connection, text
 
-from schema.clock import SELDOM, monotonic
+from schema.clock import SLOW_FACTOR, monotonic
 from schema.errors import BadInput
 from schema.moves.cancel import cancel
 from schema.moves.submit import submit
 from schema.picking import for_bot, head_cursor, ready
-from schema.picking.for_bot import Fetcher
-from schema.picking.head_cursor import Front, Fronts
-from schema.picking.ready import JOBS_LOOK, Order, ReadyJob, Scope
+from schema.picking.for_bot import FetchingBot
+from schema.picking.head_cursor import HeadCursor, HeadCursors
+from schema.picking.ready import MAX_JOBS_READ, Order, ReadyJob, Scope
 from tests.support.plans import watching
 from tests.support.pool import Pool
 from tests.support.tenancy import Tenancy
@@ -37,12 +37,12 @@ class Clock:
         return self.now
 
 
-class Line:
+class ScannedPool:
     """A front that has been walked once, slowly, and is walked from where it was seen to begin from then on."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._clock = pool, Clock()
-        self._front = Front(self._clock)
+        self._head_cursor = HeadCursor(self._clock)
 
     def pick(self) -> list[ReadyJob]:
         found = self._pool.database.run(self.picked)
@@ -51,17 +51,17 @@ class Line:
 
     def picked(self, connection: Connection) -> list[ReadyJob]:
         return ready.pick(
-            connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1), line=self._front
+            connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1), cursor=self._head_cursor
         )
 
-    def fetched(self, connection: Connection, bot: Fetcher) -> list[ReadyJob]:
+    def fetched(self, connection: Connection, bot: FetchingBot) -> list[ReadyJob]:
         return for_bot.pick_for_bot(
-            connection, bot, limit=BATCH, any_wait=False, literal=False, cooldown=600, line=self._front
+            connection, bot, limit=BATCH, any_wait=False, literal=False, cooldown=600, cursor=self._head_cursor
         )
 
     def later(self) -> None:
         """So much later that a walk from the very beginning may be paid for again."""
-        self._clock.now += SELDOM * SLOW
+        self._clock.now += SLOW_FACTOR * SLOW
 
 
 @contextmanager
@@ -85,12 +85,12 @@ def aged(pool: Pool, jobs: list[str], by: timedelta) -> None:
 
 
 @pytest.fixture
-def line(pool: Pool) -> Line:
+def line(pool: Pool) -> ScannedPool:
     pool.bot(capacity=100)
-    return Line(pool)
+    return ScannedPool(pool)
 
 
-def test_a_job_of_any_urgency_is_found_from_where_the_front_began(pool: Pool, line: Line) -> None:
+def test_a_job_of_any_urgency_is_found_from_where_the_front_began(pool: Pool, line: ScannedPool) -> None:
     first = pool.submit(2, priority=5)
     assert names(line.pick()) == first
     urgent, between, unurgent = (pool.submit(priority=priority)[0] for priority in (-7, 3, 9))
@@ -98,7 +98,7 @@ def test_a_job_of_any_urgency_is_found_from_where_the_front_began(pool: Pool, li
 
 
 def test_a_job_that_comes_to_lie_before_what_is_remembered_is_found_by_the_next_whole_walk(
-    pool: Pool, line: Line
+    pool: Pool, line: ScannedPool
 ) -> None:
     jobs = pool.submit(2)
     assert names(line.pick()) == jobs
@@ -109,7 +109,7 @@ def test_a_job_that_comes_to_lie_before_what_is_remembered_is_found_by_the_next_
     assert names(line.pick()) == [old, *jobs]
 
 
-def test_a_job_whose_submit_took_long_to_commit_is_not_missed(pool: Pool, line: Line) -> None:
+def test_a_job_whose_submit_took_long_to_commit_is_not_missed(pool: Pool, line: ScannedPool) -> None:
     with pool.database.engine.begin() as slow:
         slow.execute(text("SELECT now()"))
         jobs = pool.submit(2)
@@ -119,7 +119,7 @@ def test_a_job_whose_submit_took_long_to_commit_is_not_missed(pool: Pool, line: 
     assert names(line.pick()) == [late.public_id, *jobs]
 
 
-def test_a_line_that_was_empty_is_walked_from_then_on_too(pool: Pool, line: Line) -> None:
+def test_a_line_that_was_empty_is_walked_from_then_on_too(pool: Pool, line: ScannedPool) -> None:
     (first,) = pool.submit()
     assert names(line.pick()) == [first]
     pool.database.run(lambda connection: cancel(connection, [first], instances=None, sync=1, actor="test"))
@@ -128,7 +128,7 @@ def test_a_line_that_was_empty_is_walked_from_then_on_too(pool: Pool, line: Line
     assert names(line.pick()) == second
 
 
-def test_a_whole_walk_that_was_cut_forgets_what_it_did_not_reach(pool: Pool, line: Line) -> None:
+def test_a_whole_walk_that_was_cut_forgets_what_it_did_not_reach(pool: Pool, line: ScannedPool) -> None:
     low = pool.submit(2, priority=5)
     assert names(line.pick()) == low
     (old,) = pool.submit(priority=5)
@@ -143,11 +143,11 @@ def test_a_whole_walk_that_was_cut_forgets_what_it_did_not_reach(pool: Pool, lin
 
 def test_a_walk_that_began_late_does_not_undo_what_a_whole_one_found() -> None:
     clock = Clock()
-    front = Front(clock)
+    front = HeadCursor(clock)
     front.learn(front.begin(), (1, 1000.0, [[0, 5, 1000.0, 7]]), limit=2)
     clock.slow = False
     partial = front.begin()
-    clock.now += SELDOM * SLOW
+    clock.now += SLOW_FACTOR * SLOW
     whole = front.begin()
     assert (partial.whole, whole.whole) == (False, True)
     assert not front.begin().whole, "one is under way"
@@ -163,7 +163,7 @@ def test_a_long_pick_that_took_a_little_longer_is_followed_by_those_from_where_t
 ) -> None:
     clock = Clock()
     clock.slow = False
-    line = Front(clock)
+    line = HeadCursor(clock)
     walk = line.begin()
     clock.now += 2 * head_cursor.QUICK
     line.learn(walk, (walked, 1000.0, [[0, 5, 1000.0, 7]]), limit=walked + 1)
@@ -172,13 +172,13 @@ def test_a_long_pick_that_took_a_little_longer_is_followed_by_those_from_where_t
 
 def test_what_a_walk_saw_in_a_transaction_that_did_not_happen_is_forgotten(pool: Pool) -> None:
     pool.bot(capacity=100)
-    fronts = Fronts(Clock())
+    head_cursors = HeadCursors(Clock())
     old = pool.submit(2)
     aged(pool, old, timedelta(minutes=5))
 
     def picked(connection: Connection) -> list[ReadyJob]:
-        line = fronts.of(0)
-        return ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1), line=line)
+        line = head_cursors.of(0)
+        return ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1), cursor=line)
 
     def undone(connection: Connection) -> None:
         picked(connection)
@@ -187,18 +187,18 @@ def test_what_a_walk_saw_in_a_transaction_that_did_not_happen_is_forgotten(pool:
         raise BadInput("test", "comes to nothing")
 
     with pytest.raises(BadInput):
-        pool.database.run(undone, undone=fronts.forget)
+        pool.database.run(undone, undone=head_cursors.forget)
     assert names(pool.database.run(picked)) == old
 
 
 @pytest.mark.parametrize("who", ["an assigner", "a bot"])
 def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps_even_of_the_same_submit(
-    pool: Pool, line: Line, who: str, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, line: ScannedPool, who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_cursor, "LATE", 0.0)
-    fetcher = Fetcher(pool.rows("SELECT id FROM bots")[0].id, "bot-1", 0, None, None, 100, 100)
+    fetcher = FetchingBot(pool.rows("SELECT id FROM bots")[0].id, "bot-1", 0, None, None, 100, 100)
 
-    def look(connection: Connection) -> list[ReadyJob]:
+    def read(connection: Connection) -> list[ReadyJob]:
         return line.picked(connection) if who == "an assigner" else line.fetched(connection, fetcher)
 
     with snapshot(pool):
@@ -208,7 +208,7 @@ def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps_even_of_the_sam
         buffers = []
         for _walk in ("from the very beginning", "from where the front was seen to begin"):
             with pool.database.engine.begin() as connection, watching(connection) as watch:
-                assert names(look(connection)) == jobs
+                assert names(read(connection)) == jobs
             buffers.append(watch.buffers)
         pages = pool.row("SELECT count(DISTINCT (ctid::text::point)[0]) AS pages FROM jobs").pages
     assert buffers[0] - buffers[1] > pages / 2
@@ -220,22 +220,22 @@ def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps_even_of_the_sam
 INSTANCES = ("one", "two", "three")
 
 
-def fetched(pool: Pool, limit: int, line: Front | None) -> list[str]:
+def fetched(pool: Pool, limit: int, line: HeadCursor | None) -> list[str]:
     """What the first bot would be given."""
     bot = pool.rows("SELECT id, capacity FROM bots ORDER BY id")[0]
-    fetcher = Fetcher(bot.id, "bot-1", 0, None, None, bot.capacity, bot.capacity)
+    fetcher = FetchingBot(bot.id, "bot-1", 0, None, None, bot.capacity, bot.capacity)
 
     def work(connection: Connection) -> list[ReadyJob]:
         return for_bot.pick_for_bot(
-            connection, fetcher, limit=limit, any_wait=False, literal=False, cooldown=600, line=line
+            connection, fetcher, limit=limit, any_wait=False, literal=False, cooldown=600, cursor=line
         )
 
     return names(pool.database.run(work))
 
 
-def picked(pool: Pool, batch: int, line: Front | None, order: Order = Order.PRIORITY) -> list[str]:
+def picked(pool: Pool, batch: int, line: HeadCursor | None, order: Order = Order.PRIORITY) -> list[str]:
     def work(connection: Connection) -> list[ReadyJob]:
-        return ready.pick(connection, Scope(), order=order, batch=batch, chance=random.Random(1), line=line)
+        return ready.pick(connection, Scope(), order=order, batch=batch, chance=random.Random(1), cursor=line)
 
     return names(pool.database.run(work))
 
@@ -245,7 +245,7 @@ def test_any_pool_is_picked_from_alike(pool: Pool, tenancy: Tenancy, seed: int) 
     chance = random.Random(seed)
     pool.bot(capacity=chance.choice([3, 40]), properties={"kind": ["a"]})
     pool.bot("bot-2", capacity=5, properties={"kind": ["b"]})
-    line = Front(monotonic)
+    line = HeadCursor(monotonic)
     for turn in range(6):
         for _ in range(chance.randint(1, 6)):
             pool.submit(
@@ -258,7 +258,7 @@ def test_any_pool_is_picked_from_alike(pool: Pool, tenancy: Tenancy, seed: int) 
             tenancy.quota("one", maximum=7)
         batch = chance.choice([1, 3, 10])
         assert picked(pool, batch, line) == picked(pool, batch, None)
-        assert fetched(pool, 2, Front(monotonic)) == fetched(pool, 2, None)
+        assert fetched(pool, 2, HeadCursor(monotonic)) == fetched(pool, 2, None)
 
 
 def test_a_bot_is_not_given_a_job_at_rest_before_a_more_urgent_one_behind_the_front(pool: Pool) -> None:
@@ -267,13 +267,13 @@ def test_a_bot_is_not_given_a_job_at_rest_before_a_more_urgent_one_behind_the_fr
     urgent = pool.submit(priority=3, properties={"kind": "a"})
     pool.submit(priority=5, properties={"kind": "a"})
     pool.change("UPDATE jobs SET considered = 1, schedule_after = now() + interval '60 s' WHERE priority = 5")
-    assert fetched(pool, 1, Front(monotonic)) == urgent
+    assert fetched(pool, 1, HeadCursor(monotonic)) == urgent
 
 
 def test_by_age_an_old_job_that_fits_is_found_behind_large_ones_of_its_urgency(pool: Pool, tenancy: Tenancy) -> None:
     pool.bot(capacity=1000)
     tenancy.quota("default", maximum=3)
-    pool.submit(JOBS_LOOK + 100, priority=0, units=5)
+    pool.submit(MAX_JOBS_READ + 100, priority=0, units=5)
     (old,) = pool.submit(priority=0)
     pool.submit(30, priority=9)
     assert picked(pool, 2, None, Order.AGE)[0] == old

@@ -7,9 +7,9 @@ from sqlalchemy import Connection, text
 
 from schema import clock
 from schema.picking import for_bot, ready
-from schema.picking.for_bot import Fetcher
-from schema.picking.head_cursor import Front
-from schema.picking.ready import JOBS_LOOK, LEAST_HEADS, Order, ReadyJob, Scope
+from schema.picking.for_bot import FetchingBot
+from schema.picking.head_cursor import HeadCursor
+from schema.picking.ready import LEAST_HEADS, MAX_JOBS_READ, Order, ReadyJob, Scope
 from schema.postgres.engine import Database
 from tests.support import filling
 from tests.support.explain import explained
@@ -20,7 +20,7 @@ from tests.support.tenancy import EAGER, Tenancy
 KINDS = ("free",)
 LARGE = 3_000
 #: Heads that are looked through, what of each of them is read once more, and a few rows of everything else.
-BOUND = 4 * JOBS_LOOK
+BOUND = 4 * MAX_JOBS_READ
 
 
 @pytest.fixture
@@ -54,23 +54,23 @@ def test_a_job_that_fits_into_what_a_quota_leaves_is_placed_behind_many_that_do_
     assert filled.job(small(filled, 1)).state == "queued", "the other one has used the quota up"
 
 
-@pytest.mark.parametrize(("room", "maximum", "found"), [(1, None, [1]), (3, None, [2, 1]), (4, 1, [1])])
+@pytest.mark.parametrize(("free_units", "maximum", "found"), [(1, None, [1]), (3, None, [2, 1]), (4, 1, [1])])
 def test_a_bot_fetches_what_fits_behind_many_jobs_that_do_not(
-    filled: Pool, room: int, maximum: int | None, found: list[int]
+    filled: Pool, free_units: int, maximum: int | None, found: list[int]
 ) -> None:
     if maximum is not None:
         Tenancy(filled).quota("i-0", maximum=maximum)
-    assert [job.units for job in fetched(filled.database, room=room)] == found
+    assert [job.units for job in fetched(filled.database, free_units=free_units)] == found
 
 
-def fetched(database: Database, *, room: int) -> list[ReadyJob]:
+def fetched(database: Database, *, free_units: int) -> list[ReadyJob]:
     with database.engine.connect() as connection:
-        return fetch(connection, room=room)
+        return fetch(connection, free_units=free_units)
 
 
-def fetch(connection: Connection, *, room: int) -> list[ReadyJob]:
+def fetch(connection: Connection, *, free_units: int) -> list[ReadyJob]:
     bot = connection.execute(text("SELECT min(id) FROM bots")).scalar_one()
-    fetcher = Fetcher(bot, "bot", 0, None, None, 1, room)
+    fetcher = FetchingBot(bot, "bot", 0, None, None, 1, free_units)
     return for_bot.pick_for_bot(connection, fetcher, limit=5, any_wait=False, literal=False, cooldown=600)
 
 
@@ -86,7 +86,7 @@ def test_jobs_that_do_not_fit_cost_nothing(filled: Pool, analysed: bool) -> None
             assert [job.units for job in jobs] == [1]
             assert picked.touched <= BOUND, str(picked)
         with watching(connection) as looked:
-            fetch(connection, room=1)
+            fetch(connection, free_units=1)
         assert looked.touched <= BOUND, str(looked)
         assert "jobs_ready_units" in looked.indexes()
         connection.rollback()
@@ -114,13 +114,13 @@ def fill(pool: Pool, chance: random.Random, *, urgent: int) -> None:
 @pytest.mark.parametrize("order", list(Order), ids=["priority", "age"])
 @pytest.mark.parametrize("by_queue", [True, False], ids=["queue by queue", "from the front"])
 def test_what_is_picked_comes_first_over_all_queues(pool: Pool, order: Order, urgent: int, by_queue: bool) -> None:
-    line = None if by_queue else Front(clock.monotonic)
+    cursor = None if by_queue else HeadCursor(clock.monotonic)
     fill(pool, random.Random(urgent), urgent=urgent)
     pool.bot(capacity=1000, properties={"kind": [f"kind-{number}" for number in range(QUEUES)]})
     first = [row.id for row in pool.rows(f"SELECT id FROM jobs ORDER BY {order.value} LIMIT {BATCH}")]
 
     def picked(connection: Connection) -> list[int]:
-        jobs = ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(1), line=line)
+        jobs = ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(1), cursor=cursor)
         return [job.id for job in jobs]
 
     found = pool.database.run(picked)

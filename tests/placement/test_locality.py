@@ -7,15 +7,15 @@ import pytest
 
 from assigner.placement.capacity import Capacity
 from assigner.placement.locality import Locality
-from assigner.placement.strategy import Policy, SamplingSettings, Snapshot, grouped
+from assigner.placement.strategy import Policy, SamplingSettings, Snapshot, group_jobs
 from schema.fleet import candidates
-from schema.fleet.candidates import WARM_LIMIT, FreeBot, Wanted
+from schema.fleet.candidates import WARM_LIMIT, CandidateRequest, FreeBot
 from schema.picking.ready import ReadyJob
 from tests.support.pool import Pool
 
 
-def bot(number: int, *, priority: int = 0, room: int = 1) -> FreeBot:
-    return FreeBot(number, f"bot-{number}", priority, room, room)
+def bot(number: int, *, priority: int = 0, free_units: int = 1) -> FreeBot:
+    return FreeBot(number, f"bot-{number}", priority, free_units, free_units)
 
 
 def job(number: int, *, hint: str | None = None, units: int = 1) -> ReadyJob:
@@ -25,29 +25,29 @@ def job(number: int, *, hint: str | None = None, units: int = 1) -> ReadyJob:
 def place(
     jobs: Sequence[ReadyJob], bots: Sequence[FreeBot], hits: set[tuple[int, str]], *, sample_size: int = 10
 ) -> dict[int, int]:
-    snapshot = Snapshot(jobs, grouped(jobs), [bots for _ in grouped(jobs)], frozenset(hits))
+    snapshot = Snapshot(jobs, group_jobs(jobs), [bots for _ in group_jobs(jobs)], frozenset(hits))
     policy = Policy(sampling=SamplingSettings(sample_size=sample_size))
     return {found.job_id: found.bot_id for found in Locality(Capacity(), "capacity").choose(snapshot, policy, how={})}
 
 
 def test_a_warm_bot_is_taken_however_bad_its_score() -> None:
-    bots = [bot(1, priority=-100, room=50), bot(2, priority=100)]
+    bots = [bot(1, priority=-100, free_units=50), bot(2, priority=100)]
     assert place([job(1, hint="repo")], bots, {(2, "repo")}) == {1: 2}
 
 
 def test_the_best_of_several_warm_bots_is_taken() -> None:
-    bots = [bot(1, room=90), bot(2, room=2), bot(3, room=3), bot(4, priority=1, room=9)]
+    bots = [bot(1, free_units=90), bot(2, free_units=2), bot(3, free_units=3), bot(4, priority=1, free_units=9)]
     assert place([job(1, hint="repo")], bots, {(2, "repo"), (3, "repo"), (4, "repo")}) == {1: 3}
 
 
 @pytest.mark.parametrize("hint", [None, "repo"])
 def test_without_a_hit_the_fallback_decides(hint: str | None) -> None:
-    assert place([job(1, hint=hint)], [bot(1), bot(2, room=2)], {(1, "other")}) == {1: 2}
+    assert place([job(1, hint=hint)], [bot(1), bot(2, free_units=2)], {(1, "other")}) == {1: 2}
 
 
 def test_a_warm_bot_that_is_full_is_no_candidate() -> None:
     jobs = [job(number, hint="repo") for number in (1, 2, 3)]
-    assert place(jobs, [bot(1), bot(2, room=2), bot(3)], {(1, "repo")}) == {1: 1, 2: 2, 3: 2}
+    assert place(jobs, [bot(1), bot(2, free_units=2), bot(3)], {(1, "repo")}) == {1: 1, 2: 2, 3: 2}
 
 
 def test_an_earlier_job_without_a_hint_is_served_before_a_later_one_with_a_hit() -> None:
@@ -57,20 +57,20 @@ def test_an_earlier_job_without_a_hint_is_served_before_a_later_one_with_a_hit()
 def test_jobs_of_both_kinds_never_take_more_than_there_is() -> None:
     chance = random.Random(11)
     for _ in range(200):
-        bots = [bot(number, room=chance.randint(1, 4)) for number in range(6)]
+        bots = [bot(number, free_units=chance.randint(1, 4)) for number in range(6)]
         jobs = [job(number, units=chance.randint(1, 2), hint=chance.choice([None, "a", "b"])) for number in range(15)]
         hits = {(chance.randrange(6), hint) for hint in ("a", "b") for _ in range(2)}
         placed = place(jobs, bots, hits, sample_size=chance.randint(1, 4))
         for one in bots:
-            assert sum(each.units for each in jobs if placed.get(each.id) == one.id) <= one.room
-        spare = {one.id: one.room - sum(j.units for j in jobs if placed.get(j.id) == one.id) for one in bots}
+            assert sum(each.units for each in jobs if placed.get(each.id) == one.id) <= one.free_units
+        spare = {one.id: one.free_units - sum(j.units for j in jobs if placed.get(j.id) == one.id) for one in bots}
         for each in jobs:
             assert each.id in placed or max(spare.values()) < each.units, "room was left for it"
 
 
 def test_a_decision_says_whether_the_fallback_made_it() -> None:
     jobs = [job(1, hint="repo"), job(2)]
-    snapshot = Snapshot(jobs, grouped(jobs), [[bot(1), bot(2)]], frozenset({(1, "repo")}))
+    snapshot = Snapshot(jobs, group_jobs(jobs), [[bot(1), bot(2)]], frozenset({(1, "repo")}))
     first, second = Locality(Capacity(), "capacity").choose(snapshot, Policy(), how={"strategy": "locality"})
     assert first.decision == {
         "bot": "bot-1", "candidates": 1, "strategy": "locality",
@@ -130,7 +130,7 @@ def test_the_latest_of_many_warm_bots_are_added_and_no_more_than_a_few(pool: Poo
     fleet(pool, len(names), *names)
     pool.submit()
     job = pool.row("SELECT instance, platform FROM jobs")
-    wanted = Wanted(0, job.instance, job.platform, 1, WARM_LIMIT)
+    wanted = CandidateRequest(0, job.instance, job.platform, 1, WARM_LIMIT)
     found, none = pool.database.run(lambda c: candidates.warm(c, [(wanted, "repo"), (wanted, "other")]))
     assert [each.name for each in found] == names[: -WARM_LIMIT - 1 : -1]
     assert none == []

@@ -11,7 +11,7 @@ from assigner.admission import rules
 from assigner.explain.answer import explain
 from assigner.placement import resources as resources_placement
 from assigner.placement.registry import load
-from assigner.placement.resources import Fitted
+from assigner.placement.resources import ResourceSnapshot
 from assigner.placement.strategy import Group, Policy
 from bots.protocol import OpenSession
 from bots.sync import sessions
@@ -33,7 +33,7 @@ def job(pool: Pool, count: int = 1, *, need: dict[str, int], **fields: Any) -> l
 
 def used(pool: Pool, bot: Bot, kind: str) -> float | None:
     (row,) = pool.rows("SELECT id FROM bots WHERE name = :name", name=bot.session.bot)
-    name = resources.counter(row.id, kind)
+    name = resources.resource_counter(row.id, kind)
     found = pool.database.run(lambda c: counters.read(c, [name]))
     return found[name].used if found else None
 
@@ -41,17 +41,22 @@ def used(pool: Pool, bot: Bot, kind: str) -> float | None:
 def closed(pool: Pool) -> list[str]:
     """Why the queues wait for resources."""
 
-    def look(connection: Any) -> list[str]:
+    def read(connection: Any) -> list[str]:
         found = constrained.queues(
-            connection, Scope(None, None, cooldown=0), batch=10, start=0.5, after=constrained.BEGINNING
+            connection, Scope(None, None, cooldown=0), batch=10, start=0.5, after=constrained.FIRST_PLACE
         )
         assert found.now is not None
-        opened = [(each, rules.opened(connection, [each], now=found.now, rules=rules.RULES)) for each in found.queues]
+        opened = [
+            (each, rules.read_admission_state(connection, [each], now=found.now, rules=rules.RULES))
+            for each in found.queues
+        ]
         return [
-            why for queue, book in opened if (why := resources_placement.Resources().closed_to(queue, book)) is not None
+            why
+            for queue, admission_state in opened
+            if (why := resources_placement.ResourcesGate().closed_for_queue(queue, admission_state)) is not None
         ]
 
-    return pool.database.run(look)
+    return pool.database.run(read)
 
 
 def test_sa_22_a_bot_takes_jobs_up_to_what_it_has_and_gets_it_back(pool: Pool) -> None:
@@ -210,14 +215,14 @@ def broken(pool: Pool) -> dict[str, list[str]]:
 COMPILE = {"batch_key": "compile"}
 
 
-def seen(jobs: int, rooms: dict[int, int], *, units: int = 1, **fields: Any) -> Fitted:
+def snapshot_of(jobs: int, rooms: dict[int, int], *, units: int = 1, **fields: Any) -> ResourceSnapshot:
     waiting = [ReadyJob(n, str(n), 0, 1, 1, 0, units, None, 0) for n in range(1, jobs + 1)]
     bots = [FreeBot(bot, f"bot-{bot}", 0, room, 10) for bot, room in rooms.items()]
     fields = {"needs": {job.id: {} for job in waiting}, "batched": frozenset(job.id for job in waiting)} | fields
-    return Fitted(waiting, [Group(0, 1, 1, units, tuple(waiting))], [bots], frozenset(), **fields)
+    return ResourceSnapshot(waiting, [Group(0, 1, 1, units, tuple(waiting))], [bots], frozenset(), **fields)
 
 
-def placed(snapshot: Fitted, policy: Policy | None = None) -> list[int]:
+def placed(snapshot: ResourceSnapshot, policy: Policy | None = None) -> list[int]:
     """The bots, in the order of the jobs."""
     found = snapshot.chosen_by(load("capacity"), policy or Policy(), how={})
     return [each.bot_id for each in sorted(found, key=lambda each: each.job_id)]
@@ -240,20 +245,20 @@ def test_sa_30_without_a_key_they_are_spread_over_the_bots(pool: Pool) -> None:
 
 
 def test_sa_30_what_no_bot_has_room_for_goes_in_as_large_batches_as_there_is_room() -> None:
-    assert placed(seen(8, {1: 3, 2: 5})) == [2, 2, 2, 2, 2, 1, 1, 1]
-    assert placed(seen(4, {1: 3, 2: 5}, units=2)) == [2, 2, 1]
+    assert placed(snapshot_of(8, {1: 3, 2: 5})) == [2, 2, 2, 2, 2, 1, 1, 1]
+    assert placed(snapshot_of(4, {1: 3, 2: 5}, units=2)) == [2, 2, 1]
 
 
 def test_a_40_sa_30_fewer_than_a_batch_go_one_by_one() -> None:
-    assert placed(seen(1, {1: 3, 2: 5})) == [2]
-    assert sorted(placed(seen(2, {1: 1, 2: 1}))) == [1, 2]
-    assert sorted(placed(seen(4, {1: 5, 2: 5}), Policy(min_batch_size=5))) == [1, 1, 2, 2]
-    assert set(placed(seen(4, {1: 5, 2: 5}))) in ({1}, {2})
+    assert placed(snapshot_of(1, {1: 3, 2: 5})) == [2]
+    assert sorted(placed(snapshot_of(2, {1: 1, 2: 1}))) == [1, 2]
+    assert sorted(placed(snapshot_of(4, {1: 5, 2: 5}), Policy(min_batch_size=5))) == [1, 1, 2, 2]
+    assert set(placed(snapshot_of(4, {1: 5, 2: 5}))) in ({1}, {2})
 
 
 def test_sa_30_a_batch_fits_by_its_resources_too() -> None:
     need = {"needs": {key: {"memory_mib": 100} for key in range(1, 5)}, "amounts": {"bot:1:memory_mib": 250.0}}
-    assert placed(seen(4, {1: 9, 2: 3}, **need)) == [2, 2, 2, 1]
+    assert placed(snapshot_of(4, {1: 9, 2: 3}, **need)) == [2, 2, 2, 1]
 
 
 def test_sa_30_a_batch_key_is_a_name_of_its_instance() -> None:

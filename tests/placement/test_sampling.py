@@ -10,11 +10,11 @@ from sqlalchemy import Connection, event, text
 
 from assigner.placement import sampling
 from assigner.placement.capacity import Capacity
-from assigner.placement.sampling import CROWD, SKIPPED, Offers
+from assigner.placement.sampling import CROWD, SKIPPED, OfferCache
 from assigner.placement.strategy import Policy, SamplingSettings, Snapshot
 from schema.fleet import bulk_candidates, candidates
 from schema.fleet.bulk_candidates import PARTS
-from schema.fleet.candidates import FreeBot, Wanted
+from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.moves.grant import grant
 from schema.picking import ready
 from schema.picking.ready import Order, ReadyJob, Scope
@@ -29,7 +29,9 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     read = candidates.sample
 
-    def counted(connection: Connection, wanted: Sequence[Wanted], *, chance: random.Random) -> list[list[FreeBot]]:
+    def counted(
+        connection: Connection, wanted: Sequence[CandidateRequest], *, chance: random.Random
+    ) -> list[list[FreeBot]]:
         found.append(wanted[0].count)
         return read(connection, wanted, chance=chance)
 
@@ -47,7 +49,9 @@ def test_bg_30_a_sample_is_bounded_random_and_read_without_locks(pool: Pool) -> 
         with pool.database.engine.begin() as connection:
             jobs = ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=1, chance=pool.chance)
             for _ in range(40):
-                found = sampling.sampled(connection, jobs, sample_size=3, offers=Offers(), chance=pool.chance)
+                found = sampling.sample_snapshot(
+                    connection, jobs, sample_size=3, offer_cache=OfferCache(), chance=pool.chance
+                )
                 (bots,) = found.candidates
                 assert len({bot.id for bot in bots}) == 3
                 seen |= {bot.name for bot in bots}
@@ -100,7 +104,7 @@ def remembered(pool: Pool) -> list[str]:
 
 
 def test_bg_39_a_bot_keeps_the_hints_of_its_ten_latest_successes(pool: Pool) -> None:
-    bot = pool.bot(desk=pool.desk(enabled=False))
+    bot = pool.bot(sync_service=pool.sync_service(enabled=False))
     worked(pool, bot, [f"repo-{number}" for number in range(11)])
     assert remembered(pool) == [f"repo-{number}" for number in range(1, 11)]
     worked(pool, bot, ["repo-1"])
@@ -109,18 +113,20 @@ def test_bg_39_a_bot_keeps_the_hints_of_its_ten_latest_successes(pool: Pool) -> 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, []), (2, ["b", "c"])])
 def test_bg_39_the_limit_is_a_setting_and_nought_turns_it_off(pool: Pool, limit: int, kept: list[str]) -> None:
-    worked(pool, pool.bot(desk=pool.desk(enabled=False, bot_locality_hint_limit=limit)), ["a", "b", "c"])
+    worked(
+        pool, pool.bot(sync_service=pool.sync_service(enabled=False, bot_locality_hint_limit=limit)), ["a", "b", "c"]
+    )
     assert remembered(pool) == kept
 
 
 def test_bg_39_a_job_that_failed_leaves_no_hint(pool: Pool) -> None:
-    worked(pool, pool.bot(desk=pool.desk(enabled=False)), ["a"], verdict="failed")
+    worked(pool, pool.bot(sync_service=pool.sync_service(enabled=False)), ["a"], verdict="failed")
     assert remembered(pool) == []
 
 
 def test_the_pace_of_retries_is_a_setting(pool: Pool) -> None:
     (job,) = pool.submit()
-    bot = pool.bot(desk=pool.desk(retry_base=100.0, retry_cap=150.0))
+    bot = pool.bot(sync_service=pool.sync_service(retry_base=100.0, retry_cap=150.0))
     pool.assigner().run_once()
     waits = []
     for _ in range(2):
@@ -157,8 +163,12 @@ def waiting(pool: Pool) -> list[ReadyJob]:
     return [ReadyJob(**row._mapping) for row in pool.rows(JOBS)]
 
 
-def sampled(connection: Connection, jobs: Sequence[ReadyJob], offers: Offers, *, seed: int, size: int = 5) -> Snapshot:
-    return sampling.sampled(connection, jobs, sample_size=size, offers=offers, chance=random.Random(seed))
+def sampled(
+    connection: Connection, jobs: Sequence[ReadyJob], offer_cache: OfferCache, *, seed: int, size: int = 5
+) -> Snapshot:
+    return sampling.sample_snapshot(
+        connection, jobs, sample_size=size, offer_cache=offer_cache, chance=random.Random(seed)
+    )
 
 
 @pytest.fixture
@@ -190,17 +200,17 @@ def motley(pool: Pool) -> list[ReadyJob]:
     return waiting(pool)
 
 
-@pytest.mark.parametrize("margin", [candidates.LOOK, 1], ids=["all in the window", "few in the window"])
+@pytest.mark.parametrize("margin", [candidates.MAX_BOTS_READ, 1], ids=["all in the window", "few in the window"])
 @pytest.mark.parametrize("kinds", [sampling.SORTED, 0], ids=["sorted", "one after another"])
 def test_candidates_are_able_and_as_many_as_there_are(
     pool: Pool, motley: list[ReadyJob], monkeypatch: pytest.MonkeyPatch, margin: int, kinds: int
 ) -> None:
     monkeypatch.setattr(sampling, "LOOK", margin)
     monkeypatch.setattr(sampling, "SORTED", kinds)
-    offers = Offers()
+    offer_cache = OfferCache()
     with pool.database.engine.connect() as connection:
         for seed in range(8):
-            seen = sampled(connection, motley, offers, seed=seed)
+            seen = sampled(connection, motley, offer_cache, seed=seed)
             assert len(seen.groups) > sampling.FEW
             for group, found in zip(seen.groups, seen.candidates, strict=True):
                 want = group.wanted(5)
@@ -210,7 +220,9 @@ def test_candidates_are_able_and_as_many_as_there_are(
                 assert len(ids) == len(found) == min(want.count, len(able)), group
 
 
-@pytest.mark.parametrize("margin", [candidates.LOOK, 5_000], ids=["rarely in the window", "always in the window"])
+@pytest.mark.parametrize(
+    "margin", [candidates.MAX_BOTS_READ, 5_000], ids=["rarely in the window", "always in the window"]
+)
 def test_the_only_bot_in_two_thousand_that_offers_something_is_found(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, margin: int
 ) -> None:
@@ -224,10 +236,10 @@ def test_the_only_bot_in_two_thousand_that_offers_something_is_found(
 
     pool.database.run(fill)
     rare = pool.row("SELECT id FROM platforms WHERE properties->'kind'->>0 = 'rare'").id
-    offers = Offers()
+    offer_cache = OfferCache()
     with pool.database.engine.connect() as connection:
         for seed in range(10):
-            seen = sampled(connection, waiting(pool), offers, seed=seed)
+            seen = sampled(connection, waiting(pool), offer_cache, seed=seed)
             assert len(seen.groups) == 9
             for group, found in zip(seen.groups, seen.candidates, strict=True):
                 assert [bot.name for bot in found] == ["rare-1"] if group.platform == rare else len(found) == 5
@@ -243,7 +255,7 @@ def test_groups_draw_different_bots_and_each_job_gets_its_own(pool: Pool) -> Non
 
     pool.database.run(fill)
     with pool.database.engine.connect() as connection:
-        seen = sampled(connection, waiting(pool), Offers(), seed=1)
+        seen = sampled(connection, waiting(pool), OfferCache(), seed=1)
     assert len(seen.groups) == jobs
     assert len({frozenset(bot.id for bot in found) for found in seen.candidates}) == jobs
     drawn = Counter(bot.id for found in seen.candidates for bot in found)
@@ -271,10 +283,10 @@ def test_groups_that_compete_for_the_few_bots_of_a_window_are_shown_others(pool:
         "INSERT INTO bot_platforms (platform, bot_id, sample_key) SELECT p.id, b.id, b.sample_key FROM bots b"
         " JOIN platforms p ON b.properties @> p.properties WHERE b.name LIKE 'fine%' ON CONFLICT DO NOTHING"
     )
-    jobs, offers = waiting(pool), Offers()
+    jobs, offer_cache = waiting(pool), OfferCache()
     with pool.database.engine.connect() as connection:
         for seed in range(3):
-            seen = sampled(connection, jobs, offers, seed=seed)
+            seen = sampled(connection, jobs, offer_cache, seed=seed)
             placed = Capacity().choose(seen, Policy(), how={})
             # Of 57 on average; if all drew from the fifty in the window without regard to the others, it were 34.
             assert len({placement.bot_id for placement in placed}) == len(placed) > 45
@@ -294,7 +306,7 @@ def test_bots_for_one_tenant_among_many_are_found_among_thousands_for_another(po
     names = {row.id: row.name for row in pool.rows("SELECT id, name FROM instances")}
     with pool.database.engine.connect() as connection:
         for seed in range(5):
-            seen = sampled(connection, waiting(pool), Offers(), seed=seed)
+            seen = sampled(connection, waiting(pool), OfferCache(), seed=seed)
             found = {
                 names[group.instance]: [bot.name for bot in bots]
                 for group, bots in zip(seen.groups, seen.candidates, strict=True)
@@ -311,17 +323,17 @@ def six_kinds_of_jobs(pool: Pool) -> list[ReadyJob]:
 
 
 def test_a_bot_whose_properties_have_changed_since_is_not_given_what_it_no_longer_offers(pool: Pool) -> None:
-    jobs, offers = six_kinds_of_jobs(pool), Offers()
+    jobs, offer_cache = six_kinds_of_jobs(pool), OfferCache()
     pool.bot("b", capacity=10, properties={"kind": list(LETTERS)})
     with pool.database.engine.connect() as connection:
-        before = sampled(connection, jobs, offers, seed=1)
+        before = sampled(connection, jobs, offer_cache, seed=1)
         assert [len(found) for found in before.candidates] == [1] * 6
         pool.bot("b", capacity=10, properties={"kind": ["a"]})
         placements = Capacity().choose(before, Policy(), how={})
         granted = grant(connection, placements, assigner="test", strategy="test", ack=1)
         assert [lease.job_id for lease in granted] == [jobs[0].id]
         connection.rollback()
-        after = sampled(connection, jobs, offers, seed=1)
+        after = sampled(connection, jobs, offer_cache, seed=1)
         assert [len(found) for found in after.candidates] == [1, 0, 0, 0, 0, 0]
 
 
@@ -349,7 +361,7 @@ def test_two_statements_do_for_any_number_of_groups_once_the_kinds_are_known(poo
         filling.fill_bots(connection, dict.fromkeys(LETTERS, 20))
 
     pool.database.run(fill)
-    jobs, offers, statements = waiting(pool), Offers(), list[str]()
+    jobs, offer_cache, statements = waiting(pool), OfferCache(), list[str]()
     event.listen(
         pool.database.engine, "before_cursor_execute", lambda _c, _k, statement, *_: statements.append(statement)
     )
@@ -357,41 +369,41 @@ def test_two_statements_do_for_any_number_of_groups_once_the_kinds_are_known(poo
     with pool.database.engine.connect() as connection:
         for seed in range(3):
             statements.clear()
-            seen = sampled(connection, jobs, offers, seed=seed)
+            seen = sampled(connection, jobs, offer_cache, seed=seed)
             assert [len(found) for found in seen.candidates] == [5] * 300
             counts.append(len(statements))
     assert counts == [3, 2, 2]
 
 
 def test_what_is_known_of_a_kind_holds_for_bots_that_come_later(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, offers = six_kinds_of_jobs(pool), Offers()
+    jobs, offer_cache = six_kinds_of_jobs(pool), OfferCache()
     pool.bot("early", properties={"kind": ["a", "b"]})
     with pool.database.engine.connect() as connection:
-        sampled(connection, jobs, offers, seed=1)
+        sampled(connection, jobs, offer_cache, seed=1)
         pool.bot("late", properties={"kind": ["b", "a"]})
-        monkeypatch.setattr(bulk_candidates, "offered", None)
-        assert [len(found) for found in sampled(connection, jobs, offers, seed=1).candidates] == [2, 2, 0, 0, 0, 0]
+        monkeypatch.setattr(bulk_candidates, "read_offers", None)
+        assert [len(found) for found in sampled(connection, jobs, offer_cache, seed=1).candidates] == [2, 2, 0, 0, 0, 0]
 
 
 def test_the_memory_of_an_assigner_is_bounded() -> None:
-    offers = Offers(limit=10)
+    offer_cache = OfferCache(limit=10)
     for kind in range(25):
-        offers.learn([(1, kind, True), (2, kind, False)])
-        assert len(offers.of(1)) + len(offers.of(2)) <= 10
-        offers.fell_short((0, 0, kind, 1))
-        assert offers.of(1)[kind]
-        assert not offers.of(2)[kind]
+        offer_cache.learn([(1, kind, True), (2, kind, False)])
+        assert len(offer_cache.of(1)) + len(offer_cache.of(2)) <= 10
+        offer_cache.record_shortage((0, 0, kind, 1))
+        assert offer_cache.of(1)[kind]
+        assert not offer_cache.of(2)[kind]
 
 
 def test_a_group_that_falls_short_again_and_again_is_left_out_ever_longer_but_never_for_good() -> None:
-    offers, group = Offers(), (0, 1, 7, 1)
+    offer_cache, group = OfferCache(), (0, 1, 7, 1)
     pauses = []
     for _ in range(8):
-        offers.fell_short(group)
-        pauses.append(next(turn for turn in range(100) if not offers.passed_by(group)))
+        offer_cache.record_shortage(group)
+        pauses.append(next(turn for turn in range(100) if not offer_cache.is_skipped(group)))
     assert pauses == [1, 2, 4, 8, 16, SKIPPED, SKIPPED, SKIPPED]
-    offers.sufficed(group)
-    assert not offers.passed_by(group)
+    offer_cache.record_enough(group)
+    assert not offer_cache.is_skipped(group)
 
 
 # Assigners with much to place keep to parts of the bots, and only as long as these suffice.
@@ -413,8 +425,8 @@ def sampled_parts(pool: Pool, connection: Connection, jobs: int) -> set[int]:
     """The bots that somebody who places so many jobs looks at."""
     picked = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=jobs, chance=pool.chance)
     assert len(picked) == jobs
-    seen = sampling.sampled(
-        connection, picked, sample_size=SAMPLE, offers=Offers(), chance=random.Random(pool.chance.random())
+    seen = sampling.sample_snapshot(
+        connection, picked, sample_size=SAMPLE, offer_cache=OfferCache(), chance=random.Random(pool.chance.random())
     )
     (found,) = seen.candidates
     return {bot.id for bot in found}
@@ -481,7 +493,7 @@ def test_the_few_bots_of_a_tenant_are_found_wherever_a_look_begins(pool: Pool, c
         for seed in range(TRIES):
             chance = random.Random(seed)
             (job,) = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10, chance=chance)
-            want = Wanted(job.cohort, job.instance, job.platform, units=1, count=10)
+            want = CandidateRequest(job.cohort, job.instance, job.platform, units=1, count=10)
             (found,) = candidates.sample(connection, [want], chance=chance)
             assert [bot.name for bot in found] == ["free-1500"]
             assert [bot.name for bot in candidates.any_free(connection, want)] == ["free-1500"]

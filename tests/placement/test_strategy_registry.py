@@ -9,7 +9,7 @@ import pytest
 from assigner.config import loading
 from assigner.config.loading import Reloader
 from assigner.placement.registry import StrategySettings
-from assigner.placement.strategy import Policy, Snapshot, grouped
+from assigner.placement.strategy import Policy, Snapshot, group_jobs
 from assigner.settings import PoolSettings
 from schema.errors import BadInput, LeaseholdError
 from schema.fleet.candidates import FreeBot
@@ -33,8 +33,8 @@ class LastName:
         return found
 """
 JOB = ReadyJob(1, "1", cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, considered=0)
-BOTS = [FreeBot(number, f"bot-{number}", priority=0, room=1, capacity=1) for number in (7, 9, 8)]
-SEEN = Snapshot([JOB], grouped([JOB]), [BOTS], hits=frozenset())
+BOTS = [FreeBot(number, f"bot-{number}", priority=0, free_units=1, capacity=1) for number in (7, 9, 8)]
+SEEN = Snapshot([JOB], group_jobs([JOB]), [BOTS], hits=frozenset())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from assigner.cli.operator import warnings
 from assigner.placement.capacity import Capacity
 from assigner.placement.locality import Locality
-from assigner.placement.strategy import Policy, Snapshot, Strategy, Weights, dominance, grouped, worth
+from assigner.placement.strategy import Policy, Snapshot, Strategy, Weights, dominance, group_jobs, success_score
 from assigner.placement.success import Success
 from assigner.settings import PoolSettings
 from schema.fleet.candidates import FreeBot
@@ -35,7 +35,7 @@ def place(
     labels: dict[int, str] | None = None,
 ) -> dict[int, int]:
     snapshot = Snapshot(
-        jobs, grouped(jobs), candidates, frozenset(), labels=labels or {one.id: "" for one in jobs}, rates=rates
+        jobs, group_jobs(jobs), candidates, frozenset(), labels=labels or {one.id: "" for one in jobs}, rates=rates
     )
     found = (strategy or Success()).choose(snapshot, policy or Policy(), how={})
     return {placement.job_id: placement.bot_id for placement in found}
@@ -46,7 +46,7 @@ EXAMPLE_RATES: Rates = {(1, ""): 0.95, (2, ""): 0.85, (3, ""): 0.90}
 
 
 def test_va_01_va_16_the_score_is_the_success_rate_over_one_plus_load() -> None:
-    found = [worth(one, room=one.room, rate=EXAMPLE_RATES[one.id, ""]).total for one in EXAMPLE]
+    found = [success_score(one, free_units=one.free_units, rate=EXAMPLE_RATES[one.id, ""]).total for one in EXAMPLE]
     assert [round(each, 2) for each in found] == [0.68, 0.85, 0.45]
 
 
@@ -58,7 +58,7 @@ def test_va_06_va_16_the_best_of_the_example_is_the_idle_one() -> None:
 @pytest.mark.parametrize(("taken", "load"), [(0, 0.0), (2, 0.4), (5, 1.0)])
 def test_va_02_load_is_the_share_of_its_units_that_a_bot_has_in_use(taken: int, load: float) -> None:
     one = bot(1, taken=taken)
-    assert worth(one, room=one.room, rate=1.0).load == load
+    assert success_score(one, free_units=one.free_units, rate=1.0).load == load
 
 
 def test_va_02_load_alone_decides_between_bots_that_succeed_alike() -> None:
@@ -110,7 +110,7 @@ def test_va_10_the_power_of_load_is_a_setting() -> None:
 
 
 def test_the_decision_keeps_what_its_score_is_made_of() -> None:
-    snapshot = Snapshot([job(1)], grouped([job(1)]), [EXAMPLE], frozenset(), labels={1: ""}, rates=EXAMPLE_RATES)
+    snapshot = Snapshot([job(1)], group_jobs([job(1)]), [EXAMPLE], frozenset(), labels={1: ""}, rates=EXAMPLE_RATES)
     (placement,) = Success().choose(snapshot, Policy(), how={"strategy": "success", "round": 1})
     score = {"total": 0.85, "success_rate": 0.85, "load": 0.0}
     assert placement.decision == {"bot": "bot-2", "candidates": 3, "strategy": "success", "round": 1, "score": score}
@@ -123,28 +123,28 @@ def test_the_choice_is_that_of_comparing_every_candidate_for_every_job() -> None
         jobs = [job(n, units=chance.randint(1, 2), platform=chance.randint(1, 2)) for n in range(12)]
         labels = {one.id: chance.choice("ab") for one in jobs}
         rates: Rates = {(one.id, label): chance.choice([0.5, 0.75, 1.0]) for one in bots for label in "ab"}
-        rooms, expected = {one.id: one.room for one in bots}, dict[int, int]()
+        rooms, expected = {one.id: one.free_units for one in bots}, dict[int, int]()
         for each in jobs:
             fitting = [one for one in bots if rooms[one.id] >= each.units]
             if fitting:
                 best = min(
                     fitting,
                     key=lambda one: (
-                        -worth(one, room=rooms[one.id], rate=rates[one.id, labels[each.id]]).total,
+                        -success_score(one, free_units=rooms[one.id], rate=rates[one.id, labels[each.id]]).total,
                         one.id,
                     ),
                 )
                 rooms[best.id] -= each.units
                 expected[each.id] = best.id
-        assert place(jobs, *[bots for _ in grouped(jobs)], rates=rates, labels=labels) == expected
+        assert place(jobs, *[bots for _ in group_jobs(jobs)], rates=rates, labels=labels) == expected
 
 
 def spread(strategy: Strategy, jobs: int, bots: list[FreeBot], rates: Rates) -> list[int]:
     """Jobs on each bot when they come one by one and all run on."""
     taken = Counter[int]()
     for number in range(jobs):
-        now = [FreeBot(one.id, one.name, 0, one.room - taken[one.id], one.capacity) for one in bots]
-        free = [one for one in now if one.room > 0]
+        now = [FreeBot(one.id, one.name, 0, one.free_units - taken[one.id], one.capacity) for one in bots]
+        free = [one for one in now if one.free_units > 0]
         taken += Counter(place([job(number)], free, rates=rates, strategy=strategy).values())
     return [taken[one.id] for one in bots]
 
@@ -184,7 +184,7 @@ def test_va_19_a_bot_that_joins_takes_the_load_of_the_others() -> None:
 @pytest.mark.parametrize("weight", [2.0, -2.0])
 def test_a_08_the_sum_has_the_same_term_with_a_weight_of_its_own(weight: float) -> None:
     one = bot(1, taken=2, priority=1)
-    found = Policy(weights=Weights(success=weight)).score(one, room=3, hit=True, rate=0.7)
+    found = Policy(weights=Weights(success=weight)).score(one, free_units=3, hit=True, rate=0.7)
     assert found.stored() == {
         "total": -10.0 + 3.0 + 5.0 + weight * 0.5, "priority": -10.0, "capacity": 3.0, "locality": 5.0,
         "success": weight * 0.5,
@@ -208,19 +208,21 @@ def test_a_08_the_sum_with_success_is_that_of_comparing_every_candidate_for_ever
         rates: Rates = {(one.id, label): chance.choice([0.5, 0.75, 1.0]) for one in bots for label in "ab"}
         weights = Weights(success=chance.choice([-20.0, 5.0, 20.0]), capacity=chance.choice([-1.0, 0.0, 1.0]))
         policy = Policy(weights=weights)
-        rooms, expected = {one.id: one.room for one in bots}, dict[int, int]()
+        rooms, expected = {one.id: one.free_units for one in bots}, dict[int, int]()
         for each in jobs:
             fitting = [one for one in bots if rooms[one.id] > 0]
             if fitting:
                 best = max(
                     fitting,
                     key=lambda one: (
-                        policy.score(one, room=rooms[one.id], hit=False, rate=rates[one.id, labels[each.id]]).total
+                        policy.score(
+                            one, free_units=rooms[one.id], hit=False, rate=rates[one.id, labels[each.id]]
+                        ).total
                     ),
                 )
                 rooms[best.id] -= 1
                 expected[each.id] = best.id
-        candidates = [bots for _ in grouped(jobs)]
+        candidates = [bots for _ in group_jobs(jobs)]
         assert place(jobs, *candidates, rates=rates, strategy=Capacity(), policy=policy, labels=labels) == expected
 
 

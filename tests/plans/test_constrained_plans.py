@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from assigner.admission.controller import Gatehouse
+from assigner.admission.controller import AdmissionController
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
 from schema import clock
 from schema.accounting import accounts, rates
 from schema.accounting.accounts import Account
-from schema.moves import priority
-from schema.moves.end import Ending, Verdict, end
+from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.grant import Placement, grant
 from schema.moves.hold import defer
-from schema.moves.priority import reprice
-from schema.moves.reassign import adopt, dismiss
+from schema.moves.priority import reprice, review_waiting
+from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.submit import submit
 from schema.picking.ready import Scope
 from schema.policy import priority_classes
@@ -68,13 +67,13 @@ def _request(number: int) -> dict[str, Any]:
     ).normal()
 
 
-def _gatehouse(**ordering: Any) -> Gatehouse:
+def _controller(**ordering: Any) -> AdmissionController:
     rules = Rules(OrderingSettings.model_validate(ordering))
-    return Gatehouse(rules, name="test", chance=random.Random(1), now=clock.monotonic)
+    return AdmissionController(rules, name="test", chance=random.Random(1), now=clock.monotonic)
 
 
 def _start(_: Held, connection: Connection, **ordering: Any) -> None:
-    gatehouse = _gatehouse(**ordering)
+    gatehouse = _controller(**ordering)
     admitted = gatehouse.pick(connection, Scope(), batch=BATCH, pace=1.0)
     assert len(admitted.heads) == BATCH
     bots = connection.execute(FREE, {"limit": BATCH}).scalars()
@@ -85,7 +84,7 @@ def _start(_: Held, connection: Connection, **ordering: Any) -> None:
 
 
 def _end(verdict: Verdict) -> Act:
-    return lambda held, connection: end(connection, [Ending(*each, verdict) for each in held], actor="test")
+    return lambda held, connection: end(connection, [AttemptEnd(*each, verdict) for each in held], actor="test")
 
 
 ACTS: dict[str, Act] = {
@@ -94,11 +93,11 @@ ACTS: dict[str, Act] = {
     "start, by score": lambda held, connection: _start(held, connection, kind="score"),
     "succeed": _end(Verdict.SUCCEEDED),
     "lose": _end(Verdict.LOST),
-    "watch": lambda _, connection: priority.watch(connection, BATCH, actor="test"),
+    "watch": lambda _, connection: review_waiting(connection, BATCH, actor="test"),
     "reprice": lambda _, connection: reprice(connection, limit=BATCH, actor="test"),
     "defer": lambda _, connection: defer(connection, BATCH, normal=-1, most=JOBS, actor="test"),
-    "adopt": lambda _, connection: adopt(connection, BATCH),
-    "dismiss": lambda _, connection: dismiss(connection, BATCH),
+    "adopt": lambda _, connection: add_constraints(connection, BATCH),
+    "dismiss": lambda _, connection: remove_constraints(connection, BATCH),
 }
 # Where waiting counts, a few jobs of each rank of each queue are looked at.
 BOUND = 200 * BATCH

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Connection, text
 
 from schema.diagnostics import invariants
-from schema.fleet.candidates import LOOK, RING
-from schema.picking.ready import JOBS_LOOK, REACHES
+from schema.fleet.candidates import MAX_BOTS_READ, RING
+from schema.picking.ready import MAX_JOBS_READ, WIDTHS
 from schema.postgres.engine import Database
 from tests.support import filling
 from tests.support.plans import ACTS, BATCH, FREE, FULL, KINDS, RARE, SAMPLE_SIZE, SCARCE, Known, Watch, filled, watched
@@ -48,17 +48,17 @@ SMALL, SHALLOW, DEEP = SIZES = (Size(1_000, 100), Size(1_000, 10_000), Size(100_
 KNOWLEDGE = ("grown from nothing", "none", "current", "current, kept plan")
 
 #: Rows one execution may read, from the batch alone. Queues cost one step each, heads are read per served queue.
-HEADS = QUEUES * (1 + BATCH * REACHES[0])
-LOOKS = QUEUES * 4 * LOOK
+HEADS = QUEUES * (1 + BATCH * WIDTHS[0])
+LOOKS = QUEUES * 4 * MAX_BOTS_READ
 BOUNDS = {
-    **{name: HEADS + LOOKS + 2 * BATCH * REACHES[0] for name in ACTS if name.startswith("pick")},
-    "pick from the front": 2 * (HEADS + LOOKS + 2 * BATCH * REACHES[0]),
+    **{name: HEADS + LOOKS + 2 * BATCH * WIDTHS[0] for name in ACTS if name.startswith("pick")},
+    "pick from the front": 2 * (HEADS + LOOKS + 2 * BATCH * WIDTHS[0]),
     "unserved queues": 10 * QUEUES,
     # More jobs than a shallow queue holds, so that this bound is the one that counts.
-    **{name: 2 * INSTANCES * JOBS_LOOK + HEADS for name in ACTS if name.startswith("fetch")},
+    **{name: 2 * INSTANCES * MAX_JOBS_READ + HEADS for name in ACTS if name.startswith("fetch")},
     **{f"sample {kind}": 8 * RING * SAMPLE_SIZE for kind in KINDS},
-    **{f"any free {kind}": 8 * LOOK for kind in KINDS},
-    **{f"fit on {kind}": 24 * LOOK for kind in KINDS},
+    **{f"any free {kind}": 8 * MAX_BOTS_READ for kind in KINDS},
+    **{f"fit on {kind}": 24 * MAX_BOTS_READ for kind in KINDS},
     "postpone": 5 * BATCH,
     "release": 5 * BATCH + 2 * INSTANCES,
 }

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from schema.fleet import success
-from schema.moves.end import Ending, Verdict, end
+from schema.moves.end import AttemptEnd, Verdict, end
 from tests.support import filling
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 from tests.support.servers import Databases
@@ -35,16 +35,16 @@ Act = Callable[[Held, Connection], object]
 
 
 def _end(verdict: Verdict) -> Act:
-    return lambda held, connection: end(connection, [Ending(*each, verdict) for each in held], actor="test")
+    return lambda held, connection: end(connection, [AttemptEnd(*each, verdict) for each in held], actor="test")
 
 
 ACTS: dict[str, Act] = {
     "succeed": _end(Verdict.SUCCEEDED),
     "fail": _end(Verdict.FAILED),
     "lose": _end(Verdict.LOST),
-    "labels": lambda held, connection: success.labels(connection, [job for job, *_ in held]),
-    "rates": lambda held, connection: success.rates(connection, [bot for *_, bot, _ in held], ["", "l-1"]),
-    "review": lambda _, connection: success.review(connection),
+    "labels": lambda held, connection: success.job_labels(connection, [job for job, *_ in held]),
+    "rates": lambda held, connection: success.success_rates(connection, [bot for *_, bot, _ in held], ["", "l-1"]),
+    "review": lambda _, connection: success.review_probation(connection),
 }
 BOUND = 60 * BATCH
 TABLES = ("jobs", "leases", "bots", "bot_platforms", "bot_success", "blames")

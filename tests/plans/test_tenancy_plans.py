@@ -10,16 +10,16 @@ from sqlalchemy import Connection, text
 
 from schema.accounting import quotas
 from schema.accounting.quotas import Guard
-from schema.fleet.candidates import LOOK
+from schema.fleet.candidates import MAX_BOTS_READ
 from schema.moves import grant as grant_moves
 from schema.moves import preempt as preempt_moves
-from schema.moves.end import Ending, Verdict, end
+from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.grant import Placement
-from schema.moves.preempt import claims, expire_reservations
+from schema.moves.preempt import expire_reservations, lock_reserved_jobs
 from schema.picking import for_bot, preemption, queues, ready
-from schema.picking.for_bot import Fetcher
-from schema.picking.preemption import BOTS_LOOK, Starved
-from schema.picking.ready import JOBS_LOOK, REACHES, Order, Scope
+from schema.picking.for_bot import FetchingBot
+from schema.picking.preemption import MAX_BOTS_READ, StarvedJob
+from schema.picking.ready import MAX_JOBS_READ, WIDTHS, Order, Scope
 from tests.support import filling
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 from tests.support.servers import Databases
@@ -56,15 +56,15 @@ PART = (
 class Known:
     """Rows to work on: a starved job, what is held where it could run, ready jobs and free bots of its cohort."""
 
-    starved: Starved
+    starved: StarvedJob
     held: list[tuple[int, int, int, int]]
     jobs: list[int]
     free: list[int]
     reserved: int
 
     def grant(self, connection: Connection, guard: Guard, *, again: bool = False) -> None:
-        wishes = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=True)]
-        grant_moves.grant(connection, wishes, assigner="test", strategy="test", ack=1, guard=guard, again=again)
+        requests = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=True)]
+        grant_moves.grant(connection, requests, assigner="test", strategy="test", ack=1, guard=guard, again=again)
 
     def preempt(self, connection: Connection) -> None:
         job, (victim, fence, bot, _) = self.starved, self.held[0]
@@ -83,7 +83,7 @@ class Known:
         )
 
     def fetch(self, connection: Connection) -> None:
-        fetcher = Fetcher(self.free[0], "bot", self.starved.cohort, None, None, 1, 1)
+        fetcher = FetchingBot(self.free[0], "bot", self.starved.cohort, None, None, 1, 1)
         for_bot.pick_for_bot(connection, fetcher, limit=BATCH, any_wait=False, literal=False, cooldown=600)
 
 
@@ -106,23 +106,23 @@ ACTS: dict[str, Act] = {
     "grant below the minimum": lambda known, connection: known.grant(connection, Guard.MIN),
     "grant again": lambda known, connection: known.grant(connection, Guard.MAX, again=True),
     "finish": lambda known, connection: end(
-        connection, [Ending(*each, Verdict.SUCCEEDED) for each in known.held], actor="test"
+        connection, [AttemptEnd(*each, Verdict.SUCCEEDED) for each in known.held], actor="test"
     ),
-    "chores": lambda _, connection: queues.look(connection),
-    "starved": lambda _, connection: preemption.starved(connection, Scope(), delay=0, sync=1, limit=20),
-    "holders": lambda known, connection: preemption.holders(connection, known.starved),
+    "chores": lambda _, connection: queues.pending_work(connection),
+    "starved": lambda _, connection: preemption.starved_jobs(connection, Scope(), delay=0, sync=1, limit=20),
+    "holders": lambda known, connection: preemption.occupied_bots(connection, known.starved),
     "preempt": lambda known, connection: known.preempt(connection),
-    "claims": lambda known, connection: claims(connection, known.reserved, room=10),
+    "claims": lambda known, connection: lock_reserved_jobs(connection, known.reserved, free_units=10),
     "expire reservations": lambda _, connection: expire_reservations(connection, BATCH),
 }
 #: As many queues, jobs and bots as are looked through at most; elsewhere a few rows for each of the batch.
-HEADS, LOOKS = QUEUES * (2 + BATCH * REACHES[0]), QUEUES * 4 * LOOK
+HEADS, LOOKS = QUEUES * (2 + BATCH * WIDTHS[0]), QUEUES * 4 * MAX_BOTS_READ
 BOUNDS = {
-    **{name: HEADS + LOOKS + 2 * BATCH * REACHES[0] for name in ACTS if name.startswith("pick")},
-    "fetch": 2 * INSTANCES * JOBS_LOOK + HEADS,
+    **{name: HEADS + LOOKS + 2 * BATCH * WIDTHS[0] for name in ACTS if name.startswith("pick")},
+    "fetch": 2 * INSTANCES * MAX_JOBS_READ + HEADS,
     # Of each queue a look for jobs of every size.
-    "starved": 4 * QUEUES * RESERVED + 2 * QUEUES * JOBS_LOOK,
-    "holders": 8 * BOTS_LOOK,
+    "starved": 4 * QUEUES * RESERVED + 2 * QUEUES * MAX_JOBS_READ,
+    "holders": 8 * MAX_BOTS_READ,
     # Every eviction within the cooldown counts, of which there are 200 in 15 quotas; and each reservation once.
     "preempt": 20 * BATCH + 3 * RESERVED,
     "expire reservations": 20 * BATCH + 3 * RESERVED,
@@ -142,7 +142,7 @@ def _fill(connection: Connection) -> None:
 
 
 def _known(connection: Connection) -> Known:
-    waiting, _ = preemption.starved(connection, Scope(cohorts=[1]), delay=0, sync=1, limit=20)
+    waiting, _ = preemption.starved_jobs(connection, Scope(cohorts=[1]), delay=0, sync=1, limit=20)
     full = text("SELECT id FROM platforms WHERE properties->'kind'->>0 = 'full'")
     platform = connection.execute(full).scalar_one()
     starved = next(job for job in waiting if job.platform == platform)

@@ -37,7 +37,7 @@ def request(**fields: Any) -> dict[str, Any]:
 def test_sa_24_the_estimate_is_3_twice_that_if_complex_and_2_more_in_a_project(
     fields: dict[str, Any], expected: float
 ) -> None:
-    assert estimation.usage(request(**fields)) == expected
+    assert estimation.guess_usage(request(**fields)) == expected
 
 
 def test_sa_24_nothing_is_guessed_unless_it_is_asked_for_or_if_the_job_says_so_itself() -> None:
@@ -68,7 +68,7 @@ def test_sa_24_a_package_may_guess_instead(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_36_what_is_guessed_is_written_at_the_submit_and_stays(
     served: Served, operator: httpx.Client, pool: Pool
 ) -> None:
-    served.app.state.estimate = estimation.usage
+    served.app.state.estimate = estimation.guess_usage
     body = {"jobs": [{"command": ["complex"], "locks": ["tree"]}, {"command": ["true"], "locks": ["tree"]}]}
     assert operator.post("/v1/jobs", json=body).status_code == 200
     graph = {"name": "g", "instance": "ci", "nodes": [{"node": 1, "command": ["true"], "locks": ["tree"]}]}
@@ -139,10 +139,10 @@ def test_sa_27_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: P
     now = pool.row("SELECT now() AS now").now
 
     def read(connection: object) -> dict[str, float | None]:
-        found = constrained.queues(connection, Scope(None), batch=9, start=0.5, after=constrained.BEGINNING)  # type: ignore[arg-type]
-        book = rules.opened(connection, found.queues, now=now, rules=rules.RULES)  # type: ignore[arg-type]
+        found = constrained.queues(connection, Scope(None), batch=9, start=0.5, after=constrained.FIRST_PLACE)  # type: ignore[arg-type]
+        admission_state = rules.read_admission_state(connection, found.queues, now=now, rules=rules.RULES)  # type: ignore[arg-type]
         heads = constrained.heads(connection, found.queues, limits=[9] * len(found.queues), now=now)  # type: ignore[arg-type]
-        return {str(each.job.public_id): book.expected(each) for each in heads}
+        return {str(each.job.public_id): admission_state.expected(each) for each in heads}
 
     assert pool.database.run(read) == {long: 100.0, known: 10.0}
 

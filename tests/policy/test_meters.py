@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from assigner.maintenance import meters
-from assigner.maintenance.meters import MeterSettings, Polling, read
+from assigner.maintenance.meters import MeterPoller, MeterSettings, read_meter
 from schema.errors import BadInput
 from schema.policy import meters as meters_policy
 from schema.policy import time_windows
 from schema.policy.meters import Level, Meter
-from schema.policy.time_windows import Openings, Window, WindowSettings, zone
+from schema.policy.time_windows import Window, WindowSchedule, WindowSettings, load_zone
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
 from tests.support.servers import assigner_process
@@ -46,43 +46,43 @@ def command(program: str, **fields: Any) -> MeterSettings:
 
 def test_sa_16_the_pattern_tells_peaks_and_idle_times_of_the_day() -> None:
     levels = days(dict.fromkeys(range(24), 5.0) | {9: 60.0, 10: 80.0, 11: 64.0, 15: 40.0})
-    found = meters.pattern(levels, zone("UTC"))
+    found = meters.usage_pattern(levels, load_zone("UTC"))
     assert found.avg_usage_by_hour[10] == 80
     assert found.avg_usage_by_hour[3] == 5
     assert found.peak_hours == [10, 11]
     assert found.idle_periods == [(12, 15), (16, 9)]
-    berlin = meters.pattern(levels, zone("Europe/Berlin"))
+    berlin = meters.usage_pattern(levels, load_zone("Europe/Berlin"))
     assert berlin.peak_hours == [11, 12]
 
 
 def test_sa_16_nothing_is_made_up_for_hours_of_which_nothing_is_known() -> None:
-    found = meters.pattern([Level(NOON, 10.0), Level(NOON - timedelta(days=1), 30.0)], zone("UTC"))
+    found = meters.usage_pattern([Level(NOON, 10.0), Level(NOON - timedelta(days=1), 30.0)], load_zone("UTC"))
     assert found.avg_usage_by_hour == [None] * 12 + [20.0] + [None] * 11
     assert (found.peak_hours, found.idle_periods) == ([12], [])
 
 
 def test_sa_15_the_best_start_is_the_next_window_where_usage_and_estimate_stay_below_the_threshold() -> None:
-    windows = Openings([window("day", 8, 20, usage_threshold=20.0), window("night", 20, 8)])
+    windows = WindowSchedule([window("day", 8, 20, usage_threshold=20.0), window("night", 20, 8)])
     histories = {"plan": days({8: 5.0, 20: 70.0})}
     night = meters.best_start(windows, "random", estimate=18, histories=histories, now=NOON)
-    assert night == meters.Start("night", NOON.replace(hour=20), 70.0)
+    assert night == meters.StartForecast("night", NOON.replace(hour=20), 70.0)
     # 70 % and 20 of 200 more would reach the threshold, so it is the morning of the next day.
     day = meters.best_start(windows, "random", estimate=20, histories=histories, now=NOON)
-    assert day == meters.Start("day", NOON.replace(hour=8) + timedelta(days=1), 5.0)
+    assert day == meters.StartForecast("day", NOON.replace(hour=8) + timedelta(days=1), 5.0)
     assert meters.best_start(windows, "random", estimate=160, histories=histories, now=NOON) is None
 
 
 def test_sa_15_a_window_of_other_classes_or_with_an_unread_meter_is_no_suitable_window() -> None:
     unread = Window(window("night", 20, 8).settings)
-    windows = Openings([window("day", 8, 20, types=["critical"]), unread])
+    windows = WindowSchedule([window("day", 8, 20, types=["critical"]), unread])
     assert meters.best_start(windows, "random", estimate=0, histories={}, now=NOON) is None
     found = meters.best_start(windows, "critical", estimate=0, histories={}, now=NOON)
-    assert found == meters.Start("day", NOON.replace(hour=8) + timedelta(days=1), 50.0)
+    assert found == meters.StartForecast("day", NOON.replace(hour=8) + timedelta(days=1), 50.0)
 
 
 def test_sa_23_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> None:
     program = 'print(\'{"used": 12.5, "limit": 50, "resets_at": "2030-01-01T00:00:00Z", "more": 1}\')'
-    one, other = (Polling(pool.database, [command(program)]) for _ in range(2))
+    one, other = (MeterPoller(pool.database, [command(program)]) for _ in range(2))
     one.run_once()
     (first,) = pool.database.run(meters_policy.meters)
     assert (first.used, first.most, first.resets_at) == (12.5, 50, datetime(2030, 1, 1, tzinfo=UTC))
@@ -107,14 +107,14 @@ def test_sa_23_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> 
 )
 def test_sa_23_a_command_that_gives_no_reading_says_why(program: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        read(command(program, timeout=0.5 if "sleep" in program else MINUTE))
+        read_meter(command(program, timeout=0.5 if "sleep" in program else MINUTE))
     with pytest.raises(BadInput, match="cannot be run: No such file"):
-        read(MeterSettings(name="plan", command=("/does/not/exist",)))
+        read_meter(MeterSettings(name="plan", command=("/does/not/exist",)))
 
 
 def test_sa_23_a_reading_that_cannot_be_leaves_the_one_before_it(pool: Pool) -> None:
     pool.database.run(lambda c: meters_policy.put(c, "plan", used=1, most=2))
-    Polling(pool.database, [command('print(\'{"used": -1, "limit": 5}\')')]).run_once()
+    MeterPoller(pool.database, [command('print(\'{"used": -1, "limit": 5}\')')]).run_once()
     (kept,) = pool.database.run(meters_policy.meters)
     assert (kept.used, kept.most) == (1, 2)
 

@@ -16,7 +16,7 @@ from schema.moves.submit import submit
 from schema.policy import priority_classes
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import tokens
-from tests.support.pool import Pool, book, completed, head, queue, taken
+from tests.support.pool import Pool, admission_state, completed, head, queue, taken
 from tests.support.servers import Served
 
 OPERATOR = tokens.Principal(tokens.Kind.OPERATOR, "x")
@@ -24,7 +24,7 @@ OPERATOR = tokens.Principal(tokens.Kind.OPERATOR, "x")
 
 def submitted(pool: Pool, *, caller: tokens.Principal = OPERATOR, **fields: Any) -> Any:
     request = JobRequest(command=["true"], **fields)
-    (taken,) = submission.submit(pool.database, submission.normalised([request], caller=caller), caller=caller)
+    (taken,) = submission.submit(pool.database, submission.normalised_requests([request], caller=caller), caller=caller)
     return pool.job(taken.public_id)
 
 
@@ -239,16 +239,16 @@ def test_sa_31_a_job_of_an_owner_that_has_used_its_quota_waits_and_the_others_go
 
 def test_sa_32_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
     limited = queue(project="site", owner="ann")
-    full = book(counters={"project:default:site:cost": counters.Counter(10.0, 10.0)})
-    near = book(counters={"owner:default:ann:cost": counters.Counter(9.0, 10.0)})
-    closed = state.closed(head(1, 0, of=limited), full)
+    full = admission_state(counters={"project:default:site:cost": counters.Counter(10.0, 10.0)})
+    near = admission_state(counters={"owner:default:ann:cost": counters.Counter(9.0, 10.0)})
+    closed = state.first_closed_gate(head(1, 0, of=limited), full)
     assert closed is not None
     assert closed[1] == "Project quota exceeded: 10 of 10 used, and this job is estimated at 1"
-    assert state.shut(limited, full) is not None
-    assert state.closed(head(1, 0, of=limited), near) is None
+    assert state.closing_gate(limited, full) is not None
+    assert state.first_closed_gate(head(1, 0, of=limited), near) is None
     small = head(1, 0, of=limited)
-    near.tab(limited).take(small)
-    again = state.closed(small, near)
+    near.queue_admission(limited).take(small)
+    again = state.first_closed_gate(small, near)
     assert again is not None
     assert again[1].startswith("User quota exceeded: 10 of 10 used")
 

@@ -14,7 +14,7 @@ from schema.policy.queue_limits import QueueSettings
 from schema.postgres.engine import Database
 from tests.support.http import JOB, Gateway, problem, program, submitted
 from tests.support.pool import Pool, completed
-from tests.support.race import Race, at_desk_of, cancel, outcome
+from tests.support.race import Race, at_service_of, cancel, outcome
 from tests.support.servers import Served, counts
 
 NIGHTLY: dict[str, Any] = {"label": "nightly"}
@@ -151,7 +151,7 @@ def test_a_duplicate_of_a_job_that_just_ends_needs_a_place_of_its_own(pool: Pool
     _, bot, work = pool.running(dedup_key="a", **NIGHTLY)
     pool.submit(3, **NIGHTLY)
     with race.first() as first:
-        at_desk_of(first, bot).sync(completed(work), status="draining")
+        at_service_of(first, bot).sync(completed(work), status="draining")
         late = race.second(lambda: pool.submit(dedup_key="a", **NIGHTLY), behind=first)
         first.decide(commit)
         if commit:

@@ -12,13 +12,21 @@ from assigner.settings import PoolSettings
 from schema.errors import BadInput
 from schema.policy import meters, time_windows
 from schema.policy.meters import Meter
-from schema.policy.time_windows import Hours, Openings, Preferred, Window, WindowSettings, wall, zone
+from schema.policy.time_windows import (
+    Hours,
+    PreferredHours,
+    Window,
+    WindowSchedule,
+    WindowSettings,
+    load_zone,
+    local_time,
+)
 from tests.support.explain import closed, explained, gates_of
 from tests.support.patience import eventually
 from tests.support.pool import Pool, completed
 
-BERLIN, NEW_YORK = zone("Europe/Berlin"), zone("America/New_York")
-NIGHT, DAY = Hours(20, 8, zone("UTC")), Hours(8, 20, zone("UTC"))
+BERLIN, NEW_YORK = load_zone("Europe/Berlin"), load_zone("America/New_York")
+NIGHT, DAY = Hours(20, 8, load_zone("UTC")), Hours(8, 20, load_zone("UTC"))
 
 
 def utc(text: str) -> datetime:
@@ -57,10 +65,10 @@ def test_sa_10_a_window_past_midnight_opens_in_the_evening_and_closes_in_the_mor
 
 
 def test_a_window_to_midnight_and_one_of_the_whole_day() -> None:
-    late = Hours(22, 24, zone("UTC"))
+    late = Hours(22, 24, load_zone("UTC"))
     assert late.open_at(utc("2026-11-21T23:59"))
     assert not late.open_at(utc("2026-11-22T00:00"))
-    whole = Hours(0, 24, zone("UTC"))
+    whole = Hours(0, 24, load_zone("UTC"))
     assert whole.open_at(utc("2026-11-21T00:00"))
     assert whole.opens(utc("2026-11-21T10:00")) is None
     assert whole.closes(utc("2026-11-21T10:00")) is None
@@ -120,20 +128,20 @@ def test_a_26_an_hour_that_comes_twice_is_open_both_times(hours: Hours, opens: s
 
 
 def test_sa_14_preferred_hours_are_those_of_the_clock_in_their_zone() -> None:
-    hours = Preferred(frozenset({6, 23}), BERLIN)
+    hours = PreferredHours(frozenset({6, 23}), BERLIN)
     assert hours.open_at(utc("2026-01-10T22:30"))
     assert not hours.open_at(utc("2026-01-10T23:00"))
     assert hours.open_at(utc("2026-07-10T21:30"))
     assert not hours.open_at(utc("2026-07-10T22:30"))
     assert hours.opens(utc("2026-01-10T23:00")) == utc("2026-01-11T05:00")
-    assert Preferred(frozenset(range(24)), BERLIN).opens(utc("2026-01-10T23:00")) is None
+    assert PreferredHours(frozenset(range(24)), BERLIN).opens(utc("2026-01-10T23:00")) is None
 
 
 def test_a_26_a_time_zone_has_a_name_that_exists() -> None:
-    assert wall(utc("2026-07-01T18:00"), BERLIN) == "2026-07-01 20:00 Europe/Berlin"
+    assert local_time(utc("2026-07-01T18:00"), BERLIN) == "2026-07-01 20:00 Europe/Berlin"
     for name in ("Europe/Atlantis", "", "../etc/passwd", "Europe/../UTC", "EST5EDT4"):
         with pytest.raises(ValueError, match="is not a time zone"):
-            zone(name)
+            load_zone(name)
 
 
 # Jobs that wait for a window, for a meter, or for an hour that they prefer.
@@ -154,11 +162,11 @@ def at(hour: int, minute: int = 0) -> datetime:
     return NOON.replace(hour=hour, minute=minute)
 
 
-def inventory(percent: float | None, *, read_at: datetime = NOON, **day: Any) -> Openings:
+def inventory(percent: float | None, *, read_at: datetime = NOON, **day: Any) -> WindowSchedule:
     """The two windows as they are commonly used, with the meter at so many percent."""
     meter = None if percent is None else Meter("plan", percent, 100.0, None, read_at)
     night = WindowSettings.model_validate({**NIGHT_TIMETABLE, "usage_threshold": 80, "meter_max_age": 86400})
-    return Openings(
+    return WindowSchedule(
         [
             Window(
                 WindowSettings.model_validate({**DAY_TIMETABLE, "usage_threshold": 20, "meter_max_age": 86400, **day}),
@@ -195,19 +203,19 @@ def started(pool: Pool, *, name: str = "bot-1") -> int:
 
 def test_sa_12_a_class_starts_in_windows_that_list_it_or_all() -> None:
     windows = inventory(0)
-    assert windows.closed_to("serious", at(8)) is None
-    assert windows.closed_to("random", at(19, 59)) == "window 'night' opens at 2026-11-21 20:00 UTC"
-    assert windows.closed_to("random", at(20)) is None
-    assert windows.closed_to("random", at(7, 59)) is None
-    assert Openings().closed_to("random", at(12)) is None
-    alone = Openings([inventory(0).windows[0]])
-    assert alone.closed_to("random", at(12)) == "no window lets jobs of class 'random' start"
+    assert windows.closed_for_class("serious", at(8)) is None
+    assert windows.closed_for_class("random", at(19, 59)) == "window 'night' opens at 2026-11-21 20:00 UTC"
+    assert windows.closed_for_class("random", at(20)) is None
+    assert windows.closed_for_class("random", at(7, 59)) is None
+    assert WindowSchedule().closed_for_class("random", at(12)) is None
+    alone = WindowSchedule([inventory(0).windows[0]])
+    assert alone.closed_for_class("random", at(12)) == "no window lets jobs of class 'random' start"
 
 
 def test_a_26_types_are_explicit_unless_they_are_prefixes() -> None:
-    assert inventory(0).closed_to("serious_project", NOON) is not None
-    assert inventory(0, match="prefix").closed_to("serious_project", NOON) is None
-    assert inventory(0, match="prefix").closed_to("background", NOON) is not None
+    assert inventory(0).closed_for_class("serious_project", NOON) is not None
+    assert inventory(0, match="prefix").closed_for_class("serious_project", NOON) is None
+    assert inventory(0, match="prefix").closed_for_class("background", NOON) is not None
 
 
 @pytest.mark.parametrize(
@@ -222,7 +230,7 @@ def test_a_26_types_are_explicit_unless_they_are_prefixes() -> None:
 def test_sa_13_nothing_starts_from_the_threshold_of_the_window_on(
     job_class: str, when: datetime, percent: float, starts: bool
 ) -> None:
-    why = inventory(percent).closed_to(job_class, when)
+    why = inventory(percent).closed_for_class(job_class, when)
     assert (why is None) is starts
     if why is not None:
         assert f"meter 'plan' stands at {percent} % of its limit" in why
@@ -230,16 +238,16 @@ def test_sa_13_nothing_starts_from_the_threshold_of_the_window_on(
 
 
 def test_a_26_critical_work_is_exempt_from_the_threshold_only_where_it_is_configured() -> None:
-    assert inventory(99).closed_to("critical", NOON) is not None
-    assert inventory(99, exempt_types=["critical"]).closed_to("critical", NOON) is None
-    assert inventory(None, exempt_types=["critical"]).closed_to("critical", NOON) is None
-    assert inventory(99, exempt_types=["critical"]).closed_to("serious", NOON) is not None
+    assert inventory(99).closed_for_class("critical", NOON) is not None
+    assert inventory(99, exempt_types=["critical"]).closed_for_class("critical", NOON) is None
+    assert inventory(None, exempt_types=["critical"]).closed_for_class("critical", NOON) is None
+    assert inventory(99, exempt_types=["critical"]).closed_for_class("serious", NOON) is not None
 
 
 def test_sa_23_a_meter_that_was_never_read_or_long_ago_keeps_its_window_closed() -> None:
-    assert "has not been read yet" in (inventory(None).closed_to("critical", NOON) or "")
+    assert "has not been read yet" in (inventory(None).closed_for_class("critical", NOON) or "")
     old = inventory(1, read_at=NOON - timedelta(hours=3), meter_max_age=3600)
-    assert "was last read more than 3600 s ago" in (old.closed_to("critical", NOON) or "")
+    assert "was last read more than 3600 s ago" in (old.closed_for_class("critical", NOON) or "")
 
 
 def test_sa_23_a_meter_begins_at_nothing_when_its_reset_has_passed() -> None:
@@ -310,7 +318,7 @@ def test_sa_13_a_reading_above_the_threshold_waits_for_what_starts_by_the_one_be
     with ThreadPoolExecutor(1) as threads, pool.database.listen() as holder:
         holder.execute("BEGIN")
         holder.execute("SET search_path TO leasehold")
-        holder.execute(meters.HOLD.text)
+        holder.execute(meters.LOCK_METERS.text)
         writer = threads.submit(read, pool, 90)
         waiting = "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND state = 'active'"
         eventually(lambda: pool.row(waiting).n)

@@ -130,15 +130,15 @@ def test_a_list_finds_rows_without_a_cast_where_the_column_tells_its_type(databa
 
 @pytest.mark.parametrize("some", [DOCUMENTS, DOCUMENTS[:1], DOCUMENTS * 200], ids=["all", "one", "many"])
 def test_documents_arrive_one_by_one_as_they_were(database: Database, some: list[dict[str, Any]]) -> None:
-    query = text(f"SELECT d FROM unnest({fragments.array('some')}) WITH ORDINALITY AS t (d, nth) ORDER BY nth")
-    found = database.run(lambda c: c.execute(query, {"some": fragments.joined(iter(some))}).scalars().all())
+    query = text(f"SELECT d FROM unnest({fragments.json_array('some')}) WITH ORDINALITY AS t (d, nth) ORDER BY nth")
+    found = database.run(lambda c: c.execute(query, {"some": fragments.json_documents(iter(some))}).scalars().all())
     assert found == some
 
 
 def test_no_document_can_pass_for_two(database: Database) -> None:
-    query = text(f"SELECT cardinality({fragments.array('some')})")
+    query = text(f"SELECT cardinality({fragments.json_array('some')})")
     hostile = [{"a": fragments.SEPARATOR}, {fragments.SEPARATOR: 1}, {"a": f'"}}{fragments.SEPARATOR}{{"'}]
-    sent = fragments.joined(hostile)
+    sent = fragments.json_documents(hostile)
     assert sent.count(fragments.SEPARATOR) == len(hostile) - 1
     assert sorted(json.loads(one)["a"] for one in sent.split(fragments.SEPARATOR) if '"a"' in one) == sorted(
         document["a"] for document in hostile if "a" in document
@@ -160,7 +160,7 @@ def limits(pool: Pool) -> int:
 
 
 def test_a_row_comes_as_text(database: Database) -> None:
-    assert database.run_alone(lambda driver: engine.row(driver, DOUBLED, b"21", "é".encode())) == [
+    assert database.run_alone(lambda driver: engine.single_row(driver, DOUBLED, b"21", "é".encode())) == [
         b"42",
         None,
         "é".encode(),
@@ -169,7 +169,7 @@ def test_a_row_comes_as_text(database: Database) -> None:
 
 def test_a_statement_commits_by_itself_and_leaves_nothing_when_it_fails(pool: Pool) -> None:
     def written(label: bytes, divisor: bytes) -> list[bytes | None]:
-        return pool.database.run_alone(lambda driver: engine.row(driver, WRITTEN, label, divisor))
+        return pool.database.run_alone(lambda driver: engine.single_row(driver, WRITTEN, label, divisor))
 
     assert written(b"a", b"1") == [b"a"]
     with pytest.raises(DBAPIError) as failed:
@@ -180,7 +180,7 @@ def test_a_statement_commits_by_itself_and_leaves_nothing_when_it_fails(pool: Po
 
 def test_a_statement_that_the_session_has_forgotten_is_prepared_again(database: Database) -> None:
     def doubled(driver: "psycopg.Connection[object]") -> list[bytes | None]:
-        return engine.row(driver, DOUBLED, b"1", b"")
+        return engine.single_row(driver, DOUBLED, b"1", b"")
 
     for forgetting in (b"DEALLOCATE ALL", b"DISCARD ALL; SET search_path TO leasehold"):
         assert [database.run_alone(doubled) for _ in range(2)] == [[b"2", None, b""]] * 2
@@ -192,7 +192,7 @@ def test_a_statement_that_the_session_has_forgotten_is_prepared_again(database: 
 
 def test_a_connection_that_comes_back_within_a_transaction_is_not_lent_again(database: Database) -> None:
     def backend(driver: "psycopg.Connection[object]") -> bytes | None:
-        return engine.row(driver, BACKEND)[0]
+        return engine.single_row(driver, BACKEND)[0]
 
     first = database.run_alone(backend)
     assert database.run_alone(backend) == first
@@ -204,7 +204,7 @@ def test_statements_alone_and_transactions_share_one_pool(empty_url: str) -> Non
     narrow = Database(empty_url, DatabaseSettings(pool=1), role="test", chance=random.Random(0))
     backends = set()
     for _ in range(3):
-        backends.add(narrow.run_alone(lambda driver: engine.row(driver, BACKEND)[0]))
+        backends.add(narrow.run_alone(lambda driver: engine.single_row(driver, BACKEND)[0]))
         found = narrow.run(lambda connection: connection.execute(text(BACKEND.decode())).scalar_one())
         backends.add(str(found).encode())
     narrow.close()
@@ -217,7 +217,7 @@ def test_whoever_waits_for_a_connection_gets_the_one_that_comes_back(empty_url: 
 
     def waiting() -> bytes | None:
         asked.set()
-        return narrow.run_alone(lambda driver: engine.row(driver, BACKEND)[0])
+        return narrow.run_alone(lambda driver: engine.single_row(driver, BACKEND)[0])
 
     with ThreadPoolExecutor(1) as threads:
         with narrow.engine.connect() as held:
@@ -238,7 +238,7 @@ def test_connections_that_were_lost_are_replaced(database: Database) -> None:
 
     def counted(driver: "psycopg.Connection[object]") -> bytes | None:
         tries.append(1)
-        return engine.row(driver, BACKEND)[0]
+        return engine.single_row(driver, BACKEND)[0]
 
     assert int(database.run_alone(counted) or 0) not in backends
     assert len(tries) <= 3
@@ -254,7 +254,7 @@ def test_a_lock_that_cannot_be_had_in_time_is_tried_for_again(pool: Pool) -> Non
             tries.append(1)
             if len(tries) == 2:
                 holder.rollback()
-            return engine.row(driver, WRITTEN, b"a", b"1")
+            return engine.single_row(driver, WRITTEN, b"a", b"1")
 
         assert pool.database.run_alone(written) == [b"a"]
     assert len(tries) == 2
@@ -266,4 +266,4 @@ def test_a_database_that_is_away_is_an_outage_and_not_an_error_of_the_driver() -
         "postgresql://nobody@127.0.0.1:1/none", DatabaseSettings(outage_seconds=0), role="test", chance=random.Random(0)
     )
     with pytest.raises(NotReady):
-        away.run_alone(lambda driver: engine.row(driver, BACKEND))
+        away.run_alone(lambda driver: engine.single_row(driver, BACKEND))

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assigner.preemption.plan import Eviction, QuotaSettings, evictable, plan
-from schema.picking.preemption import Holder, Occupant, Starved
+from schema.picking.preemption import Occupant, OccupiedBot, StarvedJob
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 OURS, INSTANCES = 1, (1, 2, 3)
 EAGER = QuotaSettings(preemption_delay=0)
 
 
-def job(*, priority: int = 0, units: int = 1, rule: str = "lower_priority_only") -> Starved:
-    return Starved(1, "ours", 0, 0, OURS, "team-a", 1, priority, units, 30.0, 0, 4, 4, rule)
+def job(*, priority: int = 0, units: int = 1, rule: str = "lower_priority_only") -> StarvedJob:
+    return StarvedJob(1, "ours", 0, 0, OURS, "team-a", 1, priority, units, 30.0, 0, 4, 4, rule)
 
 
 def occupant(job_id: int, *, instance: int = 2, priority: int = 5, units: int = 1, **fields: object) -> Occupant:
@@ -37,11 +37,15 @@ def occupant(job_id: int, *, instance: int = 2, priority: int = 5, units: int = 
     return replace(usual, **fields)  # type: ignore[arg-type]
 
 
-def bot(*occupants: Occupant, number: int = 1, capacity: int | None = None, room: int | None = None) -> Holder:
+def bot(
+    *occupants: Occupant, number: int = 1, capacity: int | None = None, free_units: int | None = None
+) -> OccupiedBot:
     """A bot that is full unless it is said to be larger."""
     used = sum(each.units for each in occupants)
     capacity = used if capacity is None else capacity
-    return Holder(number, f"bot-{number}", capacity, capacity - used if room is None else room, occupants)
+    return OccupiedBot(
+        number, f"bot-{number}", capacity, capacity - used if free_units is None else free_units, occupants
+    )
 
 
 def victims(eviction: Eviction | None) -> list[int]:
@@ -49,7 +53,7 @@ def victims(eviction: Eviction | None) -> list[int]:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Starved, list[Holder], QuotaSettings]:
+def situations(draw: st.DrawFn) -> tuple[StarvedJob, list[OccupiedBot], QuotaSettings]:
     spare = {n: draw(st.sampled_from([-1, 0, 1, 2, 3, float("inf")])) for n in INSTANCES}
     bots, job_id = [], 10
     for number in range(draw(st.integers(1, 3))):
@@ -72,7 +76,7 @@ def situations(draw: st.DrawFn) -> tuple[Starved, list[Holder], QuotaSettings]:
             )
         free, reserved = draw(st.integers(0, 2)), draw(st.integers(0, 2))
         used = sum(each.units for each in held)
-        bots.append(bot(*held, number=number, capacity=used + free, room=max(0, free - reserved)))
+        bots.append(bot(*held, number=number, capacity=used + free, free_units=max(0, free - reserved)))
     wanting = job(
         priority=draw(st.integers(-2, 2)),
         units=draw(st.integers(1, 4)),
@@ -86,7 +90,7 @@ def situations(draw: st.DrawFn) -> tuple[Starved, list[Holder], QuotaSettings]:
 
 @given(situations())
 def test_bg_17_whatever_is_evicted_lets_the_job_start_and_none_of_it_in_vain(
-    situation: tuple[Starved, list[Holder], QuotaSettings],
+    situation: tuple[StarvedJob, list[OccupiedBot], QuotaSettings],
 ) -> None:
     wanting, bots, settings = situation
     eviction = plan(wanting, bots, settings, now=NOW)
@@ -96,14 +100,16 @@ def test_bg_17_whatever_is_evicted_lets_the_job_start_and_none_of_it_in_vain(
     assert set(eviction.victims) <= set(eviction.bot.occupants)
     freed = sum(victim.units for victim in eviction.victims)
     assert eviction.bot.capacity >= wanting.units
-    assert eviction.bot.room + freed >= wanting.units, "it fits once they have stopped"
+    assert eviction.bot.free_units + freed >= wanting.units, "it fits once they have stopped"
     for victim in eviction.victims:
-        assert eviction.bot.room + freed - victim.units < wanting.units, "without this one it would not fit"
+        assert eviction.bot.free_units + freed - victim.units < wanting.units, "without this one it would not fit"
         assert evictable(wanting, victim, settings, now=NOW)
 
 
 @given(situations())
-def test_bg_19_no_instance_is_brought_below_its_minimum(situation: tuple[Starved, list[Holder], QuotaSettings]) -> None:
+def test_bg_19_no_instance_is_brought_below_its_minimum(
+    situation: tuple[StarvedJob, list[OccupiedBot], QuotaSettings],
+) -> None:
     wanting, bots, settings = situation
     eviction = plan(wanting, bots, settings, now=NOW)
     if eviction is None:
@@ -114,22 +120,24 @@ def test_bg_19_no_instance_is_brought_below_its_minimum(situation: tuple[Starved
 
 
 @given(situations())
-def test_bg_16_nothing_is_evicted_while_a_bot_has_room(situation: tuple[Starved, list[Holder], QuotaSettings]) -> None:
+def test_bg_16_nothing_is_evicted_while_a_bot_has_room(
+    situation: tuple[StarvedJob, list[OccupiedBot], QuotaSettings],
+) -> None:
     wanting, bots, settings = situation
-    if any(each.room >= wanting.units for each in bots):
+    if any(each.free_units >= wanting.units for each in bots):
         assert plan(wanting, bots, settings, now=NOW) is None
 
 
 @given(situations())
 def test_a_job_of_one_unit_gets_a_bot_whenever_any_rule_allows_it(
-    situation: tuple[Starved, list[Holder], QuotaSettings],
+    situation: tuple[StarvedJob, list[OccupiedBot], QuotaSettings],
 ) -> None:
     wanting, bots, settings = situation
     wanting = replace(wanting, units=1)
-    if any(each.room >= 1 for each in bots):
+    if any(each.free_units >= 1 for each in bots):
         return
     one_is_enough = any(
-        evictable(wanting, each, settings, now=NOW) and each.units <= each.spare and holder.room + each.units >= 1
+        evictable(wanting, each, settings, now=NOW) and each.units <= each.spare and holder.free_units + each.units >= 1
         for holder in bots
         for each in holder.occupants
     )
@@ -187,7 +195,7 @@ def test_several_go_from_one_bot_and_none_that_is_not_needed() -> None:
 
 def test_room_kept_for_others_is_not_counted_twice() -> None:
     """On a bot of one unit somebody has been asked to stop, and what that frees is reserved."""
-    stopping = bot(occupant(1, running=False), room=0)
+    stopping = bot(occupant(1, running=False), free_units=0)
     assert plan(job(), [stopping], EAGER, now=NOW) is None
 
 

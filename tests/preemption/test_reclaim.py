@@ -12,7 +12,7 @@ from schema.accounting.quotas import Guard
 from schema.moves import preempt as preempt_moves
 from schema.moves.cancel import cancel
 from schema.moves.grant import Placement, grant
-from schema.moves.reassign import adopt
+from schema.moves.reassign import add_constraints
 from tests.support.explain import closed, explained, gates_of, reserve, rest
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import drain
@@ -35,7 +35,7 @@ def test_what_stops_for_one_job_is_not_counted_against_the_next(pool: Pool, tena
     assign(pool)
     pool.submit(instance="team-c", priority=1)
     assign(pool)
-    assert tenancy.asked() == 2 + 1
+    assert tenancy.stop_requests() == 2 + 1
     assert tuple(pool.row(KEPT)) == (2, 3)
 
 
@@ -95,9 +95,9 @@ def test_the_history_tells_that_a_reservation_was_over(pool: Pool, tenancy: Tena
     assert (event.move, event.details["reason"]) == ("unreserve", "the reservation is over")
 
 
-@pytest.mark.parametrize(("timeout", "asked"), [(3, 0), (600, 1)])
+@pytest.mark.parametrize(("timeout", "stop_requests"), [(3, 0), (600, 1)])
 def test_nothing_is_stopped_for_a_job_that_gives_up_before(
-    pool: Pool, tenancy: Tenancy, timeout: float, asked: int
+    pool: Pool, tenancy: Tenancy, timeout: float, stop_requests: int
 ) -> None:
     tenancy.quota("team-a", minimum=1)
     pool.submit(instance="team-b", priority=10)
@@ -106,7 +106,7 @@ def test_nothing_is_stopped_for_a_job_that_gives_up_before(
     bot.take()
     pool.submit(instance="team-a", queue_timeout_seconds=timeout)
     assign(pool)
-    assert tenancy.asked() == asked
+    assert tenancy.stop_requests() == stop_requests
 
 
 @pytest.mark.parametrize("change", ["deadline", "drain"])
@@ -126,7 +126,7 @@ def test_nothing_is_stopped_for_a_job_that_has_become_hopeless_since_it_was_foun
 
     monkeypatch.setattr(moves, "preempt", late)
     assign(pool)
-    assert tenancy.asked() == 0
+    assert tenancy.stop_requests() == 0
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_minimum_is_met_however_many_jobs_come_first_that_nobody_could_run(
     pool.submit(instance="team-a", priority=1)
     assign(pool)
     assign(pool)
-    assert tenancy.asked() == 1
+    assert tenancy.stop_requests() == 1
 
 
 @pytest.mark.parametrize(("verdict", "evictions"), [("succeeded", 0), ("stopped", 1)])
@@ -154,7 +154,7 @@ def test_an_eviction_is_one_once_the_job_has_lost_its_work(
 ) -> None:
     victim, _, bot, work = contested(pool, tenancy)
     assign(pool)
-    assert (tenancy.asked(), tenancy.evictions(), tenancy.effective_maximum("team-b")) == (1, 0, 3)
+    assert (tenancy.stop_requests(), tenancy.evictions(), tenancy.effective_maximum("team-b")) == (1, 0, 3)
     bot.sync(completed(work, verdict))
     assert (tenancy.evictions(), tenancy.effective_maximum("team-b")) == (evictions, 3 - evictions)
     assert pool.job(victim).evictions == evictions
@@ -202,7 +202,7 @@ def test_a_job_with_gates_of_an_instance_below_its_minimum_gets_the_place_of_ano
     bot, work = occupied(pool)
     (job,) = pool.submit(instance="team-a", estimated_cost=3)
     assign(pool)
-    assert tenancy.asked() == 1
+    assert tenancy.stop_requests() == 1
     assert (used(pool), used(pool, "cost")) == (1, 3)
     assert closed(explained(pool, job)) == ["backoff", "reservation", "room"]
     answer = bot.sync(completed(work, "stopped"))
@@ -231,7 +231,7 @@ def test_nothing_is_stopped_for_a_job_whose_gates_are_closed_or_that_takes_of_wh
     occupied(pool, resources={"cpu_milli": 100})
     pool.submit(instance="team-a", **request_)
     assign(pool)
-    assert tenancy.asked() == 0
+    assert tenancy.stop_requests() == 0
 
 
 def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool, tenancy: Tenancy) -> None:
@@ -243,7 +243,7 @@ def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool,
     pool.submit(4, instance="team-a")
     for _ in range(2):
         assign(pool)
-    assert (tenancy.asked(), used(pool)) == (2, 2)
+    assert (tenancy.stop_requests(), used(pool)) == (2, 2)
 
 
 def test_a_job_that_room_is_reserved_for_keeps_its_lock_from_others(pool: Pool, tenancy: Tenancy) -> None:
@@ -314,7 +314,7 @@ def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, 
     (job,) = pool.submit(instance="team-a", units=4)
     rest(pool, job, -1)
     assign(pool)
-    assert tenancy.asked() == 3
+    assert tenancy.stop_requests() == 3
 
 
 def test_a_job_for_which_nothing_is_counted_any_more_goes_through_its_gates_again(pool: Pool, tenancy: Tenancy) -> None:
@@ -330,7 +330,7 @@ def test_a_rate_is_kept_for_starts_and_takes_no_token_for_room_that_is_reserved(
     occupied(pool)
     pool.submit(instance="team-a", terms={"resource_class": "llm"})
     assign(pool)
-    assert tenancy.asked() == 0
+    assert tenancy.stop_requests() == 0
 
 
 def test_an_instance_that_gets_a_share_while_room_is_reserved_for_its_job_takes_that_over_later(
@@ -348,4 +348,4 @@ def test_an_instance_that_gets_a_share_while_room_is_reserved_for_its_job_takes_
 
 
 def _adopt(connection: Connection) -> int:
-    return adopt(connection, 100)
+    return add_constraints(connection, 100)

@@ -104,7 +104,7 @@ def file(tmp_path: Path) -> Path:
     return found
 
 
-def told(pool: Pool) -> dict[str, Any]:
+def declared_rows(pool: Pool) -> dict[str, Any]:
     cohorts = pool.rows("SELECT name, labels, reclaim_min FROM cohorts ORDER BY position, id")
     return {
         "cohorts": [tuple(row) for row in cohorts],
@@ -123,7 +123,7 @@ DECLARED = {
 def test_what_is_declared_is_so_at_the_start_and_written_once(pool: Pool, file: Path) -> None:
     for _ in range(2):
         with assigner_process(pool, file):
-            assert told(pool) == DECLARED
+            assert declared_rows(pool) == DECLARED
     assert audited(pool.database) == ["cohort.set"] * 2 + ["queue.set"] + ["instance.set"] * 2
     assert {row.actor for row in pool.rows("SELECT actor FROM audit")} == {"config"}
     pool.submit(label="gpu")
@@ -136,9 +136,9 @@ def test_a_reload_changes_what_it_names_and_leaves_the_rest(pool: Pool, file: Pa
         pool.submit(label="cpu")
         file.write_text('[[cohorts]]\nname = "cpus"\nlabels = ["cpu"]\n[[queues]]\nlabel = "gpu"\n')
         running_process.reload()
-        eventually(lambda: told(pool)["queues"] == [])
-        assert {name for name, _, _ in told(pool)["cohorts"]} == {"gpus", "cpus", "default"}
-        assert told(pool)["instances"] == DECLARED["instances"] | {"default": None}
+        eventually(lambda: declared_rows(pool)["queues"] == [])
+        assert {name for name, _, _ in declared_rows(pool)["cohorts"]} == {"gpus", "cpus", "default"}
+        assert declared_rows(pool)["instances"] == DECLARED["instances"] | {"default": None}
         assert pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort").name == "cpus"
 
 
@@ -149,12 +149,12 @@ def test_an_instance_that_cannot_change_its_pool_keeps_nobody_else_from_it(pool:
     pool.assigner().run_once()
     (work,) = bot.take()
     with assigner_process(pool, file) as (running_process, logs):
-        assert told(pool)["instances"] == {"team-a": "old", "team-b": None}
+        assert declared_rows(pool)["instances"] == {"team-a": "old", "team-b": None}
         (said,) = [line for line in logs if line["log_level"] == "error"]
         assert (said["instance"], "drain it first" in said["error"]) == ("team-a", True)
         bot.sync(completed(work))
         running_process.reload()
-        eventually(lambda: told(pool)["instances"]["team-a"] == "builds")
+        eventually(lambda: declared_rows(pool)["instances"]["team-a"] == "builds")
 
 
 def test_a_reload_that_the_database_could_not_take_is_tried_again(
@@ -170,7 +170,7 @@ def test_a_reload_that_the_database_could_not_take_is_tried_again(
     with assigner_process(pool, file) as (_, logs):
         monkeypatch.setattr(assign, "declare", away_once)
         file.write_text(FILE.replace("max_queued = 1", "max_queued = 2"))
-        eventually(lambda: told(pool)["queues"] == [("gpu", 2)])
+        eventually(lambda: declared_rows(pool)["queues"] == [("gpu", 2)])
         assert [line["event"] for line in logs].count("configuration reloaded") == 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from assigner.process.children import Child, Children, Role
-from assigner.process.local_pool import LocalBot, LocalPool, alone, write_file
+from assigner.process.local_pool import LocalBot, LocalPool, hold_data_directory, write_file
 from schema.errors import Conflict, LeaseholdError
 from tests.support.patience import eventually
 
@@ -34,13 +34,13 @@ def child(name: str, code: str, *, role: Role = Role.BOT) -> Child:
 
 
 @pytest.fixture
-def told() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
-def children(tmp_path: Path, told: list[str]) -> Iterator[Children]:
-    made = Children(tmp_path, os.environ, tell=told.append, chance=random.Random(1))
+def children(tmp_path: Path, messages: list[str]) -> Iterator[Children]:
+    made = Children(tmp_path, os.environ, report=messages.append, chance=random.Random(1))
     yield made
     made.kill()
 
@@ -49,7 +49,7 @@ def said(tmp_path: Path, name: str) -> str:
     return (tmp_path / f"{name}.log").read_text()
 
 
-def test_a_child_that_dies_is_started_again(children: Children, told: list[str], tmp_path: Path) -> None:
+def test_a_child_that_dies_is_started_again(children: Children, messages: list[str], tmp_path: Path) -> None:
     children.start(child("one", FOLLOWER + "time.sleep(60)"))
     first = children.processes()["one"]
     eventually(lambda: "up" in said(tmp_path, "one"))
@@ -60,29 +60,29 @@ def test_a_child_that_dies_is_started_again(children: Children, told: list[str],
         return children.processes().get("one", first) != first
 
     eventually(reborn)
-    assert told[0].startswith("one was killed by SIGKILL: up; starting it again in ")
-    assert told[1] == "one runs again"
+    assert messages[0].startswith("one was killed by SIGKILL: up; starting it again in ")
+    assert messages[1] == "one runs again"
 
 
-def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, told: list[str]) -> None:
+def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, messages: list[str]) -> None:
     now = [0.0]
-    children = Children(tmp_path, os.environ, tell=told.append, chance=random.Random(1), monotonic=lambda: now[0])
+    children = Children(tmp_path, os.environ, report=messages.append, chance=random.Random(1), monotonic=lambda: now[0])
     children.start(child("one", "raise SystemExit('no luck')"))
     pauses: list[float] = []
     try:
         while len(pauses) < 9:
             eventually(lambda: not children.processes())
-            told.clear()
+            messages.clear()
             children.run_once()
-            assert "one ended with exit status 1: no luck" in told[0]
-            pauses.append(float(told[0].split()[-2]))
+            assert "one ended with exit status 1: no luck" in messages[0]
+            pauses.append(float(messages[0].split()[-2]))
             now[0] += pauses[-1] - 0.2
-            told.clear()
+            messages.clear()
             children.run_once()
-            assert told == []
+            assert messages == []
             now[0] += 0.3
             children.run_once()
-            assert told == ["one runs again"]
+            assert messages == ["one runs again"]
     finally:
         children.kill()
     assert 0.5 <= pauses[0] <= 1.0
@@ -90,7 +90,7 @@ def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, to
 
 
 def test_without_restart_the_last_words_of_a_dead_child_are_raised(tmp_path: Path) -> None:
-    children = Children(tmp_path, os.environ, tell=print, chance=random.Random(1), restart=False)
+    children = Children(tmp_path, os.environ, report=print, chance=random.Random(1), restart=False)
     children.start(child("one", "import sys; print('error: schema none', file=sys.stderr); sys.exit(3)"))
     eventually(lambda: not children.processes())
     with pytest.raises(LeaseholdError, match=r"^one ended with exit status 3: error: schema none$"):
@@ -149,10 +149,10 @@ def test_children_end_when_their_parent_is_killed(tmp_path: Path, ignores: bool)
 
 
 def test_a_second_pool_in_one_directory_is_refused(tmp_path: Path) -> None:
-    with alone(tmp_path / "data"):
-        with pytest.raises(Conflict, match="a pool already runs in"), alone(tmp_path / "data"):
+    with hold_data_directory(tmp_path / "data"):
+        with pytest.raises(Conflict, match="a pool already runs in"), hold_data_directory(tmp_path / "data"):
             pass
-    with alone(tmp_path / "data"):
+    with hold_data_directory(tmp_path / "data"):
         pass
 
 
@@ -171,7 +171,7 @@ def test_a_pool_whose_process_ends_at_once_says_why_and_leaves_nothing(tmp_path:
     wrong.write_text("[timing]\nttl = 'soon'\n")
     pool = LocalPool(
         tmp_path / "data", config=wrong, assigners=1, bots=[LocalBot(name="one")], environ=os.environ,
-        tell=print, chance=random.Random(1),
+        report=print, chance=random.Random(1),
     )  # fmt: skip
     with pytest.raises(
         LeaseholdError, match=r"ended with exit status 2: error: .*leasehold.toml:2: timing.ttl: must be"

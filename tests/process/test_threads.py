@@ -12,7 +12,7 @@ import structlog.testing
 
 from assigner.config.loading import Reloader
 from assigner.process.assign import AssignerProcess
-from assigner.process.threads import Presence, Staff
+from assigner.process.threads import AssignerThreads, Presence
 from assigner.settings import PoolSettings
 from schema import clock
 from schema.postgres.notify import Wakeups
@@ -39,36 +39,38 @@ def at_work() -> list[str]:
 
 
 @contextmanager
-def staffed(pool: Pool, chosen: PoolSettings) -> Iterator[Staff]:
+def staffed(pool: Pool, chosen: PoolSettings) -> Iterator[AssignerThreads]:
     presence = Presence(pool.database, "host", interval=0.1)
     wakeups = Wakeups(pool.database, enabled=False)
-    staff = Staff(pool.database, chosen, name="host", wakeups=wakeups, presence=presence, chance=random.Random(1))
+    assigner_threads = AssignerThreads(
+        pool.database, chosen, name="host", wakeups=wakeups, presence=presence, chance=random.Random(1)
+    )
     try:
-        staff.start()
-        yield staff
+        assigner_threads.start()
+        yield assigner_threads
     finally:
-        staff.stop(clock.monotonic() + 10)
+        assigner_threads.stop(clock.monotonic() + 10)
         assert at_work() == []
 
 
 def test_bg_12_one_thread_per_cohort_comes_and_goes_with_the_cohort(pool: Pool) -> None:
-    with staffed(pool, settings(pool, {"threads": 1}, *COHORTS)) as staff:
+    with staffed(pool, settings(pool, {"threads": 1}, *COHORTS)) as assigner_threads:
         assert at_work() == ["assigner-0-0"]
-        staff.run_once()
+        assigner_threads.run_once()
         assert at_work() == ["assigner-0-0", "assigner-1-cohort-default"]
         cohort(pool, "linux", "linux")
-        staff.run_once()
-        staff.run_once()
+        assigner_threads.run_once()
+        assigner_threads.run_once()
         assert at_work() == ["assigner-0-0", "assigner-1-cohort-default", "assigner-1-cohort-linux"]
         pool.change("DELETE FROM cohorts WHERE name = 'linux'")
-        staff.run_once()
+        assigner_threads.run_once()
         assert at_work() == ["assigner-0-0", "assigner-1-cohort-default"]
 
 
 def test_bg_12_each_cohort_is_served_by_its_own_assigner_and_no_other(pool: Pool) -> None:
     cohort(pool, "linux", "linux", "fast")
-    with staffed(pool, settings(pool, *COHORTS)) as staff:
-        staff.run_once()
+    with staffed(pool, settings(pool, *COHORTS)) as assigner_threads:
+        assigner_threads.run_once()
         pool.bot("plain")
         pool.bot("penguin", labels=["linux"])
         (anywhere,) = pool.submit()
@@ -86,24 +88,24 @@ def test_bg_12_each_cohort_is_served_by_its_own_assigner_and_no_other(pool: Pool
 
 def test_an_entry_restricted_to_cohorts_has_threads_for_these_and_a_reload_changes_which(pool: Pool) -> None:
     cohort(pool, "linux", "linux")
-    with staffed(pool, settings(pool, COHORTS[0] | {"cohorts": ["linux", "absent"]})) as staff:
-        staff.run_once()
+    with staffed(pool, settings(pool, COHORTS[0] | {"cohorts": ["linux", "absent"]})) as assigner_threads:
+        assigner_threads.run_once()
         assert at_work() == ["assigner-0-cohort-linux"]
-        staff.reconfigure(settings(pool, COHORTS[0] | {"cohorts": ["default"]}))
-        staff.run_once()
+        assigner_threads.reconfigure(settings(pool, COHORTS[0] | {"cohorts": ["default"]}))
+        assigner_threads.run_once()
         assert at_work() == ["assigner-0-cohort-default"]
-        staff.reconfigure(settings(pool, {"kind": "priority-age"}))
-        staff.run_once()
+        assigner_threads.reconfigure(settings(pool, {"kind": "priority-age"}))
+        assigner_threads.run_once()
         assert at_work() == ["assigner-0-cohort-default"], "another kind needs a restart"
 
 
 def test_a_cohort_made_anew_under_its_old_name_gets_an_assigner_for_the_new_one(pool: Pool) -> None:
     cohort(pool, "linux", "linux")
-    with staffed(pool, settings(pool, *COHORTS)) as staff:
-        staff.run_once()
+    with staffed(pool, settings(pool, *COHORTS)) as assigner_threads:
+        assigner_threads.run_once()
         pool.change("DELETE FROM cohorts WHERE name = 'linux'")
         cohort(pool, "linux", "linux")
-        staff.run_once()
+        assigner_threads.run_once()
         pool.bot(labels=["linux"])
         pool.submit(label="linux")
         eventually(lambda: pool.rows("SELECT FROM live"))
@@ -222,11 +224,13 @@ def test_a_process_tells_what_its_assigners_serve_and_tells_it_anew_after_a_relo
     presence = Presence(pool.database, "host", interval=0.1)
     wakeups = Wakeups(pool.database, enabled=False)
     first, second = (settings(pool, {"instances": names}, {"kind": "cohort"}) for names in (["ci"], ["ci", "qa"]))
-    staff = Staff(pool.database, first, name="host", wakeups=wakeups, presence=presence, chance=random.Random(1))
+    assigner_threads = AssignerThreads(
+        pool.database, first, name="host", wakeups=wakeups, presence=presence, chance=random.Random(1)
+    )
     presence.begin()
     everything = {"instances": None, "cohorts": None}
     told = "SELECT serves FROM assigners"
     assert pool.row(told).serves == [{"instances": ["ci"], "cohorts": None}, everything]
-    staff.reconfigure(second)
+    assigner_threads.reconfigure(second)
     presence.run_once()
     assert pool.row(told).serves == [{"instances": ["ci", "qa"], "cohorts": None}, everything]

@@ -17,7 +17,7 @@ from schema.postgres.notify import Wakeups
 from tests.support.explain import cohort
 from tests.support.http import call
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Pool, count, given, work_off_counting
+from tests.support.pool import Pool, count, granted_lease, work_off_counting
 from tests.support.servers import Served
 
 EMPTY = {
@@ -36,7 +36,7 @@ def busy(pool: Pool, **in_use: int) -> None:
         bot = pool.bot(name, capacity=4)
         if units:
             (job,) = pool.submit(units=units)
-            given(pool, bot, job)
+            granted_lease(pool, bot, job)
 
 
 def metric(name: str, **labels: str) -> float | None:
@@ -75,11 +75,13 @@ def test_va_12_status_tells_of_the_bots_of_each_cohort_to_operators_only(pool: P
     busy(pool, one=2)
     pool.submit(instance="team-a")
 
-    def status(instances: list[str] | None) -> models.Status:
-        return models.status(pool.database.run(lambda c: status_queries.pool(c, instances=instances, cooldown=600)))
+    def status(instances: list[str] | None) -> models.PoolStatus:
+        return models.status_answer(
+            pool.database.run(lambda c: status_queries.pool_status(c, instances=instances, cooldown=600))
+        )
 
-    (seen,) = status(None).swarm
-    assert (seen.cohort, seen.busy, seen.avg_load) == ("default", 1, 0.5)
+    (samples,) = status(None).swarm
+    assert (samples.cohort, samples.busy, samples.avg_load) == ("default", 1, 0.5)
     assert status(["team-a"]).swarm == []
 
 
@@ -136,17 +138,17 @@ def test_va_14_a_cohort_that_is_no_more_is_told_of_no_more(pool: Pool) -> None:
 
 
 def test_va_13_va_15_placements_are_counted_by_strategy_and_their_scores_kept(pool: Pool) -> None:
-    def seen() -> tuple[float, float, float]:
+    def samples() -> tuple[float, float, float]:
         assigned = metric("leasehold_jobs_assigned_total", strategy="success") or 0.0
         scores = [metric(f"leasehold_assignment_score_{part}") or 0.0 for part in ("count", "sum")]
         return (assigned, *scores)
 
     count(pool)
-    before = seen()
+    before = samples()
     pool.bot(capacity=2)
     pool.submit(3)
     pool.assigner(strategy={"kind": "success"}).run_once()
-    assert [after - was for was, after in zip(before, seen(), strict=True)] == pytest.approx([2, 2, 1 + 1 / 1.5])
+    assert [after - was for was, after in zip(before, samples(), strict=True)] == pytest.approx([2, 2, 1 + 1 / 1.5])
     pool.bot("other")
     pool.assigner().run_once()
     assert metric("leasehold_assignment_score_count") == before[1] + 2

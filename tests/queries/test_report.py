@@ -40,7 +40,7 @@ def aged(pool: Pool, seconds: float) -> None:
     [([1, 1, 1], 1.0), ([1000 / 3, 500 / 1], 0.962), ([5, 0, 0, 0], 0.25), ([0, 0], None), ([], None)],
 )
 def test_a_25_fairness_is_jains_index(shares: list[float], index: float | None) -> None:
-    found = fair_share.jain(shares)
+    found = fair_share.jain_index(shares)
     assert found == (None if index is None else pytest.approx(index, abs=5e-4))
 
 

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from sqlalchemy import Connection
 
 from assigner.api import models
-from assigner.api.models import Status
+from assigner.api.models import PoolStatus
 from assigner.queries import status as status_queries
 from schema.moves.cancel import ask_stop, cancel
 from schema.moves.hold import park
@@ -25,10 +25,10 @@ KINDS = ("free", "full", "absent")
 QUEUED, BACKOFF, FINISHED, RUNNING = 2_400, 240, 24_000, 300
 
 
-def status(pool: Pool, *, instances: list[str] | None = None) -> Status:
+def status(pool: Pool, *, instances: list[str] | None = None) -> PoolStatus:
     """What the gateway answers."""
-    return models.status(
-        pool.database.run(lambda connection: status_queries.pool(connection, instances=instances, cooldown=600))
+    return models.status_answer(
+        pool.database.run(lambda connection: status_queries.pool_status(connection, instances=instances, cooldown=600))
     )
 
 
@@ -200,7 +200,7 @@ def test_what_is_counted_is_bounded_and_the_answer_says_where_it_stopped(
     monkeypatch.setattr(status_queries, "MAX_WAITS", 100)
     with pool.database.engine.connect() as connection:
         with watching(connection) as watch:
-            bounded = models.status(status_queries.pool(connection, instances=instances, cooldown=600))
+            bounded = models.status_answer(status_queries.pool_status(connection, instances=instances, cooldown=600))
         connection.rollback()
     assert not watch.whole_scans() & {"jobs", "leases", "job_events"}, str(watch)
     # A few rows are for each queue and bot.
@@ -231,7 +231,7 @@ def test_what_is_older_than_a_minute_is_hardly_read(pool: Pool) -> None:
     long_ago(pool, "leases", "granted_at", "acknowledged_at")
     with pool.database.engine.connect() as connection:
         with watching(connection) as watch:
-            found = models.status(status_queries.pool(connection, instances=None, cooldown=600))
+            found = models.status_answer(status_queries.pool_status(connection, instances=None, cooldown=600))
         connection.rollback()
     rates = found.rates
     assert (rates.submitted, rates.granted, rates.finished, rates.span) == (0, 0, 0, 60)
@@ -277,7 +277,7 @@ def test_sa_36_upkeep_tells_how_much_waits_for_how_long_and_what_nobody_can_run(
 
 
 def test_sa_36_an_idle_pool_has_no_backlog(pool: Pool) -> None:
-    found = pool.database.run(status_queries.backlog)
+    found = pool.database.run(status_queries.count_backlog)
     assert (set(found.jobs.values()), found.oldest, found.unmatchable) == ({0}, 0, 0)
 
 

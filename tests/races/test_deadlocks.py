@@ -48,7 +48,7 @@ Kind = Callable[[Pool, random.Random], Callable[[], None]]
 
 def syncing(pool: Pool, chance: random.Random) -> Callable[[], None]:
     """Bots that start anew, acknowledge, finish, forget and leave, many leases to a call."""
-    desk = pool.desk(to_capacity=True)
+    sync_service = pool.sync_service(to_capacity=True)
     bots: dict[str, Bot] = {}
 
     def report(work: dict[str, Any]) -> LeaseReport:
@@ -58,7 +58,7 @@ def syncing(pool: Pool, chance: random.Random) -> Callable[[], None]:
         name = chance.choice(BOTS)
         try:
             if name not in bots:
-                bots[name] = pool.bot(name, desk=desk, capacity=chance.randint(2, 12))
+                bots[name] = pool.bot(name, sync_service=sync_service, capacity=chance.randint(2, 12))
             works = bots[name].sync()["leases"]
             bots[name].sync(*[report(work) for work in works if chance.random() < 0.95])
             if chance.random() < 0.03:
@@ -71,7 +71,7 @@ def syncing(pool: Pool, chance: random.Random) -> Callable[[], None]:
 
 def settling(pool: Pool, chance: random.Random) -> Callable[[], None]:
     """The same of a crew, whose calls are settled together in any order."""
-    desk = pool.desk(to_capacity=True)
+    sync_service = pool.sync_service(to_capacity=True)
     bots: dict[str, Bot] = {}
     works: dict[str, list[dict[str, Any]]] = {}
 
@@ -85,9 +85,9 @@ def settling(pool: Pool, chance: random.Random) -> Callable[[], None]:
     def once() -> None:
         for name in CREW:
             if name not in bots:
-                bots[name] = pool.bot(name, desk=desk, capacity=chance.randint(2, 12))
+                bots[name] = pool.bot(name, sync_service=sync_service, capacity=chance.randint(2, 12))
         names = chance.sample(CREW, len(CREW))
-        for name, answer in zip(names, together(desk, *map(message, names)), strict=True):
+        for name, answer in zip(names, together(sync_service, *map(message, names)), strict=True):
             if isinstance(answer, str):
                 bots.pop(name)
             works[name] = [] if isinstance(answer, str) else answer["leases"]

@@ -13,10 +13,10 @@ from tests.support.race import (
     LOST,
     Race,
     ask_stop,
-    at_desk_of,
-    books,
+    at_service_of,
     call,
     cancel,
+    counted_state,
     drain,
     expire,
     offered,
@@ -32,9 +32,9 @@ OVERDUE = "UPDATE leases SET due_at = now() - interval '1 s'"
 def test_a_reaper_passes_over_a_bot_that_is_just_finishing(pool: Pool, race: Race) -> None:
     job, bot, work = running(pool)
     pool.change(EXPIRED)
-    assert race.side_by_side(lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: expire(pool)) == []
+    assert race.side_by_side(lambda first: at_service_of(first, bot).sync(completed(work)), lambda: expire(pool)) == []
     assert expire(pool) == [], "the call renewed the session"
-    assert books(pool, job) == FINISHED
+    assert counted_state(pool, job) == FINISHED
 
 
 def test_a_bot_that_finishes_while_it_is_reaped_is_refused(pool: Pool, race: Race) -> None:
@@ -48,22 +48,22 @@ def test_a_bot_that_finishes_while_it_is_reaped_is_refused(pool: Pool, race: Rac
             outcome(finish)
 
     assert refused.value.code == "session_over"
-    assert books(pool, job) == LOST
+    assert counted_state(pool, job) == LOST
 
 
 def test_a_reaper_that_gives_up_leaves_the_finish_its_way(pool: Pool, race: Race) -> None:
     job, bot, work = running(pool)
     pool.change(EXPIRED)
     assert race.in_turn(expire, lambda: bot.sync(completed(work)), commit=False)["leases"] == []
-    assert books(pool, job) == FINISHED
+    assert counted_state(pool, job) == FINISHED
 
 
 def test_a_heartbeat_that_was_ahead_of_the_reaper_keeps_the_work(pool: Pool, race: Race) -> None:
     job, bot, work = running(pool)
     pool.change(EXPIRED)
-    assert race.side_by_side(lambda first: at_desk_of(first, bot).sync(active(work)), lambda: expire(pool)) == []
+    assert race.side_by_side(lambda first: at_service_of(first, bot).sync(active(work)), lambda: expire(pool)) == []
     assert expire(pool) == []
-    assert books(pool, job)["job"] == ("running", 1, None)
+    assert counted_state(pool, job)["job"] == ("running", 1, None)
 
 
 def test_of_two_reapers_one_takes_the_bot_and_the_other_passes_on(pool: Pool, race: Race) -> None:
@@ -75,7 +75,7 @@ def test_of_two_reapers_one_takes_the_bot_and_the_other_passes_on(pool: Pool, ra
         first.commit()
 
     assert expire(pool) == []
-    assert books(pool, job) == LOST
+    assert counted_state(pool, job) == LOST
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_bot_that_ends_a_job_while_it_is_cancelled_waits_and_its_word_counts(
         first.commit()
         outcome(finish)
 
-    found = books(pool, job)
+    found = counted_state(pool, job)
     assert (found["job"], found["leases"], found["last"]) == (state, [(1, lease)], last)
     assert (found["attempts"], found["in_use"]) == ((1, 0), [0])
 
@@ -106,14 +106,14 @@ def test_a_bot_that_ends_a_job_while_it_is_cancelled_waits_and_its_word_counts(
 def test_a_cancel_waits_for_the_finish_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     job, bot, work = running(pool)
     (found,) = race.in_turn(
-        lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: cancel(pool, job), commit=commit
+        lambda first: at_service_of(first, bot).sync(completed(work)), lambda: cancel(pool, job), commit=commit
     )
     if commit:
         assert found == Cancelled(job, "succeeded", changed=False)
-        assert books(pool, job) == FINISHED
+        assert counted_state(pool, job) == FINISHED
     else:
         assert found == Cancelled(job, "cancelling", changed=True)
-        assert books(pool, job)["leases"] == [(1, "cancelling")]
+        assert counted_state(pool, job)["leases"] == [(1, "cancelling")]
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -124,7 +124,7 @@ def test_an_assigner_passes_over_a_job_that_is_being_cancelled(pool: Pool, race:
     pool.assigner().run_once()
 
     assert pool.job(job).state == ("cancelled" if commit else "leased")
-    assert books(pool, job)["in_use"] == [0 if commit else 1]
+    assert counted_state(pool, job)["in_use"] == [0 if commit else 1]
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -133,17 +133,17 @@ def test_a_cancel_waits_for_the_grant_that_was_ahead_of_it(pool: Pool, race: Rac
     bot = pool.bot()
     (found,) = race.in_turn(lambda first: first.assigner().run_once(), lambda: cancel(pool, job), commit=commit)
     assert found == Cancelled(job, "cancelling" if commit else "cancelled", changed=True)
-    assert books(pool, job)["leases"] == ([(1, "cancelling")] if commit else [])
+    assert counted_state(pool, job)["leases"] == ([(1, "cancelling")] if commit else [])
     assert bot.sync()["leases"] == [], "a bot that never had it has nothing to stop"
-    assert books(pool, job)["job"][0] == "cancelled"
-    assert books(pool, job)["in_use"] == [0]
+    assert counted_state(pool, job)["job"][0] == "cancelled"
+    assert counted_state(pool, job)["in_use"] == [0]
 
 
 def test_a_drain_waits_for_the_grant_and_leaves_the_lease(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     bot = pool.bot()
     race.in_turn(lambda first: first.assigner().run_once(), lambda: drain(pool))
-    assert books(pool, job)["job"] == ("leased", 1, None)
+    assert counted_state(pool, job)["job"] == ("leased", 1, None)
     assert pool.row("SELECT draining, in_use, free FROM bots") == (True, 1, False)
     assert [work["job"] for work in bot.take()] == [job]
 
@@ -178,12 +178,12 @@ def test_a_lease_is_acknowledged_or_asked_to_stop_but_not_both(pool: Pool, race:
     pool.change(OVERDUE)
     assert (
         race.side_by_side(
-            lambda first: at_desk_of(first, bot).sync(active(work)), lambda: ask_stop(pool), commit=commit
+            lambda first: at_service_of(first, bot).sync(active(work)), lambda: ask_stop(pool), commit=commit
         )
         == 0
     )
     assert ask_stop(pool) == (0 if commit else 1)
-    found = books(pool, job)
+    found = counted_state(pool, job)
     assert found["job"] == ("running" if commit else "leased", 1, None)
     assert found["leases"] == [(1, "active" if commit else "cancelling")]
 
@@ -211,7 +211,7 @@ def test_a_job_that_finishes_while_its_timeout_is_noticed_keeps_its_result(pool:
         first.commit()
         outcome(finish)
 
-    assert books(pool, job) == FINISHED
+    assert counted_state(pool, job) == FINISHED
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -220,7 +220,7 @@ def test_two_calls_of_one_number_have_one_effect_and_one_answer(pool: Pool, race
     pool.submit(3)
     message = bot.message(completed(work, exit_code=0))
     with race.first() as first:
-        mine = call(at_desk_of(first, bot), message)
+        mine = call(at_service_of(first, bot), message)
         late = race.second(lambda: call(bot, message), behind=first)
         first.decide(commit)
         theirs = outcome(late)
@@ -228,7 +228,7 @@ def test_two_calls_of_one_number_have_one_effect_and_one_answer(pool: Pool, race
     if commit:
         assert theirs == mine
     assert call(bot, message) == theirs
-    assert books(pool, job) == FINISHED | {"in_use": [1]}, "one job was fetched in the place of the other"
+    assert counted_state(pool, job) == FINISHED | {"in_use": [1]}, "one job was fetched in the place of the other"
     assert pool.row("SELECT count(*) AS live FROM live").live == 1
 
 
@@ -287,7 +287,7 @@ def followers(pool: Pool) -> list[str]:
 def test_a_duplicate_waits_for_the_finish_that_was_ahead_of_it(pool: Pool, race: Race, commit: bool) -> None:
     _, bot, work = running(pool, **DEDUP)
     mine = race.in_turn(
-        lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: pool.submit(**DEDUP), commit=commit
+        lambda first: at_service_of(first, bot).sync(completed(work)), lambda: pool.submit(**DEDUP), commit=commit
     )
     assert states(pool) == (["succeeded", "queued"] if commit else ["running"])
     assert followers(pool) == ([] if commit else mine)

@@ -9,13 +9,13 @@ from schema.diagnostics import invariants
 from schema.errors import Conflict
 from schema.fleet import candidates
 from schema.moves import backoff
-from schema.moves.backoff import Alike, promote
+from schema.moves.backoff import JobGroup, promote
 from schema.moves.cancel import Cancelled
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit
-from schema.postgres.fragments import RESULT
+from schema.postgres.fragments import JOB_RESULT
 from tests.support.pool import Bot, Pool, active, completed, states, submitted
-from tests.support.race import FINISHED, LOST, Race, at_desk_of, books, cancel, outcome, retention, running
+from tests.support.race import FINISHED, LOST, Race, at_service_of, cancel, counted_state, outcome, retention, running
 
 LOCKS = (
     "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted"
@@ -37,17 +37,19 @@ def test_a_call_of_a_session_that_is_being_replaced_waits_and_is_refused(pool: P
         else:
             outcome(finish)
 
-    assert books(pool, job) == (LOST if commit else FINISHED)
+    assert counted_state(pool, job) == (LOST if commit else FINISHED)
 
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_new_session_waits_for_the_call_of_the_old_one(pool: Pool, race: Race, commit: bool) -> None:
     job, bot, work = running(pool)
     assert (
-        race.in_turn(lambda first: at_desk_of(first, bot).sync(completed(work)), pool.bot, commit=commit).session.epoch
+        race.in_turn(
+            lambda first: at_service_of(first, bot).sync(completed(work)), pool.bot, commit=commit
+        ).session.epoch
         == 2
     )
-    assert books(pool, job) == (FINISHED if commit else LOST)
+    assert counted_state(pool, job) == (FINISHED if commit else LOST)
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -77,7 +79,7 @@ def test_a_bot_that_arrives_waits_for_a_new_requirement_set(pool: Pool, race: Ra
 
 def test_a_new_instance_and_a_new_requirement_set_are_locked_in_one_order(pool: Pool, race: Race) -> None:
     with race.first() as first:
-        candidates.hold_still(first.connection)
+        candidates.freeze_requirement_sets(first.connection)
         submitting = race.second(lambda: pool.submit(instance="fresh", properties={"os": "linux"}), behind=first)
         first.bot(instance="fresh", properties={"os": "linux"})
         first.commit()
@@ -166,7 +168,7 @@ def test_a_key_that_retention_is_removing_is_waited_for_and_then_free(pool: Pool
 def test_a_job_that_is_being_granted_is_not_postponed(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     pool.bot()
-    alike = [Alike(0, pool.job(job).instance, pool.job(job).platform, 1)]
+    alike = [JobGroup(0, pool.job(job).instance, pool.job(job).platform, 1)]
 
     def postpone(on: Pool) -> int:
         return on.database.run(lambda c: backoff.postpone(c, alike, reason="no bot", base=60, cap=60, limit=9))
@@ -210,7 +212,7 @@ def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: 
         assert race.unhindered(lambda: retention(pool), by=reader) == 1
         assert [finding for finding in invariants.check(reader.connection) if finding.rows] == []
         assert reader.history(job) == ["submit", "grant", "acknowledge", "finish"]
-        assert reader.row(f"SELECT {RESULT} AS result FROM jobs j").result == {"exit_code": 0}
+        assert reader.row(f"SELECT {JOB_RESULT} AS result FROM jobs j").result == {"exit_code": 0}
 
     for table in ("jobs", "job_payloads", "job_events", "leases", "submit_keys", "job_outputs"):
         assert pool.rows(f"SELECT * FROM {table}") == []
@@ -237,7 +239,7 @@ UNBLOCKED = "SELECT count(*) FROM job_events WHERE move = 'unblock'"
 
 def at_work(pool: Pool, name: str) -> tuple[Bot, dict[str, Any]]:
     """A bot that runs the next job, and nothing beside it, with its lease."""
-    bot = pool.bot(name, capacity=1, desk=pool.desk(enabled=False))
+    bot = pool.bot(name, capacity=1, sync_service=pool.sync_service(enabled=False))
     pool.assigner(batch=1).run_once()
     (work,) = bot.sync()["leases"]
     bot.sync(active(work))
@@ -251,7 +253,7 @@ def test_two_parents_that_end_at_the_same_time_start_their_child_once(pool: Pool
     one, first_work = at_work(pool, "bot-1")
     two, second_work = at_work(pool, "bot-2")
     with race.first() as ahead:
-        at_desk_of(ahead, one).sync(completed(first_work))
+        at_service_of(ahead, one).sync(completed(first_work))
         behind = race.second(lambda: two.sync(completed(second_work)), behind=ahead)
         ahead.decide(committed)
         outcome(behind)

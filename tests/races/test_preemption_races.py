@@ -4,7 +4,7 @@ import pytest
 
 from schema.moves.preempt import expire_reservations
 from tests.support.pool import Pool, active, completed
-from tests.support.race import Race, at_desk_of, cancel, expire
+from tests.support.race import Race, at_service_of, cancel, expire
 from tests.support.tenancy import Tenancy, assign, contested
 
 KEPT = "SELECT (SELECT count(*) FROM reservations) AS reservations, sum(reserved) AS reserved FROM bots"
@@ -24,8 +24,8 @@ def kept(pool: Pool) -> tuple[int, int]:
 
 def test_preempt_finish_a_victim_that_is_just_finishing_is_left_alone(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
-    race.side_by_side(lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: assign(pool))
-    assert tenancy.asked() == 0
+    race.side_by_side(lambda first: at_service_of(first, bot).sync(completed(work)), lambda: assign(pool))
+    assert tenancy.stop_requests() == 0
     assert (pool.job(victim).state, pool.job(wanting).state) == ("succeeded", "leased"), "it was fetched"
     assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (1, 0)
 
@@ -49,7 +49,7 @@ def test_preempt_cancel_a_victim_that_is_being_cancelled_is_left_alone(
     victim, _, bot, work = contested(pool, tenancy)
     race.side_by_side(lambda first: cancel(first, victim), lambda: assign(pool))
     assign(pool)
-    assert tenancy.asked() == 0, "it stops anyway"
+    assert tenancy.stop_requests() == 0, "it stops anyway"
     bot.sync(completed(work, "stopped"))
     assert pool.job(victim).state == "cancelled"
 
@@ -68,7 +68,7 @@ def test_preempt_cancel_nothing_is_evicted_for_a_job_that_is_being_cancelled(
     _, wanting, _, _ = contested(pool, tenancy)
     race.side_by_side(lambda first: cancel(first, wanting), lambda: assign(pool))
     assign(pool)
-    assert tenancy.asked() == 0
+    assert tenancy.stop_requests() == 0
 
 
 def test_preempt_cancel_the_room_kept_for_a_job_that_is_cancelled_is_given_up(
@@ -93,7 +93,7 @@ def test_bg_17_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy:
     pool.submit(instance="team-c", priority=1)
     race.side_by_side(assign, lambda: assign(pool))
     assign(pool)
-    assert tenancy.asked() == 1
+    assert tenancy.stop_requests() == 1
     answer = bot.sync(completed(work, "stopped"))
     assert [lease["job"] for lease in answer["leases"]] == [wanting]
     assert pool.job(victim).evictions == 1
@@ -111,7 +111,7 @@ def test_bg_22_two_preemptors_of_one_instance_evict_no_more_than_its_minimum(
     pool.submit(2, instance="team-a")
     race.side_by_side(assign, lambda: assign(pool))
     assign(pool)
-    assert tenancy.asked() == 1
+    assert tenancy.stop_requests() == 1
 
 
 def test_an_eviction_counts_for_the_grant_that_waited_for_it(pool: Pool, tenancy: Tenancy, race: Race) -> None:
@@ -120,7 +120,7 @@ def test_an_eviction_counts_for_the_grant_that_waited_for_it(pool: Pool, tenancy
     assign(pool)
     pool.bot("bot-2", properties={"kind": "two"}, capacity=2)
     pool.submit(2, instance="team-b", properties={"kind": "two"})
-    race.in_turn(lambda first: at_desk_of(first, bot).sync(completed(work, "stopped")), lambda: assign(pool))
+    race.in_turn(lambda first: at_service_of(first, bot).sync(completed(work, "stopped")), lambda: assign(pool))
     assert tenancy.evictions() == 1
     assert tenancy.effective_maximum("team-b") == 1
     assert tenancy.usage("team-b") == 1, "the effective maximum is one less since the eviction"
@@ -208,7 +208,7 @@ def test_a_job_whose_reservation_is_over_is_not_reserved_for_twice(pool: Pool, t
     assign(pool)
     pool.change(OVER)
     assign(pool)
-    assert (tenancy.asked(), kept(pool)) == (1, (1, 1))
+    assert (tenancy.stop_requests(), kept(pool)) == (1, (1, 1))
     pool.bot("bot-2")
     assign(pool)
     assert pool.job(wanting).state == "leased", "it need not wait for upkeep"
@@ -241,13 +241,13 @@ def test_a_job_of_several_units_evicts_several_from_one_bot(pool: Pool, tenancy:
     for _ in range(3):
         assign(pool)
     assert pool.job(wanting).reason == "a bot is being freed for it", "though it rested, as no bot is large enough"
-    asked = pool.rows(
+    stop_requests = pool.rows(
         "SELECT b.name, j.public_id FROM live l JOIN bots b ON b.id = l.bot_id JOIN jobs j"
         " ON j.id = l.job_id WHERE l.state = 'cancelling'"
     )
-    assert len({row.name for row in asked}) == 1
-    (nth,) = {int(row.name[-1]) - 1 for row in asked}
-    assert len(asked) == len(held[nth]), "no more than it needs, and all from one bot"
+    assert len({row.name for row in stop_requests}) == 1
+    (nth,) = {int(row.name[-1]) - 1 for row in stop_requests}
+    assert len(stop_requests) == len(held[nth]), "no more than it needs, and all from one bot"
     for answered, work in enumerate(held[nth], start=1):
         rest = [active(each) for each in held[nth][answered:]]
         answer = bots[nth].sync(completed(work, "stopped"), *rest)

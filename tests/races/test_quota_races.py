@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.cycle.contention import CAREFUL, Turns
+from assigner.cycle.contention import CAREFUL, ConflictBackoff
 from assigner.cycle.settings import AssignerSettings
 from schema import moves
 from schema.accounting import counters, quotas
@@ -16,7 +16,7 @@ from schema.errors import Conflict, NotFound
 from schema.moves import preempt as preempt_moves
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool, active, completed
-from tests.support.race import Race, at_desk_of, cancel, outcome
+from tests.support.race import Race, at_service_of, cancel, outcome
 from tests.support.tenancy import Tenancy, assign, cohort_of, contested, put_cohort, remove_cohort, share
 
 WRITERS = """
@@ -86,7 +86,9 @@ def test_the_first_quota_of_an_instance_counts_ends_that_were_not_decided_yet(
     bot = pool.bot()
     pool.assigner().run_once()
     (work,) = bot.take()
-    race.in_turn(lambda first: at_desk_of(first, bot).sync(completed(work)), lambda: tenancy.quota("team-a", maximum=2))
+    race.in_turn(
+        lambda first: at_service_of(first, bot).sync(completed(work)), lambda: tenancy.quota("team-a", maximum=2)
+    )
     assert tenancy.usage("team-a") == 0
 
 
@@ -139,9 +141,9 @@ def test_a_27_an_eviction_after_a_grant_takes_no_quota_out_of_order(pool: Pool, 
     pool.bot("bot-2", properties={"kind": "two"})
     pool.submit(instance="team-z", properties={"kind": "two"})
     race.side_by_side(lambda first: first.change(LOCK_QUOTA, instance="team-b"), lambda: assign(pool), commit=False)
-    assert (tenancy.usage("team-z"), tenancy.asked()) == (1, 0)
+    assert (tenancy.usage("team-z"), tenancy.stop_requests()) == (1, 0)
     assign(pool)
-    assert tenancy.asked() == 1
+    assert tenancy.stop_requests() == 1
 
 
 def test_a_27_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_order(
@@ -165,7 +167,7 @@ def test_a_27_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_or
 
     monkeypatch.setattr(moves, "preempt", after_a_change)
     race.side_by_side(lambda first: first.change(LOCK_QUOTA, instance="team-d"), lambda: assign(pool), commit=False)
-    assert (tried, tenancy.asked()) == ([False, False], 0)
+    assert (tried, tenancy.stop_requests()) == ([False, False], 0)
 
 
 def test_a_27_a_bot_that_finishes_and_leaves_at_once_takes_its_quotas_in_order(
@@ -202,7 +204,7 @@ def test_a_27_an_eviction_that_waits_for_a_quota_has_said_that_it_will_write_lea
         first.roll_back()
         outcome(late)
 
-    assert tenancy.asked() == 1
+    assert tenancy.stop_requests() == 1
 
 
 def test_a_27_counters_are_repaired_after_the_evictions_that_hold_them(
@@ -283,7 +285,7 @@ def test_a_job_that_a_bot_gives_back_while_a_cohort_is_declared_gets_it(
             put_cohort(first, "gpus", "gpu")
             waiting = race.second(lambda: bot.sync(completed(work, "released")), behind=first)
         else:
-            at_desk_of(first, bot).sync(completed(work, "released"))
+            at_service_of(first, bot).sync(completed(work, "released"))
             waiting = race.second(lambda: put_cohort(pool, "gpus", "gpu"), behind=first)
         first.commit()
         outcome(waiting)
@@ -432,7 +434,7 @@ def test_four_assigners_that_fight_for_a_small_limit_end_in_no_error_and_get_eve
 
 def test_a_transaction_that_is_undone_at_every_try_is_no_error_and_any_other_error_is_one(pool: Pool) -> None:
     raised = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{}'; END $$"
-    turns = Turns(lambda: 0.0)
+    turns = ConflictBackoff(lambda: 0.0)
     assert turns.run(pool.database, lambda c: c.execute(text(raised.format("serialization_failure")))) is None
     with pytest.raises(DBAPIError):
         turns.run(pool.database, lambda c: c.execute(text(raised.format("check_violation"))))

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bots.sync.settle import Desk
+from bots.sync.settle import SyncService
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
 from tests.support.pool import Bot, Pool, active, completed
-from tests.support.race import DEADLOCK_TIMEOUT, Race, at_desk_of, cancel, outcome
-from tests.support.sync import alone, asked, crew, offered, plain, together
+from tests.support.race import DEADLOCK_TIMEOUT, Race, at_service_of, cancel, outcome
+from tests.support.sync import alone, crew, new_calls, offered, plain, together
 from tests.support.tenancy import Tenancy, assign, contested, grown_too_far, watch_maxima
 
 ROUNDS, CREWS, CREW = 40, 3, 4
@@ -33,7 +33,7 @@ def test_a_batch_with_a_bot_that_keeps_room_locks_all_its_quotas_in_their_order(
     calls = [keeper.message(completed(work, "stopped")), other.message(completed(fine))]
     with race.first() as first:
         first.row(LOCK_QUOTA, instance="first")
-        batch = race.second(lambda: together(keeper.desk, *calls), behind=first)
+        batch = race.second(lambda: together(keeper.sync_service, *calls), behind=first)
         first.row(LOCK_QUOTA + " NOWAIT", instance="team-a")
         first.row(LOCK_QUOTA + " NOWAIT", instance="team-b")
         first.commit()
@@ -45,8 +45,11 @@ def test_a_batch_with_a_bot_that_keeps_room_locks_all_its_quotas_in_their_order(
 
 
 def test_a_batch_tells_bots_of_their_leases_in_the_order_in_which_others_stop_them(pool: Pool, race: Race) -> None:
-    desk = pool.desk()
-    late, early = pool.bot("late", properties={"at": "late"}, desk=desk), pool.bot("early", desk=desk)
+    sync_service = pool.sync_service()
+    late, early = (
+        pool.bot("late", properties={"at": "late"}, sync_service=sync_service),
+        pool.bot("early", sync_service=sync_service),
+    )
     (low,) = pool.submit()
     pool.change("UPDATE bots SET draining = true WHERE name = 'late'")
     pool.assigner().run_once()
@@ -56,7 +59,7 @@ def test_a_batch_tells_bots_of_their_leases_in_the_order_in_which_others_stop_th
     calls = [late.message(), early.message()]
     with race.first() as first:
         cancel(first, low)
-        batch = race.second(lambda: together(desk, *calls), behind=first)
+        batch = race.second(lambda: together(sync_service, *calls), behind=first)
         cancel(first, high)
         first.commit()
         answers = outcome(batch)
@@ -64,7 +67,7 @@ def test_a_batch_tells_bots_of_their_leases_in_the_order_in_which_others_stop_th
     assert race.errors == []
     works = [answer["leases"][0] for answer in answers]
     assert [work["job"] for work in works] == [high, low]
-    told = together(desk, late.message(active(works[0])), early.message(active(works[1])))
+    told = together(sync_service, late.message(active(works[0])), early.message(active(works[1])))
     assert [[lease["state"] for lease in answer["leases"]] for answer in told] == [["cancelling"], ["cancelling"]]
 
 
@@ -72,8 +75,8 @@ def test_a_batch_that_waits_for_one_bot_sees_what_became_of_it(pool: Pool, race:
     bots, works = crew(pool, 3)
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
     answers = race.in_turn(
-        lambda first: at_desk_of(first, bots[1]).sync(completed(works[1], "failed")),
-        lambda: together(bots[0].desk, *calls),
+        lambda first: at_service_of(first, bots[1]).sync(completed(works[1], "failed")),
+        lambda: together(bots[0].sync_service, *calls),
     )
     assert answers[1] == "stale_seq"
     assert [pool.job(work["job"]).state for work in works] == ["succeeded", "failed", "succeeded"]
@@ -85,8 +88,8 @@ def test_two_batches_with_some_bots_in_common_answer_a_repeated_call_once_and_al
     jobs = pool.submit(5)
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
     with race.first() as first:
-        ours = first.desk().answer(asked(*calls[:2]))
-        batch = race.second(lambda: bots[0].desk.answer(asked(*reversed(calls))), behind=first)
+        ours = first.sync_service().answer(new_calls(*calls[:2]))
+        batch = race.second(lambda: bots[0].sync_service.answer(new_calls(*reversed(calls))), behind=first)
         first.commit()
         theirs = outcome(batch)
     assert theirs[1:] == [ours[1], ours[0]]
@@ -98,8 +101,8 @@ def test_two_batches_at_one_queue_pass_over_what_the_other_one_has_picked(pool: 
     jobs = pool.submit(6)
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
     with race.first() as first:
-        ours = together(first.desk(), *calls[:2])
-        theirs = race.unhindered(lambda: together(bots[0].desk, *calls[2:]), by=first)
+        ours = together(first.sync_service(), *calls[:2])
+        theirs = race.unhindered(lambda: together(bots[0].sync_service, *calls[2:]), by=first)
         first.commit()
     assert [offered(answer) for answer in ours + theirs] == [[job] for job in jobs[:4]]
 
@@ -113,9 +116,9 @@ def test_two_batches_at_one_quota_never_exceed_it_however_the_first_ends(
     pool.submit(6, instance="team-a")
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
     with race.first() as first:
-        ours = together(first.desk(), *calls[:2])
+        ours = together(first.sync_service(), *calls[:2])
         assert sum(len(offered(answer)) for answer in ours) == 2
-        theirs = race.unhindered(lambda: together(bots[0].desk, *calls[2:]), by=first)
+        theirs = race.unhindered(lambda: together(bots[0].sync_service, *calls[2:]), by=first)
         first.decide(commit)
     assert sum(len(offered(answer)) for answer in theirs) == 0, "a quota that somebody else holds counts as used up"
     assert tenancy.usage("team-a") == (2 if commit else 0)
@@ -125,11 +128,14 @@ def test_two_batches_at_one_quota_never_exceed_it_however_the_first_ends(
 def test_a_bot_that_is_locked_by_a_batch_is_robbed_of_nothing_by_an_assigner(pool: Pool, race: Race) -> None:
     bots, works = crew(pool, 3)
     with race.first() as first:
-        together(first.desk(enabled=False), *[bot.message(active(work)) for bot, work in zip(bots, works, strict=True)])
-        extra = pool.bot("free", desk=bots[0].desk, properties={"for": "it"})
+        together(
+            first.sync_service(enabled=False),
+            *[bot.message(active(work)) for bot, work in zip(bots, works, strict=True)],
+        )
+        extra = pool.bot("free", sync_service=bots[0].sync_service, properties={"for": "it"})
         (job,) = pool.submit(properties={"for": "it"})
         with race.first() as second:
-            together(second.desk(), extra.message())
+            together(second.sync_service(), extra.message())
             race.unhindered(lambda: pool.assigner().run_once(), by=second)
             second.commit()
         first.commit()
@@ -150,22 +156,22 @@ def crowd(database_url: str, pool: Pool, timing: Timing) -> Iterator[Pool]:
     wide.close()
 
 
-def rounds(desk: Desk, crew: list[Bot], start: threading.Barrier) -> list[str]:
+def rounds(sync_service: SyncService, crew: list[Bot], start: threading.Barrier) -> list[str]:
     """Finish whatever was given, in one batch, again and again; returns every job that was offered, with its fence."""
     held: dict[str, list[dict[str, object]]] = {bot.session.bot: [] for bot in crew}
     given: list[str] = []
     start.wait()
     for _ in range(ROUNDS):
-        answers = together(desk, *[bot.message(*map(completed, held[bot.session.bot])) for bot in crew])
+        answers = together(sync_service, *[bot.message(*map(completed, held[bot.session.bot])) for bot in crew])
         for bot, answer in zip(crew, answers, strict=True):
             held[bot.session.bot] = answer["leases"]
             given += [f"{lease['job']}:{lease['fence']}" for lease in answer["leases"]]
-    alone(desk, *[bot.message(*map(completed, held[bot.session.bot])) for bot in crew])
+    alone(sync_service, *[bot.message(*map(completed, held[bot.session.bot])) for bot in crew])
     return given
 
 
 def test_batches_over_one_queue_and_quota_never_deadlock_and_give_no_job_twice(crowd: Pool) -> None:
-    tenancy, desk, start = Tenancy(crowd), crowd.desk(to_capacity=True), threading.Barrier(CREWS)
+    tenancy, sync_service, start = Tenancy(crowd), crowd.sync_service(to_capacity=True), threading.Barrier(CREWS)
     for instance, maximum in (("team-a", 9), ("team-b", 5), ("team-c", None)):
         tenancy.quota(instance, minimum=2, maximum=maximum)
         for units in (1, 2):
@@ -174,10 +180,10 @@ def test_batches_over_one_queue_and_quota_never_deadlock_and_give_no_job_twice(c
     errors = Race(crowd)
     names = [f"bot-{n}" for n in range(CREWS * CREW)]
     crowd.chance.shuffle(names)
-    bots = [crowd.bot(name, desk=desk, capacity=3) for name in names]
+    bots = [crowd.bot(name, sync_service=sync_service, capacity=3) for name in names]
     with ThreadPoolExecutor(CREWS) as threads:
         crews = [bots[n * CREW : (n + 1) * CREW] for n in range(CREWS)]
-        futures = [threads.submit(rounds, desk, crew, start) for crew in crews]
+        futures = [threads.submit(rounds, sync_service, crew, start) for crew in crews]
         given = [job for future in futures for job in future.result()]
     errors.close()
 

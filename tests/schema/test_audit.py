@@ -17,31 +17,31 @@ def submitted(http: httpx.Client, count: int = 1) -> list[str]:
     return [job["id"] for job in answer.json()["jobs"]]
 
 
-def looks(database: Database) -> list[tuple[str, str]]:
+def accesses(database: Database) -> list[tuple[str, str]]:
     query = text("SELECT action, subject FROM audit WHERE action LIKE '%.read' ORDER BY id")
     return [(row.action, row.subject) for row in database.run(lambda connection: connection.execute(query).all())]
 
 
 def test_a_look_is_noted_once_an_hour_for_each_actor_action_and_subject(database: Database) -> None:
-    def look(action: str = "job.read", actor: str = "operator:x", subject: str = "1") -> None:
+    def record_access(action: str = "job.read", actor: str = "operator:x", subject: str = "1") -> None:
         database.run(
-            lambda connection: audit.write_look(connection, action, actor=actor, subject=subject, details={"jobs": 1})
+            lambda connection: audit.write_access(connection, action, actor=actor, subject=subject, details={"jobs": 1})
         )
 
     for _ in range(3):
-        look()
-        look(subject="2")
-        look(actor="operator:y")
-        look(action="output.read")
-    assert looks(database) == [("job.read", "1"), ("job.read", "2"), ("job.read", "1"), ("output.read", "1")]
+        record_access()
+        record_access(subject="2")
+        record_access(actor="operator:y")
+        record_access(action="output.read")
+    assert accesses(database) == [("job.read", "1"), ("job.read", "2"), ("job.read", "1"), ("output.read", "1")]
     database.run(lambda connection: connection.execute(text("UPDATE audit SET at = at - interval '61 minutes'")))
-    look()
-    assert looks(database)[4:] == [("job.read", "1")]
+    record_access()
+    assert accesses(database)[4:] == [("job.read", "1")]
 
 
 def test_only_the_commit_of_a_noted_look_does_not_wait_for_the_disk(database: Database) -> None:
     def setting(connection: Connection) -> str:
-        audit.write_look(connection, "job.read", actor="operator:x", subject="1")
+        audit.write_access(connection, "job.read", actor="operator:x", subject="1")
         return str(connection.execute(text("SHOW synchronous_commit")).scalar_one())
 
     usual = database.run(lambda connection: connection.execute(text("SHOW synchronous_commit")).scalar_one())
@@ -63,7 +63,7 @@ def test_an_operator_who_looks_again_and_again_leaves_one_row(operator: httpx.Cl
         assert operator.get(f"/v1/jobs/{job}").status_code == 200
         assert operator.get(f"/v1/jobs/{job}/output").status_code == 200
         assert operator.post("/v1/jobs/wait", json={"ids": [job]}).status_code == 200
-    assert looks(database) == [("job.read", job), ("output.read", job), ("jobs.read", job)]
+    assert accesses(database) == [("job.read", job), ("output.read", job), ("jobs.read", job)]
 
 
 def test_a_submitter_leaves_none(served: Served, operator: httpx.Client, database: Database) -> None:
@@ -71,7 +71,7 @@ def test_a_submitter_leaves_none(served: Served, operator: httpx.Client, databas
     with served.client(served.token("submitter")) as http:
         assert http.get(f"/v1/jobs/{job}").status_code == 200
         assert http.post("/v1/jobs/wait", json={"ids": [job]}).status_code == 200
-    assert looks(database) == []
+    assert accesses(database) == []
 
 
 def test_a_long_poll_is_noted_at_its_start(served: Served, operator: httpx.Client, database: Database) -> None:
@@ -82,13 +82,13 @@ def test_a_long_poll_is_noted_at_its_start(served: Served, operator: httpx.Clien
             threads.submit(operator.post, "/v1/jobs/wait", json={"ids": [first, second], "wait": 60}),
             threads.submit(operator.get, f"/v1/jobs/{first}/output?wait=60"),
         ]
-        eventually(lambda: len(looks(database)) == 2)
+        eventually(lambda: len(accesses(database)) == 2)
         assert waits._value.get() == 2
-        before = looks(database)
+        before = accesses(database)
         other.post("/v1/jobs/cancel", json={"ids": [first]})
         other.post("/v1/jobs/cancel", json={"ids": [second]})
         assert [answer.result(NEWS).status_code for answer in held] == [200, 200]
-    assert looks(database) == before
+    assert accesses(database) == before
     assert sorted(before) == [("jobs.read", first), ("output.read", first)]
 
 

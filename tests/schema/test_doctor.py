@@ -18,9 +18,17 @@ from sqlalchemy import make_url
 from schema import clock
 from schema.diagnostics import checks as checks_diagnostics
 from schema.diagnostics import doctor
-from schema.diagnostics.checks import Check, Connections, Holder, Idler, Settings, Table, Verdict
+from schema.diagnostics.checks import (
+    AutovacuumSettings,
+    Check,
+    Connections,
+    Idler,
+    SnapshotHolder,
+    TableStatistics,
+    Verdict,
+)
 from schema.postgres import embedded, migrate
-from schema.postgres.engine import Database, DatabaseSettings, plain
+from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.tables.columns import STORAGE
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
@@ -35,13 +43,13 @@ OF_THE_SERVER = {"durability", "memory", "connections"}
 
 
 def checks(database: Database) -> dict[str, Check]:
-    return {check.name: check for check in doctor.examine(database)}
+    return {check.name: check for check in doctor.run_checks(database)}
 
 
 @contextmanager
 def session(url: str) -> Iterator["psycopg.Connection[Any]"]:
     """A session of somebody else, in autocommit."""
-    connection = psycopg.connect(plain(url), autocommit=True, application_name="report")
+    connection = psycopg.connect(libpq_url(url), autocommit=True, application_name="report")
     try:
         yield connection
     finally:
@@ -298,10 +306,10 @@ def test_a_role_that_may_see_little_is_told_what_it_cannot_look_at(pool: Pool, m
 # How the doctor judges what it reads, also what no test can make of a server.
 
 
-SESSION = Holder("session", 7, "psql", "ann", "idle in transaction", "pool", 30.0, 10)
-SLOT = Holder("slot", None, "it's old", None, "inactive", None, None, 10)
-PREPARED = Holder("prepared", None, "gid'1", "ann", None, "pool", 30.0, 10)
-STANDBY = Holder("standby", 9, "replica", "rep", "streaming", None, None, 10)
+SESSION = SnapshotHolder("session", 7, "psql", "ann", "idle in transaction", "pool", 30.0, 10)
+SLOT = SnapshotHolder("slot", None, "it's old", None, "inactive", None, None, 10)
+PREPARED = SnapshotHolder("prepared", None, "gid'1", "ann", None, "pool", 30.0, 10)
+STANDBY = SnapshotHolder("standby", 9, "replica", "rep", "streaming", None, None, 10)
 FINE = Check("snapshots", Verdict.OK, "nobody holds a snapshot")
 
 
@@ -323,11 +331,11 @@ FINE = Check("snapshots", Verdict.OK, "nobody holds a snapshot")
     ],
 )  # fmt: skip
 def test_whoever_holds_an_old_snapshot_is_named_with_the_way_to_end_it(
-    holder: Holder, verdict: Verdict, remedy: str | None
+    holder: SnapshotHolder, verdict: Verdict, remedy: str | None
 ) -> None:
     found = checks_diagnostics.judge_snapshots([holder])
     assert (found.verdict, found.remedy) == (verdict, remedy)
-    assert checks_diagnostics.told(holder) in found.found
+    assert checks_diagnostics.describe_holder(holder) in found.found
 
 
 def test_the_gravest_holder_is_named_first_and_the_young_ones_are_not_to_be_ended() -> None:
@@ -407,7 +415,7 @@ def test_small_buffers_matter_once_the_tables_are_larger() -> None:
 
 @pytest.mark.parametrize("name", ["autovacuum", "track_counts"])
 def test_a_server_that_does_not_vacuum_is_bad(name: str) -> None:
-    off = {"autovacuum": Settings(autovacuum=False), "track_counts": Settings(track_counts=False)}
+    off = {"autovacuum": AutovacuumSettings(autovacuum=False), "track_counts": AutovacuumSettings(track_counts=False)}
     found = checks_diagnostics.judge_autovacuum(off[name], [])
     assert (found.verdict, found.found) == (Verdict.BAD, f"{name} is off")
 
@@ -424,11 +432,13 @@ def test_a_server_that_does_not_vacuum_is_bad(name: str) -> None:
 def test_a_table_that_needs_a_vacuum_and_had_none_for_long_is_a_warning(
     dead: int, vacuumed: float | None, verdict: Verdict
 ) -> None:
-    table = Table("jobs", {name: str(value) for name, value in STORAGE["jobs"].items()}, 100_000, dead, vacuumed)
-    assert checks_diagnostics.judge_autovacuum(Settings(), [table]).verdict is verdict
+    table = TableStatistics(
+        "jobs", {name: str(value) for name, value in STORAGE["jobs"].items()}, 100_000, dead, vacuumed
+    )
+    assert checks_diagnostics.judge_autovacuum(AutovacuumSettings(), [table]).verdict is verdict
     if dead > checks_diagnostics.MANY_DEAD:
         lazy = replace(table, live=10_000_000)
-        assert checks_diagnostics.judge_autovacuum(Settings(), [lazy]).verdict is Verdict.OK
+        assert checks_diagnostics.judge_autovacuum(AutovacuumSettings(), [lazy]).verdict is Verdict.OK
 
 
 def test_the_same_parameter_written_otherwise_is_the_same() -> None:
@@ -438,11 +448,16 @@ def test_the_same_parameter_written_otherwise_is_the_same() -> None:
         "autovacuum_vacuum_cost_delay": "4.0",
         "autovacuum_vacuum_cost_limit": "900",
     }
-    assert checks_diagnostics.judge_autovacuum(Settings(), [Table("leases", options, 0, 0, None)]).verdict is Verdict.OK
+    assert (
+        checks_diagnostics.judge_autovacuum(
+            AutovacuumSettings(), [TableStatistics("leases", options, 0, 0, None)]
+        ).verdict
+        is Verdict.OK
+    )
 
 
 def test_dead_rows_are_a_warning_only_where_they_are_thousands_more_than_the_live_ones() -> None:
-    table = Table("leases", {}, 1_000, 6_000, None)
+    table = TableStatistics("leases", {}, 1_000, 6_000, None)
     assert checks_diagnostics.judge_dead_rows([table], oldest=FINE).verdict is Verdict.OK
     found = checks_diagnostics.judge_dead_rows([replace(table, dead=6_001)], oldest=FINE)
     assert (found.verdict, found.remedy) == (Verdict.WARNING, "VACUUM leasehold.leases")

@@ -10,7 +10,7 @@ from schema.moves.sessions import drain
 from schema.moves.timeouts import stop_drained
 from schema.tenancy import drains
 from tests.support.pool import Pool, active, completed
-from tests.support.race import Race, at_desk_of, call, outcome
+from tests.support.race import Race, at_service_of, call, outcome
 
 OVER = "UPDATE bots SET drain_deadline = now() - interval '1 s' WHERE drain_deadline IS NOT NULL"
 INSTANCE_OVER = "UPDATE instances SET drain_deadline = now() - interval '1 s' WHERE drain_deadline IS NOT NULL"
@@ -165,7 +165,7 @@ def test_a_drain_behind_a_sync_leaves_the_bot_what_it_was_given_until_the_deadli
     _, bot, work = pool.running()
     (following,) = pool.submit()
     with race.first() as ahead:
-        call(at_desk_of(ahead, bot), bot.message(completed(work)))
+        call(at_service_of(ahead, bot), bot.message(completed(work)))
         drained = race.second(lambda: drain_bot(pool, deadline=0), behind=ahead)
         ahead.commit()
         outcome(drained)
@@ -180,7 +180,7 @@ def test_a_stop_for_a_drain_passes_by_a_job_that_is_about_to_finish(pool: Pool, 
     job, bot, work = pool.running()
     drain_bot(pool, deadline=0)
     with race.first() as ahead:
-        call(at_desk_of(ahead, bot), bot.message(completed(work)))
+        call(at_service_of(ahead, bot), bot.message(completed(work)))
         assert race.unhindered(lambda: stop(pool), by=ahead) == 0
         ahead.commit()
     assert stop(pool) == 0

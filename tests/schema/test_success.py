@@ -12,7 +12,7 @@ from assigner.settings import PoolSettings
 from schema.fleet import success
 from schema.moves import end
 from schema.moves import retention as retention_moves
-from schema.moves.end import Ending, Verdict
+from schema.moves.end import AttemptEnd, Verdict
 from tests.support.explain import closed, explained
 from tests.support.http import audited
 from tests.support.plans import watching
@@ -25,11 +25,11 @@ from tests.support.pool import (
     count,
     counts,
     ends,
-    given,
+    granted_lease,
     on_probation,
     work_off_counting,
 )
-from tests.support.race import Race, at_desk_of, cancel, expire, outcome, retention
+from tests.support.race import Race, at_service_of, cancel, expire, outcome, retention
 from tests.support.sync import crew, statements, together
 from tests.support.tenancy import Tenancy, assign
 
@@ -39,7 +39,7 @@ COUNTING = {"success_policy", "bot_success", "blames"}
 def rate(pool: Pool, label: str = "") -> dict[str, float]:
     """Bots by name with their rates as an assigner reads them."""
     names = {row.id: row.name for row in pool.rows("SELECT id, name FROM bots")}
-    found = pool.database.run(lambda connection: success.rates(connection, list(names), [label]))
+    found = pool.database.run(lambda connection: success.success_rates(connection, list(names), [label]))
     return {names[bot_id]: round(value, 6) for (bot_id, _), value in found.items()}
 
 
@@ -107,7 +107,7 @@ def test_va_03_the_average_latency_is_that_of_finished_attempts(pool: Pool) -> N
     bot = pool.bot()
     for seconds in (1, 3):
         (job,) = pool.submit()
-        work = given(pool, bot, job)
+        work = granted_lease(pool, bot, job)
         pool.change("UPDATE leases SET acknowledged_at = now() - make_interval(secs => :s)", s=seconds)
         bot.sync(completed(work))
     ((finished, seconds_spent),) = counts(pool, "finished", "seconds").values()
@@ -141,7 +141,7 @@ def test_the_counts_of_a_bot_go_when_it_goes(pool: Pool) -> None:
     retention(pool)
     bot.sync(status="gone")
     pool.change("UPDATE bots SET opened_at = now() - interval '9 days'")
-    assert pool.database.run(lambda connection: retention_moves.forget_bots(connection, age=60.0, limit=10)) == 1
+    assert pool.database.run(lambda connection: retention_moves.delete_gone_bots(connection, age=60.0, limit=10)) == 1
     assert pool.rows("SELECT FROM bot_success") == []
 
 
@@ -149,7 +149,9 @@ def test_blames_of_jobs_that_never_came_back_are_forgotten(pool: Pool) -> None:
     count(pool)
     work_off_counting(pool, pool.bot(), "failed", jobs=2, retry_failed=True)
     pool.change("UPDATE blames SET at = at - interval '2 d' WHERE job_id = (SELECT min(job_id) FROM blames)")
-    assert pool.database.run(lambda connection: retention_moves.forget_blames(connection, age=86400.0, limit=10)) == 1
+    assert (
+        pool.database.run(lambda connection: retention_moves.delete_old_blames(connection, age=86400.0, limit=10)) == 1
+    )
     assert blamed(pool) == [("bot-1", False)]
 
 
@@ -158,9 +160,9 @@ def test_bots_of_a_batch_are_counted_in_as_many_statements_as_one(pool: Pool) ->
     bots, works = crew(pool, 12, label="build")
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
     with statements(pool) as one:
-        together(bots[0].desk, calls[0])
+        together(bots[0].sync_service, calls[0])
     with statements(pool) as many:
-        together(bots[0].desk, *calls[1:])
+        together(bots[0].sync_service, *calls[1:])
     assert many == one
     assert set(counts(pool).values()) == {(1, 0)}
     assert len(counts(pool)) == 12
@@ -182,11 +184,11 @@ def test_off_a_finish_sends_the_same_statements_and_touches_no_table_of_counts(p
     """Off is the default; what is looked at is one empty table, once for each statement, of which nothing is read."""
     (*bots, _), (*works, work) = crew(pool, 4, locality_hint="warm")
     with statements(pool) as sent:
-        together(bots[0].desk, *[bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)])
+        together(bots[0].sync_service, *[bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)])
     assert not [statement for statement in sent if "bot_success" in statement or "blames" in statement]
     assert counts(pool) == {}
     lease = pool.row("SELECT job_id, fence, bot_id, bot_epoch FROM live")
-    ending = Ending(lease.job_id, work["fence"], lease.bot_id, lease.bot_epoch, Verdict.SUCCEEDED)
+    ending = AttemptEnd(lease.job_id, work["fence"], lease.bot_id, lease.bot_epoch, Verdict.SUCCEEDED)
     with pool.database.engine.connect() as connection, connection.begin() as transaction:
         with watching(connection) as watch:
             assert len(end.end(connection, [ending], actor="test")) == 1
@@ -201,12 +203,12 @@ def test_a_statistic_is_part_of_the_finish_or_there_is_neither(pool: Pool, race:
     job, bot, work = pool.running()
     message = bot.message(completed(work))
     with race.first() as killed:
-        together(killed.desk(), message)
+        together(killed.sync_service(), message)
         assert counts(killed) == {("bot-1", ""): (1, 0)}
         killed.roll_back()
     assert (pool.job(job).state, counts(pool)) == ("running", {})
-    together(bot.desk, message)
-    together(bot.desk, message)
+    together(bot.sync_service, message)
+    together(bot.sync_service, message)
     assert (pool.job(job).state, counts(pool)) == ("succeeded", {("bot-1", ""): (1, 0)})
 
 
@@ -218,7 +220,7 @@ def test_two_finishes_for_one_bots_counts_both_count(pool: Pool, race: Race) -> 
     pool.assigner().run_once()
     first, second = bot.take()
     with race.first() as ahead:
-        answer = at_desk_of(ahead, bot).sync(completed(first), active(second))
+        answer = at_service_of(ahead, bot).sync(completed(first), active(second))
         assert answer["leases"]
         bot.seq += 1
         behind = race.second(lambda: bot.sync(completed(second, "failed")), behind=ahead)
@@ -232,16 +234,16 @@ def test_a_charge_that_is_given_back_neither_waits_for_its_bot_nor_is_lost(pool:
     count(pool)
     first, second = pool.bot("bot-1", capacity=2), pool.bot("bot-2", capacity=2)
     (tried,) = work_off_counting(pool, first, "failed", retry_failed=True)
-    again = given(pool, second, tried)
+    again = granted_lease(pool, second, tried)
     (other,) = pool.submit()
-    work = given(pool, first, other)
+    work = granted_lease(pool, first, other)
     with race.first() as ahead:
-        at_desk_of(ahead, first).sync(completed(work))
+        at_service_of(ahead, first).sync(completed(work))
         race.unhindered(lambda: second.sync(completed(again, "failed")), by=ahead)
-        race.unhindered(lambda: pool.database.run(success.review), by=ahead)
+        race.unhindered(lambda: pool.database.run(success.review_probation), by=ahead)
         ahead.commit()
     assert counts(pool, "successes", "failures", "returned") == {("bot-1", ""): (1, 1, 0)}
-    pool.database.run(success.review)
+    pool.database.run(success.review_probation)
     assert counts(pool, "successes", "failures", "returned") == {("bot-1", ""): (1, 0, 1)}
 
 
@@ -406,7 +408,7 @@ def test_a_job_that_kills_its_bots_is_to_blame(pool: Pool) -> None:
     count(pool)
     (job,) = pool.submit()
     for bot in three(pool):
-        given(pool, bot, job)
+        granted_lease(pool, bot, job)
         pool.change("UPDATE bots SET expires_at = now() - interval '1 s' WHERE name = :name", name=bot.session.bot)
         expire(pool)
     assert pool.job(job).state == "dead"
@@ -520,16 +522,16 @@ def test_a_bot_that_somebody_is_at_work_on_is_put_on_probation_the_next_time(poo
     let_down(pool, first, second)
     with race.first() as ahead:
         ahead.change("SELECT FROM bots WHERE name = 'bot-1' FOR NO KEY UPDATE")
-        assert race.unhindered(lambda: pool.database.run(success.review), by=ahead).begun == []
+        assert race.unhindered(lambda: pool.database.run(success.review_probation), by=ahead).begun == []
         ahead.commit()
-    assert pool.database.run(success.review).begun == ["bot-1"]
+    assert pool.database.run(success.review_probation).begun == ["bot-1"]
 
 
 def test_explain_tells_that_every_bot_is_on_probation_with_a_lease(pool: Pool) -> None:
     bot, other = suspected(pool)
     other.sync(status="gone")
     (first,) = pool.submit()
-    given(pool, bot, first)
+    granted_lease(pool, bot, first)
     (waiting,) = pool.submit()
     found = explained(pool, waiting)
     assert closed(found) == ["probation"]
@@ -550,7 +552,7 @@ def test_nobody_is_evicted_for_a_job_that_the_bots_probation_would_keep_out(pool
     pool.change("UPDATE bots SET probation_until = now() + interval '1 minute'")
     pool.submit(instance="team-a")
     assign(pool)
-    assert (tenancy.asked(), tenancy.evictions()) == (0, 0)
+    assert (tenancy.stop_requests(), tenancy.evictions()) == (0, 0)
     pool.change("UPDATE bots SET probation_until = NULL")
     assign(pool)
-    assert tenancy.asked() == 1
+    assert tenancy.stop_requests() == 1

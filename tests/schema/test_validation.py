@@ -223,7 +223,7 @@ def test_both_sides_refuse_the_same_with_the_same_words(field: str, change: dict
     with pytest.raises(BadInput) as here:
         options.check(job)
     with pytest.raises(BadInput) as there:
-        submission.normalised([JobRequest(command=["true"]), JobRequest(**job)], caller=OPERATOR)
+        submission.normalised_requests([JobRequest(command=["true"]), JobRequest(**job)], caller=OPERATOR)
     assert here.value.field == field
     assert (there.value.field, there.value.reason) == (f"jobs.1.{field}", here.value.reason)
     assert len(here.value.reason) < 200
@@ -258,8 +258,8 @@ def test_values_of_another_kind_or_range_are_refused_by_their_field(change: dict
 
 def test_a_token_bounds_instance_and_priority() -> None:
     caller = tokens.Principal(tokens.Kind.SUBMITTER, "x", instance="ci", priority_ceiling=0)
-    (normal,) = submission.normalised([JobRequest(command=["true"])], caller=caller)
+    (normal,) = submission.normalised_requests([JobRequest(command=["true"])], caller=caller)
     assert normal["instance"] == "ci"
     for change in ({"instance": "qa"}, {"priority": -1}):
         with pytest.raises(Forbidden, match=r"^jobs\.0\."):
-            submission.normalised([JobRequest.model_validate({"command": ["true"]} | change)], caller=caller)
+            submission.normalised_requests([JobRequest.model_validate({"command": ["true"]} | change)], caller=caller)

@@ -13,11 +13,11 @@ import pytest
 
 from bots import protocol
 from bots.agent.agent import Agent, AgentSettings
-from bots.agent.run import Assignment, Place, Run
+from bots.agent.run import Assignment, Run, RunContext
 from bots.agent.workspace import marked_processes
 from bots.protocol import OpenSession, OutputReport, Sync
 from schema import clock
-from tests.support.http import Answer, Asked, gateway
+from tests.support.http import Answer, ReceivedRequest, gateway
 from tests.support.patience import MINUTE
 
 TOKEN = "lh_bot_1_secret"
@@ -37,7 +37,7 @@ class Pool:
         self.outcomes: dict[tuple[str, int], dict[str, Any]] = {}
         self.output: dict[tuple[str, int], bytearray] = {}
         #: A test may answer instead: return None to go on.
-        self.instead: Callable[[Asked], Answer | None] = lambda _: None
+        self.instead: Callable[[ReceivedRequest], Answer | None] = lambda _: None
         self.closing = False
         #: Calls that are held back now.
         self.held = 0
@@ -84,7 +84,7 @@ class Pool:
                     states.append(report.state)
         return states
 
-    def __call__(self, asked: Asked) -> Answer:
+    def __call__(self, asked: ReceivedRequest) -> Answer:
         assert asked.token == f"Bearer {TOKEN}"
         with self.changed:
             answer = self.instead(asked)
@@ -200,7 +200,7 @@ RUNAWAY = (
 )
 
 
-def start(place: Place, *command: str, timeout: float | None = None, **payload: Any) -> Run:
+def start(place: RunContext, *command: str, timeout: float | None = None, **payload: Any) -> Run:
     assignment = Assignment(
         job="a-job",
         fence=7,

@@ -23,7 +23,7 @@ from schema.timing import Timing
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """One request as it arrived."""
 
     method: str
@@ -42,7 +42,7 @@ class Answer:
     cut: bool = False
 
 
-Script = Callable[[Asked], Answer]
+Script = Callable[[ReceivedRequest], Answer]
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Gateway:
 
     url: str
     script: Script
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[ReceivedRequest] = field(default_factory=list)
 
     def paths(self) -> list[str]:
         return [f"{asked.method} {asked.path}" for asked in self.asked]
@@ -65,13 +65,13 @@ def in_turn(*answers: Answer) -> Script:
     """The answers one after the other; the last one again and again."""
     left = list(answers)
 
-    def answer(_: Asked) -> Answer:
+    def answer(_: ReceivedRequest) -> Answer:
         return left.pop(0) if len(left) > 1 else left[0]
 
     return answer
 
 
-def accept(asked: Asked) -> Answer:
+def accept(asked: ReceivedRequest) -> Answer:
     """Takes every job under the id that its label says."""
     return Answer({"jobs": [{"id": job["label"], "created": True} for job in asked.body["jobs"]]})
 
@@ -92,7 +92,7 @@ def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
             length = int(self.headers.get("Content-Length") or 0)
             raw = self.rfile.read(length)
             parts = urlsplit(self.path)
-            asked = Asked(
+            asked = ReceivedRequest(
                 method=self.command,
                 path=parts.path,
                 query=dict(parse_qsl(parts.query)),
@@ -189,7 +189,7 @@ def call(*arguments: str) -> None:
     program.main(list(arguments), prog_name="leasehold", standalone_mode=False)
 
 
-def accepting(asked: Asked) -> Answer:
+def accepting(asked: ReceivedRequest) -> Answer:
     """A gateway's answer to jobs: each is new, and they are all the same one."""
     return Answer({"jobs": [{"id": JOB_COMMANDING, "created": True} for _ in asked.body["jobs"]]})
 

@@ -16,7 +16,7 @@ from schema import clock
 from schema.diagnostics import invariants
 from schema.errors import NotReady
 from schema.postgres.engine import Database, DatabaseSettings
-from schema.postgres.fragments import RESULT
+from schema.postgres.fragments import JOB_RESULT
 from schema.states import FINAL, TRANSITIONS, JobState
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Bot, Pool
@@ -74,7 +74,7 @@ class ExecutionLog:
 
 JOBS = f"""
 SELECT j.public_id, j.state, j.fence, j.result_fence, j.attempts, j.max_attempts, j.priority, j.units,
-    i.name AS instance, f.properties, p.payload, {RESULT} AS result
+    i.name AS instance, f.properties, p.payload, {JOB_RESULT} AS result
 FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms f ON f.id = j.platform
 JOIN job_payloads p ON p.job_id = j.id ORDER BY j.id"""
 LEASES = """

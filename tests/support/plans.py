@@ -19,23 +19,23 @@ from bots.sync import call
 from schema import clock
 from schema.diagnostics import invariants
 from schema.fleet import bulk_candidates, candidates, resources
-from schema.fleet.bulk_candidates import Walk
-from schema.fleet.candidates import Wanted
-from schema.fleet.resources import Asked
+from schema.fleet.bulk_candidates import WindowScan
+from schema.fleet.candidates import CandidateRequest
+from schema.fleet.resources import ResourceRequest
 from schema.moves import end as end_moves
 from schema.moves import grant as grant_moves
 from schema.moves import retention, sessions
 from schema.moves.acknowledge import Start, acknowledge
-from schema.moves.backoff import Alike, postpone, promote, release
+from schema.moves.backoff import JobGroup, postpone, promote, release
 from schema.moves.cancel import ask_stop, cancel
-from schema.moves.end import Ending, Verdict
+from schema.moves.end import AttemptEnd, Verdict
 from schema.moves.grant import Placement
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, renew
 from schema.moves.timeouts import stop_drained, time_out
 from schema.picking import for_bot, ready
-from schema.picking.for_bot import Fetcher
-from schema.picking.head_cursor import Front
+from schema.picking.for_bot import FetchingBot
+from schema.picking.head_cursor import HeadCursor
 from schema.picking.ready import Order, Scope
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.servers import Databases
@@ -221,7 +221,7 @@ def _nodes(found: dict[str, Any]) -> Iterator[Node]:
 #: Requirement sets: all its bots free; one in a hundred; none; three bots in the whole pool; no bot at all.
 FREE, SCARCE, FULL, RARE, ABSENT = KINDS = ("free", "scarce", "full", "rare", "absent")
 BATCH, SAMPLE_SIZE = 10, 5
-WALKS = [Walk(0, None, None, 40), Walk(0, 1, None, 5), Walk(0, None, "one", 5)]
+WALKS = [WindowScan(0, None, None, 40), WindowScan(0, 1, None, 5), WindowScan(0, None, "one", 5)]
 
 
 @dataclass(frozen=True)
@@ -236,28 +236,28 @@ class Known:
     free: list[int]
 
     def sample(self, connection: Connection, kind: str) -> None:
-        wanted = [Wanted(0, 1, self.platforms[kind], 1, SAMPLE_SIZE)]
+        wanted = [CandidateRequest(0, 1, self.platforms[kind], 1, SAMPLE_SIZE)]
         candidates.sample(connection, wanted, chance=random.Random(7))
 
     def fetch(
-        self, connection: Connection, *, any_wait: bool = False, literal: bool = False, line: Front | None = None
+        self, connection: Connection, *, any_wait: bool = False, literal: bool = False, cursor: HeadCursor | None = None
     ) -> None:
         for_bot.pick_for_bot(
             connection,
-            Fetcher(self.bots[FREE], FREE, 0, None, None, BATCH, BATCH, returned=[1]),
+            FetchingBot(self.bots[FREE], FREE, 0, None, None, BATCH, BATCH, returned=[1]),
             limit=BATCH,
             any_wait=any_wait,
             literal=literal,
             cooldown=600,
-            line=line,
+            cursor=cursor,
         )
 
     def end(self, connection: Connection, verdict: Verdict) -> None:
-        end_moves.end(connection, [Ending(*each, verdict) for each in self.held], actor="test")
+        end_moves.end(connection, [AttemptEnd(*each, verdict) for each in self.held], actor="test")
 
     def grant(self, connection: Connection) -> None:
-        wishes = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=False)]
-        grant_moves.grant(connection, wishes, assigner="test", strategy="test", ack=1)
+        requests = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=False)]
+        grant_moves.grant(connection, requests, assigner="test", strategy="test", ack=1)
 
     def fences(self) -> list[tuple[int, int]]:
         return [(job, fence) for job, fence, _, _ in self.held]
@@ -272,9 +272,9 @@ def _pick(order: Order) -> Act:
 
 def _pick_from_front(_: Known, connection: Connection) -> None:
     """From the very beginning, and from where the front was seen to begin."""
-    line = Front(partial(next, count(0.0, 1000.0)))
+    cursor = HeadCursor(partial(next, count(0.0, 1000.0)))
     for _walk in range(2):
-        ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7), line=line)
+        ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7), cursor=cursor)
 
 
 def _sample(kind: str) -> Act:
@@ -283,16 +283,20 @@ def _sample(kind: str) -> Act:
 
 def _any_free(kind: str) -> Act:
     return lambda known, connection: candidates.any_free(
-        connection, Wanted(0, 1, known.platforms[kind], 1, SAMPLE_SIZE)
+        connection, CandidateRequest(0, 1, known.platforms[kind], 1, SAMPLE_SIZE)
     )
 
 
 def _fit(kind: str) -> Act:
     def fit(known: Known, connection: Connection) -> None:
-        asked = [Asked(Wanted(0, 1, known.platforms[kind], 1, SAMPLE_SIZE), {"cpu_milli": 1, "memory_mib": 1})]
-        resources.fitting(connection, asked)
-        resources.fit(connection, asked)
-        resources.left(connection, asked)
+        asked = [
+            ResourceRequest(
+                CandidateRequest(0, 1, known.platforms[kind], 1, SAMPLE_SIZE), {"cpu_milli": 1, "memory_mib": 1}
+            )
+        ]
+        resources.fitting_bots(connection, asked)
+        resources.fits_any_bot(connection, asked)
+        resources.most_left(connection, asked)
 
     return fit
 
@@ -304,17 +308,17 @@ ACTS: dict[str, Act] = {
     "pick in an instance": lambda _, connection: ready.pick(
         connection, Scope(instances=[1]), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7)
     ),
-    "unserved queues": lambda _, connection: ready.unserved(connection, Scope(), limit=BATCH),
+    "unserved queues": lambda _, connection: ready.unserved_queues(connection, Scope(), limit=BATCH),
     "fetch": lambda known, connection: known.fetch(connection),
-    "fetch from the front": lambda known, connection: known.fetch(connection, line=Front(clock.monotonic)),
+    "fetch from the front": lambda known, connection: known.fetch(connection, cursor=HeadCursor(clock.monotonic)),
     "fetch to capacity": lambda known, connection: known.fetch(connection, any_wait=True),
     "fetch literally": lambda known, connection: known.fetch(connection, literal=True),
     **{f"sample {kind}": _sample(kind) for kind in KINDS},
     **{f"any free {kind}": _any_free(kind) for kind in KINDS},
     **{f"fit on {kind}": _fit(kind) for kind in KINDS},
-    "sample a window": lambda _, connection: bulk_candidates.look(connection, WALKS, chance=random.Random(7)),
-    "sample of pools": lambda _, connection: bulk_candidates.pools(connection, [1, 2]),
-    "sample of offers": lambda it, connection: bulk_candidates.offered(
+    "sample a window": lambda _, connection: bulk_candidates.read_windows(connection, WALKS, chance=random.Random(7)),
+    "sample of pools": lambda _, connection: bulk_candidates.pools_of(connection, [1, 2]),
+    "sample of offers": lambda it, connection: bulk_candidates.read_offers(
         connection, [*product(it.platforms.values(), it.free)]
     ),
     "grant": lambda known, connection: known.grant(connection),
@@ -324,13 +328,13 @@ ACTS: dict[str, Act] = {
     "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
     "lose": lambda known, connection: known.end(connection, Verdict.LOST),
     "cancel": lambda known, connection: cancel(connection, known.public, instances=None, sync=1, actor="test"),
-    "states": lambda known, connection: jobs_queries.states(connection, known.public, instances=None),
+    "states": lambda known, connection: jobs_queries.submission_states(connection, known.public, instances=None),
     "progress": lambda known, connection: connection.execute(jobs_queries.PROGRESS, {"ids": known.public}).all(),
     "ask to stop": lambda known, connection: ask_stop(
         connection, known.fences(), from_state="active", reason="timeout", sync=1
     ),
     "held by the bot": lambda known, connection: connection.execute(
-        call.HELD,
+        call.HELD_LEASES,
         {"bot_ids": [known.held[0][2]], "held": [1], "known_bots": [], "known_jobs": [], "known_fences": []},
     ).all(),
     "held by lost bots": lambda known, connection: connection.execute(
@@ -345,11 +349,11 @@ ACTS: dict[str, Act] = {
     ).all(),
     "time out": lambda _, connection: time_out(connection, BATCH, actor="plan"),
     "stop drained": lambda _, connection: stop_drained(connection, BATCH, sync=1.0, actor="plan"),
-    "forget evictions": lambda _, connection: retention.forget_evictions(connection, age=0, limit=BATCH),
+    "forget evictions": lambda _, connection: retention.delete_old_evictions(connection, age=0, limit=BATCH),
     "close the overdue": lambda _, connection: close_overdue(connection, BATCH),
     "promote": lambda _, connection: promote(connection, BATCH),
     "postpone": lambda known, connection: postpone(
-        connection, [Alike(0, 1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
+        connection, [JobGroup(0, 1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
     ),
     "release": lambda known, connection: release(connection, {known.bots[FREE]: 10}, limit=BATCH),
     "retention": lambda _, connection: delete_finished(

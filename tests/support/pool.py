@@ -10,15 +10,15 @@ from typing import Any
 
 from sqlalchemy import text
 
-from assigner.admission.state import Book
+from assigner.admission.state import AdmissionState
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync
 from bots.sync import sessions
-from bots.sync.call import Asked, Call, Waiting
+from bots.sync.call import Call, HeldCall, NewCall
 from bots.sync.fetch import FetchSettings
-from bots.sync.settle import Answer, Desk
+from bots.sync.settle import Answer, SyncService
 from schema import clock
 from schema.errors import LeaseholdError
 from schema.fleet import success
@@ -26,31 +26,31 @@ from schema.fleet.success import SuccessSettings
 from schema.moves import graphs
 from schema.moves import submit as submit_moves
 from schema.moves.graphs import SubmittedGraph, submit_graph
-from schema.picking.constrained import GatedQueue, Head
+from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.picking.ready import ReadyJob
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from schema.validation import normal_properties
 
 
-def settled(desk: Desk, call: Call) -> Answer:
+def settled(sync_service: SyncService, call: Call) -> Answer:
     """The answer to this call; raises what it is refused with."""
-    (answer,) = desk.answer([call])
+    (answer,) = sync_service.answer([call])
     if isinstance(answer, LeaseholdError):
         raise answer
     return answer
 
 
-def synced(desk: Desk, message: Sync) -> Answer:
+def synced(sync_service: SyncService, message: Sync) -> Answer:
     """The answer to a call that has just come."""
-    return settled(desk, Asked(message, clock.monotonic()))
+    return settled(sync_service, NewCall(message, clock.monotonic()))
 
 
-def answered(desk: Desk, message: Sync) -> bytes:
+def answered(sync_service: SyncService, message: Sync) -> bytes:
     """The same, also where the call would have been held."""
-    answer = synced(desk, message)
-    if isinstance(answer, Waiting):
-        answer = settled(desk, answer)
+    answer = synced(sync_service, message)
+    if isinstance(answer, HeldCall):
+        answer = settled(sync_service, answer)
     assert isinstance(answer, bytes)
     return answer
 
@@ -62,7 +62,7 @@ def answered(desk: Desk, message: Sync) -> bytes:
 class Bot:
     """A bot as the desk sees it: keeps its session and numbers its calls."""
 
-    desk: Desk
+    sync_service: SyncService
     session: Session
     seq: int = 0
     holding: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -81,8 +81,8 @@ class Bot:
 
     def sync(self, *reports: LeaseReport, **fields: Any) -> dict[str, Any]:
         """Call once and return the decoded answer."""
-        answer = synced(self.desk, self.message(*reports, **fields))
-        assert not isinstance(answer, Waiting), "the call was held back"
+        answer = synced(self.sync_service, self.message(*reports, **fields))
+        assert not isinstance(answer, HeldCall), "the call was held back"
         decoded: dict[str, Any] = json.loads(answer)
         return decoded
 
@@ -128,14 +128,14 @@ class Pool:
         (work,) = bot.take()
         return job, bot, work
 
-    def desk(self, **fetch: Any) -> Desk:
+    def sync_service(self, **fetch: Any) -> SyncService:
         """A desk with these fetch settings."""
-        return Desk(self.database, timing=self.timing, fetch=FetchSettings(**fetch), now=clock.monotonic)
+        return SyncService(self.database, timing=self.timing, fetch=FetchSettings(**fetch), now=clock.monotonic)
 
-    def bot(self, name: str = "bot-1", *, desk: Desk | None = None, **fields: Any) -> Bot:
+    def bot(self, name: str = "bot-1", *, sync_service: SyncService | None = None, **fields: Any) -> Bot:
         """A bot with an open session."""
         session = sessions.open_session(self.database, OpenSession(bot=name, **fields), timing=self.timing)
-        return Bot(desk or self.desk(), session)
+        return Bot(sync_service or self.sync_service(), session)
 
     def restarted(self, bot: Bot) -> Bot:
         """The same bot with a new session, which knows that nothing of the older one runs any more."""
@@ -281,7 +281,7 @@ def only(pool: Pool, bot: Bot) -> Iterator[None]:
     pool.change("UPDATE bots SET draining = false")
 
 
-def given(pool: Pool, bot: Bot, job: str) -> dict[str, Any]:
+def granted_lease(pool: Pool, bot: Bot, job: str) -> dict[str, Any]:
     """The lease of a queued job that only this bot may have, which it runs."""
     pool.change(ONLY, job=job)
     with only(pool, bot):
@@ -293,7 +293,7 @@ def given(pool: Pool, bot: Bot, job: str) -> dict[str, Any]:
 
 def ends(pool: Pool, bot: Bot, job: str, verdict: str = "succeeded") -> None:
     """The bot runs the job, and so it ends."""
-    bot.sync(completed(given(pool, bot, job), verdict))
+    bot.sync(completed(granted_lease(pool, bot, job), verdict))
 
 
 def work_off_counting(pool: Pool, bot: Bot, verdict: str = "succeeded", *, jobs: int = 1, **fields: Any) -> list[str]:
@@ -336,9 +336,9 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def queue(*, instance: str = "default", constraint_set: int = 1, **terms: Any) -> GatedQueue:
+def queue(*, instance: str = "default", constraint_set: int = 1, **constraints: Any) -> ConstrainedQueue:
     """A queue of an instance whose jobs share these terms."""
-    return GatedQueue(0, hash(instance) % 1000, 1, constraint_set, instance, terms, None, 0)
+    return ConstrainedQueue(0, hash(instance) % 1000, 1, constraint_set, instance, constraints, None, 0)
 
 
 def head(
@@ -346,18 +346,18 @@ def head(
     rank: float,
     *,
     since: float = 0.0,
-    of: GatedQueue | None = None,
+    of: ConstrainedQueue | None = None,
     seconds: float | None = None,
     deadline: float | None = None,
     priority_inputs: Mapping[str, Any] | None = None,
-) -> Head:
+) -> QueueHead:
     """A job that has been queued since so many seconds after noon, and is due so many after it."""
     found = of or queue()
     job = ReadyJob(nth, str(nth), found.cohort, found.instance, found.platform, round(rank), 1, None, 0)
     due = None if deadline is None else at(deadline)
-    return Head(job, found, rank, at(since), 0, 1.0, seconds, due, priority_inputs or {})
+    return QueueHead(job, found, rank, at(since), 0, 1.0, seconds, due, priority_inputs or {})
 
 
-def book(seconds: float = 0.0, **fields: Any) -> Book:
+def admission_state(seconds: float = 0.0, **fields: Any) -> AdmissionState:
     """What is counted at so many seconds after noon."""
-    return Book(at(seconds), **fields)
+    return AdmissionState(at(seconds), **fields)

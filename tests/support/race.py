@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeVar, cast
 from sqlalchemy import Connection, ExceptionContext, Transaction, event, text
 
 from bots.protocol import Sync
-from bots.sync.call import Waiting
+from bots.sync.call import HeldCall
 from schema.moves import cancel as cancel_moves
 from schema.moves import hold, sessions
 from schema.moves.cancel import Cancelled
-from schema.moves.end import Ended
-from schema.moves.hold import Held
+from schema.moves.end import EndedAttempt
+from schema.moves.hold import HoldResult
 from schema.moves.retention import delete_finished
 from schema.postgres.engine import Database
 from tests.support.patience import MINUTE, eventually
@@ -168,19 +168,19 @@ def outcome(future: "Future[T]") -> T:
     return future.result(timeout=MINUTE)
 
 
-def at_desk_of(pool: Pool, bot: Bot) -> Bot:
+def at_service_of(pool: Pool, bot: Bot) -> Bot:
     """The same bot calling at another pool's desk, typically that of an undecided transaction."""
-    return replace(bot, desk=pool.desk())
+    return replace(bot, sync_service=pool.sync_service())
 
 
 def call(bot: Bot, message: Sync) -> bytes:
     """Send one prepared message; returns the answer as it went out."""
-    answer = synced(bot.desk, message)
-    assert not isinstance(answer, Waiting), "the call was held back"
+    answer = synced(bot.sync_service, message)
+    assert not isinstance(answer, HeldCall), "the call was held back"
     return answer
 
 
-def expire(pool: Pool) -> list[Ended]:
+def expire(pool: Pool) -> list[EndedAttempt]:
     """Reap whatever has expired, without the grace that upkeep gives; returns what became of the jobs."""
     return pool.database.run(lambda c: sessions.expire(c, after=0, limit=500, actor="reaper"))[1]
 
@@ -224,7 +224,7 @@ def running(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
     return job, bot, work
 
 
-def books(pool: Pool, job: str) -> dict[str, Any]:
+def counted_state(pool: Pool, job: str) -> dict[str, Any]:
     """What the tables say of one job and of the bots."""
     row = pool.job(job)
     leases = pool.rows("SELECT fence, state FROM leases WHERE job_id = :id ORDER BY fence", id=row.id)
@@ -247,11 +247,11 @@ FINISHED = {
 LOST = {"job": ("queued", 2, None), "attempts": (1, 1), "leases": [(1, "cancelled")], "in_use": [0], "last": "expire"}
 
 
-def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[Held]:
+def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[HoldResult]:
     """Hold jobs aside as an operator."""
     return pool.database.run(lambda c: hold.park(c, jobs, instances=None, reason=reason, actor="test"))
 
 
-def unpark(pool: Pool, *jobs: str) -> list[Held]:
+def unpark(pool: Pool, *jobs: str) -> list[HoldResult]:
     """Release them as an operator."""
     return pool.database.run(lambda c: hold.unpark(c, jobs, instances=None, reason=None, actor="test"))

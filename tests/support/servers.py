@@ -30,10 +30,10 @@ from assigner.settings import PoolSettings
 from bots.gateway import app as app_gateway
 from bots.gateway import server as server_gateway
 from bots.sync.fetch import FetchSettings
-from bots.sync.settle import Desk
+from bots.sync.settle import SyncService
 from schema import clock
 from schema.postgres import embedded
-from schema.postgres.engine import Database, DatabaseSettings, plain
+from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.postgres.notify import Wakeups
 from schema.tenancy import tokens
 from schema.timing import Timing
@@ -95,7 +95,7 @@ class Databases:
                 connection.execute(f'DROP DATABASE "{self._over.pop()}" WITH (FORCE)')
 
     def _connect(self) -> psycopg.Connection:
-        return psycopg.connect(plain(self._server.render_as_string(hide_password=False)), autocommit=True)
+        return psycopg.connect(libpq_url(self._server.render_as_string(hide_password=False)), autocommit=True)
 
 
 def opened(url: str) -> Database:
@@ -170,9 +170,9 @@ def serving(
     source = Wakeups(database, enabled=wakeups)
     source.start()
     chosen = settings or server_gateway.GatewaySettings(port=0)
-    desk = Desk(database, timing=timing, fetch=FetchSettings(), now=clock.monotonic)
+    sync_service = SyncService(database, timing=timing, fetch=FetchSettings(), now=clock.monotonic)
     routers = [*jobs.ROUTERS, backlog.router]
-    app = app_gateway.build(database, desk, chosen, timing=timing, wakeups=source, routers=routers)
+    app = app_gateway.build(database, sync_service, chosen, timing=timing, wakeups=source, routers=routers)
     ready = threading.Event()
     found: list[str] = []
 
@@ -350,12 +350,12 @@ class Processes:
             database.close()
 
     def _await(self, process: Process, ready) -> None:
-        def looked() -> bool:
+        def read() -> bool:
             if not process.alive:
                 raise RuntimeError(f"{process.name} ended with {process.popen.returncode}: {process.said()[-2000:]}")
             return bool(ready())
 
-        eventually(looked, READY_WITHIN, what=f"{process.name} is ready", every=LOOK)
+        eventually(read, READY_WITHIN, what=f"{process.name} is ready", every=LOOK)
 
     def _is_ready(self) -> bool:
         with suppress(httpx.TransportError):
@@ -367,7 +367,7 @@ class Processes:
 
     def _value(self, query: str, *parameters: object) -> int:
         options = "-c search_path=leasehold,public"
-        with psycopg.connect(plain(self.database_url), autocommit=True, options=options) as connection:
+        with psycopg.connect(libpq_url(self.database_url), autocommit=True, options=options) as connection:
             row = connection.execute(query, parameters).fetchone()
             return int(row[0]) if row else 0
 

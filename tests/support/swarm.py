@@ -8,9 +8,9 @@ from sqlalchemy.exc import DBAPIError
 
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer, Work
 from bots.sync import sessions
-from bots.sync.call import Waiting
+from bots.sync.call import HeldCall
 from bots.sync.fetch import FetchSettings
-from bots.sync.settle import Desk
+from bots.sync.settle import SyncService
 from schema import clock
 from schema.errors import Conflict, NotReady
 from schema.postgres.engine import Database, is_outage
@@ -85,7 +85,7 @@ class Swarm:
         prefix: str = "bot",
     ) -> None:
         self.database, self.timing, self.pace = database, timing, pace
-        self.desk = Desk(database, timing=timing, fetch=fetch or FetchSettings(), now=clock.monotonic)
+        self.sync_service = SyncService(database, timing=timing, fetch=fetch or FetchSettings(), now=clock.monotonic)
         self.behaviour = behaviour or Behaviour()
         self.log = ExecutionLog()
         self.errors: list[BaseException] = []
@@ -227,11 +227,11 @@ class Swarm:
             )
         sent = clock.monotonic()
         try:
-            answer = synced(self.desk, bot.unanswered)
+            answer = synced(self.sync_service, bot.unanswered)
         except Conflict as conflict:
             self._over(bot, conflict)
             return
-        assert not isinstance(answer, Waiting), "a sync that does not wait is answered at once"
+        assert not isinstance(answer, HeldCall), "a sync that does not wait is answered at once"
         bot.syncs += 1
         if status == "ok":
             self._obey(bot, SyncAnswer.model_validate_json(answer), sent=sent)

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import event
 
 from bots.protocol import Sync
-from bots.sync.call import Asked, Call, Waiting
-from bots.sync.settle import Desk
+from bots.sync.call import Call, HeldCall, NewCall
+from bots.sync.settle import SyncService
 from schema import clock
 from schema.errors import LeaseholdError
 from tests.support.pool import Bot, Pool, active
@@ -27,24 +27,24 @@ TABLES = {
 }
 
 
-def asked(*messages: Sync) -> list[Call]:
+def new_calls(*messages: Sync) -> list[Call]:
     """Calls that have just come."""
-    return [Asked(message, clock.monotonic()) for message in messages]
+    return [NewCall(message, clock.monotonic()) for message in messages]
 
 
-def together(desk: Desk, *messages: Sync) -> list[Any]:
+def together(sync_service: SyncService, *messages: Sync) -> list[Any]:
     """Settle them in one call; answers are decoded, see `plain`."""
-    return [plain(answer) for answer in desk.answer(asked(*messages))]
+    return [plain(answer) for answer in sync_service.answer(new_calls(*messages))]
 
 
-def alone(desk: Desk, *messages: Sync) -> list[Any]:
+def alone(sync_service: SyncService, *messages: Sync) -> list[Any]:
     """Settle them one after the other; errors come back in their places."""
-    return [plain(desk.answer(asked(message))[0]) for message in messages]
+    return [plain(sync_service.answer(new_calls(message))[0]) for message in messages]
 
 
-def plain(answer: bytes | Waiting | LeaseholdError) -> Any:
+def plain(answer: bytes | HeldCall | LeaseholdError) -> Any:
     """An answer without the rest of its session, which no two clocks agree on; the code of a refusal; or "waits"."""
-    if isinstance(answer, Waiting):
+    if isinstance(answer, HeldCall):
         return "waits"
     if isinstance(answer, LeaseholdError):
         return getattr(answer, "code", None) or type(answer).__name__
@@ -59,13 +59,13 @@ def tables(pool: Pool) -> dict[str, list[Any]]:
 
 
 def crew(
-    pool: Pool, count: int, *, capacity: int = 1, desk: Desk | None = None, **job: Any
+    pool: Pool, count: int, *, capacity: int = 1, sync_service: SyncService | None = None, **job: Any
 ) -> tuple[list[Bot], list[dict[str, Any]]]:
     """So many bots that are alike, each of which runs one job of one unit, and their leases."""
-    desk = desk or pool.desk()
+    sync_service = sync_service or pool.sync_service()
     bots, works = [], []
     for n in range(count):
-        bots.append(pool.bot(f"bot-{n:02}", desk=desk))
+        bots.append(pool.bot(f"bot-{n:02}", sync_service=sync_service))
         works.append(busied(pool, bots[-1], **job))
     for bot, work in zip(bots, works, strict=True):
         bot.sync(active(work), capacity=capacity)

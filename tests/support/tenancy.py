@@ -97,7 +97,7 @@ class Tenancy:
             age=age,
         )
 
-    def asked(self) -> int:
+    def stop_requests(self) -> int:
         """How many were asked to stop."""
         count: int = self.pool.row("SELECT count(*) AS n FROM job_events WHERE move = 'preempted'").n
         return count

@@ -10,7 +10,7 @@ from tests.support.tenancy import Tenancy
 def busy_bot(pool: Pool, *, capacity: int = 1, **fetch: object) -> tuple[Bot, list[dict]]:
     """A full bot, and the work it holds."""
     pool.submit(capacity)
-    bot = pool.bot(capacity=capacity, desk=pool.desk(**fetch))
+    bot = pool.bot(capacity=capacity, sync_service=pool.sync_service(**fetch))
     pool.assigner().run_once()
     return bot, bot.take()
 
@@ -56,7 +56,7 @@ def test_literally_a_new_job_is_not_fetched_as_its_time_is_past(pool: Pool) -> N
 
 
 def test_to_capacity_fills_all_room_at_every_sync_whatever_the_backoff(pool: Pool) -> None:
-    bot = pool.bot(capacity=3, desk=pool.desk(to_capacity=True))
+    bot = pool.bot(capacity=3, sync_service=pool.sync_service(to_capacity=True))
     jobs = pool.submit(3)
     pool.change("UPDATE jobs SET considered = 1")
     pool.change(f"UPDATE jobs SET schedule_after = now() + interval '1 h' WHERE public_id = '{jobs[0]}'")
@@ -66,13 +66,15 @@ def test_to_capacity_fills_all_room_at_every_sync_whatever_the_backoff(pool: Poo
 
 def test_a_retry_that_waits_is_fetched_in_no_mode(pool: Pool) -> None:
     pool.submit(retry_failed=True)
-    bot = pool.bot(desk=pool.desk(to_capacity=True))
+    bot = pool.bot(sync_service=pool.sync_service(to_capacity=True))
     (work,) = bot.sync()["leases"]
     assert offered(bot.sync(completed(work, "failed", exit_code=1))) == []
 
 
 def test_fetching_keeps_to_the_bots_properties_instance_and_room(pool: Pool) -> None:
-    bot = pool.bot(capacity=4, instance="a", properties={"os": "linux"}, desk=pool.desk(to_capacity=True))
+    bot = pool.bot(
+        capacity=4, instance="a", properties={"os": "linux"}, sync_service=pool.sync_service(to_capacity=True)
+    )
     pool.submit(instance="b")
     pool.submit(instance="a", properties={"os": "plan9"})
     pool.submit(instance="a", units=5)
@@ -83,18 +85,18 @@ def test_fetching_keeps_to_the_bots_properties_instance_and_room(pool: Pool) -> 
 
 def test_a_draining_or_unhealthy_bot_fetches_nothing(pool: Pool) -> None:
     pool.submit(2)
-    bot = pool.bot(desk=pool.desk(to_capacity=True))
+    bot = pool.bot(sync_service=pool.sync_service(to_capacity=True))
     for status in ("draining", "unhealthy"):
         assert bot.sync(status=status)["leases"] == []
     assert len(bot.sync(status="ok")["leases"]) == 1
 
 
 @pytest.mark.parametrize(
-    ("settings", "completed_jobs", "room", "limit"),
+    ("settings", "completed_jobs", "free_units", "limit"),
     [({}, 2, 5, 2), ({}, 5, 2, 2), ({"to_capacity": True}, 0, 5, 5), ({"enabled": False}, 3, 5, 0)],
 )
-def test_how_many_jobs_a_sync_may_fetch(settings: dict, completed_jobs: int, room: int, limit: int) -> None:
-    assert FetchSettings(**settings).limit(completed=completed_jobs, room=room) == limit
+def test_how_many_jobs_a_sync_may_fetch(settings: dict, completed_jobs: int, free_units: int, limit: int) -> None:
+    assert FetchSettings(**settings).limit(completed=completed_jobs, free_units=free_units) == limit
 
 
 def _still(works: list[dict]) -> list:
@@ -106,7 +108,7 @@ def _still(works: list[dict]) -> list:
 
 def busy(pool: Pool, *, instance: str, capacity: int = 1, name: str = "bot-1", **fetch: object) -> tuple[Bot, dict]:
     """A bot that runs one job of the instance."""
-    bot = pool.bot(name, capacity=capacity, desk=pool.desk(**fetch), properties={"for": name})
+    bot = pool.bot(name, capacity=capacity, sync_service=pool.sync_service(**fetch), properties={"for": name})
     pool.submit(instance=instance, properties={"for": name})
     pool.assigner().run_once()
     (work,) = bot.take()

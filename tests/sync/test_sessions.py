@@ -34,9 +34,9 @@ def granted(pool: Pool) -> int:
     one that fills itself, and one that finishes something and fetches more."""
     pool.database.run(lambda connection: promote(connection, 100))
     pool.assigner().run_once()
-    idle = pool.bot("idle", capacity=9, desk=pool.desk(to_capacity=True))
+    idle = pool.bot("idle", capacity=9, sync_service=pool.sync_service(to_capacity=True))
     idle.sync()
-    fetching = Bot(pool.desk(), anew(pool, bot="fetching"))
+    fetching = Bot(pool.sync_service(), anew(pool, bot="fetching"))
     pool.submit()
     idle.sync(status="draining")
     pool.assigner().run_once()
@@ -112,26 +112,26 @@ def test_what_names_no_session_is_refused(nonsense: str) -> None:
 # A bot that is to stop a lease is told why.
 
 
-def told(bot: Bot, work: dict[str, object]) -> tuple[str, str | None]:
+def reported_lease(bot: Bot, work: dict[str, object]) -> tuple[str, str | None]:
     (lease,) = bot.sync(active(work))["leases"]
     return lease["state"], lease.get("stop_reason")
 
 
 def test_a_bot_is_told_of_a_cancel_and_of_nothing_before_it(pool: Pool) -> None:
     job, bot, work = pool.running()
-    assert told(bot, work) == ("active", None)
+    assert reported_lease(bot, work) == ("active", None)
     cancel(pool, job)
-    assert told(bot, work) == ("cancelling", "cancel")
+    assert reported_lease(bot, work) == ("cancelling", "cancel")
 
 
 def test_a_bot_is_told_of_a_preemption(pool: Pool, tenancy: Tenancy) -> None:
     _, _, bot, work = contested(pool, tenancy)
     assign(pool)
-    assert told(bot, work) == ("cancelling", "preempt")
+    assert reported_lease(bot, work) == ("cancelling", "preempt")
 
 
 def test_a_bot_is_told_of_a_timeout(pool: Pool) -> None:
     _, bot, work = pool.running(timeout_seconds=60)
     pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
     pool.upkeep().run_once()
-    assert told(bot, work) == ("cancelling", "timeout")
+    assert reported_lease(bot, work) == ("cancelling", "timeout")

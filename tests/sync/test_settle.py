@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from bots.protocol import Chunk, LeaseReport, Sync
-from bots.sync.call import Asked, Waiting
+from bots.sync.call import HeldCall, NewCall
 from schema import clock
 from schema.moves.cancel import cancel
 from schema.moves.end import Verdict
 from schema.moves.sessions import drain
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race
-from tests.support.sync import alone, asked, busied, crew, offered, plain, statements, tables, together
+from tests.support.sync import alone, busied, crew, new_calls, offered, plain, statements, tables, together
 from tests.support.tenancy import Tenancy
 
 Works = list[dict[str, Any]]
@@ -27,10 +27,10 @@ def written(report: LeaseReport, data: bytes) -> LeaseReport:
 def every_kind_of_call(pool: Pool) -> list[Sync]:
     """Calls of bots that leave, forget, start, run, finish, fail, give back, ail, shrink, idle and do not know."""
     bots, works = crew(pool, 11, locality_hint="warm", retry_failed=True)
-    offers = [pool.bot(f"new-{n}", desk=bots[0].desk) for n in range(2)]
+    offers = [pool.bot(f"new-{n}", sync_service=bots[0].sync_service) for n in range(2)]
     pool.submit(2)
     pool.assigner().run_once()
-    idle = [pool.bot(f"idle-{n}", desk=bots[0].desk) for n in range(2)]
+    idle = [pool.bot(f"idle-{n}", sync_service=bots[0].sync_service) for n in range(2)]
     pool.submit(6, priority=5, locality_hint="warm")
     pool.database.run(lambda c: cancel(c, [works[8]["job"]], instances=None, sync=1.0, actor="test"))
     pool.database.run(lambda c: drain(c, "idle-1", draining=True, actor="test", reason="test"))
@@ -59,7 +59,7 @@ def test_bots_get_together_exactly_what_each_would_have_got_alone(pool: Pool, ra
     calls, found = every_kind_of_call(pool), []
     for settle in (alone, together):
         with race.first() as first:
-            answers = settle(first.desk(), *calls)
+            answers = settle(first.sync_service(), *calls)
             found.append((answers, tables(first)))
             first.roll_back()
 
@@ -78,9 +78,9 @@ def test_a_batch_costs_as_many_statements_for_thirty_bots_as_for_two(pool: Pool)
     pool.submit(40)
     reports = [bot.message(written(completed(work), b"x")) for bot, work in zip(bots, works, strict=True)]
     with statements(pool) as few:
-        together(bots[0].desk, *reports[:2])
+        together(bots[0].sync_service, *reports[:2])
     with statements(pool) as many:
-        answers = together(bots[0].desk, *reports[2:])
+        answers = together(bots[0].sync_service, *reports[2:])
     assert [len(answer["leases"]) for answer in answers] == [1] * 30
     assert many == few
 
@@ -98,12 +98,12 @@ def test_a_call_that_is_refused_fails_alone_and_changes_nothing(pool: Pool) -> N
     garbled = bots[5].message(
         completed(works[5]).model_copy(update={"output": [Chunk(start=0, data="!")]}), status="unhealthy"
     )
-    other = pool.bot("bot-99", desk=bots[0].desk, properties={"for": "it"})
+    other = pool.bot("bot-99", sync_service=bots[0].sync_service, properties={"for": "it"})
     fine = busied(pool, other, properties={"for": "it"})
     refused = [older, superseded, guess, unknown, without_outcome, garbled]
     before = tables(pool)
 
-    answers = together(bots[0].desk, *refused[:3], other.message(completed(fine)), *refused[3:])
+    answers = together(bots[0].sync_service, *refused[:3], other.message(completed(fine)), *refused[3:])
 
     codes = ["stale_seq", "session_superseded", "session_over", "session_over", "BadInput", "BadInput"]
     assert [*answers[:3], *answers[4:]] == codes
@@ -129,8 +129,8 @@ def test_every_call_of_a_batch_may_be_refused(pool: Pool) -> None:
     for bot in bots:
         pool.restarted(bot)
     before = tables(pool)
-    assert together(bots[0].desk, *calls) == ["session_superseded"] * 2
-    assert together(bots[0].desk) == []
+    assert together(bots[0].sync_service, *calls) == ["session_superseded"] * 2
+    assert together(bots[0].sync_service) == []
     assert tables(pool) == before
 
 
@@ -138,59 +138,59 @@ def test_a_repeated_call_gets_its_answer_byte_for_byte_among_others(pool: Pool) 
     bots, works = crew(pool, 4)
     pool.submit(10)
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
-    first = bots[0].desk.answer(asked(*calls[:2]))
+    first = bots[0].sync_service.answer(new_calls(*calls[:2]))
 
-    answers = bots[0].desk.answer(asked(calls[2], calls[1], calls[3], calls[0]))
+    answers = bots[0].sync_service.answer(new_calls(calls[2], calls[1], calls[3], calls[0]))
 
     assert [answers[3], answers[1]] == first
     assert [len(plain(answer)["leases"]) for answer in answers] == [1] * 4
-    assert bots[0].desk.answer(asked(*reversed(calls))) == [answers[2], answers[0], answers[1], answers[3]]
+    assert bots[0].sync_service.answer(new_calls(*reversed(calls))) == [answers[2], answers[0], answers[1], answers[3]]
     assert pool.row("SELECT count(*) AS n FROM job_events WHERE move = 'finish'").n == 4
 
 
 def test_a_held_call_is_answered_together_with_new_ones(pool: Pool) -> None:
-    desk = pool.desk()
-    held, patient = pool.bot("held", desk=desk), pool.bot("patient", desk=desk)
-    waiting = desk.answer(asked(held.message(wait=10.0), patient.message(wait=10.0)))
-    assert all(isinstance(one, Waiting) for one in waiting)
+    sync_service = pool.sync_service()
+    held, patient = pool.bot("held", sync_service=sync_service), pool.bot("patient", sync_service=sync_service)
+    waiting = sync_service.answer(new_calls(held.message(wait=10.0), patient.message(wait=10.0)))
+    assert all(isinstance(one, HeldCall) for one in waiting)
     pool.database.run(lambda c: drain(c, "patient", draining=True, actor="test", reason="test"))
     (job,) = pool.submit()
     pool.assigner().run_once()
     (fresh,), works = crew(pool, 1)
     pool.submit()
 
-    answers = desk.answer([*waiting, *asked(fresh.message(completed(works[0])))])
+    answers = sync_service.answer([*waiting, *new_calls(fresh.message(completed(works[0])))])
 
     assert offered(plain(answers[0])) == [job]
     assert (plain(answers[1])["leases"], plain(answers[1])["drain"]) == ([], True), "its time was over, and it heard"
     assert len(offered(plain(answers[2]))) == 1
-    assert desk.answer(waiting) == answers[:2], "whoever asks again gets the same"
+    assert sync_service.answer(waiting) == answers[:2], "whoever asks again gets the same"
 
 
 def test_a_bot_that_reports_something_is_answered_at_once_while_an_idle_one_waits(pool: Pool) -> None:
     (busy,), works = crew(pool, 1)
-    idle = pool.bot("idle", desk=busy.desk)
+    idle = pool.bot("idle", sync_service=busy.sync_service)
     report = busy.message(completed(works[0]), wait=10.0)
-    answers = together(busy.desk, idle.message(wait=10.0), report)
+    answers = together(busy.sync_service, idle.message(wait=10.0), report)
     assert (answers[0], answers[1]["leases"]) == ("waits", [])
 
 
 def test_a_held_call_of_a_session_that_is_over_is_refused_alone(pool: Pool) -> None:
-    desk = pool.desk()
-    bots = [pool.bot(name, desk=desk) for name in ("bot-1", "bot-2", "bot-3")]
-    waiting = desk.answer(asked(*[bot.message(wait=10.0) for bot in bots]))
+    sync_service = pool.sync_service()
+    bots = [pool.bot(name, sync_service=sync_service) for name in ("bot-1", "bot-2", "bot-3")]
+    waiting = sync_service.answer(new_calls(*[bot.message(wait=10.0) for bot in bots]))
     pool.bot("bot-1")
     bots[1].sync()
-    assert [plain(answer) for answer in desk.answer(waiting)[:2]] == ["session_superseded", "stale_seq"]
-    assert plain(desk.answer(waiting)[2])["seq"] == 1
+    assert [plain(answer) for answer in sync_service.answer(waiting)[:2]] == ["session_superseded", "stale_seq"]
+    assert plain(sync_service.answer(waiting)[2])["seq"] == 1
 
 
 def test_a_call_repeated_while_it_is_held_goes_on_waiting_and_spoils_no_other(pool: Pool) -> None:
-    desk = pool.desk()
-    patient, other = pool.bot("patient", desk=desk), pool.bot("other", desk=desk)
+    sync_service = pool.sync_service()
+    patient, other = pool.bot("patient", sync_service=sync_service), pool.bot("other", sync_service=sync_service)
     message = patient.message(wait=10.0)
-    desk.answer(asked(message))
-    assert together(desk, message, other.message()) == [
+    sync_service.answer(new_calls(message))
+    assert together(sync_service, message, other.message()) == [
         "waits",
         {"seq": 1, "leases": [], "drain": False, "sync_in": 0.5},
     ]
@@ -201,17 +201,17 @@ def test_two_calls_of_one_bot_are_not_settled_together(pool: Pool) -> None:
     first, second = bots[0].message(active(works[0])), bots[0].message(completed(works[0]))
     before = tables(pool)
     with pytest.raises(ValueError, match="two calls of one bot"):
-        bots[0].desk.answer(asked(first, bots[1].message(completed(works[1])), second))
-    waiting = Waiting(first.bot, 1, first.epoch, first.seq, 0.0)
+        bots[0].sync_service.answer(new_calls(first, bots[1].message(completed(works[1])), second))
+    waiting = HeldCall(first.bot, 1, first.epoch, first.seq, 0.0)
     with pytest.raises(ValueError, match="two calls of one bot"):
-        bots[0].desk.answer([waiting, Asked(second, clock.monotonic())])
+        bots[0].sync_service.answer([waiting, NewCall(second, clock.monotonic())])
     assert tables(pool) == before
 
 
 def test_what_a_leaving_bot_gives_back_may_go_to_one_that_finishes_in_the_same_batch(pool: Pool) -> None:
     bots, works = crew(pool, 3)
     answers = together(
-        bots[0].desk,
+        bots[0].sync_service,
         bots[0].message(active(works[0]), status="gone"),
         bots[1].message(completed(works[1])),
         bots[2].message(status="gone"),
@@ -231,7 +231,7 @@ def test_an_end_is_told_by_the_bot_that_came_to_it(pool: Pool) -> None:
         bot.message(completed(work, verdict.value, reason=bot.session.bot))
         for bot, work, verdict in zip(bots, works, verdicts, strict=True)
     ]
-    together(bots[0].desk, *reversed(reports))
+    together(bots[0].sync_service, *reversed(reports))
     told = pool.rows(
         "SELECT e.actor, e.details->>'reason' AS reason, e.details->>'verdict' AS verdict FROM job_events e"
         " WHERE e.move IN ('finish', 'retry') ORDER BY e.actor"
@@ -245,7 +245,7 @@ def test_an_output_goes_to_the_attempt_of_its_own_bot_only(pool: Pool) -> None:
     bots, works = crew(pool, 3)
     stranger = written(active(works[1]), b"from a stranger")
     together(
-        bots[0].desk,
+        bots[0].sync_service,
         bots[0].message(written(active(works[0]), b"zero"), stranger),
         bots[1].message(written(completed(works[1]), b"one")),
         bots[2].message(written(active(works[2]), b"")),
@@ -273,49 +273,49 @@ def finishing(bots: list[Bot], works: list[dict[str, Any]]) -> list[Any]:
 def test_the_most_urgent_jobs_go_in_their_order_to_bots_in_theirs(pool: Pool) -> None:
     bots, works = crew(pool, 4)
     jobs = [pool.submit(priority=priority)[0] for priority in (3, 1, 2, 0)]
-    answers = together(bots[0].desk, *finishing(bots, works))
+    answers = together(bots[0].sync_service, *finishing(bots, works))
     assert [offered(answer) for answer in answers] == [[jobs[3]], [jobs[1]], [jobs[2]], [jobs[0]]]
 
 
 def test_no_job_goes_to_two_bots_of_one_batch_when_there_are_too_few(pool: Pool) -> None:
     bots, works = crew(pool, 5)
     jobs = pool.submit(3)
-    answers = together(bots[0].desk, *finishing(bots, works))
+    answers = together(bots[0].sync_service, *finishing(bots, works))
     assert [offered(answer) for answer in answers] == [[job] for job in jobs] + [[], []]
 
 
 def test_a_small_job_behind_large_ones_still_reaches_the_bots_with_little_room(pool: Pool) -> None:
-    desk = pool.desk(to_capacity=True)
-    bots, works = crew(pool, 3, capacity=4, desk=desk)
+    sync_service = pool.sync_service(to_capacity=True)
+    bots, works = crew(pool, 3, capacity=4, sync_service=sync_service)
     bots[0].sync(active(works[0]), capacity=4)
     pool.submit(6, units=4, priority=-1)
     small = pool.submit(2, units=1, priority=1)
     calls = [bots[0].message(completed(works[0])), bots[1].message(active(works[1])), bots[2].message(active(works[2]))]
-    answers = together(desk, *calls)
+    answers = together(sync_service, *calls)
     assert [pool.job(job).units for job in offered(answers[0])] == [4]
     assert offered(answers[1]) + offered(answers[2]) == small
 
 
 def test_no_bot_is_given_more_units_than_it_has_room_for_and_none_could_have_had_more(pool: Pool) -> None:
-    desk = pool.desk(to_capacity=True)
-    bots, works = crew(pool, 6, capacity=5, desk=desk)
+    sync_service = pool.sync_service(to_capacity=True)
+    bots, works = crew(pool, 6, capacity=5, sync_service=sync_service)
     sizes = [pool.chance.randint(1, 5) for _ in range(30)]
     for size in sizes:
         pool.submit(units=size)
     calls = finishing(bots[:3], works[:3])
     calls += [bot.message(active(work)) for bot, work in zip(bots[3:], works[3:], strict=True)]
-    together(desk, *calls)
+    together(sync_service, *calls)
     left = pool.row("SELECT min(units) AS smallest FROM jobs WHERE state = 'queued'").smallest
     rooms = [row.room for row in pool.rows("SELECT capacity - in_use AS room FROM bots")]
     assert left is None or max(rooms) < left
 
 
 def test_bots_of_all_kinds_in_one_batch_get_only_what_they_may_have(pool: Pool) -> None:
-    desk = pool.desk(to_capacity=True)
+    sync_service = pool.sync_service(to_capacity=True)
     for instance in ("alone", "shared-1", "shared-2"):
         pool.submit(instance=instance)
     pool.change("UPDATE instances SET pool = 'shared' WHERE name LIKE 'shared-%'")
-    wide = {"capacity": 2, "desk": desk}
+    wide = {"capacity": 2, "sync_service": sync_service}
     bots = {
         "linux": pool.bot("linux", properties={"os": "linux"}, **wide),
         "linux-too": pool.bot("linux-too", properties={"os": "linux"}, **wide),
@@ -328,7 +328,7 @@ def test_bots_of_all_kinds_in_one_batch_get_only_what_they_may_have(pool: Pool) 
     pool.submit(2, instance="shared-2", priority=1)
     pool.submit(5, instance="other", priority=-1, properties={"os": "linux"})
     pool.submit(5, instance="other", priority=-2, properties={"os": "beos"})
-    answers = together(desk, *[bot.message() for bot in bots.values()])
+    answers = together(sync_service, *[bot.message() for bot in bots.values()])
     assert dict(zip(bots, names(answers), strict=True)) == {
         "linux": ["other"] * 2,
         "linux-too": ["other"] * 2,
@@ -344,7 +344,7 @@ def test_a_draining_or_unhealthy_bot_of_a_batch_is_given_nothing_that_the_others
     (job,) = pool.submit()
     pool.change("UPDATE bots SET draining = true WHERE name = 'bot-00'")
     calls = finishing(bots, works)
-    answers = together(bots[0].desk, calls[0], calls[1].model_copy(update={"status": "unhealthy"}), calls[2])
+    answers = together(bots[0].sync_service, calls[0], calls[1].model_copy(update={"status": "unhealthy"}), calls[2])
     assert [offered(answer) for answer in answers] == [[], [], [job]]
 
 
@@ -353,15 +353,15 @@ def test_a_draining_or_unhealthy_bot_of_a_batch_is_given_nothing_that_the_others
 def test_bg_26_a_batch_fetches_under_a_maximum_what_its_bots_would_have_fetched_alone(
     pool: Pool, tenancy: Tenancy, race: Race, maximum: int | None, to_capacity: bool
 ) -> None:
-    desk = pool.desk(to_capacity=to_capacity)
-    bots, works = crew(pool, 4, capacity=2, desk=desk, instance="team-b")
+    sync_service = pool.sync_service(to_capacity=to_capacity)
+    bots, works = crew(pool, 4, capacity=2, sync_service=sync_service, instance="team-b")
     tenancy.quota("team-a", maximum=maximum)
     pool.submit(12, instance="team-a", priority=-5)
     pool.submit(12, instance="team-c")
     calls, found = finishing(bots, works), []
     for settle in (alone, together):
         with race.first() as first:
-            answers = settle(first.desk(to_capacity=to_capacity), *calls)
+            answers = settle(first.sync_service(to_capacity=to_capacity), *calls)
             found.append((answers, Tenancy(first).usage("team-a")))
             first.roll_back()
     assert found[1] == found[0]
@@ -371,37 +371,37 @@ def test_bg_26_a_batch_fetches_under_a_maximum_what_its_bots_would_have_fetched_
 def test_bg_26_bots_of_a_batch_take_back_what_they_gave_back_and_not_more_than_the_maximum(
     pool: Pool, tenancy: Tenancy
 ) -> None:
-    desk = pool.desk(to_capacity=True)
+    sync_service = pool.sync_service(to_capacity=True)
     tenancy.quota("team-a", maximum=4)
-    bots, works = crew(pool, 4, capacity=3, desk=desk, instance="team-a")
+    bots, works = crew(pool, 4, capacity=3, sync_service=sync_service, instance="team-a")
     pool.submit(20, instance="team-a")
-    answers = together(desk, *finishing(bots, works))
+    answers = together(sync_service, *finishing(bots, works))
     assert tenancy.usage("team-a") == sum(len(answer["leases"]) for answer in answers) == 4
 
 
 def test_bg_26_what_one_bot_of_a_batch_gave_back_is_not_for_the_others(pool: Pool, tenancy: Tenancy) -> None:
-    desk = pool.desk()
+    sync_service = pool.sync_service()
     tenancy.quota("team-a", maximum=1)
     bots, works = [], []
     for name, instance in (("bot-1", "team-b"), ("bot-2", "team-a")):
-        bots.append(pool.bot(name, desk=desk))
+        bots.append(pool.bot(name, sync_service=sync_service))
         works.append(busied(pool, bots[-1], instance=instance))
     for bot, work in zip(bots, works, strict=True):
         bot.sync(active(work), capacity=3)
     pool.submit(3, instance="team-a", priority=-5)
     pool.submit(3, instance="team-c")
-    assert names(together(desk, *finishing(bots, works))) == [["team-c"], ["team-a"]]
+    assert names(together(sync_service, *finishing(bots, works))) == [["team-c"], ["team-a"]]
 
 
 def test_without_a_maximum_bots_share_one_look_whatever_they_have_finished(pool: Pool) -> None:
-    desk = pool.desk()
+    sync_service = pool.sync_service()
     bots, works = [], []
     for n in range(4):
-        bots.append(pool.bot(f"bot-{n}", desk=desk))
+        bots.append(pool.bot(f"bot-{n}", sync_service=sync_service))
         works.append(busied(pool, bots[-1], instance=f"team-{n}"))
     jobs = pool.submit(6)
     with statements(pool) as sent:
-        answers = together(desk, *finishing(bots, works))
+        answers = together(sync_service, *finishing(bots, works))
     assert [offered(answer) for answer in answers] == [[job] for job in jobs[:4]]
     assert sum("open_resting" in statement for statement in sent) == 1
 
@@ -411,7 +411,7 @@ def test_a_maximum_that_is_used_up_keeps_no_bot_of_a_batch_from_the_jobs_behind(
     tenancy.quota("team-a", maximum=2)
     pool.submit(10, instance="team-a", priority=-5)
     pool.submit(10, instance="team-c")
-    answers = together(bots[0].desk, *finishing(bots, works))
+    answers = together(bots[0].sync_service, *finishing(bots, works))
     assert names(answers) == [["team-a"]] * 2 + [["team-c"]] * 3
 
 
@@ -421,7 +421,7 @@ def test_a_minimum_is_filled_first_by_a_batch_and_not_beyond(pool: Pool, tenancy
     pool.submit(10, instance="team-a", priority=5)
     pool.submit(10, instance="team-c", priority=-5)
     with statements(pool) as sent:
-        answers = together(bots[0].desk, *finishing(bots, works))
+        answers = together(bots[0].sync_service, *finishing(bots, works))
     assert names(answers) == [["team-a"]] * 2 + [["team-c"]] * 3
     assert sum("first_heads" in statement for statement in sent) == 1, "without a maximum bots that are alike share one"
 
