@@ -16,13 +16,19 @@ class Ordering(Protocol):
     """In which order jobs are asked to start."""
 
     def sequence(
-        self, heads: Sequence[QueueHead], admission_state: AdmissionState, *, until: Rank | None = None
+        self,
+        heads: Sequence[QueueHead],
+        admission_state: AdmissionState,
+        *,
+        until: Rank | None = None,
     ) -> Iterator[QueueHead]:
         """Each of the heads once. Between two of them `book` changes: who starts is counted before the next is asked
         for. Those of queues that have come to stand behind `until` are left out."""
 
     def ranked(
-        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
+        self,
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,
     ) -> Sequence[tuple[Rank, Sequence[ConstrainedQueue]]]:
         """The queues in the order of their ranks, those together between which only their jobs tell."""
 
@@ -45,8 +51,12 @@ class InstanceOrder:
     job_order: JobOrder
 
     def sequence(
-        self, heads: Sequence[QueueHead], admission_state: AdmissionState, *, until: Rank | None = None
-    ) -> Iterator[QueueHead]:  # noqa: ARG002
+        self,
+        heads: Sequence[QueueHead],
+        admission_state: AdmissionState,
+        *,
+        until: Rank | None = None,  # noqa: ARG002
+    ) -> Iterator[QueueHead]:
         lanes = list(self.lanes(heads, admission_state).values())
         while lanes:
             first = min(
@@ -61,8 +71,10 @@ class InstanceOrder:
                 lanes.remove(first)
 
     def ranked(
-        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
-    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:  # noqa: ARG002
+        self,
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,  # noqa: ARG002
+    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:
         return [((0, 0.0), [*queues])]
 
     def lanes(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> dict[int, list[QueueHead]]:

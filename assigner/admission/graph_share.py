@@ -125,8 +125,8 @@ class GraphShareGate:
             or running_jobs(graph, admission_state) < admission_state.graph_share.cap
         ):
             return None
-        now = running_jobs(graph, admission_state)
-        return f"its graph runs {now:g} jobs, its share is {admission_state.graph_share.share:g} and the most is {admission_state.graph_share.cap}"
+        now, share = running_jobs(graph, admission_state), admission_state.graph_share
+        return f"its graph runs {now:g} jobs, its share is {share.share:g} and the most is {share.cap}"
 
     def closed_for_job(self, head: QueueHead, admission_state: Shared) -> str | None:
         return self.closed_for_queue(head.queue, admission_state)

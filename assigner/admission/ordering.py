@@ -148,8 +148,12 @@ class GraphOrder:
     """
 
     def sequence(
-        self, heads: Sequence[QueueHead], admission_state: AdmissionState, *, until: Rank | None = None
-    ) -> Iterator[QueueHead]:  # noqa: ARG002
+        self,
+        heads: Sequence[QueueHead],
+        admission_state: AdmissionState,
+        *,
+        until: Rank | None = None,  # noqa: ARG002
+    ) -> Iterator[QueueHead]:
         lanes: dict[tuple[int, str | None], list[QueueHead]] = defaultdict(list)
         for head in sorted(
             heads, key=lambda each: (graph_share.unpenalised_score(each), rank_and_age(each)), reverse=True
@@ -171,8 +175,10 @@ class GraphOrder:
                 heapq.heappop(front)
 
     def ranked(
-        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
-    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:  # noqa: ARG002
+        self,
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,  # noqa: ARG002
+    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:
         """All at once: which graph comes first depends on its jobs."""
         return [((0, 0.0), [*queues])]
 

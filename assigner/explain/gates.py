@@ -221,7 +221,8 @@ def _healthy(found: Evidence) -> GateVerdict:
 
 def _units(found: Evidence) -> GateVerdict:
     bots, units = found.bots, found.job["units"]
-    sentence = f"{bots['large']} of {counted_bots(found, bots['healthy'], 'healthy matching bot')} with {_plural(units, 'unit')}"
+    healthy = counted_bots(found, bots["healthy"], "healthy matching bot")
+    sentence = f"{bots['large']} of {healthy} with {_plural(units, 'unit')}"
     if not bots["large"]:
         sentence += f" or more: the largest has {bots['largest']}"
     evidence = {"units": units, "large_enough": bots["large"], "largest": bots["largest"]}
@@ -234,7 +235,8 @@ def _probation(found: Evidence) -> GateVerdict:
     if not busy:
         sentence = "no such bot is on probation with a lease"
     elif bots["trusted"]:
-        sentence = f"{busy} of {counted_bots(found, bots['large'], 'such bot')} on probation with the one lease that it may have"
+        such = counted_bots(found, bots["large"], "such bot")
+        sentence = f"{busy} of {such} on probation with the one lease that it may have"
     else:
         sentence = f"{counted_bots(found, busy, 'such bot')}, all on probation with the one lease that each may have"
     return GateVerdict(predicates.PROBATION, bots["trusted"] > 0, sentence, {"on_probation_with_lease": busy})
@@ -246,7 +248,8 @@ def _room(found: Evidence) -> GateVerdict:
         sentence = f"{counted_bots(found, bots['able'], 'bot')} with room for it now"
     else:
         most = max(0, bots["roomiest"] or 0)
-        sentence = f"none of {counted_bots(found, bots['trusted'], 'bot')} has {_plural(units, 'free unit')}: the most is {most}"
+        trusted = counted_bots(found, bots["trusted"], "bot")
+        sentence = f"none of {trusted} has {_plural(units, 'free unit')}: the most is {most}"
     evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
     return GateVerdict(predicates.ROOM, bots["able"] > 0, sentence, evidence)
 

@@ -35,7 +35,10 @@ _JOB_COLUMNS = """
 _ROW = f"j.public_id AS id, j.state, j.reason, j.finished_at, {_JOB_COLUMNS}"
 
 # A submission is shown as what became of it; the job of a withdrawn one may go on.
-_SUBMISSION = f"s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason, {SUBMISSION_FINISHED_AT} AS finished_at, {SUBMISSION_JOINED} AS joined"
+_SUBMISSION = (
+    f"s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason,"
+    f" {SUBMISSION_FINISHED_AT} AS finished_at, {SUBMISSION_JOINED} AS joined"
+)
 _NAMED = f"({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id = j.instance"
 
 _LAST_BOT = """
@@ -46,8 +49,9 @@ LEFT JOIN LATERAL (
 
 # One job with everything but its events.
 JOB = text(f"""
-SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds, j.locality_hint,
-    j.retry_failed, j.kills, j.considered, greatest(0, extract(epoch FROM j.schedule_after - now())) AS backoff,
+SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds,
+    j.locality_hint, j.retry_failed, j.kills, j.considered, greatest(0,
+    extract(epoch FROM j.schedule_after - now())) AS backoff,
     j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
@@ -95,7 +99,8 @@ ORDER BY j.id DESC LIMIT :limit
 """)
 
 JOB_ROW_ID = text(f"""
-SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {SUBMISSION_REASON} END AS withdrawn FROM {_NAMED} WHERE {VISIBLE}
+SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {SUBMISSION_REASON} END AS withdrawn
+FROM {_NAMED} WHERE {VISIBLE}
 """)
 
 # States of many submissions, results only of those that have one; `job` is the id of their job itself.
@@ -108,7 +113,8 @@ WHERE {VISIBLE}
 
 # Where the output of a job's newest attempt is; attempts are counted by their leases, also those not charged.
 ATTEMPT = text(f"""
-SELECT j.id AS row_id, j.public_id AS job, {SUBMISSION_STATE} AS state, {SUBMISSION_FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
+SELECT j.id AS row_id, j.public_id AS job, {SUBMISSION_STATE} AS state,
+    {SUBMISSION_FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
 FROM {_NAMED}
 CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
 WHERE {VISIBLE}

@@ -24,8 +24,8 @@ from schema.states import JobState
 # The demo's background work: reading the library slowly, for whoever has nothing better to do.
 #
 # A scrub is what a store of files does all night: it reads every file slowly and compares what it reads with what it
-# should be. It takes hardly any processor, a unit of a bot for some seconds, and may be stopped at any moment: the right
-# work to evict when a tenant claims its minimum.
+# should be. It takes hardly any processor, a unit of a bot for some seconds, and may be stopped at any moment: the
+# right work to evict when a tenant claims its minimum.
 
 
 INSTANCE = "scrub"

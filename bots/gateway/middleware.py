@@ -32,8 +32,8 @@ from schema.tenancy.tokens import Kind, Principal
 # The body of a request, from its bytes to the model of its route: read once, before any handler sees it, and on a
 # thread unless it is small and its route is one for crowds.
 #
-# A handler says what it takes by the type of its parameter `body`, and gets it from `request.state`. The framework would
-# read it on the event loop, and a second time.
+# A handler says what it takes by the type of its parameter `body`, and gets it from `request.state`. The framework
+# would read it on the event loop, and a second time.
 
 
 #: A body of the wrong form, with only the first of what is wrong.

@@ -264,8 +264,8 @@ def _key(connection: Connection, cohort: str, instance: str) -> dict[str, int]:
 # The units of each bot that are in use or reserved, and its number of live leases: copies of what these leases and its
 # reservations say.
 #
-# They change together, on the bot's locked row, wherever a lease or a reservation begins or ends. A copy that is too high
-# leaves a bot idle, one that is too low gives it more than it can hold, or hides its oldest lease from it.
+# They change together, on the bot's locked row, wherever a lease or a reservation begins or ends. A copy that is too
+# high leaves a bot idle, one that is too low gives it more than it can hold, or hides its oldest lease from it.
 
 
 # Whoever begins or ends leases or reservations of a bot holds its row; such a bot is left for the next time.

@@ -385,7 +385,8 @@ def describe_holder(holder: SnapshotHolder) -> str:
         age = f"{duration(holder.seconds)}, {age}"
     match holder.kind:
         case "session":
-            who = f"session {holder.pid} ({printable_name(holder.name) or 'unnamed'}, user {printable_name(holder.owner)}, {holder.state})"
+            name, owner = printable_name(holder.name) or "unnamed", printable_name(holder.owner)
+            who = f"session {holder.pid} ({name}, user {owner}, {holder.state})"
         case "prepared":
             who = f"prepared transaction {quoted(holder.name)} of user {printable_name(holder.owner)}"
         case "slot":
@@ -401,7 +402,8 @@ def holder_remedy(holder: SnapshotHolder) -> str:
         case "session":
             return f"end session {holder.pid}: SELECT pg_terminate_backend({holder.pid})"
         case "prepared":
-            return f"in database {printable_name(holder.database)}: COMMIT PREPARED or ROLLBACK PREPARED {quoted(holder.name)}"
+            database = printable_name(holder.database)
+            return f"in database {database}: COMMIT PREPARED or ROLLBACK PREPARED {quoted(holder.name)}"
         case "slot" if holder.state == "inactive":
             return f"if nobody needs the slot: SELECT pg_drop_replication_slot({quoted(holder.name)})"
         case "slot":

@@ -15,8 +15,9 @@ from schema.predicates import can_take
 
 # Rings: short walks over bots in the order of their random sample keys, from a random place and once around.
 #
-# Two kinds of walk find bots for a queue: over the bots that offer what it requires, good when many of them are free, and
-# over the free bots that serve its instance, good when few are. The cost of neither depends on the size of the fleet.
+# Two kinds of walk find bots for a queue: over the bots that offer what it requires, good when many of them are free,
+# and over the free bots that serve its instance, good when few are. The cost of neither depends on the size of the
+# fleet.
 
 
 # How a bot may serve an instance: for every one, for that one, for its pool. Each is one range of the indexes of bots,

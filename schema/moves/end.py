@@ -22,8 +22,9 @@ from schema.validation import MAX_KILLS
 
 # Whose credit an attempt's end is: the bot's, or the job's own, in the transaction that ends it.
 #
-# Of each job only the first failure is charged, to the bot that it happened on. When it fails on another bot too, the job
-# is to blame and the first one gets its charge back; when it passes on another one, the first one's charge is upheld.
+# Of each job only the first failure is charged, to the bot that it happened on. When it fails on another bot too, the
+# job is to blame and the first one gets its charge back; when it passes on another one, the first one's charge is
+# upheld.
 
 
 #: Labels that are kept for each bot, those of its latest attempts.
@@ -302,7 +303,8 @@ WITH told AS MATERIALIZED (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
 SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
-    gated, (SELECT count(*) FROM woken), {ANY_OPEN_GRAPH} AS graphs, (SELECT EXISTS (SELECT FROM success_policy)) AS credited
+    gated, (SELECT count(*) FROM woken), {ANY_OPEN_GRAPH} AS graphs,
+    (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id
 """)
 

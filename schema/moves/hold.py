@@ -228,7 +228,8 @@ WITH RECURSIVE {_low_priorities("ordinary", _ORDINARY, "priority", IN_LINE, "-21
 {_low_priorities("gated", _GATED, "rank", CONSTRAINED, "'-infinity'")},
 newest AS MATERIALIZED (
     SELECT id, queued_at FROM (
-        {_newest("ordinary", _ORDINARY, "priority", IN_LINE)} UNION ALL {_newest("gated", _GATED, "rank", CONSTRAINED)}) low
+        {_newest("ordinary", _ORDINARY, "priority", IN_LINE)}
+        UNION ALL {_newest("gated", _GATED, "rank", CONSTRAINED)}) low
     ORDER BY queued_at DESC, id DESC LIMIT :limit
 ), held AS MATERIALIZED (
     SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM newest)) AND {STILL_READY}

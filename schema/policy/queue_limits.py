@@ -97,7 +97,8 @@ FROM scheduling s
 """)
 # Each part reads its own index, up to the limit.
 COUNT_WAITING = text("SELECT " + " + ".join(
-    f"(SELECT count(*) FROM (SELECT FROM jobs WHERE {waiting} LIMIT :most) w)" for waiting in (IN_LINE, CONSTRAINED, AT_REST)
+    f"(SELECT count(*) FROM (SELECT FROM jobs WHERE {waiting} LIMIT :most) w)"
+    for waiting in (IN_LINE, CONSTRAINED, AT_REST)
 ))  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from schema.validation import Name, check_name, escaped
 
 # Hours of the day at which something may happen, on the clock of a named time zone. Pure.
 #
-# What counts is what the clock on the wall says: a window from 2 to 3 is open for two hours on the day on which that hour
-# comes twice, and not at all on the day on which it is left out.
+# What counts is what the clock on the wall says: a window from 2 to 3 is open for two hours on the day on which that
+# hour comes twice, and not at all on the day on which it is left out.
 
 
 #: Clocks of all zones change, and their hours begin, at quarters of an hour of UTC.

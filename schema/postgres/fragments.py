@@ -60,9 +60,9 @@ def json_array(name: str) -> str:
 
 # Submissions: what a public id stands for.
 #
-# Every submit gets a public id. Most are their job's own; one that joined an unfinished job by its deduplication key has
-# its own id in `job_followers` and stands for that job everywhere. Who cancels a submission of a job that others want as
-# well has withdrawn it: it is cancelled for good, and the job goes on for the others.
+# Every submit gets a public id. Most are their job's own; one that joined an unfinished job by its deduplication key
+# has its own id in `job_followers` and stands for that job everywhere. Who cancels a submission of a job that others
+# want as well has withdrawn it: it is cancelled for good, and the job goes on for the others.
 
 
 #: The submissions with the public ids `:ids`: id, job_id, withdrawn_at (unset = it was not), and whether it joined.

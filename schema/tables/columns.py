@@ -30,9 +30,9 @@ def identity(kind: type[BigInteger] | type[Integer] = BigInteger) -> Column[int]
 
 # How the tables whose rows change all the time are stored, and when they are vacuumed.
 #
-# A fill factor below 100 leaves room on each page, so that a changed row stays on its page and its indexes stay as they
-# are. A scale factor of 0.01 starts a vacuum when 1 % of the rows are dead instead of 20 %. A cost delay of 4 ms instead
-# of 2 lets a vacuum of a large table take twice as long, and less from those who work meanwhile.
+# A fill factor below 100 leaves room on each page, so that a changed row stays on its page and its indexes stay as
+# they are. A scale factor of 0.01 starts a vacuum when 1 % of the rows are dead instead of 20 %. A cost delay of 4 ms
+# instead of 2 lets a vacuum of a large table take twice as long, and less from those who work meanwhile.
 
 
 #: Table → storage parameters. A table that is not named has those of the server.

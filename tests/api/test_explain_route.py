@@ -15,7 +15,8 @@ from tests.support.servers import Bot, Served
 from tests.support.tenancy import Tenancy
 
 ANSWER: dict[str, Any] = {
-    "id": JOB_COMMANDING, "state": "queued", "instance": "ci", "cohort": "linux", "label": "gpu", "priority": 0, "units": 1,
+    "id": JOB_COMMANDING, "state": "queued", "instance": "ci", "cohort": "linux", "label": "gpu", "priority": 0,
+    "units": 1,
     "sentence": "it does not run because none of 1 bot has 1 free unit: the most is 0",
     "change": ["release it", "1 more free unit on a matching bot"],
     "gates": [
@@ -121,7 +122,8 @@ def test_show_prints_every_move_also_one_it_does_not_know(stands: Gateway, capsy
         for n, (move, told) in enumerate(moves)
     ]
     job = {
-        "id": JOB_COMMANDING, "instance": "ci", "label": "", "state": "queued", "priority": 0, "units": 1, "attempts": 0,
+        "id": JOB_COMMANDING, "instance": "ci", "label": "", "state": "queued", "priority": 0,
+        "units": 1, "attempts": 0,
         "max_attempts": 5, "reason": None, "created_at": f"{AT}0Z", "queued_at": f"{AT}0Z", "schedule_after": None,
         "started_at": None, "finished_at": None, "bot": None, "properties": {}, "timeout_seconds": None,
         "locality_hint": None, "retry_failed": False, "kills": 0, "considered": 0, "payload": None, "result": None,

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from schema.accounting import quotas
 from schema.accounting.quotas import Guard
-from schema.fleet.candidates import MAX_BOTS_READ
+from schema.fleet import candidates
 from schema.moves import grant as grant_moves
 from schema.moves import preempt as preempt_moves
 from schema.moves.end import AttemptEnd, Verdict, end
@@ -116,7 +116,7 @@ ACTS: dict[str, Act] = {
     "expire reservations": lambda _, connection: expire_reservations(connection, BATCH),
 }
 #: As many queues, jobs and bots as are looked through at most; elsewhere a few rows for each of the batch.
-HEADS, LOOKS = QUEUES * (2 + BATCH * WIDTHS[0]), QUEUES * 4 * MAX_BOTS_READ
+HEADS, LOOKS = QUEUES * (2 + BATCH * WIDTHS[0]), QUEUES * 4 * candidates.MAX_BOTS_READ
 BOUNDS = {
     **{name: HEADS + LOOKS + 2 * BATCH * WIDTHS[0] for name in ACTS if name.startswith("pick")},
     "fetch": 2 * INSTANCES * MAX_JOBS_READ + HEADS,
