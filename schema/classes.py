@@ -46,22 +46,25 @@ REMOVE_CLASS = text("DELETE FROM job_classes WHERE name = :name RETURNING points
 REMOVE_LEVEL = text("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
 # Each kind of job that is not over, by the index of its kind.
 _UNFINISHED = f"""
-SELECT id, gating FROM jobs WHERE {GATED}
-UNION ALL SELECT id, gating FROM jobs WHERE {AT_REST} AND gating IS NOT NULL
-UNION ALL SELECT id, gating FROM jobs WHERE state = 'parked' AND gating IS NOT NULL
-UNION ALL SELECT id, gating FROM jobs WHERE state = 'deferred'
-UNION ALL SELECT j.id, j.gating FROM leases l JOIN jobs j ON j.id = l.job_id
-    WHERE l.state IN ('pending', 'active', 'cancelling') AND j.gating IS NOT NULL
-UNION ALL SELECT j.id, j.gating FROM graphs g JOIN graph_nodes n ON n.graph = g.id JOIN jobs j ON j.id = n.job_id
-    WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.gating IS NOT NULL
+SELECT id, constraint_set FROM jobs WHERE {GATED}
+UNION ALL SELECT id, constraint_set FROM jobs WHERE {AT_REST} AND constraint_set IS NOT NULL
+UNION ALL SELECT id, constraint_set FROM jobs WHERE state = 'parked' AND constraint_set IS NOT NULL
+UNION ALL SELECT id, constraint_set FROM jobs WHERE state = 'deferred'
+UNION ALL SELECT j.id, j.constraint_set FROM leases l JOIN jobs j ON j.id = l.job_id
+    WHERE l.state IN ('pending', 'active', 'cancelling') AND j.constraint_set IS NOT NULL
+UNION ALL SELECT j.id, j.constraint_set FROM graphs g JOIN graph_nodes n ON n.graph = g.id
+    JOIN jobs j ON j.id = n.job_id WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.constraint_set IS NOT NULL
 """
 CLASS_IN_USE = text(f"""
 SELECT EXISTS (
-    SELECT FROM ({_UNFINISHED}) j LEFT JOIN job_terms t ON t.job_id = j.id LEFT JOIN gatings g ON g.id = j.gating
-    WHERE t.own->>'class' = :name OR g.terms->>'job_class' = :name)
+    SELECT FROM ({_UNFINISHED}) j LEFT JOIN job_constraints t ON t.job_id = j.id
+    LEFT JOIN constraint_sets g ON g.id = j.constraint_set
+    WHERE t.priority_inputs->>'class' = :name OR g.terms->>'job_class' = :name)
 """)
 LEVEL_IN_USE = text(f"""
-SELECT EXISTS (SELECT FROM ({_UNFINISHED}) j JOIN job_terms t ON t.job_id = j.id WHERE t.own->>'level' = :name)
+SELECT EXISTS (
+    SELECT FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id
+    WHERE t.priority_inputs->>'level' = :name)
 """)
 
 
