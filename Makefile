@@ -27,7 +27,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 0 tests/test_house.py
+	$(BIN)/python -m pytest -n 0 tests/architecture
 
 bench: $(STAMP)
 	$(BIN)/python ops/bench/bench.py

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client import Counter, Gauge, Histogram
 
 from schema import clock
-from schema.swarm import Swarm
+from schema.fleet.success import Swarm
 
 CYCLES = Counter(
     "leasehold_assigner_cycles_total",

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schema import limits
-from schema.limits import Name, Supply
+from schema import validation
+from schema.validation import Name, Supply
 
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
@@ -39,12 +39,14 @@ class OpenSession(Message):
     would have expired, because its agent learns of its end only at its next call."""
 
     bot: Name
-    capacity: int = Field(default=1, ge=0, le=limits.MAX_UNITS, description="units of work it can hold at once")
-    priority: int = Field(default=0, ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX, description="lower = preferred")
+    capacity: int = Field(default=1, ge=0, le=validation.MAX_UNITS, description="units of work it can hold at once")
+    priority: int = Field(
+        default=0, ge=validation.PRIORITY_MIN, le=validation.PRIORITY_MAX, description="lower = preferred"
+    )
     properties: dict[str, str | list[str]] = Field(default={}, description="what it offers; jobs require subsets")
     instance: Name | None = Field(default=None, description="serve only this instance; unset = every instance")
     pool: Name | None = Field(default=None, description="serve the instances of this pool; not together with instance")
-    labels: list[Annotated[str, Field(min_length=1, max_length=limits.MAX_LABEL)]] = Field(
+    labels: list[Annotated[str, Field(min_length=1, max_length=validation.MAX_LABEL)]] = Field(
         default=[],
         max_length=64,
         description="decide its cohort: the first one whose labels contain all of them; none = the default cohort",
@@ -82,7 +84,7 @@ class Chunk(Message):
     `start` is the offset of the first byte since the attempt began; sending a chunk twice changes nothing."""
 
     start: int = Field(ge=0, le=MAX_COUNT)
-    data: str = Field(max_length=limits.MAX_OUTPUT_BYTES * 4 // 3 + 8)
+    data: str = Field(max_length=validation.MAX_OUTPUT_BYTES * 4 // 3 + 8)
 
 
 class Outcome(Message):
@@ -122,7 +124,7 @@ class Sync(Message):
         description="`draining` takes no new work; `gone` closes the session and queues what it still held; "
         "that call, repeated, is answered by `session_over`",
     )
-    capacity: int | None = Field(default=None, ge=0, le=limits.MAX_UNITS)
+    capacity: int | None = Field(default=None, ge=0, le=validation.MAX_UNITS)
     leases: list[LeaseReport] = Field(default=[], max_length=MAX_LEASES, fail_fast=True)
     wait: float = Field(default=0.0, ge=0, le=60, description="seconds an answer without news may be held back")
 

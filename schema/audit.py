@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, text
 
-from schema.administration import audit
+from schema.tables.tenancy import audit
 
 _WRITE = insert(audit)
 # Two looks at the same moment may both be noted.
-_WRITE_LOOK = text("""
+_WRITE_ACCESS = text("""
 INSERT INTO audit (actor, action, subject, details)
 SELECT :actor, :action, :subject, CAST(:details AS jsonb)
 WHERE NOT EXISTS (
@@ -38,7 +38,7 @@ def write(
     connection.execute(_WRITE, row)
 
 
-def write_look(
+def write_access(
     connection: Connection,
     action: str,
     *,
@@ -52,5 +52,5 @@ def write_look(
     """
     noted = None if details is None else json.dumps(dict(details))
     row = {"actor": actor, "action": action, "subject": subject, "details": noted}
-    if connection.execute(_WRITE_LOOK, row).rowcount:
+    if connection.execute(_WRITE_ACCESS, row).rowcount:
         connection.execute(_LAZY_COMMIT)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, text
 
 from schema.errors import Conflict
-from schema.limits import escaped
+from schema.validation import escaped
 
 #: Stable word for programs in a refusal.
 CODE = "declared"

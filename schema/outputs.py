@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from schema.limits import MAX_OUTPUT_BYTES
+from schema.validation import MAX_OUTPUT_BYTES
 
 
 @dataclass(frozen=True)

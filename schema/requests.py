@@ -1,31 +1,37 @@
-"""A job as somebody asks for it: one model and one set of checks, for callers before they send and for the gateway."""
+"""The request for a job: one model and one set of checks, for callers before they send and for the gateway.
+
+Its form is flat: all fields stand side by side. The nested form, in which `moves.submit` takes and stores a request, is
+accepted too: `flat` and `flat_all` turn it into the flat one.
+"""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
-from schema import limits
+from schema import validation
 from schema.errors import BadInput
-from schema.hours import Zone
-from schema.limits import Name, Need
+from schema.policy.time_windows import Zone
+from schema.validation import Name, Need
 
-#: Longest execution timeout of a job, seconds (a year).
+#: Longest time-out of a job, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
-#: Most attempts that a job may ask for.
+#: Most attempts that a request may allow.
 MAX_TRIES = 100
 MAX_KEY_BYTES = 200
 MAX_HINT_BYTES = 200
 MAX_DEDUP_KEY_BYTES = 200
 DEFAULT_INSTANCE = "default"
-#: Most locks of one job, and the largest cost.
+#: Most locks of one job; largest expected cost.
 MAX_LOCKS, MAX_COST = 16, 1e12
-#: The least urgent graph.
+#: Graph priority of the least urgent graph.
 MAX_GRAPH_PRIORITY = 1000
-#: Most that a user may raise a job by; each step is worth 5 points.
+#: Most steps of `user_priority`.
 MAX_USER_PRIORITY = 10
-#: Of one property; only the first bad one is told.
+#: Values of one property; only the first bad one is reported.
 Values = Annotated[list[str], Field(fail_fast=True)]
 
 
@@ -41,6 +47,26 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Retries and time-outs": ("timeout_seconds", "queue_timeout_seconds", "max_attempts", "retry_failed"),
     "Repeated submits": ("key", "dedup_key"),
     "Tenancy": ("instance", "owner", "project"),
+}
+
+
+#: The parts of the nested form, and which field of the flat form each name in them is.
+_PARTS: Mapping[str, Mapping[str, str]] = {
+    "payload": {name: name for name in ("command", "env", "stdin")},
+    "terms": {
+        name: name
+        for name in (
+            *("locks", "resource_class", "model", "graph_priority", "job_class", "project", "owner", "resources"),
+            *("units", "batch_key", "preferred_hours", "preferred_zone"),
+        )
+    },
+    "own": {"level": "service_level", "class": "job_class", "user_priority": "user_priority"},
+}
+#: True in the nested form for what `normal` concludes from other fields: mark -> the field that must be there.
+_MARKS: Mapping[tuple[str, str], str | None] = {
+    ("terms", "own"): None,
+    ("own", "project"): "project",
+    ("own", "fixed"): "priority",
 }
 
 
@@ -65,7 +91,11 @@ class Payload(BaseModel):
 
 
 class JobRequest(Payload):
-    """One job. Only `command` is required; no value of another type is taken."""
+    """One job. Only `command` is required; no value of another type is taken.
+
+    The nested form, with `payload`, `terms` and `own`, is accepted too where jobs are submitted; errors then name the
+    fields listed here.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -85,15 +115,15 @@ class JobRequest(Payload):
     )
     priority: int = Field(
         default=0,
-        ge=limits.PRIORITY_MIN,
-        le=limits.PRIORITY_MAX,
+        ge=validation.PRIORITY_MIN,
+        le=validation.PRIORITY_MAX,
         description="Priority; a lower number is more urgent. Overrides the priority that a job class or a service "
         "level gives.",
     )
     units: int = Field(
         default=1,
         ge=1,
-        le=limits.MAX_UNITS,
+        le=validation.MAX_UNITS,
         description="Capacity units of the bot that the job occupies.",
     )
     label: str = Field(
@@ -176,8 +206,8 @@ class JobRequest(Payload):
     )
     urgency: int | None = Field(
         default=None,
-        ge=100 - limits.PRIORITY_MAX,
-        le=100 - limits.PRIORITY_MIN,
+        ge=100 - validation.PRIORITY_MAX,
+        le=100 - validation.PRIORITY_MIN,
         description="Urgency in points; a higher number is more urgent. Sets the priority 100 - urgency, so it is not "
         "given together with a priority.",
     )
@@ -213,7 +243,7 @@ class JobRequest(Payload):
         description="Time zone of the preferred hours, such as Europe/Berlin.",
     )
     max_attempts: int = Field(
-        default=limits.MAX_ATTEMPTS,
+        default=validation.MAX_ATTEMPTS,
         ge=1,
         le=MAX_TRIES,
         description="Most attempts to run the job.",
@@ -224,13 +254,13 @@ class JobRequest(Payload):
     )
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
-        """The request as `moves.submit` takes it; `instance` is for one that names none. Raises BadInput."""
-        # Keys remember the digest of their request, so what came later is in it only if it is given.
+        """The nested form, for `moves.submit`; `instance` is used if the request names none. Raises BadInput."""
+        # A key is stored with the digest of its request, so a newer field is in it only if it is given.
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
             "queue_timeout_seconds": self.queue_timeout_seconds,
-            "terms": self._terms(),
-            "own": self._own() or None,
+            "terms": self._constraints(),
+            "own": self._priority_inputs() or None,
             "estimated_cost": self.estimated_cost,
             "deadline_seconds": self.deadline_seconds,
             "estimated_seconds": self.estimated_seconds,
@@ -238,10 +268,10 @@ class JobRequest(Payload):
         }
         return {
             "instance": self.instance or instance,
-            "properties": limits.normal_properties("properties", self.properties),
+            "properties": validation.normal_properties("properties", self.properties),
             "key": _short("key", self.key, MAX_KEY_BYTES),
             "units": self.units,
-            "label": limits.check_text("label", self.label, limits.MAX_LABEL),
+            "label": validation.check_text("label", self.label, validation.MAX_LABEL),
             "locality_hint": _short("locality_hint", self.locality_hint, MAX_HINT_BYTES),
             "timeout_seconds": self.timeout_seconds,
             "max_attempts": self.max_attempts,
@@ -250,7 +280,7 @@ class JobRequest(Payload):
         } | {name: value for name, value in later.items() if value is not None}
 
     def _priority(self) -> int | None:
-        """What it says itself; None if its service level or its class decides. Raises BadInput."""
+        """The priority that the request gives; None if its service level or class decides. Raises BadInput."""
         is_given, has_class = "priority" in self.model_fields_set, self.job_class is not None
         if self.urgency is not None:
             if is_given:
@@ -262,8 +292,8 @@ class JobRequest(Payload):
             raise BadInput("dedup_key", "goes with a priority, not with a job_class or a service_level")
         return None if not is_given and (has_class or self.service_level is not None) else self.priority
 
-    def _terms(self) -> dict[str, Any] | None:
-        """What it asks for beside a place and shares with others; None if it asks for nothing."""
+    def _constraints(self) -> dict[str, Any] | None:
+        """The constraints, which the job shares with others of its queue; None if it has none. Raises BadInput."""
         if self.model is not None and self.resource_class is None:
             raise BadInput("model", "needs a resource_class")
         shared = {
@@ -275,7 +305,7 @@ class JobRequest(Payload):
             "project": self.project,
             "owner": self.owner,
             "resources": self.resources,
-            # Jobs of one queue then fit on the same bots.
+            # With it, all jobs of one queue fit on the same bots.
             "units": self.units if self.resources and self.units > 1 else None,
             "batch_key": self.batch_key,
             "preferred_hours": sorted(set(self.preferred_hours)),
@@ -283,11 +313,11 @@ class JobRequest(Payload):
         }
         terms = {name: value for name, value in shared.items() if value}
         is_timed = self.deadline_seconds is not None or self.estimated_seconds is not None
-        # Empty terms are those of managed instances: who has none else is told from these.
-        return terms or ({"own": True} if is_timed or self._own() else None)
+        # Empty terms mean a managed instance, so a job without shared constraints gets a mark instead.
+        return terms or ({"own": True} if is_timed or self._priority_inputs() else None)
 
-    def _own(self) -> dict[str, Any]:
-        """What it asks for by itself: what its points are made of, and whose timeout it has."""
+    def _priority_inputs(self) -> dict[str, Any]:
+        """What decides the points of this one job, and its time-out: its service level or its class."""
         own: dict[str, Any] = {}
         is_fixed = self._priority() is not None
         if self.service_level is not None:
@@ -302,23 +332,202 @@ class JobRequest(Payload):
             raise BadInput("command", "must name a program")
         for name in self.env:
             if not name or "=" in name:
-                raise BadInput("env", f"'{limits.escaped(name, 60)}' is not the name of a variable")
-        # A command line may hold what is no text, in bytes that the terminal's encoding does not know.
+                raise BadInput("env", f"'{validation.escaped(name, 60)}' is not the name of a variable")
+        # A command line may hold bytes that are no text in the terminal's encoding.
         for field, texts in (("command", self.command), ("env", [*self.env, *self.env.values()])):
             for text in texts:
-                limits.check_text(field, text, limits.MAX_PAYLOAD_BYTES)
+                validation.check_text(field, text, validation.MAX_PAYLOAD_BYTES)
         payload: dict[str, Any] = {"command": self.command}
         if self.env:
             payload["env"] = self.env
         if self.stdin is not None:
-            payload["stdin"] = limits.check_text("stdin", self.stdin, limits.MAX_PAYLOAD_BYTES)
+            payload["stdin"] = validation.check_text("stdin", self.stdin, validation.MAX_PAYLOAD_BYTES)
         size = len(json.dumps(payload, ensure_ascii=False).encode())
-        if size > limits.MAX_PAYLOAD_BYTES:
+        if size > validation.MAX_PAYLOAD_BYTES:
             raise BadInput(
-                "command", f"with env and stdin is {size} bytes, at most {limits.MAX_PAYLOAD_BYTES} are allowed"
+                "command", f"with env and stdin is {size} bytes, at most {validation.MAX_PAYLOAD_BYTES} are allowed"
             )
         return payload
 
 
+def flat(given: Any, *place: str | int) -> Any:
+    """The flat form of a request, before it is validated; what is in no nested form is returned as it is.
+
+    A name that its part does not have becomes an unknown field. Raises ValidationError, with the field at `place`, for
+    a part that is no object, a field given twice with different values, and a mark without the field that it goes with.
+    """
+    if not _is_nested(given):
+        return given
+    fields = {name: value for name, value in given.items() if name not in _PARTS}
+    marks = []
+    for part, names in _PARTS.items():
+        inner = given.get(part)
+        if inner is None:
+            continue
+        if not isinstance(inner, dict):
+            raise _refused((*place, part), "is not an object")
+        for name, value in inner.items():
+            field = names.get(name, f"{part}.{name}")
+            if value is True and (part, name) in _MARKS:
+                marks.append((part, name))
+            elif field in fields and (fields[field] != value or type(fields[field]) is not type(value)):
+                raise _refused((*place, field), "is given twice, with different values")
+            else:
+                fields[field] = value
+    for part, name in marks:
+        needed = _MARKS[part, name]
+        if needed is not None and fields.get(needed) is None:
+            raise _refused((*place, needed), f"is missing, although {part}.{name} is true")
+    return fields
+
+
+def flat_all(given: Any) -> Any:
+    """The flat forms of a list of requests, before it is validated. Raises ValidationError.
+
+    One call for the list instead of a validator of JobRequest: nearly all requests are flat already, and a call of
+    Python for each makes the validation of a batch a tenth slower.
+    """
+    if type(given) is not list or not any(map(_is_nested, given)):
+        return given
+    return [flat(each, index) for index, each in enumerate(given)]
+
+
+def _is_nested(given: Any) -> bool:
+    return type(given) is dict and ("payload" in given or "terms" in given or "own" in given)
+
+
+def _refused(place: tuple[str | int, ...], reason: str) -> ValidationError:
+    problem = PydanticCustomError("nested_request", reason)
+    return ValidationError.from_exception_data("JobRequest", [{"type": problem, "loc": place, "input": None}])
+
+
 def _short(field: str, value: str | None, limit: int) -> str | None:
-    return None if value is None else limits.check_text(field, value, limit)
+    return None if value is None else validation.check_text(field, value, limit)
+
+
+# The request for a graph of jobs: one model and one set of checks, for callers and for the gateway.
+
+
+MAX_GRAPH_NODES, MAX_GRAPH_EDGES = 10_000, 100_000
+MAX_NODE_NO = 2**31 - 1
+
+OnFailure = Literal["block", "run", "cancel"]
+OnPhantom = Literal["warn", "reject", "ignore"]
+NodeNo = Annotated[int, Field(ge=0, le=MAX_NODE_NO)]
+
+#: Fields of a job that a node takes from its graph.
+_OF_THE_GRAPH = ("instance", "key", "dedup_key")
+
+
+class Parent(BaseModel):
+    """A node that another node depends on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    node: NodeNo = Field(description="Number of the node.")
+    on_failure: OnFailure | None = Field(
+        default=None,
+        description="What this node does if that one does not succeed. Unset: as the graph says.",
+    )
+
+    def normal(self) -> int | dict[str, Any]:
+        """The dependency in the form that `moves.submit_graph` takes."""
+        return self.node if self.on_failure is None else {"node": self.node, "on_failure": self.on_failure}
+
+
+def _parent(given: Any) -> Any:
+    return {"node": given} if type(given) is int else given
+
+
+class NodeRequest(JobRequest):
+    """One job of a graph. It has no instance, key or dedup_key of its own."""
+
+    node: NodeNo = Field(description="Number of the node, unique in its graph; 0 to 2,147,483,647.")
+    after: list[Annotated[Parent, BeforeValidator(_parent, json_schema_input_type=int | Parent)]] = Field(
+        default=[],
+        max_length=MAX_GRAPH_EDGES,
+        fail_fast=True,
+        description="Nodes that must end before this one starts: their numbers, or objects with on_failure.",
+    )
+
+    def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
+        """The node in the form that `moves.submit_graph` takes. Raises BadInput."""
+        for field in _OF_THE_GRAPH:
+            if getattr(self, field) is not None:
+                raise BadInput(field, "belongs to the graph and not to one of its nodes")
+        counted = Counter(parent.node for parent in self.after)
+        number, times = counted.most_common(1)[0] if counted else (0, 1)
+        if times > 1:
+            raise BadInput("after", f"names node {number} {times} times")
+        found = super().normal(instance=instance) | {"node": self.node}
+        for field in _OF_THE_GRAPH:
+            found.pop(field, None)
+        if "priority" not in self.model_fields_set and self.urgency is None:
+            found.pop("priority", None)
+        if self.after:
+            found["after"] = [parent.normal() for parent in self.after]
+        return found
+
+
+class GraphRequest(BaseModel):
+    """Jobs that depend on each other. All of them are accepted, or none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: Name = Field(
+        description="Name of the graph. An unfinished graph of the same name in the instance is replaced."
+    )
+    instance: Name | None = Field(
+        default=None,
+        description="Instance (tenant) that the jobs belong to. Unset: the instance of the token, or `default`.",
+    )
+    key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Idempotency key: a submit repeated with the same key and request returns the first graph. "
+        "At most 200 bytes.",
+    )
+    priority: int = Field(
+        default=0,
+        ge=validation.PRIORITY_MIN,
+        le=validation.PRIORITY_MAX,
+        description="Priority of the nodes that have none of their own; a lower number is more urgent.",
+    )
+    on_failure: OnFailure = Field(
+        default="block",
+        description="What a node does if one that it depends on does not succeed: stay blocked, run, or be cancelled.",
+    )
+    on_phantom: OnPhantom = Field(
+        default="warn",
+        description="What happens to a node that depends on a number that no node has: `warn` leaves it blocked for "
+        "ever and reports it, `reject` refuses the graph, `ignore` drops the dependency.",
+    )
+    nodes: list[NodeRequest] = Field(
+        min_length=1, max_length=MAX_GRAPH_NODES, fail_fast=True, description="Jobs of the graph, 1 to 10,000."
+    )
+
+    _flat = field_validator("nodes", mode="before")(flat_all)
+
+    def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
+        """The form that `moves.submit_graph` takes; `instance` is used if the request names none. Raises BadInput."""
+        edges = sum(len(node.after) for node in self.nodes)
+        if edges > MAX_GRAPH_EDGES:
+            raise BadInput("nodes", f"have {edges} dependencies, at most {MAX_GRAPH_EDGES} are allowed")
+        request: dict[str, Any] = {
+            "name": self.name,
+            "instance": self.instance or instance,
+            "priority": self.priority,
+            "on_failure": self.on_failure,
+            "on_phantom": self.on_phantom,
+            "nodes": [_placed(index, node) for index, node in enumerate(self.nodes)],
+        }
+        if self.key is not None:
+            request["key"] = validation.check_text("key", self.key, MAX_KEY_BYTES)
+        return request
+
+
+def _placed(index: int, node: NodeRequest) -> dict[str, Any]:
+    try:
+        return node.normal()
+    except BadInput as refused:
+        raise BadInput(f"nodes.{index}.{refused.field}", refused.reason) from None

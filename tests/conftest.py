@@ -10,22 +10,21 @@ from pathlib import Path
 import httpx
 import pytest
 
-from assigner import exits
-from assigner.cli import cli
-from bots.launcher import Launcher
-from bots.runner import Place
-from bots.workplace import Workplace, marked_processes
-from schema import embedded, migrate, verify
-from schema.engine import Database
+from assigner.cli import errors
+from assigner.cli.main import cli
+from bots.agent.launcher import Launcher
+from bots.agent.run import RunContext
+from bots.agent.workspace import Workspace, marked_processes
+from schema.diagnostics import invariants
+from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database
+from schema.postgres.notify import Wakeups
 from schema.timing import Timing
-from schema.wakeups import Wakeups
-from tests.commanding import accepting
-from tests.databases import Databases, opened, serving_in_memory
-from tests.pool import Pool
-from tests.racing import Race
-from tests.scripted import Gateway, gateway
-from tests.serving import Served, serving
-from tests.tenancy import Tenancy
+from tests.support.http import Gateway, accepting, gateway
+from tests.support.pool import Pool
+from tests.support.race import Race
+from tests.support.servers import Databases, Served, opened, serving, serving_in_memory
+from tests.support.tenancy import Tenancy
 
 DSN_VARIABLE = "LEASEHOLD_TEST_DSN"
 SEED_VARIABLE = "LEASEHOLD_TEST_SEED"
@@ -121,7 +120,7 @@ def scratch() -> Iterator[Path]:
 def _findings(url: str) -> list[object]:
     database = opened(url)
     try:
-        return [finding for finding in verify.verify(database) if finding.rows]
+        return [finding for finding in invariants.verify(database) if finding.rows]
     finally:
         database.close()
 
@@ -189,7 +188,7 @@ def operate(
 
     def call(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
-        code = exits.run(cli, arguments)
+        code = errors.run(cli, arguments)
         said = capsys.readouterr()
         assert not (said.out and said.err)
         return code, said.out if code == 0 else said.err
@@ -207,18 +206,18 @@ def stands(no_pool_of_our_own: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Iterator[Workplace]:
+def workplace(tmp_path: Path) -> Iterator[Workspace]:
     """The directories of an agent `bot-1`."""
-    made = Workplace(tmp_path, "bot-1")
+    made = Workspace(tmp_path, "bot-1")
     yield made
     made.close()
 
 
 @pytest.fixture
-def place(workplace: Workplace) -> Iterator[Place]:
+def place(workplace: Workspace) -> Iterator[RunContext]:
     """Where commands can run; none of them may leave a file or a process behind."""
     launcher = Launcher(workplace.guard, open_files=1024)
-    yield Place(workplace=workplace, launcher=launcher, grace=0.3, environment={"PATH": os.defpath})
+    yield RunContext(workplace=workplace, launcher=launcher, grace=0.3, environment={"PATH": os.defpath})
     launcher.close()
     assert not list(workplace.root.iterdir())
     assert not marked_processes(workplace.root)

@@ -1,4 +1,4 @@
-"""The HTTP routes that the gateway mounts. May import every other sub-package of `assigner` but `cli`.
+"""The HTTP routes of callers and operators, mounted by the gateway.
 
-Read first: `resources` (the routes of everything that operators set) and `operations` (what else operators may do).
+It imports every sub-package of `assigner` but `process` and `cli`, and `schema`. Read first: jobs.py and routing.py.
 """

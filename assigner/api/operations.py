@@ -8,14 +8,22 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, text
 
-from assigner import answers, forecast, queries, report
+from assigner.api import models
 from assigner.api.resources import Reason
+from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
+from assigner.api.submission import RequestModel
+from assigner.maintenance import meters
 from assigner.operator_resources.declaration import given
 from assigner.operator_resources.limits import AdviceRequest
-from assigner.routes import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
-from assigner.submission import Asked
-from schema import backpressure, drains, hours, limits, meters, moves, openings, predictions, usage
+from assigner.queries import jobs as jobs_queries
+from assigner.queries import report
+from schema import validation
+from schema.accounting import accounts, rates
 from schema.errors import BadInput, NotFound
+from schema.moves.sessions import drain
+from schema.policy import meters as meters_policy
+from schema.policy import priority_classes, time_windows
+from schema.tenancy import drains
 
 #: The longest window of a report, seconds.
 YEAR = 366 * 86400.0
@@ -23,7 +31,7 @@ YEAR = 366 * 86400.0
 _NOW = text("SELECT now()")
 
 
-class DrainRequest(Asked):
+class DrainRequest(RequestModel):
     draining: bool = True
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
 
@@ -74,7 +82,7 @@ class UsageList(BaseModel):
 class ClassReportList(BaseModel):
     """By class."""
 
-    classes: list[predictions.Accuracy]
+    classes: list[priority_classes.Accuracy]
 
 
 class Forecast(BaseModel):
@@ -101,43 +109,43 @@ router = APIRouter(prefix="/v1", tags=["operators"])
 
 
 @router.get("/bots/{name}", responses=problems(400, 404), openapi_extra=OPERATORS)
-async def bot(request: Request, name: str) -> answers.ShownBot:
+async def bot(request: Request, name: str) -> models.ShownBot:
     """One bot."""
-    limits.check_name("name", name)
-    row = await request.app.state.run(lambda connection: queries.bot(connection, name))
+    validation.check_name("name", name)
+    row = await request.app.state.run(lambda connection: jobs_queries.bot(connection, name))
     if row is None:
         raise NotFound(f"bot: no bot '{name}'")
-    return answers.ShownBot.model_validate(row)
+    return models.ShownBot.model_validate(row)
 
 
 @router.post("/bots/{name}/drain", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS)
 async def drain_bot(
     request: Request, name: str, body: Annotated[TimedDrainRequest, Read], caller: Caller
-) -> answers.DrainAnswer:
+) -> models.DrainAnswer:
     """Ask a bot to take no more work, or to go on."""
-    limits.check_name("name", name)
+    validation.check_name("name", name)
     wish = _timed(body)
 
     def work(connection: Connection) -> None:
-        moves.drain(connection, name, actor=caller.actor, **wish)
+        drain(connection, name, actor=caller.actor, **wish)
 
     await request.app.state.run(work)
-    return answers.DrainAnswer(name=name, draining=body.draining)
+    return models.DrainAnswer(name=name, draining=body.draining)
 
 
 @router.post("/instances/{name}/drain", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS)
 async def drain_instance(
     request: Request, name: str, body: Annotated[TimedDrainRequest, Read], caller: Caller
-) -> answers.DrainAnswer:
+) -> models.DrainAnswer:
     """Start no more jobs of an instance, or start them again. Its jobs stay queued."""
-    limits.check_name("name", name)
+    validation.check_name("name", name)
     wish = _timed(body)
 
     def work(connection: Connection) -> None:
         drains.drain_instance(connection, name, actor=caller.actor, **wish)
 
     await request.app.state.run(work)
-    return answers.DrainAnswer(name=name, draining=body.draining)
+    return models.DrainAnswer(name=name, draining=body.draining)
 
 
 @router.get("/instances/{name}/drain", responses=problems(404), openapi_extra=OPERATORS)
@@ -159,30 +167,30 @@ async def assigner(request: Request, name: str) -> Assigner:
     """One assigner process of the last day."""
     found = await request.app.state.run(lambda connection: drains.assigners(connection, name))
     if not found:
-        raise NotFound(f"assigner: no assigner process '{limits.escaped(name, 63)}'")
+        raise NotFound(f"assigner: no assigner process '{validation.escaped(name, 63)}'")
     return Assigner(**asdict(found[0]))
 
 
 @router.post("/assigners/{name}/drain", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS)
 async def drain_assigner(
     request: Request, name: str, body: Annotated[DrainRequest, Read], caller: Caller
-) -> answers.DrainAnswer:
+) -> models.DrainAnswer:
     """Ask an assigner process to place no more jobs, or to go on. Its upkeep goes on."""
-    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
+    reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
 
     def work(connection: Connection) -> None:
         drains.drain_assigner(connection, name, draining=body.draining, actor=caller.actor, reason=reason)
 
     await request.app.state.run(work)
-    return answers.DrainAnswer(name=name, draining=body.draining)
+    return models.DrainAnswer(name=name, draining=body.draining)
 
 
 @router.get("/usage", responses=problems(), openapi_extra=OPERATORS)
 async def list_usage(
-    request: Request, hours: Annotated[float, Query(ge=0, le=usage.MAX_HOURS, allow_inf_nan=False)] = 24.0
+    request: Request, hours: Annotated[float, Query(ge=0, le=accounts.MAX_HOURS, allow_inf_nan=False)] = 24.0
 ) -> UsageList:
     """What bots say that jobs at gates have used within so many hours, in every unit."""
-    found = await request.app.state.run(lambda connection: usage.reported(connection, hours=hours))
+    found = await request.app.state.run(lambda connection: accounts.reported_usage(connection, hours=hours))
     return UsageList(usage=[Reported(**asdict(each)) for each in found])
 
 
@@ -198,43 +206,43 @@ async def show_report(
 @router.get("/class-report", responses=problems(), openapi_extra=OPERATORS)
 async def show_class_report(request: Request) -> ClassReportList:
     """What was estimated beside what was, for the jobs of each class that ended last."""
-    return ClassReportList(classes=await request.app.state.run(predictions.accuracy))
+    return ClassReportList(classes=await request.app.state.run(priority_classes.accuracy))
 
 
 @router.get("/meters/{name}/pattern", responses=problems(400, 404), openapi_extra=OPERATORS)
 async def show_pattern(
-    request: Request, name: str, zone: Annotated[str, Query(max_length=100, description="of the hours")] = "UTC"
-) -> forecast.Pattern:
+    request: Request, name: str, zone: Annotated[str, Query(max_length=100, description="of the time_windows")] = "UTC"
+) -> meters.UsagePattern:
     """How a meter went over the day, in the last four weeks: percent of its limit by the hour."""
     try:
-        found_zone = hours.zone(zone)
+        found_zone = time_windows.load_zone(zone)
     except ValueError as error:
         raise BadInput("zone", str(error)) from None
-    levels = await request.app.state.run(lambda connection: meters.history(connection, [name])[name])
+    levels = await request.app.state.run(lambda connection: meters_policy.history(connection, [name])[name])
     if not levels:
-        raise NotFound(f"meter: nothing is known of '{limits.escaped(name, 63)}'")
-    return forecast.pattern(levels, found_zone)
+        raise NotFound(f"meter: nothing is known of '{validation.escaped(name, 63)}'")
+    return meters.usage_pattern(levels, found_zone)
 
 
 @router.get("/forecast", responses=problems(400), openapi_extra=OPERATORS)
 async def show_forecast(
     request: Request,
     job_class: JobClass,
-    estimate: Annotated[float, Query(ge=0, le=meters.MAX_AMOUNT, description="what the job will use")] = 0.0,
+    estimate: Annotated[float, Query(ge=0, le=meters_policy.MAX_AMOUNT, description="what the job will use")] = 0.0,
 ) -> Forecast:
     """The next window in which a job had best start: its meter is expected to be below its threshold."""
-    limits.check_name("class", job_class)
+    validation.check_name("class", job_class)
 
     def work(connection: Connection) -> Forecast:
-        found = openings.read(connection)
+        found = time_windows.read(connection)
         if not found.windows:
             raise BadInput("windows", "there are none")
         names = [each.settings.meter for each in found.windows if each.settings.meter is not None]
-        start = forecast.best_start(
+        start = meters.best_start(
             found,
             job_class,
             estimate=estimate,
-            histories=meters.history(connection, names),
+            histories=meters_policy.history(connection, names),
             now=connection.execute(_NOW).scalar_one(),
         )
         if start is None:
@@ -249,11 +257,11 @@ async def show_forecast(
 @router.put("/backpressure", responses=problems(400, 408, 413, 415), openapi_extra=OPERATORS)
 async def set_advice(request: Request, body: Annotated[ClassAdviceRequest, Read], caller: Caller) -> Changed:
     """Advise assigners to start no jobs, or to wait between starts. What runs goes on."""
-    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
+    reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
     told = body.model_dump(include={"allowed", "delay", "seconds"})
 
     def work(connection: Connection) -> None:
-        backpressure.advise(connection, body.resource_class, **told, actor=caller.actor, reason=reason)
+        rates.advise(connection, body.resource_class, **told, actor=caller.actor, reason=reason)
 
     await request.app.state.run(work)
     return Changed(name=body.resource_class or "")
@@ -265,12 +273,12 @@ async def remove_advice(
 ) -> Changed:
     """Take advice back."""
     await request.app.state.run(
-        lambda connection: backpressure.take_back(connection, resource_class, actor=caller.actor, reason=reason)
+        lambda connection: rates.withdraw_advice(connection, resource_class, actor=caller.actor, reason=reason)
     )
     return Changed(name=resource_class or "")
 
 
 def _timed(body: TimedDrainRequest) -> dict[str, Any]:
     drains.check_deadline("deadline", body.deadline, draining=body.draining)
-    reason = limits.check_text("reason", body.reason, MAX_REASON_BYTES)
+    reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
     return {"draining": body.draining, "deadline": body.deadline, "reason": reason}

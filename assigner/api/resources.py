@@ -12,20 +12,20 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from sqlalchemy import Connection
 
+from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
 from assigner.operator_resources.declaration import ALL, By, Irremovable, Keys, Page, Removal, Resource, Setting
 from assigner.operator_resources.registry import RESOURCES
-from assigner.routes import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
-from schema import declarations, limits
+from schema import declarations, validation
 from schema.errors import Conflict, NotFound
-from schema.limits import escaped
-from schema.tokens import Principal
+from schema.tenancy.tokens import Principal
+from schema.validation import escaped
 
 #: Code of the refusal to remove what is always there.
 IRREMOVABLE = "irremovable"
 
 Reason = Annotated[str, Query(max_length=MAX_REASON_BYTES, description="for the audit; at most 500 bytes")]
 After = Annotated[str, Query(description="only those after this one, by name: the next page")]
-Limit = Annotated[int, Query(ge=1, le=limits.MAX_LIST)]
+Limit = Annotated[int, Query(ge=1, le=validation.MAX_LIST)]
 
 
 class Done(BaseModel):
@@ -54,12 +54,12 @@ def _add_list(router: APIRouter, resource: Resource[Any]) -> None:
     fields: Any = {resource.field: (list[resource.row], ...)}  # type: ignore[name-defined]
     answer = create_model(f"{resource.row.__name__}List", **fields)
 
-    async def handler(request: Request, after: str = "", limit: int = limits.MAX_LIST) -> Any:
-        page = _page(request, limits.check_text("after", after, 63), limit)
+    async def handler(request: Request, after: str = "", limit: int = validation.MAX_LIST) -> Any:
+        page = _page(request, validation.check_text("after", after, 63), limit)
         found = await request.app.state.run(lambda connection: list(resource.rows(connection, page)))
         return {resource.field: found}
 
-    paged = {"after": (After, ""), "limit": (Limit, limits.MAX_LIST)} if resource.paged else {}
+    paged = {"after": (After, ""), "limit": (Limit, validation.MAX_LIST)} if resource.paged else {}
     _signed(handler, f"list_{resource.field}", f"List. {resource.says}", {}, paged)
     router.add_api_route(
         f"/{resource.plural}",
@@ -73,7 +73,7 @@ def _add_list(router: APIRouter, resource: Resource[Any]) -> None:
 def _add_show(router: APIRouter, resource: Resource[Any], path: str) -> None:
     async def handler(request: Request, **given: str) -> Any:
         keys = [given[key.name] for key in resource.keys]
-        page = _page(request, "", limits.MAX_LIST)
+        page = _page(request, "", validation.MAX_LIST)
         return await request.app.state.run(lambda connection: _shown(connection, resource, keys, page))
 
     _signed(handler, f"show_{resource.field}", f"Show one. {resource.says}", _keys(resource), {})
@@ -83,7 +83,7 @@ def _add_show(router: APIRouter, resource: Resource[Any], path: str) -> None:
 def _add_setting(router: APIRouter, resource: Resource[Any], setting: Setting[Any], path: str) -> None:
     async def handler(request: Request, body: Any, caller: Principal, **given: str) -> Any:
         keys = [given[key.name] for key in resource.keys]
-        by: By = {"actor": caller.actor, "reason": limits.check_text("reason", body.reason, MAX_REASON_BYTES)}
+        by: By = {"actor": caller.actor, "reason": validation.check_text("reason", body.reason, MAX_REASON_BYTES)}
 
         def work(connection: Connection) -> Mapping[str, Any]:
             _refuse_declared(connection, resource, resource.claims(setting, keys, body))
@@ -140,7 +140,7 @@ def _remove(
     connection: Connection, resource: Resource[Any], removal: Removal, keys: Keys, caller: Principal, reason: str
 ) -> None:
     _refuse_declared(connection, resource, resource.claims(None, keys, None))
-    by: By = {"actor": caller.actor, "reason": limits.check_text("reason", reason, MAX_REASON_BYTES)}
+    by: By = {"actor": caller.actor, "reason": validation.check_text("reason", reason, MAX_REASON_BYTES)}
     removal.apply(connection, keys, by)
 
 
@@ -160,7 +160,7 @@ def _shown(connection: Connection, resource: Resource[Any], keys: Keys, page: Pa
 
 
 def _page(request: Request, after: str, limit: int) -> Page:
-    return Page(after, limit, request.app.state.desk.cooldown)
+    return Page(after, limit, request.app.state.sync_service.cooldown)
 
 
 def _path(resource: Resource[Any]) -> str:

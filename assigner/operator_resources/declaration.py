@@ -11,8 +11,8 @@ from typing import Any, Generic, TypedDict, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from schema import limits
-from schema.engine import Database
+from schema import validation
+from schema.postgres.engine import Database
 
 #: The unit of a number that is a time; a command takes it as 90, 15m, 12h or 30d.
 SECONDS = "seconds"
@@ -63,7 +63,7 @@ class Key:
 
     name: str
     metavar: str
-    check: Callable[[str, str], object] = limits.check_name
+    check: Callable[[str, str], object] = validation.check_name
     option: str | None = None
     default: str | None = None
     slashes: bool = False

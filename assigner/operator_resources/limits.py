@@ -22,10 +22,11 @@ from assigner.operator_resources.declaration import (
     Setting,
     given,
 )
-from schema import accounts, backpressure, counter_limits, meters, openings, queue_limits, rates
-from schema.accounts import PoolLimits
-from schema.limits import check_name
-from schema.openings import WindowTerms
+from schema.accounting import accounts, counters, rates
+from schema.accounting.accounts import PoolLimits
+from schema.policy import meters, queue_limits, time_windows
+from schema.policy.time_windows import WindowTerms
+from schema.validation import check_name
 
 _NOW = text("SELECT now()")
 
@@ -84,7 +85,7 @@ POOL_LIMITS = Resource(
 
 
 class LockRequest(Request):
-    slots: int = given(unit="jobs", says="how many jobs may hold the lock at once", ge=0, le=counter_limits.MAX_JOBS)
+    slots: int = given(unit="jobs", says="how many jobs may hold the lock at once", ge=0, le=counters.MAX_JOBS)
 
 
 class Lock(Row):
@@ -95,7 +96,7 @@ class Lock(Row):
 
 
 def _locks(connection: Connection, _: Page) -> list[Lock]:
-    found = counter_limits.limits(connection, counter_limits.SLOTS_OF_LOCK)
+    found = counters.limits(connection, counters.SLOTS_OF_LOCK)
     return [Lock(instance=each.names[0], lock=each.names[1], used=each.used, slots=each.most) for each in found]
 
 
@@ -110,17 +111,15 @@ LOCKS = Resource(
     set=Setting(
         says="Set how many jobs of an instance may hold a lock at once. Jobs above a smaller number run on.",
         model=LockRequest,
-        apply=lambda connection, keys, body, by: counter_limits.set_limit(
-            connection, counter_limits.SLOTS_OF_LOCK, keys, body.slots, **by
+        apply=lambda connection, keys, body, by: counters.set_limit(
+            connection, counters.SLOTS_OF_LOCK, keys, body.slots, **by
         ),
         arguments=("slots",),
     ),
     told=lambda done: f"{done['slots']} jobs of {done['instance']} may hold {done['lock']} at once",
     remove=Removal(
         says="Give a lock the one slot that every lock has.",
-        apply=lambda connection, keys, by: counter_limits.remove_limit(
-            connection, counter_limits.SLOTS_OF_LOCK, keys, **by
-        ),
+        apply=lambda connection, keys, by: counters.remove_limit(connection, counters.SLOTS_OF_LOCK, keys, **by),
         told="one job of {instance} may hold {lock} at a time",
     ),
     place="[[instances]]",
@@ -175,11 +174,9 @@ RATES = Resource(
 
 class AdviceRequest(Request):
     allowed: bool = Field(default=False, description="whether jobs may start")
-    delay: float = given(
-        0.0, unit=SECONDS, says="wait so long after some have started", ge=0, le=backpressure.MAX_DELAY
-    )
+    delay: float = given(0.0, unit=SECONDS, says="wait so long after some have started", ge=0, le=rates.MAX_DELAY)
     seconds: float | None = given(
-        None, unit=SECONDS, says="for so long; unset = until it is removed", gt=0, le=backpressure.MAX_TIME
+        None, unit=SECONDS, says="for so long; unset = until it is removed", gt=0, le=rates.MAX_TIME
     )
 
 
@@ -197,7 +194,7 @@ def _of_class(keys: Keys) -> str | None:
 
 def _advise(connection: Connection, keys: Keys, body: AdviceRequest, by: By) -> None:
     told: Any = body.model_dump(include={"allowed", "delay", "seconds"})
-    backpressure.advise(connection, _of_class(keys), **told, **by)
+    rates.advise(connection, _of_class(keys), **told, **by)
 
 
 def _advised(done: Mapping[str, Any]) -> str:
@@ -216,7 +213,7 @@ BACKPRESSURE = Resource(
     says="Advice to hold back jobs that ask for more than a place, of one resource class or all.",
     keys=(Key("resource_class", "[CLASS]", check=_check_class, default=ALL),),
     row=Advice,
-    rows=lambda connection, _: backpressure.standing(connection),
+    rows=lambda connection, _: rates.advice_in_force(connection),
     columns=(
         ("class", lambda row: row["resource_class"] or "all"),
         ("allowed", "allowed"),
@@ -235,7 +232,7 @@ BACKPRESSURE = Resource(
     told=_advised,
     remove=Removal(
         says="Take advice back.",
-        apply=lambda connection, keys, by: backpressure.take_back(connection, _of_class(keys), **by),
+        apply=lambda connection, keys, by: rates.withdraw_advice(connection, _of_class(keys), **by),
         told="nothing is advised for {resource_class}",
     ),
 )
@@ -363,7 +360,7 @@ WINDOWS = Resource(
     says="Hours of the day in which jobs of certain classes may start.",
     keys=(Key("name", "NAME"),),
     row=Window,
-    rows=lambda connection, _: [Window(**each.settings.model_dump()) for each in openings.read(connection).windows],
+    rows=lambda connection, _: [Window(**each.settings.model_dump()) for each in time_windows.read(connection).windows],
     columns=(
         ("window", "name"),
         ("start (hour)", "start"),
@@ -379,13 +376,13 @@ WINDOWS = Resource(
     set=Setting(
         says="Make a window, or replace it. While there are windows, a job that names a class starts in one of them.",
         model=WindowRequest,
-        apply=lambda connection, keys, body, by: openings.put_window(connection, keys[0], body, **by),
+        apply=lambda connection, keys, body, by: time_windows.put_window(connection, keys[0], body, **by),
         options={"types": "--type", "exempt_types": "--exempt-type"},
     ),
     told=lambda done: f"window {done['name']} is open from {done['start']} to {done['end']} o'clock, {done['zone']}",
     remove=Removal(
         says="Remove a window. Without any, jobs of every class start at every hour.",
-        apply=lambda connection, keys, by: openings.remove_window(connection, keys[0], **by),
+        apply=lambda connection, keys, by: time_windows.remove_window(connection, keys[0], **by),
         told="window {name} is removed",
     ),
     place="[[windows]]",

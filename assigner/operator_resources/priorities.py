@@ -22,10 +22,12 @@ from assigner.operator_resources.declaration import (
     Setting,
     given,
 )
-from schema import classes, counter_limits, moves
-from schema.counter_limits import JOBS_OF_CLASS
-from schema.engine import Database
-from schema.moves.repricing import BEGINNING
+from schema.accounting import counters
+from schema.accounting.counters import JOBS_OF_CLASS
+from schema.moves import priority as priority_moves
+from schema.moves.priority import BEGINNING
+from schema.policy import priority_classes
+from schema.postgres.engine import Database
 from schema.requests import MAX_TIMEOUT
 
 #: Jobs that get another priority in one transaction.
@@ -37,7 +39,7 @@ def reprice(database: Database, *, actor: str) -> int:
     changed = 0
     after: tuple[object, ...] | None = BEGINNING
     while after is not None:
-        done = database.run(partial(moves.reprice, after=after, limit=BATCH, actor=actor))
+        done = database.run(partial(priority_moves.reprice, after=after, limit=BATCH, actor=actor))
         changed, after = changed + done.changed, done.after
     return changed
 
@@ -47,7 +49,7 @@ def _reprice(database: Database, actor: str) -> Mapping[str, Any]:
 
 
 def _points(says: str) -> Any:
-    return given(unit="points", says=says, ge=classes.LEAST_POINTS, le=classes.MOST_POINTS)
+    return given(unit="points", says=says, ge=priority_classes.LEAST_POINTS, le=priority_classes.MOST_POINTS)
 
 
 class ClassRequest(Request):
@@ -66,14 +68,14 @@ class Class(Row):
 
 
 def _classes(connection: Connection, _: Page) -> list[dict[str, Any]]:
-    policy = classes.policy(connection)
-    limits = {each.names[0]: each for each in counter_limits.limits(connection, JOBS_OF_CLASS)}
+    policy = priority_classes.policy(connection)
+    limits = {each.names[0]: each for each in counters.limits(connection, JOBS_OF_CLASS)}
     return [
         asdict(each)
         | {"priority": 100 - each.points, "level": policy.level(100 - each.points)}
         | {"running": limits[each.name].used if each.name in limits else 0.0}
         | {"jobs": limits[each.name].most if each.name in limits else None}
-        for each in classes.classes(connection)
+        for each in priority_classes.classes(connection)
     ]
 
 
@@ -97,23 +99,23 @@ CLASSES = Resource(
     set=Setting(
         says="Make a class, or change its points. Its waiting jobs change with it; the pool goes on meanwhile.",
         model=ClassRequest,
-        apply=lambda connection, keys, body, by: classes.put_class(connection, keys[0], points=body.points, **by),
+        apply=lambda connection, keys, body, by: priority_classes.put_class(
+            connection, keys[0], points=body.points, **by
+        ),
         then=_reprice,
         arguments=("points",),
     ),
     told=lambda done: f"{done['name']} is worth {done['points']} points: priority {100 - done['points']}",
     remove=Removal(
         says="Remove a class that no unfinished job uses.",
-        apply=lambda connection, keys, by: classes.remove_class(connection, keys[0], **by),
+        apply=lambda connection, keys, by: priority_classes.remove_class(connection, keys[0], **by),
         told="class {name} is removed",
     ),
 )
 
 
 class ClassLimitRequest(Request):
-    jobs: int | None = given(
-        unit="jobs", says="that may run at once; null = any number", ge=0, le=counter_limits.MAX_JOBS
-    )
+    jobs: int | None = given(unit="jobs", says="that may run at once; null = any number", ge=0, le=counters.MAX_JOBS)
 
 
 class ClassLimit(Row):
@@ -125,12 +127,12 @@ class ClassLimit(Row):
 def _class_limits(connection: Connection, _: Page) -> list[ClassLimit]:
     return [
         ClassLimit(name=each.names[0], running=each.used, jobs=each.most)
-        for each in counter_limits.limits(connection, JOBS_OF_CLASS)
+        for each in counters.limits(connection, JOBS_OF_CLASS)
     ]
 
 
 def _set_class_limit(connection: Connection, keys: Keys, body: ClassLimitRequest, by: By) -> None:
-    counter_limits.set_limit(connection, JOBS_OF_CLASS, keys, body.jobs, **by)
+    counters.set_limit(connection, JOBS_OF_CLASS, keys, body.jobs, **by)
 
 
 CLASS_LIMITS = Resource(
@@ -152,7 +154,7 @@ CLASS_LIMITS = Resource(
     ),
     remove=Removal(
         says="Let any number of jobs of a class run at once.",
-        apply=lambda connection, keys, by: counter_limits.remove_limit(connection, JOBS_OF_CLASS, keys, **by),
+        apply=lambda connection, keys, by: counters.remove_limit(connection, JOBS_OF_CLASS, keys, **by),
         told="{name} may run any number of jobs at once",
     ),
 )
@@ -173,11 +175,11 @@ class Level(Row):
 
 
 def _levels(connection: Connection, _: Page) -> list[dict[str, Any]]:
-    return [asdict(each) | {"priority": 100 - each.points} for each in classes.service_levels(connection)]
+    return [asdict(each) | {"priority": 100 - each.points} for each in priority_classes.service_levels(connection)]
 
 
 def _set_level(connection: Connection, keys: Keys, body: LevelRequest, by: By) -> None:
-    classes.put_service_level(connection, keys[0], points=body.points, timeout=body.timeout_seconds, **by)
+    priority_classes.put_service_level(connection, keys[0], points=body.points, timeout=body.timeout_seconds, **by)
 
 
 def _told_of_level(done: Mapping[str, Any]) -> str:
@@ -208,7 +210,7 @@ SERVICE_LEVELS = Resource(
     told=_told_of_level,
     remove=Removal(
         says="Remove a service level that no unfinished job uses.",
-        apply=lambda connection, keys, by: classes.remove_service_level(connection, keys[0], **by),
+        apply=lambda connection, keys, by: priority_classes.remove_service_level(connection, keys[0], **by),
         told="service level {name} is removed",
     ),
 )
@@ -230,7 +232,7 @@ class SchedulingRequest(Request):
         None, unit=SECONDS, says="in one level, until a job moves up; null = never", gt=0, le=MAX_TIMEOUT
     )
     max_queue_size: int | None = given(
-        None, unit="jobs", says="that may wait; null = any number", gt=0, le=counter_limits.MAX_JOBS
+        None, unit="jobs", says="that may wait; null = any number", gt=0, le=counters.MAX_JOBS
     )
 
 
@@ -246,7 +248,7 @@ class Scheduling(Row):
 
 def _set_scheduling(connection: Connection, _keys: Keys, body: SchedulingRequest, by: By) -> None:
     wanted: Any = {name: getattr(body, name) for name in body.model_fields_set - {"reason"}}
-    classes.put_policy(connection, replace(classes.policy(connection, held=True), **wanted), **by)
+    priority_classes.put_policy(connection, replace(priority_classes.policy(connection, held=True), **wanted), **by)
 
 
 SCHEDULING = Resource(
@@ -256,7 +258,7 @@ SCHEDULING = Resource(
     keys=(),
     answers_as="scheduling",
     row=Scheduling,
-    rows=lambda connection, _: [classes.policy(connection)],
+    rows=lambda connection, _: [priority_classes.policy(connection)],
     columns=(
         ("project points", "project_points"),
         ("user points", "user_points"),

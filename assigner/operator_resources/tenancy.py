@@ -21,11 +21,12 @@ from assigner.operator_resources.declaration import (
     Told,
     given,
 )
-from schema import accounts, cohorts, counter_limits, instances, quotas
-from schema.accounts import Account
-from schema.counter_limits import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, Kind
+from schema.accounting import accounts, counters, quotas
+from schema.accounting.accounts import Account
+from schema.accounting.counters import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, Kind
 from schema.errors import BadInput
-from schema.limits import Name
+from schema.tenancy import cohorts, instances
+from schema.validation import Name
 
 _REASON = Field(default="", description="for the audit; at most 500 bytes")
 #: Parts of a share.
@@ -346,16 +347,16 @@ class ProjectQuota(Row):
 def _cost_quotas(connection: Connection, _: Page, *, kind: Kind) -> list[dict[str, Any]]:
     return [
         {"instance": each.names[0], kind.noun: each.names[1], "used": each.used, "cost": each.most}
-        for each in counter_limits.limits(connection, kind)
+        for each in counters.limits(connection, kind)
     ]
 
 
 def _set_cost(connection: Connection, keys: Keys, body: CostRequest, by: By, *, kind: Kind) -> None:
-    counter_limits.set_limit(connection, kind, keys, body.cost, **by)
+    counters.set_limit(connection, kind, keys, body.cost, **by)
 
 
 def _remove_cost(connection: Connection, keys: Keys, by: By, *, kind: Kind) -> None:
-    counter_limits.remove_limit(connection, kind, keys, **by)
+    counters.remove_limit(connection, kind, keys, **by)
 
 
 def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:

@@ -12,7 +12,7 @@ import psycopg
 from meters import Stretch
 
 from schema import clock
-from schema.engine import plain
+from schema.postgres.engine import libpq_url
 
 #: Every statement finds its rows by index and keeps that plan: one made while a table was small would be kept for long.
 OPTIONS = {
@@ -84,7 +84,7 @@ def requests(jobs: int) -> dict[str, list[Any]]:
 def connect(url: str) -> psycopg.Connection:
     """A connection that commits after each statement."""
     options = " ".join(f"-c {name}={value}" for name, value in OPTIONS.items())
-    connection = psycopg.connect(plain(url), autocommit=True, options=options)
+    connection = psycopg.connect(libpq_url(url), autocommit=True, options=options)
     connection.prepare_threshold = 0
     return connection
 

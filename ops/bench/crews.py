@@ -13,17 +13,20 @@ from pools import TIMING, Shape, request
 from prometheus_client import Counter
 from sqlalchemy import Connection, event
 
-from assigner.cycle import PriorityAgeAssigner
+from assigner.cycle.assigner import PriorityAgeAssigner
+from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again
 from assigner.metrics import JOBS_ASSIGNED, RACES_LOST
-from assigner.running import GARBAGE
-from assigner.tuning import AssignerSettings
-from bots.fetch import FetchSettings
-from bots.leases import Asked, Desk
+from assigner.process.assign import GARBAGE
 from bots.protocol import LeaseReport, Outcome, Session, Sync
-from schema import clock, moves
-from schema.engine import Database, DatabaseSettings
-from schema.garbage import seldom_searched
+from bots.sync.call import NewCall
+from bots.sync.fetch import FetchSettings
+from bots.sync.settle import SyncService
+from schema import clock
+from schema.gc_tuning import infrequent_gc
+from schema.moves import submit as submit_moves
+from schema.moves.submit import submit_alone
+from schema.postgres.engine import Database, DatabaseSettings
 
 #: Seconds at most after which who has placed nothing, but for want of a turn, looks whether there is more to do.
 LOOK_AGAIN = 0.1
@@ -91,7 +94,7 @@ class Worker:
 def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
     worker = Worker(*arguments)
     try:
-        with seldom_searched(*GARBAGE):
+        with infrequent_gc(*GARBAGE):
             stretch = work(worker)
         worker.finished()
         stretch.costs.statements, stretch.costs.transactions, stretch.costs.alone = worker.counted
@@ -179,10 +182,10 @@ class Submitting:
         return stretch
 
     def _together(self, worker: Worker, wanted: Sequence[dict[str, object]]) -> None:
-        worker.database.run(lambda connection: moves.submit(connection, wanted, actor="bench"))
+        worker.database.run(lambda connection: submit_moves.submit(connection, wanted, actor="bench"))
 
     def _alone(self, worker: Worker, wanted: Sequence[dict[str, object]]) -> None:
-        worker.database.run_alone(lambda driver: moves.submit_alone(driver, wanted[0], actor="bench"))
+        worker.database.run_alone(lambda driver: submit_alone(driver, wanted[0], actor="bench"))
         worker.did_alone()
 
 
@@ -221,7 +224,9 @@ class Cycling:
 
     def __call__(self, worker: Worker) -> Stretch:
         stretch = Stretch()
-        desk = Desk(worker.database, timing=TIMING, fetch=FetchSettings(**self.fetch), now=clock.monotonic)
+        sync_service = SyncService(
+            worker.database, timing=TIMING, fetch=FetchSettings(**self.fetch), now=clock.monotonic
+        )
         assigner = _assigner(worker)
         bots = [_Bot(session) for session in worker.share(self.sessions)]
         worker.ready()
@@ -230,7 +235,7 @@ class Cycling:
             for start in range(0, len(bots), self.together):
                 some = bots[start : start + self.together]
                 began = clock.monotonic()
-                answers = desk.answer([Asked(bot.message(), began) for bot in some])
+                answers = sync_service.answer([NewCall(bot.message(), began) for bot in some])
                 stretch.waits.append(clock.monotonic() - began)
                 worker.add(sum(bot.finished(answer) for bot, answer in zip(some, answers, strict=True)))
                 held += sum(len(bot.held) for bot in some)
@@ -240,7 +245,7 @@ class Cycling:
         # What is still held is finished, and nothing new is taken.
         left = bots
         while left:
-            answers = desk.answer([Asked(bot.message("draining"), clock.monotonic()) for bot in left])
+            answers = sync_service.answer([NewCall(bot.message("draining"), clock.monotonic()) for bot in left])
             for bot, answer in zip(left, answers, strict=True):
                 bot.finished(answer)
             left = [bot for bot in left if bot.held]

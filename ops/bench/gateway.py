@@ -29,12 +29,17 @@ from rich.table import Table
 from sqlalchemy import text
 from wire import PATIENCE, crowd
 
-from assigner.children import Child, Children, Role
+from assigner.process.children import Child, Children, Role
 from bots.protocol import Session
-from bots.sessions import digest
-from schema import clock, embedded, migrate, moves, quotas, tokens
-from schema.engine import Database
+from bots.sync.sessions import digest
+from schema import clock
+from schema.accounting import quotas
 from schema.errors import LeaseholdError
+from schema.moves import submit as submit_moves
+from schema.moves.sessions import open_session
+from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database
+from schema.tenancy import tokens
 from schema.timing import Timing
 
 #: Seconds in which bots and caches come to an even pace before anything is counted.
@@ -83,11 +88,11 @@ def house(data: Path, *, assigner: bool = True) -> Iterator[House]:
         token = database.run(lambda connection: tokens.create(connection, tokens.Kind.BOT, bot="*"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0"}
-        children = Children(data / "log", environ, tell=lambda _: None, chance=random.Random(1), restart=False)
+        children = Children(data / "log", environ, report=lambda _: None, chance=random.Random(1), restart=False)
         stack.callback(children.kill)
         defaults = data / "leasehold.toml"
         defaults.touch()
-        program = (sys.executable, "-m", "assigner.cli", "--data", str(data), "--config", str(defaults))
+        program = (sys.executable, "-m", "assigner.cli.main", "--data", str(data), "--config", str(defaults))
         if assigner:
             children.start(Child(name="assigner", role=Role.ASSIGNER, command=(*program, "assign", "--name", "bench")))
         children.start(Child(name="gateway", role=Role.GATEWAY, command=(*program, "gateway")))
@@ -102,7 +107,7 @@ def sessions(database: Database, bots: int, capacity: int) -> list[Session]:
     def work(connection: Any, first: int) -> None:
         for number in range(first, min(first + TOGETHER, bots)):
             name, secret = f"bot-{number}", f"{number:040}"
-            epoch = moves.open_session(
+            epoch = open_session(
                 connection,
                 name,
                 session=digest(secret),
@@ -219,7 +224,7 @@ def _sample(running: House, bots: Any, number: int) -> float:
     clock.sleep(0.1 + 0.01 * (number % 7))
     wanted = {"instance": "default", "properties": properties(0), "payload": {"command": ["true"], "told": True}}
     began = clock.monotonic()
-    job = running.database.run(lambda connection: moves.submit(connection, [wanted], actor="bench"))[0]
+    job = running.database.run(lambda connection: submit_moves.submit(connection, [wanted], actor="bench"))[0]
     return float(bots.taken(str(job.public_id)) - began)
 
 

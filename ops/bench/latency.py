@@ -27,12 +27,15 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
 
-from assigner.children import Child, Children, Role
-from assigner.tuning import AssignerSettings
+from assigner.cycle.settings import AssignerSettings
+from assigner.process.children import Child, Children, Role
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer
-from schema import clock, embedded, migrate, moves, tokens
-from schema.engine import Database, DatabaseSettings
+from schema import clock
 from schema.errors import LeaseholdError
+from schema.moves.submit import submit
+from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database, DatabaseSettings
+from schema.tenancy import tokens
 from schema.timing import Timing
 
 READY_WITHIN = 60.0
@@ -145,8 +148,8 @@ class Bench:
             pass
         request = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
         began = clock.monotonic()
-        job = self._database.run(lambda connection: moves.submit(connection, [request], actor="bench"))[0]
-        leased = self._announced() if announced else self._seen(job.job_id)
+        job = self._database.run(lambda connection: submit(connection, [request], actor="bench"))[0]
+        leased = self._announced() if announced else self._written_at(job.job_id)
         try:
             taken = self._bot.taken.get(timeout=SAMPLE_WITHIN)
         except queue.Empty:
@@ -158,7 +161,7 @@ class Bench:
             return clock.monotonic()
         raise LeaseholdError(f"no lease was announced within {SAMPLE_WITHIN:.0f} s")
 
-    def _seen(self, job_id: int) -> float:
+    def _written_at(self, job_id: int) -> float:
         deadline = clock.monotonic() + SAMPLE_WITHIN
         while clock.monotonic() < deadline:
             if self._watch.execute(LEASED, (job_id,)).fetchone():
@@ -178,11 +181,11 @@ def pool(data: Path, chance: random.Random) -> Iterator[Bench]:
         token = database.run(lambda connection: tokens.create(connection, tokens.Kind.BOT, bot="*"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         environ |= {"LEASEHOLD_DATABASE_URL": url, "LEASEHOLD_GATEWAY_PORT": "0"}
-        children = Children(data / "log", environ, tell=lambda _: None, chance=chance, restart=False)
+        children = Children(data / "log", environ, report=lambda _: None, chance=chance, restart=False)
         stack.callback(children.kill)
         defaults = data / "leasehold.toml"
         defaults.touch()
-        program = (sys.executable, "-m", "assigner.cli", "--data", str(data), "--config", str(defaults))
+        program = (sys.executable, "-m", "assigner.cli.main", "--data", str(data), "--config", str(defaults))
         children.start(Child(name="assigner", role=Role.ASSIGNER, command=(*program, "assign", "--name", "bench")))
         children.start(Child(name="gateway", role=Role.GATEWAY, command=(*program, "gateway")))
         bot = IdleBot(ready(children, data / "gateway.url", database), token)

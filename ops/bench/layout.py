@@ -18,8 +18,8 @@ from rich.table import Table
 from sqlalchemy import MetaData, create_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from schema import tables
-from schema.storage import STORAGE
+from schema.tables import columns as columns_tables
+from schema.tables.columns import STORAGE
 
 #: Jobs that have gone through fresh tables, so that no plan is made while they are empty.
 SEED = 10_000
@@ -162,7 +162,7 @@ def _ours(*names: str) -> Iterator[str]:
     """The DDL of our tables, their indexes and their storage, in the schema of the measurements."""
     dialect = create_engine("postgresql+psycopg://").dialect
     for name in names:
-        copy = tables.metadata.tables[f"{tables.SCHEMA}.{name}"].to_metadata(MetaData(), schema="floor")
+        copy = columns_tables.metadata.tables[f"{columns_tables.SCHEMA}.{name}"].to_metadata(MetaData(), schema="floor")
         yield str(CreateTable(copy).compile(dialect=dialect))
         yield from (str(CreateIndex(index).compile(dialect=dialect)) for index in sorted(copy.indexes, key=str))
         if name in STORAGE:

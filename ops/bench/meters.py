@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 
 import psycopg
 
-from schema.engine import Database, plain
-from schema.verify import verify
+from schema.diagnostics.invariants import verify
+from schema.postgres.engine import Database, libpq_url
 
 # Sessions report what they did when they end, so the workers must be gone when this is read.
 READ = """
@@ -70,7 +70,7 @@ def metered(url: str) -> Iterator[Costs]:
 
 
 def _read(url: str) -> tuple[int, int, int, int]:
-    with psycopg.connect(plain(url), autocommit=True) as connection:
+    with psycopg.connect(libpq_url(url), autocommit=True) as connection:
         row = connection.execute(READ).fetchone()
         assert row is not None
         return row[0], row[1], row[2], row[3]

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import psycopg
 from sqlalchemy import make_url, text
 
-from bots import sessions
 from bots.protocol import OpenSession, Session
-from schema import accounts, embedded, migrate, moves, quotas
-from schema.accounts import Account
-from schema.engine import Database, DatabaseSettings, plain
+from bots.sync import sessions
+from schema.accounting import accounts
+from schema.accounting import quotas as quotas_accounting
+from schema.accounting.accounts import Account
+from schema.moves import submit as submit_moves
+from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.timing import Timing
 
 #: Seconds of a session: no bot of a benchmark may expire while others are being filled in.
@@ -57,14 +60,14 @@ def blank(server_url: str, name: str) -> Iterator[str]:
     """A new database without anything in it; dropped at the end."""
 
     def do(*statements: str) -> None:
-        with psycopg.connect(plain(server_url), autocommit=True) as connection:
+        with psycopg.connect(libpq_url(server_url), autocommit=True) as connection:
             for statement in statements:
                 connection.execute(statement)
 
     drop = f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'
     do(drop, f'CREATE DATABASE "{name}" TEMPLATE template0')
     try:
-        yield make_url(plain(server_url)).set(database=name).render_as_string(hide_password=False)
+        yield make_url(libpq_url(server_url)).set(database=name).render_as_string(hide_password=False)
     finally:
         do(drop)
 
@@ -114,7 +117,7 @@ def submit(database: Database, shape: Shape, jobs: int, *, first: int = 0) -> No
     """Queue so many jobs."""
     for start in range(first, first + jobs, FILL):
         wanted = [request(number, shape) for number in range(start, min(start + FILL, first + jobs))]
-        database.run(lambda connection, wanted=wanted: moves.submit(connection, wanted, actor="bench"))
+        database.run(lambda connection, wanted=wanted: submit_moves.submit(connection, wanted, actor="bench"))
 
 
 def fill(database: Database, shape: Shape) -> list[Session]:
@@ -127,7 +130,7 @@ def fill(database: Database, shape: Shape) -> list[Session]:
         for number in range(shape.instances):
             name = instance(number)
             database.run(
-                lambda connection, name=name: quotas.set_quota(
+                lambda connection, name=name: quotas_accounting.set_quota(
                     connection, "default", name, minimum=0, maximum=MANY, actor="bench"
                 )
             )
@@ -153,7 +156,7 @@ def bot(database: Database, name: str, shape: Shape, offered: dict[str, list[str
 
 def settle(database: Database) -> None:
     """ANALYZE, and a checkpoint, so that no run pays for the filling."""
-    with psycopg.connect(plain(database.url), autocommit=True) as connection:
+    with psycopg.connect(libpq_url(database.url), autocommit=True) as connection:
         connection.execute("SET search_path TO leasehold")
         connection.execute("ANALYZE")
         connection.execute("CHECKPOINT")

@@ -24,7 +24,7 @@ from rich.table import Table
 from shapes import PROCESSES, TOGETHER
 
 from schema import clock
-from schema.engine import Database, plain
+from schema.postgres.engine import Database, libpq_url
 
 #: Jobs assigned in one measurement, a few seconds' work, of so many that are queued; of a shallow queue fewer.
 JOBS, QUEUED, SOME = 60_000, 70_000, 20_000
@@ -229,7 +229,7 @@ class _Feed:
 @contextmanager
 def _held(url: str) -> Iterator[None]:
     """A snapshot that stays open, in a database session of its own."""
-    with psycopg.connect(plain(url)) as connection:
+    with psycopg.connect(libpq_url(url)) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT count(*) FROM leasehold.bots")
         yield

@@ -9,7 +9,7 @@ from crews import Assigning, Cycling, Submitting, run
 from meters import Costs, Stretch, checked
 from pools import Shape, empty, fill, opened, settle, submit
 
-from schema.engine import Database
+from schema.postgres.engine import Database
 
 #: Seconds between two looks at the invariants while a watched run goes on.
 LOOK = 0.25

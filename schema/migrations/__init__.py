@@ -1,1 +1,4 @@
-"""Every step of the tables from nothing to now; run by schema.migrate, never by hand."""
+"""Alembic's environment and the revisions that create the database schema.
+
+It imports `schema.tables` and `schema.postgres`. Read first: env.py and versions/0001_baseline.py.
+"""

@@ -5,7 +5,7 @@ The connection is inside a transaction already, so that all steps happen or none
 
 from alembic import context
 
-from schema.columns import SCHEMA
+from schema.tables.columns import SCHEMA
 
 context.configure(connection=context.config.attributes["connection"], version_table_schema=SCHEMA)
 with context.begin_transaction():

@@ -8,20 +8,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from schema import audit, platforms, resources
+from schema import audit
 from schema.errors import NotFound
-from schema.limits import KINDS, Kind, Properties, escaped
-from schema.moves.considering import release
-from schema.moves.ending import Ended, Ending, Verdict, end
-from schema.moves.preempting import drop_reservations
-from schema.moves.rooms import Room
-from schema.newest import latest_leases, newest
-from schema.wakeups import wake
+from schema.fleet import candidates, resources
+from schema.moves.backoff import release
+from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
+from schema.moves.preempt import drop_reservations
+from schema.postgres.fragments import newest_leases, newest_version
+from schema.postgres.notify import wake
+from schema.validation import KINDS, Kind, Properties, escaped
 
 #: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
 RELEASE_LIMIT = 1000
 
-BORN = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
+LOCK_OR_INSERT_BOT = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
 LOCK = text("""
 SELECT id, epoch, session, expires_at, EXISTS (
     SELECT FROM counters WHERE name = ANY (ARRAY(
@@ -31,7 +31,7 @@ FROM bots b WHERE name = :name FOR NO KEY UPDATE
 RENEW = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = :id AND NOT closing")
 HELD_BY = text(f"""
 SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM bots b
-CROSS JOIN LATERAL {latest_leases("b.id", "b.held", columns="job_id, fence, bot_id, bot_epoch")} l
+CROSS JOIN LATERAL {newest_leases("b.id", "b.held", columns="job_id, fence, bot_id, bot_epoch")} l
 WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
 """)
 OPEN = text("""
@@ -63,7 +63,7 @@ UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING 
 """)
 # A heartbeat that comes soon after another does not write the expiry again. Whoever holds a row knows that the version
 # that is found is the one to change, and can name it by its place.
-SYNCED = text(f"""
+RECORD_SYNCS = text(f"""
 UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = s.capacity, in_use = s.in_use, held = s.held,
     reserved = s.reserved,
     expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
@@ -73,7 +73,7 @@ FROM (
         CAST(:ids AS bigint[]), CAST(:seqs AS bigint[]), CAST(:states AS text[]), CAST(:capacities AS integer[]),
         CAST(:in_use AS integer[]), CAST(:held AS integer[]), CAST(:reserved AS integer[]))
         AS s (id, seq, status, capacity, in_use, held, reserved)
-    CROSS JOIN LATERAL {newest("bots", "id", "s.id", columns="ctid")} place
+    CROSS JOIN LATERAL {newest_version("bots", "id", "s.id", columns="ctid")} place
 ) s
 WHERE b.ctid = s.ctid
 RETURNING b.id, extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
@@ -96,22 +96,22 @@ WHERE name = :name RETURNING id, capacity - in_use - reserved AS room
 
 
 @dataclass(frozen=True)
-class Word:
+class SyncUpdate:
     """What a bot said of itself in call number `seq`, and what it has since that has been settled."""
 
     bot_id: int
     seq: int
     status: str
-    room: Room
+    bot_capacity: BotCapacity
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSession:
     """A session that has begun; `ended` is what became of the jobs of the one before it."""
 
     bot_id: int
     epoch: int
-    ended: list[Ended]
+    ended: list[EndedAttempt]
 
 
 def open_session(
@@ -128,7 +128,7 @@ def open_session(
     ttl: float,
     supply: Mapping[Kind, int] | None = None,
     dead: bytes | None = None,
-) -> Opened:
+) -> OpenedSession:
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
     A repeated opening, with the secret of the open session, changes nothing but its expiry. Otherwise every lease of
@@ -138,11 +138,11 @@ def open_session(
     The older session's agent may run its jobs until that session would have expired, so they are not granted before;
     unless that session is the one with the digest `dead`, of which the bot knows that nothing runs any more.
     """
-    platforms.hold_still(connection)
-    bot = _born(connection, name)
+    candidates.freeze_requirement_sets(connection)
+    bot = _locked_bot(connection, name)
     if bot.session == session:
         connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
-        return Opened(bot.id, int(bot.epoch), [])
+        return OpenedSession(bot.id, int(bot.epoch), [])
     ended = _end_all(
         connection,
         [bot.id],
@@ -169,36 +169,36 @@ def open_session(
     ).scalar_one()
     if supply or bot.limited:
         resources.declare(connection, bot.id, supply or {})
-    platforms.link(connection, bot.id)
+    candidates.link_bot(connection, bot.id)
     release(connection, {bot.id: capacity}, limit=RELEASE_LIMIT)
     wake(connection, "jobs")
     wake(connection, "bots", [str(bot.id)])
-    return Opened(bot.id, int(epoch), ended)
+    return OpenedSession(bot.id, int(epoch), ended)
 
 
-def synced(connection: Connection, words: Sequence[Word], *, ttl: float) -> dict[int, float]:
+def record_syncs(connection: Connection, words: Sequence[SyncUpdate], *, ttl: float) -> dict[int, float]:
     """Write what bots said of themselves and what they have now, and keep their sessions alive; returns the seconds
     left of each, by the bots' ids. This transaction has locked the bots' rows by an earlier statement, and not written
     them."""
     if not words:
         return {}
     rows = connection.execute(
-        SYNCED,
+        RECORD_SYNCS,
         {
             "ids": [word.bot_id for word in words],
             "seqs": [word.seq for word in words],
             "states": [word.status for word in words],
-            "capacities": [word.room.capacity for word in words],
-            "in_use": [word.room.in_use for word in words],
-            "held": [word.room.held for word in words],
-            "reserved": [word.room.reserved for word in words],
+            "capacities": [word.bot_capacity.capacity for word in words],
+            "in_use": [word.bot_capacity.in_use for word in words],
+            "held": [word.bot_capacity.held for word in words],
+            "reserved": [word.bot_capacity.reserved for word in words],
             "ttl": ttl,
         },
     )
     return {row.id: float(row.remaining) for row in rows}
 
 
-def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[Ended]]:
+def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[EndedAttempt]]:
     """Close up to `limit` sessions that have expired, of bots with an id above `after`; their jobs are lost attempts.
 
     Returns the ids of the bots and what became of their jobs. Expiry is judged on the locked row.
@@ -206,12 +206,12 @@ def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tup
     bot_ids = [row.id for row in connection.execute(EXPIRED, {"after": after, "limit": limit})]
     if not bot_ids:
         return [], []
-    return bot_ids, _give_up(connection, bot_ids, verdict=Verdict.LOST, actor=actor, reason="its bot was lost")
+    return bot_ids, _end_sessions(connection, bot_ids, verdict=Verdict.LOST, actor=actor, reason="its bot was lost")
 
 
-def close(connection: Connection, bot_id: int, *, actor: str) -> list[Ended]:
+def close(connection: Connection, bot_id: int, *, actor: str) -> list[EndedAttempt]:
     """The bot leaves: its session ends and what it still held is queued again, uncharged. The caller holds its row."""
-    return _give_up(connection, [bot_id], verdict=Verdict.RELEASED, actor=actor, reason="its bot left")
+    return _end_sessions(connection, [bot_id], verdict=Verdict.RELEASED, actor=actor, reason="its bot left")
 
 
 def close_overdue(connection: Connection, limit: int) -> list[str]:
@@ -241,20 +241,20 @@ def drain(
     wake(connection, "jobs")
 
 
-def _born(connection: Connection, name: str) -> Row[Any]:
+def _locked_bot(connection: Connection, name: str) -> Row[Any]:
     """The bot's row, locked. A row that retention deletes while we wait for it is made anew."""
     while (bot := connection.execute(LOCK, {"name": name, "kinds": list(KINDS)}).one_or_none()) is None:
-        connection.execute(BORN, {"name": name})
+        connection.execute(LOCK_OR_INSERT_BOT, {"name": name})
     return bot
 
 
-def _give_up(
+def _end_sessions(
     connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
-) -> list[Ended]:
+) -> list[EndedAttempt]:
     ended = _end_all(connection, bot_ids, verdict=verdict, actor=actor, reason=reason)
     drop_reservations(connection, bot_ids, actor=actor)
     connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
-    platforms.unlink(connection, bot_ids)
+    candidates.unlink_bots(connection, bot_ids)
     wake(connection, "jobs")
     return ended
 
@@ -267,9 +267,11 @@ def _end_all(
     actor: str,
     reason: str,
     hold_until: datetime | None = None,
-) -> list[Ended]:
+) -> list[EndedAttempt]:
     held = connection.execute(HELD_BY, {"bot_ids": list(bot_ids)})
-    endings = [Ending(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, {"reason": reason}) for row in held]
+    endings = [
+        AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, {"reason": reason}) for row in held
+    ]
     return end(connection, endings, actor=actor, hold_until=hold_until)
 
 
@@ -280,3 +282,26 @@ def renew(connection: Connection, held: Sequence[tuple[int, int]], *, ttl: float
     found = sorted(held)
     parameters = {"ids": [bot for bot, _ in found], "epochs": [epoch for _, epoch in found], "ttl": ttl}
     return int(connection.execute(RENEW_HELD, parameters).rowcount)
+
+
+# Which bots worked on what lately, so that related jobs can find warm caches.
+
+
+REMEMBER_LOCALITIES = text("""
+INSERT INTO bot_localities AS l (bot_id, hint)
+SELECT bot_id, hint FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:hints AS text[])) AS h (bot_id, hint)
+ON CONFLICT (bot_id, hint) DO UPDATE SET seq = EXCLUDED.seq
+""")
+TRIM_LOCALITIES = text("""
+DELETE FROM bot_localities l WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.hint NOT IN (
+    SELECT r.hint FROM bot_localities r WHERE r.bot_id = l.bot_id ORDER BY r.seq DESC LIMIT :limit)
+""")
+
+
+def remember_localities(connection: Connection, hints: Sequence[tuple[int, str]], *, limit: int) -> None:
+    """Bots, given by their ids, have succeeded with jobs of these hints; each keeps its `limit` most recent ones, 0
+    keeps none. The caller holds their rows."""
+    if hints:
+        bot_ids, names = zip(*dict.fromkeys(hints), strict=True)
+        connection.execute(REMEMBER_LOCALITIES, {"bot_ids": list(bot_ids), "hints": list(names)})
+        connection.execute(TRIM_LOCALITIES, {"bot_ids": list(dict.fromkeys(bot_ids)), "limit": limit})

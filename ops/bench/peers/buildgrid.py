@@ -236,7 +236,7 @@ def sync(built: Scheduler, bot: int, leases: list[Lease], version: int) -> tuple
 def submit_single(settings: race.Settings) -> dict[str, Any]:
     prepare(settings)
     track = race.Track(settings.dsn, ask)
-    return track.told(submitted(track, settings))
+    return track.as_result(submitted(track, settings))
 
 
 def submitted(track: race.Track, settings: race.Settings) -> race.Run:
@@ -257,7 +257,7 @@ def assign(settings: race.Settings) -> dict[str, Any]:
     run = track.race(assign_share, [(settings, counter)] * settings.processes)
     if (assigned := ask(settings.dsn, ASSIGNED)) != run.jobs:
         raise race.Failed(f"{run.jobs} assignments were counted, but {assigned} jobs are assigned")
-    return track.told(run)
+    return track.as_result(run)
 
 
 def cycle(settings: race.Settings) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def cycle(settings: race.Settings) -> dict[str, Any]:
     run = track.race(cycle_share, shares, threads=settings.threads)
     if (completed := ask(settings.dsn, COMPLETED)) != settings.jobs:
         raise race.Failed(f"{completed} of {settings.jobs} jobs are completed")
-    return track.told(run, submit_seconds=before.seconds)
+    return track.as_result(run, submit_seconds=before.seconds)
 
 
 if __name__ == "__main__":

@@ -114,12 +114,12 @@ def submitted(track: race.Track, settings: race.Settings, batch: int) -> race.Ru
 
 def submit_bulk(settings: race.Settings) -> dict[str, Any]:
     track = prepare(settings)
-    return track.told(submitted(track, settings, BATCH))
+    return track.as_result(submitted(track, settings, BATCH))
 
 
 def submit_single(settings: race.Settings) -> dict[str, Any]:
     track = prepare(settings)
-    return track.told(submitted(track, settings, 1))
+    return track.as_result(submitted(track, settings, 1))
 
 
 def drained(track: race.Track, settings: race.Settings) -> race.Run:
@@ -134,13 +134,13 @@ def drained(track: race.Track, settings: race.Settings) -> race.Run:
 def drain(settings: race.Settings) -> dict[str, Any]:
     submitted(prepare(settings), settings, BATCH)
     track = race.Track(settings.dsn, ask)
-    return track.told(drained(track, settings))
+    return track.as_result(drained(track, settings))
 
 
 def cycle(settings: race.Settings) -> dict[str, Any]:
     track = prepare(settings)
     before = submitted(track, settings, BATCH)
-    return track.told(drained(track, settings), submit_seconds=before.seconds)
+    return track.as_result(drained(track, settings), submit_seconds=before.seconds)
 
 
 def latency(settings: race.Settings) -> dict[str, Any]:

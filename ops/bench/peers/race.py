@@ -192,9 +192,9 @@ class Track:
             stop()
             worker.terminate()
             worker.join()
-        return self.told(run, **samples.percentiles())
+        return self.as_result(run, **samples.percentiles())
 
-    def told(self, run: Run, **more: Any) -> dict[str, Any]:
+    def as_result(self, run: Run, **more: Any) -> dict[str, Any]:
         """The run as a shape gives it, with the cost of all races so far."""
         return {**asdict(run), "transactions": self.transactions, "wal_bytes": self.wal_bytes, **more}
 

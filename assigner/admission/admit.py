@@ -1,0 +1,154 @@
+"""Which of the jobs that ask for more than a place may start now, in which order. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from assigner.admission.state import AdmissionState
+from schema.picking.constrained import ConstrainedQueue, Place, QueueHead
+
+#: Where queues stand before any of their jobs is known: lower is sooner.
+Rank = tuple[int, float]
+
+
+class Ordering(Protocol):
+    """In which order jobs are asked to start."""
+
+    def sequence(
+        self,
+        heads: Sequence[QueueHead],
+        admission_state: AdmissionState,
+        *,
+        until: Rank | None = None,
+    ) -> Iterator[QueueHead]:
+        """Each of the heads once. Between two of them `book` changes: who starts is counted before the next is asked
+        for. Those of queues that have come to stand behind `until` are left out."""
+
+    def ranked(
+        self,
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,
+    ) -> Sequence[tuple[Rank, Sequence[ConstrainedQueue]]]:
+        """The queues in the order of their ranks, those together between which only their jobs tell."""
+
+
+class JobOrder(Protocol):
+    """In which order the jobs of one instance start."""
+
+    def key(self, head: QueueHead, admission_state: AdmissionState) -> tuple[float, ...]:
+        """By which jobs of different instances are compared: lower is sooner."""
+
+    def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
+        """The jobs of one instance in their order."""
+
+
+@dataclass(frozen=True)
+class InstanceOrder:
+    """Each time the instance that comes first, and of its jobs the one that comes first in its line. Instances below
+    their minimum quota come first, then whatever job comes first in its line."""
+
+    job_order: JobOrder
+
+    def sequence(
+        self,
+        heads: Sequence[QueueHead],
+        admission_state: AdmissionState,
+        *,
+        until: Rank | None = None,  # noqa: ARG002
+    ) -> Iterator[QueueHead]:
+        lanes = list(self.lanes(heads, admission_state).values())
+        while lanes:
+            first = min(
+                lanes,
+                key=lambda lane: (
+                    not head_below_minimum(lane[-1], admission_state),
+                    self.job_order.key(lane[-1], admission_state),
+                ),
+            )
+            yield first.pop()
+            if not first:
+                lanes.remove(first)
+
+    def ranked(
+        self,
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,  # noqa: ARG002
+    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:
+        return [((0, 0.0), [*queues])]
+
+    def lanes(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> dict[int, list[QueueHead]]:
+        """The jobs of each instance, the next one last."""
+        found: dict[int, list[QueueHead]] = defaultdict(list)
+        for head in heads:
+            found[head.job.instance].append(head)
+        return {
+            instance: self.job_order.sorted_heads(those, admission_state)[::-1] for instance, those in found.items()
+        }
+
+
+def head_below_minimum(head: QueueHead, admission_state: AdmissionState) -> bool:
+    """Whether the job's instance is still below its minimum quota."""
+    return queue_below_minimum(head.queue, admission_state)
+
+
+def queue_below_minimum(queue: ConstrainedQueue, admission_state: AdmissionState) -> bool:
+    """Whether the instance of the queue is still below its minimum quota."""
+    return bool(queue.missing_units) and queue.missing_units > admission_state.given_units(queue).used
+
+
+@dataclass(frozen=True)
+class Admission:
+    """`heads`: those that may start, in the order in which they are to be placed; `left`: those that were not asked;
+    `is_dry`: more have to be read before any of these is."""
+
+    heads: list[QueueHead]
+    left: Sequence[QueueHead] = ()
+    is_exhausted: bool = False
+
+
+def admit(
+    heads: Sequence[QueueHead],
+    admission_state: AdmissionState,
+    *,
+    free_units: int,
+    ordering: Ordering,
+    closed: Counter[str] | None = None,
+    cut: Collection[Place] = (),
+    until: Rank | None = None,
+) -> Admission:
+    """Up to `room` of the heads that go through their gates.
+
+    What each takes is counted in `book`, so that those behind it are judged by what is left. A job that may not start
+    keeps nobody behind it waiting; in `closed` it is counted by the gate that was closed for it. `cut`: the queues that
+    have more than these heads; where the last one of such a queue has been asked, nobody knows who comes next.
+    `until`: where the first of those queues stands of which no heads have been read.
+    """
+    admitted: list[QueueHead] = []
+    asked: list[QueueHead] = []
+    unasked = (
+        {queue: n for queue, n in Counter(head.queue for head in heads).items() if queue.place in cut} if cut else {}
+    )
+    sequence = ordering.sequence(heads, admission_state, until=until)
+    while free_units > 0 and (head := next(sequence, None)) is not None:
+        asked.append(head)
+        queue = head.queue
+        queue_admission = admission_state.queue_admission(queue)
+        if queue_admission.units.leaves(head.job.units):
+            found = queue_admission.closed(head)
+            if found is None:
+                free_units -= 1
+                queue_admission.take(head)
+                admitted.append(head)
+            elif closed is not None:
+                closed[found[0].name] += 1
+        if queue in unasked:
+            unasked[queue] -= 1
+            if not unasked[queue]:
+                return Admission(admitted, _without(heads, asked), is_exhausted=True)
+    return Admission(admitted, _without(heads, asked))
+
+
+def _without(heads: Sequence[QueueHead], asked: Sequence[QueueHead]) -> list[QueueHead]:
+    known = {each.job.id for each in asked}
+    return [each for each in heads if each.job.id not in known]

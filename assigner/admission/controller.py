@@ -1,0 +1,450 @@
+"""The way of jobs that ask for more than a place: their queues are read, those that may start go through and count."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+
+import structlog
+from sqlalchemy import Connection
+
+from assigner import metrics
+from assigner.admission import admit, fair_share, gates, graph_share, state
+from assigner.admission import ordering as ordering_admission
+from assigner.admission import rules as rules_admission
+from assigner.admission.admit import Rank
+from assigner.admission.checkers import FAILURES
+from assigner.admission.gates import POOL_JOBS, BackpressureGate, RateGate, ReleaseTime
+from assigner.admission.ordering import OrderingPolicy
+from assigner.admission.rules import Rules
+from assigner.admission.state import AdmissionState
+from assigner.placement import resources
+from schema import graphs as graphs_schema
+from schema.accounting import counters, rates
+from schema.accounting import fair_share as fair_share_accounting
+from schema.accounting.counters import Charge
+from schema.accounting.fair_share import DEMAND_INTERVAL
+from schema.accounting.rates import Advice
+from schema.clock import Monotonic
+from schema.moves.grant import Granted
+from schema.moves.hold import SkippedJob, delete_skips, skip
+from schema.picking import constrained
+from schema.picking.constrained import ConstrainedQueue, Place, QueueHead
+from schema.picking.ready import Scope
+from schema.policy import meters
+
+# The first jobs of queues whose gates are open, locked: first about as many as will start, then more of those queues
+# that turn out to have more to start.
+
+
+#: Heads that are read, and locked, for each job that may be placed, where any of them may start first; from each queue
+#: `LEAST` are read.
+SPARE, LEAST = 4.0, 8
+#: Where those that are read first also start first, more can be read when they are used up: so many for each job that
+#: is expected to start, and up to a few.
+EXACT, FEW = 1.2, 3
+
+
+class HeadReader:
+    """`cut`: the places of those queues that have more than has been read.
+
+    `usual`: which part of what started each queue had when it was looked at before; one that is not there is expected
+    to have as much as any other.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        arrangement: OrderingPolicy,
+        *,
+        free_units: int,
+        now: datetime,
+        usual: Mapping[Place, float] = MappingProxyType({}),
+    ) -> None:
+        """`room` jobs can start."""
+        self._connection, self._ordering_policy, self._now = connection, arrangement, now
+        self._queues, self._bounds = dict[Place, ConstrainedQueue](), dict[Place, int]()
+        self._free_units, self._usual = free_units, usual
+        self._read, self._known = Counter[Place](), set[int]()
+        self.cut: set[Place] = set()
+
+    def first(self, queues: Sequence[ConstrainedQueue], most: Sequence[float] | None = None) -> list[QueueHead]:
+        """Of these queues so many that `room` can be filled, as far as one can tell before any has started. Of each
+        `most` jobs can start at once, where it is given."""
+        for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
+            self._queues[queue.place] = queue
+            self._bounds[queue.place] = int(min(self._free_units, LEAST + SPARE * each))
+        places = [queue.place for queue in queues]
+        even = 1.0 / max(1, len(places))
+        if self._ordering_policy.exact:
+            found = self._next(
+                {place: _with_spare(self._free_units * self._usual.get(place, even)) for place in places}
+            )
+            # Where jobs have deadlines, some of those behind may come before those in front.
+            dated = {head.queue.place for head in found if head.deadline is not None} & self.cut
+            return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units * even)))
+        return self._next(dict.fromkeys(places, max(LEAST, math.ceil(SPARE * self._free_units * even))))
+
+    def more(self, left: Sequence[QueueHead], started: Mapping[Place, int]) -> list[QueueHead]:
+        """Those that come next in the queues of which not enough are `left`, if it goes on as it has gone so far: so
+        many of each have `started`. Of a queue that is used up at least as many as have been read; none of one of which
+        some were asked and none has started."""
+        unasked = Counter(head.queue.place for head in left)
+        admitted = sum(started.values())
+        pace = (self._free_units - admitted) / max(1, admitted)
+        wanted = dict[Place, int]()
+        for place in sorted(self.cut):
+            asked, has_started = self._read[place] - unasked[place], started.get(place, 0)
+            if asked >= LEAST and not has_started:
+                self.cut.discard(place)
+                continue
+            count = _with_spare(has_started * pace) - unasked[place]
+            if not unasked[place]:
+                # Where none has started, all those that are asked before it is given up at once.
+                count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
+            if count > 0:
+                wanted[place] = count
+        return self._next(wanted)
+
+    def _next(self, wanted: Mapping[Place, int]) -> list[QueueHead]:
+        places = list(wanted)
+        limits = [min(wanted[place], self._bounds[place] - self._read[place]) for place in places]
+        found = constrained.heads(
+            self._connection,
+            [self._queues[place] for place in places],
+            limits=limits,
+            skips=[self._read[place] for place in places],
+            now=self._now,
+            ageing=self._ordering_policy.ageing,
+        )
+        got = Counter(head.queue.place for head in found)
+        # Where others have let go of rows in front since, some of those behind are the ones that were read before.
+        found = [head for head in found if head.job.id not in self._known]
+        self._known.update(head.job.id for head in found)
+        for place, limit in zip(places, limits, strict=True):
+            self._read[place] += got[place]
+            has_more = got[place] == limit and self._read[place] < self._bounds[place]
+            (self.cut.add if has_more and self._ordering_policy.exact else self.cut.discard)(place)
+        return found
+
+
+def _with_spare(expected: float) -> int:
+    return math.ceil(EXACT * expected) + min(FEW, math.ceil(expected))
+
+
+log = structlog.get_logger()
+
+#: Heads that are looked at for each job that may be preempted for: some of them wait too short or are too large.
+HEADS_PER_PREEMPTION = 5
+#: Instances that are looked at beyond those that there is room for, because what others get moves all of them a little;
+#: and up to how many there are more where the last ones are alike, so that only their jobs tell who comes first.
+FEW_MORE, MANY_ALIKE = 2, 100
+#: Seconds for which an assigner need not look whether what it has noted of instances is to be noted again.
+DEMAND_RECHECK = DEMAND_INTERVAL / 2
+
+
+@dataclass(frozen=True)
+class AdmissionResult:
+    """Jobs that may start, locked, in their order.
+
+    `closed_queues`, `closed_jobs`: how many a gate has kept waiting, by its name; `empty`: why there are no jobs at
+    all, if no gate has; `returns`: when the first of them may start.
+    """
+
+    heads: Sequence[QueueHead] = ()
+    closed_queues: Mapping[str, int] = field(default_factory=dict)
+    closed_jobs: Mapping[str, int] = field(default_factory=dict)
+    empty: str | None = None
+    returns: ReleaseTime | None = None
+
+
+class AdmissionController:
+    """What one assigner goes by, and what it keeps between two looks: how far it has come, and whom it lets wait."""
+
+    def __init__(self, rules: Rules, *, name: str, chance: random.Random, now: Monotonic) -> None:
+        self._name, self._chance, self._now = name, chance, now
+        self._after = constrained.FIRST_PLACE
+        self._until: dict[str, float] = {}
+        self._delays: dict[str, float] = {}
+        self._state: AdmissionState
+        self._started_graph_jobs: list[QueueHead] = []
+        self._usual: dict[Place, float] = {}
+        self._noted, self._noting = dict[int, float](), dict[int, float]()
+        self.reconfigure(rules)
+
+    def reconfigure(self, rules: Rules) -> None:
+        """Go by other rules from the next look on."""
+        self._rules, self._ordering_policy = rules, rules.ordering.policy()
+
+    def pick(self, connection: Connection, scope: Scope, *, batch: int, pace: float) -> AdmissionResult:
+        """Lock up to `batch` jobs that go through their gates and for which a free bot is there. `pace`: seconds within
+        which no job's failed check is counted twice."""
+        self._noting = {}
+        found = constrained.queues(connection, scope, batch=batch, start=self._chance.random(), after=self._after)
+        self._after = found.last
+        if found.now is None or not found.queues or not found.free_units:
+            return AdmissionResult(empty="empty queue" if found.now is None else "no room")
+        queues = self._record_demand(connection, found.queues)
+        if any(map(gates.waits_for_windows, queues)):
+            meters.lock_meters(connection)
+        admission_state = rules_admission.read_admission_state(
+            connection, queues, now=found.now, pressed=found.pressed, rules=self._rules
+        )
+        if admission_state.shares is not None:
+            metrics.observe_fairness(fair_share.fairness_index(admission_state.shares, admission_state))
+        self._state = admission_state
+        self._advised(queues, admission_state)
+        if self._rules.checkers.checks_limits:
+            self._check(
+                connection, _open(queues, admission_state), admission_state, free_units=found.free_units, pace=pace
+            )
+            admission_state.queue_admissions.clear()
+        closed = Counter[str]()
+        admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
+        started = Counter(head.queue.place for head in admitted)
+        self._usual = {place: count / len(admitted) for place, count in started.items()}
+        closed_queues = Counter(
+            queue_admission.shut.name
+            for queue_admission in admission_state.queue_admissions.values()
+            if queue_admission.shut is not None
+        )
+        empty = None if admitted or closed or closed_queues else "others have them"
+        return AdmissionResult(admitted, closed_queues, closed, empty, self._returns(queues, admission_state))
+
+    def _record_demand(self, connection: Connection, queues: Sequence[ConstrainedQueue]) -> Sequence[ConstrainedQueue]:
+        """Note, now and then, who asks for something; leaves out those of whom somebody else notes that they have come
+        back."""
+        asking, now = rules_admission.instance_ids([queue for queue in queues if queue.managed]), self._now()
+        if all(self._noted.get(each, 0.0) > now for each in asking):
+            return queues
+        others = fair_share_accounting.record_demand(connection, asking, self._rules.fair)
+        self._noting = dict.fromkeys({*asking} - others, now + DEMAND_RECHECK)
+        return [queue for queue in queues if queue.instance not in others]
+
+    def _queue_batches(
+        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
+    ) -> Iterator[tuple[list[ConstrainedQueue], Rank | None]]:
+        """The queues that no gate closes, in lots, and where the first one behind each lot stands. The first lot is of
+        hardly more instances than there is room for: as each job that starts puts its instance behind others, no more
+        can be the first, unless gates are closed for their jobs alone or they have few."""
+        lot, known, last, enough = list[ConstrainedQueue](), 0, None, free_units + free_units // 8 + FEW_MORE
+        # Among many that are alike chance tells who is looked at.
+        for rank, group in self._ordering_policy.ordering.ranked(
+            self._chance.sample(queues, len(queues)), admission_state
+        ):
+            if known >= enough and (rank != last or known >= MANY_ALIKE):
+                yield lot, rank
+                lot, known, enough = [], 0, 2 * enough
+            open_ones = _open(group, admission_state)
+            lot += open_ones
+            known, last = known + bool(open_ones), rank
+        yield lot, None
+
+    def _admit(
+        self,
+        connection: Connection,
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,
+        *,
+        free_units: int,
+        closed: Counter[str],
+    ) -> list[QueueHead]:
+        ordering, admitted, left = self._ordering_policy.ordering, list[QueueHead](), list[QueueHead]()
+        heads = HeadReader(
+            connection, self._ordering_policy, free_units=free_units, now=admission_state.now, usual=self._usual
+        )
+        for lot, until in self._queue_batches(queues, admission_state, free_units=free_units):
+            most = [min(state.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
+            left += heads.first(lot, most)
+            while len(admitted) < free_units:
+                found = admit.admit(
+                    left,
+                    admission_state,
+                    free_units=free_units - len(admitted),
+                    ordering=ordering,
+                    closed=closed,
+                    cut=heads.cut,
+                    until=until,
+                )
+                admitted, left = admitted + found.heads, [*found.left]
+                if not found.is_exhausted:
+                    break
+                left += heads.more(left, Counter(head.queue.place for head in admitted))
+            if len(admitted) == free_units:
+                break
+        return admitted
+
+    def pick_below_minimum(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[QueueHead]:
+        """Lock up to `most` jobs that go through their gates and have been queued for `delay` seconds, of instances
+        below their minimum quota, whether a free bot is there or not. What takes of a bot's resources or of a rate, and
+        what a checker has to be asked about, is not among them."""
+        found = constrained.queues(
+            connection, scope, batch=most, start=self._chance.random(), after=constrained.FIRST_PLACE
+        )
+        queues = [queue for queue in found.below_minimum if not resources.need_of(queue)]
+        if self._rules.checkers.checks_limits:
+            queues = [queue for queue in queues if rates.resource_of(queue.constraints) is None]
+        if found.now is None or not queues:
+            return []
+        if any(map(gates.waits_for_windows, queues)):
+            meters.lock_meters(connection)
+        self._state = admission_state = rules_admission.read_admission_state(
+            connection, queues, now=found.now, pressed=found.pressed, rules=self._rules
+        )
+        open_ones = _open(queues, admission_state)
+        # A token would be taken long before the job starts.
+        open_ones = [
+            queue
+            for queue in open_ones
+            if not any(map(admission_state.rates.get, rates.bucket_names(queue.constraints)))
+        ]
+        heads = HeadReader(
+            connection, self._ordering_policy, free_units=HEADS_PER_PREEMPTION * most, now=admission_state.now
+        ).first(open_ones)
+        heads = [head for head in heads if ordering_admission.waited_seconds(head, admission_state) >= delay]
+        return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
+
+    def reserve(self, connection: Connection, heads: Iterable[QueueHead], fences: Mapping[int, int]) -> None:
+        """Count what those jobs that `owed` gave last and that have these fences will take when they get the leases
+        that room is reserved for."""
+        admission_state = self._state
+        wanted = [head for head in heads if head.job.id in fences]
+        charges = [
+            Charge(head.job.id, fences[head.job.id] + 1, state.job_charges(head, admission_state)) for head in wanted
+        ]
+        counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
+        self._started(connection, wanted)
+
+    def _started(self, connection: Connection, started: Sequence[QueueHead]) -> None:
+        """Take the tokens of these jobs, keep the caps of their graphs, and begin to wait where that is advised."""
+        times = Counter(head.queue.place for head in started)
+        queues = {head.queue.place: head.queue for head in started}
+        wanted = Counter[str]()
+        for place, queue in queues.items():
+            wanted.update(dict.fromkeys(self._state.queue_admission(queue).buckets, times[place]))
+        rates.draw_tokens(connection, wanted)
+        graphs = {graph for queue in queues.values() if (graph := graph_share.graph_of(queue.constraints)) is not None}
+        if self._state.graph_share is not None:
+            cap = self._state.graph_share.cap
+            graphs_schema.enforce_caps(connection, {graph_share.graph_counter(each): cap for each in sorted(graphs)})
+        for used in {_class_of(queue) for queue in queues.values()} & self._delays.keys():
+            self._until[used] = self._now() + self._delays[used]
+
+    def charge(self, connection: Connection, admitted: AdmissionResult, granted: Sequence[Granted]) -> None:
+        """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""
+        fences = {lease.job_id: lease.fence for lease in granted}
+        started = [head for head in admitted.heads if head.job.id in fences]
+        of_bots = resources.resource_charges(connection, started, granted)
+        charges = []
+        for head in started:
+            job, amounts = head.job.id, state.job_charges(head, self._state)
+            charges.append(Charge(job, fences[job], {**amounts, **of_bots[job]} if job in of_bots else amounts))
+        counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
+        self._started(connection, started)
+        self._started_graph_jobs = [
+            head for head in started if graph_share.graph_of(head.queue.constraints) is not None
+        ]
+
+    def after_commit(self) -> None:
+        """What was noted and charged last has been committed."""
+        if self._noting:
+            self._noted, self._noting = self._noting, {}
+        for head in self._started_graph_jobs:
+            log.debug(
+                "leasehold.graph_job_started",
+                job=head.job.public_id,
+                graph=graph_share.graph_of(head.queue.constraints),
+                priority=round(self._state.scores.get(head.job.id, head.rank), 2),
+                active=int(self._state.of(POOL_JOBS).used),
+            )
+        self._started_graph_jobs = []
+
+    def _advised(self, queues: Iterable[ConstrainedQueue], admission_state: AdmissionState) -> None:
+        """What is advised, and for how long this assigner still waits: the first time before anything starts."""
+        try:
+            allowed, delay = self._rules.checkers.pressure.can_start()
+        except FAILURES as error:
+            log.warning("leasehold.backpressure_checker_error", error=str(error))
+            allowed, delay = True, 0.0
+        if not allowed or delay > 0:
+            general = admission_state.advice.get(rates.ALL_CLASSES, Advice(allowed=True))
+            admission_state.advice[rates.ALL_CLASSES] = Advice(general.allowed and allowed, max(general.delay, delay))
+        now = self._now()
+        used = {_class_of(queue) for queue in queues}
+        self._delays = {
+            each: delay for each in used if (delay := rates.advice_for(admission_state.advice, each).delay) > 0
+        }
+        self._until = {
+            each: min(self._until.get(each, now + delay), now + delay) for each, delay in self._delays.items()
+        }
+        admission_state.waits = {each: until - now for each, until in self._until.items()}
+
+    def _check(
+        self,
+        connection: Connection,
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,
+        *,
+        free_units: int,
+        pace: float,
+    ) -> None:
+        """Ask the checker once for each resource; count for the first jobs of a queue that it could not tell."""
+        settings = self._rules.checkers
+        failed: dict[str, str] = {}
+        for used in sorted({each for queue in queues if (each := rates.resource_of(queue.constraints)) is not None}):
+            resource_class, _, model = used.partition("/")
+            try:
+                if settings.limits.is_rate_limited(resource_class, model or None):
+                    admission_state.refused[used] = f"'{used}' is limited, says the checker '{settings.rate_limit}'"
+            except FAILURES as error:
+                failed[used] = f"{type(error).__name__}: {error}"
+                admission_state.refused[used] = f"the rate limit of '{used}' cannot be checked: {failed[used]}"
+                log.warning("leasehold.rate_limiter_error", resource=used, error=failed[used])
+            else:
+                delete_skips(connection, used)
+        if not failed:
+            return
+        asked = [each for each in queues if rates.resource_of(each.constraints) in failed]
+        heads = HeadReader(connection, self._ordering_policy, free_units=free_units, now=admission_state.now).first(
+            asked
+        )
+        skipped = [
+            SkippedJob(head.job.id, used := str(rates.resource_of(head.queue.constraints)), failed[used])
+            for head in heads
+        ]
+        most = settings.max_rate_limit_skips
+        for job in skip(connection, skipped, most=most, pace=pace, actor=self._name):
+            log.error("leasehold.rate_limiter_error_exhausted", job=job, skips=most)
+
+    def _returns(self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> ReleaseTime | None:
+        """When the first of the queues that wait for nothing else may start a job again."""
+        found: list[ReleaseTime] = []
+        if not admission_state.rates and not admission_state.waits:
+            return None
+        for queue in queues:
+            gate = state.closing_gate(queue, admission_state)
+            if isinstance(gate, RateGate):
+                buckets = [
+                    admission_state.rates[name]
+                    for name in rates.bucket_names(queue.constraints)
+                    if name in admission_state.rates
+                ]
+                empty = [bucket for bucket in buckets if bucket.tokens < 1.0]
+                if empty:
+                    slowest = max(empty, key=lambda bucket: bucket.due)
+                    found.append(ReleaseTime(slowest.due, slowest.slack))
+            elif isinstance(gate, BackpressureGate) and (wait := admission_state.waits.get(_class_of(queue), 0.0)) > 0:
+                found.append(ReleaseTime(wait, wait))
+        return min(found, key=lambda each: each.due, default=None)
+
+
+def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> list[ConstrainedQueue]:
+    """Those that no gate closes as a whole."""
+    return [queue for queue in queues if admission_state.queue_admission(queue).shut is None]
+
+
+def _class_of(queue: ConstrainedQueue) -> str:
+    return queue.constraints.get("resource_class") or rates.ALL_CLASSES

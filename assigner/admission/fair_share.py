@@ -1,0 +1,209 @@
+"""Who comes first when instances share the pool: the one that has had least of what is its due. Pure.
+
+A cycle reads once what has been used, and admission (`assigner.admission.admit`) asks here after each job that it
+admits; what that job is estimated at is charged to the working copy at once, so that one instance does not take every
+bot because it was behind when the cycle began.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+
+from assigner.admission.admit import InstanceOrder, Rank, head_below_minimum, queue_below_minimum
+from assigner.admission.state import AdmissionState
+from schema.accounting.fair_share import Share, Shares
+from schema.picking.constrained import ConstrainedQueue, QueueHead
+
+
+class DeficitOrder(InstanceOrder):
+    """Instances below their minimum quota first; then those that have not had their minimum of jobs; then the one with
+    the lowest deficit. One of weight 0 gets what those of positive weight leave."""
+
+    def sequence(
+        self, heads: Sequence[QueueHead], admission_state: AdmissionState, *, until: Rank | None = None
+    ) -> Iterator[QueueHead]:
+        if admission_state.shares is None:
+            yield from super().sequence(heads, admission_state)
+            return
+        weighed = weigh_usage(admission_state.shares, admission_state)
+        key = partial(self.job_order.key, admission_state=admission_state)
+        lanes = [
+            InstanceLane(instance, lane, admission_state.shares.of[instance], weighed, key, admission_state)
+            for instance, lane in self.lanes(heads, admission_state).items()
+        ]
+        all_used, front = weighed.all_used, None
+        while lanes:
+            front = front or DeficitHeap(lanes)
+            scale = 1.0 / max(1.0, all_used)
+            first = front.first(scale)
+            if until is not None and (first.behind, first.used * scale - first.target) > until:
+                return
+            yield first.heads.pop()
+            before, behind = first.used, first.behind
+            first.refresh()
+            # What starts changes nothing for the others but the sum.
+            all_used += first.used - before
+            if first.heads and first.behind == behind:
+                front.refresh()
+                continue
+            if not first.heads:
+                lanes.remove(first)
+            front = None if front.drop() or first.behind < behind else front
+
+    def ranked(
+        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
+    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:
+        if admission_state.shares is None:
+            return super().ranked(queues, admission_state)
+        weighed = weigh_usage(admission_state.shares, admission_state)
+        scale = 1.0 / max(1.0, weighed.all_used)
+        of = defaultdict[int, list[ConstrainedQueue]](list)
+        for queue in queues:
+            of[queue.instance].append(queue)
+        found = []
+        for instance, those in of.items():
+            share, weight = admission_state.shares.of[instance], weighed.weights[instance]
+            had = _has_had_minimum(share, weight, admission_state)
+            behind = _behind(
+                is_owed=any(queue_below_minimum(queue, admission_state) for queue in those), weight=weight, had=had
+            )
+            found.append(((behind, weighed.used[instance] * scale - weighed.target(instance)), those))
+        return sorted(found, key=itemgetter(0))
+
+
+class InstanceLane:
+    """The jobs of one instance that wait, the next one last, and by what it is compared with the others."""
+
+    __slots__ = ("_cost", "_key", "_may_gain", "_state", "behind", "heads", "share", "target", "used", "weight")
+
+    def __init__(
+        self,
+        instance: int,
+        heads: list[QueueHead],
+        share: Share,
+        weighed: "WeightedUsage",
+        key: Callable[[QueueHead], tuple[float, ...]],
+        admission_state: AdmissionState,
+    ) -> None:
+        self.heads, self.share, self._key, self._state = heads, share, key, admission_state
+        self.weight, self.target = weighed.weights[instance], weighed.target(instance)
+        self._cost, self._may_gain = admission_state.counter(share.cost), True
+        self.refresh()
+
+    def refresh(self) -> None:
+        """What the working copy says by now."""
+        self.used = self._cost.used + self.share.lift
+        if self._may_gain and self.heads:
+            had = _has_had_minimum(self.share, self.weight, self._state)
+            self.behind = _behind(is_owed=head_below_minimum(self.heads[-1], self._state), weight=self.weight, had=had)
+            # What it has had it keeps.
+            self._may_gain = not had or any(head.queue.missing_units for head in self.heads)
+
+    def __lt__(self, other: "InstanceLane") -> bool:
+        """Whether its next job comes before the other's, where nothing else tells."""
+        return self._key(self.heads[-1]) < self._key(other.heads[-1])
+
+
+class DeficitHeap:
+    """The lanes that are furthest behind. Of those with equal targets the one that has used least is in front, whatever
+    all have used; only those in front are compared for each job that starts, in lists of numbers."""
+
+    def __init__(self, lanes: Sequence[InstanceLane]) -> None:
+        behind = min(lane.behind for lane in lanes)
+        alike = defaultdict[float, list[tuple[float, InstanceLane]]](list)
+        for lane in lanes:
+            if lane.behind == behind:
+                alike[lane.target].append((lane.used, lane))
+        for each in alike.values():
+            heapq.heapify(each)
+        self._heaps = list(alike.values())
+        self._targets = list(alike)
+        self._used = [heap[0][0] for heap in self._heaps]
+        self._nth = 0
+
+    def first(self, scale: float) -> InstanceLane:
+        """The one with the lowest deficit, then by its next job; usage counts `scale` times."""
+        deficits = [used * scale - target for used, target in zip(self._used, self._targets, strict=True)]
+        least = min(deficits)
+        self._nth = deficits.index(least)
+        if deficits.count(least) > 1:
+            alike = [nth for nth, deficit in enumerate(deficits) if deficit == least]
+            self._nth = min(alike, key=lambda nth: self._heaps[nth][0][1])
+        return self._heaps[self._nth][0][1]
+
+    def refresh(self) -> None:
+        """What the one that came first last has used by now."""
+        heap = self._heaps[self._nth]
+        heapq.heapreplace(heap, (heap[0][1].used, heap[0][1]))
+        self._used[self._nth] = heap[0][0]
+
+    def drop(self) -> bool:
+        """Leave out the one that came first last; true if it was the last one."""
+        heap = self._heaps[self._nth]
+        heapq.heappop(heap)
+        if heap:
+            self._used[self._nth] = heap[0][0]
+        else:
+            del self._heaps[self._nth], self._targets[self._nth], self._used[self._nth]
+        return not self._heaps
+
+
+@dataclass(frozen=True)
+class WeightedUsage:
+    """What the instances with jobs waiting have used and weigh, by id, and the sums of which these are parts. What all
+    have used counts as at least 1, so that nothing is divided by zero before anything was used."""
+
+    used: dict[int, float]
+    weights: dict[int, float]
+    all_used: float
+    all_weights: float
+
+    def target(self, instance: int) -> float:
+        """Its part of everything that is used."""
+        return self.weights[instance] / self.all_weights
+
+
+def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsage:
+    """With what the working copy says by now. Where all weights are zero they are equal."""
+    used = {instance: _used(share, admission_state) for instance, share in shares.of.items()}
+    all_used = sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used)
+    weights = {instance: share.weight for instance, share in shares.of.items()}
+    others = (shares.others, shares.others_weight) if shares.mode == "demand" else (0, 0.0)
+    all_weights = sum(weights.values()) + others[1]
+    if all_weights <= 0:
+        weights = dict.fromkeys(weights, 1.0)
+        all_weights = float(len(weights) + others[0])
+    return WeightedUsage(used, weights, all_used, all_weights)
+
+
+def fairness_index(shares: Shares, admission_state: AdmissionState) -> float | None:
+    """How evenly the instances that have jobs waiting have been served for their weights; None if nobody is to be."""
+    return jain_index(_used(share, admission_state) / share.weight for share in shares.of.values() if share.weight > 0)
+
+
+def jain_index(values: Iterable[float]) -> float | None:
+    """Jain's index of fairness: 1 = all have the same, 1/n = one has everything; None of nothing."""
+    found = list(values)
+    squares = sum(value * value for value in found)
+    return sum(found) ** 2 / (len(found) * squares) if squares > 0 else None
+
+
+def _used(share: Share, admission_state: AdmissionState) -> float:
+    counter = admission_state.counters.get(share.cost)
+    return share.lift if counter is None else counter.used + share.lift
+
+
+def _has_had_minimum(share: Share, weight: float, admission_state: AdmissionState) -> bool:
+    """Whether it has had its minimum of jobs, if one is due to it; what runs is looked up only where it decides."""
+    guarantee = 0 if admission_state.shares is None else admission_state.shares.guarantee
+    return (
+        not weight or share.completed >= guarantee or share.completed + admission_state.of(share.jobs).used >= guarantee
+    )
+
+
+def _behind(*, is_owed: bool, weight: float, had: bool) -> int:
+    """Lower comes sooner: of these the first that differs decides."""
+    return 4 * (not is_owed) + 2 * (not weight) + had

@@ -1,0 +1,136 @@
+"""Fair share between graphs: a penalty for those that run more than theirs, a cap, and the order that follows.
+
+The formulas and defaults are Marianne's; lower scores start sooner.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from schema.accounting.counters import Counter
+from schema.picking.constrained import ConstrainedQueue, QueueHead
+
+#: The urgency of a graph that names none.
+PRIORITY = 5
+
+
+class Sharing(Protocol):
+    """How graphs share the pool, see `OrderingSettings`."""
+
+    @property
+    def kind(self) -> str:
+        """`graph`, or they do not."""
+
+    @property
+    def max_concurrent(self) -> int | None:
+        """Jobs that graphs share."""
+
+    @property
+    def overage_penalty(self) -> float:
+        """For each job at or above the share."""
+
+    @property
+    def max_per_graph(self) -> float:
+        """Times its share."""
+
+
+@dataclass(frozen=True)
+class GraphShare:
+    """What each graph may have: `share` jobs without a penalty, and never more than `cap`."""
+
+    share: float
+    cap: int
+    overage: float = 20.0
+
+    def penalty(self, running: float) -> float:
+        """0 below the share, then (running - share + 1) x overage."""
+        return (running - self.share + 1.0) * self.overage if running >= self.share else 0.0
+
+
+def graph_share(settings: Sharing, *, limit: float | None, graphs: int) -> GraphShare | None:
+    """The shares of so many graphs that wait or run; `limit` is that of the pool. None: nobody has a share."""
+    most = settings.max_concurrent if settings.max_concurrent is not None else limit
+    if settings.kind != "graph" or most is None:
+        return None
+    share = max(1.0, most / graphs) if graphs else float(most)
+    return GraphShare(share, max(1, int(share * settings.max_per_graph)), settings.overage_penalty)
+
+
+def score(*, priority: float, depth: float, retries: int, cost: float, penalty: float) -> float:
+    """graph priority x 10 + depth x 1 - retries x 5 + estimated cost x 0.1 + penalty (Marianne)."""
+    return priority * 10.0 + depth * 1.0 - retries * 5.0 + cost * 0.1 + penalty
+
+
+def graph_of(constraints: Mapping[str, object]) -> str | None:
+    """The graph that jobs with these terms belong to."""
+    found = constraints.get("graph")
+    return None if found is None else str(found)
+
+
+def graph_counter(graph: str) -> str:
+    """The counter of the jobs that a graph runs."""
+    return f"graph:{graph}:jobs"
+
+
+class Shared(Protocol):
+    """What the gate and the order look at."""
+
+    @property
+    def graph_share(self) -> GraphShare | None:
+        """None: nobody has a share."""
+
+    def of(self, name: str) -> Counter:
+        """The counter of that name."""
+
+
+def running_jobs(graph: str, admission_state: Shared) -> float:
+    """Jobs that the graph runs, with those that start now."""
+    return admission_state.of(graph_counter(graph)).used
+
+
+def penalty_of(head: QueueHead, admission_state: Shared) -> float:
+    """What is added to the job's score because of what its graph runs."""
+    graph = graph_of(head.queue.constraints)
+    return (
+        0.0
+        if graph is None or admission_state.graph_share is None
+        else admission_state.graph_share.penalty(running_jobs(graph, admission_state))
+    )
+
+
+def unpenalised_score(head: QueueHead) -> float:
+    """The job's score without the penalty, which all jobs of its graph share."""
+    constraints = head.queue.constraints
+    return score(
+        priority=constraints.get("graph_priority", PRIORITY),
+        depth=head.priority_inputs.get("depth", 0),
+        retries=head.attempts,
+        cost=head.estimate,
+        penalty=0.0,
+    )
+
+
+@dataclass(frozen=True)
+class GraphShareGate:
+    """The cap of a graph: jobs that it runs at once, whatever its score."""
+
+    name: str = "graph share"
+    requirement: str = "its graph runs less than it may have of the pool"
+
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Shared) -> str | None:
+        graph = graph_of(queue.constraints)
+        if (
+            graph is None
+            or admission_state.graph_share is None
+            or running_jobs(graph, admission_state) < admission_state.graph_share.cap
+        ):
+            return None
+        now, share = running_jobs(graph, admission_state), admission_state.graph_share
+        return f"its graph runs {now:g} jobs, its share is {share.share:g} and the most is {share.cap}"
+
+    def closed_for_job(self, head: QueueHead, admission_state: Shared) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
+
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
+        graph = graph_of(queue.constraints)
+        return {} if graph is None else {graph_counter(graph): 1.0}

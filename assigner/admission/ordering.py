@@ -1,0 +1,297 @@
+"""In which order jobs that ask for more than a place start, as configured: the job within its instance, and the
+instance. A new kind is a new entry of KINDS."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from assigner.admission import graph_share
+from assigner.admission.admit import Ordering, Rank, head_below_minimum
+from assigner.admission.fair_share import DeficitOrder
+from assigner.admission.state import AdmissionState
+from assigner.config import keys
+from schema.picking.constrained import Ageing, ConstrainedQueue, QueueHead
+from schema.validation import PRIORITY_MIN, escaped
+
+# The order of the jobs of one instance: by effective priority and age, or by a score. Pure.
+
+
+#: What a job without a prediction is expected to run, seconds, where the shortest comes first: longer than all others.
+UNKNOWN = float("inf")
+#: Most points that a priority counts in a score, and the wait in seconds that counts as much as any longer one.
+MOST_POINTS, MOST_WAIT = 150.0, 86400.0
+
+#: By rank, then by age: what `ByRank.key` comes to where nothing else counts, at a third of the cost.
+AS_QUEUED = attrgetter("rank", "queued_at", "job.id")
+
+
+def waited_seconds(head: QueueHead, admission_state: AdmissionState) -> float:
+    """Seconds for which it has been queued."""
+    return max(0.0, (admission_state.now - head.queued_at).total_seconds())
+
+
+def effective_priority(head: QueueHead, admission_state: AdmissionState, ageing: Ageing | None) -> float:
+    """Its priority at this moment, lower = sooner: its rank less what it has gained by waiting."""
+    return head.rank - (ageing.gain(waited_seconds(head, admission_state)) if ageing else 0.0)
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """The lowest effective priority first, then the oldest; where jobs with a deadline stand among others of the same
+    rank, the earliest deadline comes first in the first of their places, so that the others keep theirs.
+
+    `shortest_first`: within one effective priority the shortest come first, and then the oldest.
+    """
+
+    ageing: Ageing | None = None
+    shortest_first: bool = False
+
+    def key(self, head: QueueHead, admission_state: AdmissionState) -> tuple[float, ...]:
+        """Lower is sooner."""
+        seconds = admission_state.expected(head) if self.shortest_first else 0.0
+        return (
+            effective_priority(head, admission_state, self.ageing),
+            UNKNOWN if seconds is None else seconds,
+            head.queued_at.timestamp(),
+            head.job.id,
+        )
+
+    def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
+        """The heads in their order."""
+        is_plain = self.ageing is None and not self.shortest_first
+        found = sorted(heads, key=AS_QUEUED if is_plain else partial(self.key, admission_state=admission_state))
+        places: dict[float, list[int]] = {}
+        for place, head in enumerate(found):
+            if head.deadline is not None:
+                places.setdefault(head.rank, []).append(place)
+        for taken in places.values():
+            dated = [(found[place].deadline, place, found[place]) for place in taken]
+            for place, (_, _, head) in zip(taken, sorted(dated, key=itemgetter(0, 1)), strict=True):
+                found[place] = head
+        return found
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What each term of a score counts. `raw`: points are not brought down to 0..1; `count_age_once`: what ageing gives
+    is left out while the wait has a weight."""
+
+    priority: float = 0.4
+    wait: float = 0.3
+    efficiency: float = 0.2
+    window: float = 0.1
+    raw: bool = False
+    count_age_once: bool = True
+
+
+def score(
+    weights: Weights, *, points: float, gained: float, wait: float, efficiency: float = 1.0, window: float = 1.0
+) -> float:
+    """priority x points/150 + wait x seconds/86400 + efficiency + window, each term 0..1 before its weight; higher is
+    sooner (Sleepless Agent's 40/30/20/10).
+
+    points: of the job without what it has gained by waiting. Doubling the weight of the wait lets a job overtake others
+    that are worth twice as many points more.
+    """
+    is_once = weights.count_age_once and weights.wait > 0 and not weights.raw
+    worth = points if is_once else points + gained
+    if not weights.raw:
+        worth = min(1.0, max(0.0, worth / MOST_POINTS))
+    waited = min(1.0, wait / MOST_WAIT)
+    return weights.priority * worth + weights.wait * waited + weights.efficiency * efficiency + weights.window * window
+
+
+@dataclass(frozen=True)
+class ScoreOrder:
+    """The highest score first, then the oldest. Jobs whose deadline is near come before all others."""
+
+    ageing: Ageing | None = None
+    weights: Weights = Weights()
+
+    def key(self, head: QueueHead, admission_state: AdmissionState) -> tuple[float, ...]:
+        """Lower is sooner."""
+        if head.rank < PRIORITY_MIN:
+            return (-1.0, head.rank, head.queued_at.timestamp(), head.job.id)
+        wait = waited_seconds(head, admission_state)
+        found = score(
+            self.weights,
+            points=100.0 - head.rank,
+            gained=self.ageing.gain(wait) if self.ageing else 0.0,
+            wait=wait,
+            efficiency=admission_state.efficiency(head),
+            window=admission_state.window(head),
+        )
+        return (0.0, -found, head.queued_at.timestamp(), head.job.id)
+
+    def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
+        """The heads in their order."""
+        return sorted(heads, key=lambda head: self.key(head, admission_state))
+
+
+# The order of jobs by the scores of their graphs. Pure.
+
+
+Score = tuple[bool, float, tuple[float, float, int]]
+
+
+class GraphOrder:
+    """Instances below their minimum quota first, then the lowest score, then rank and age.
+
+    Every job that starts adds to the penalty of its graph, so that scores are those of the moment at each pick. They
+    never fall while jobs start: only the one in front has to be looked at again, not all that wait.
+    """
+
+    def sequence(
+        self,
+        heads: Sequence[QueueHead],
+        admission_state: AdmissionState,
+        *,
+        until: Rank | None = None,  # noqa: ARG002
+    ) -> Iterator[QueueHead]:
+        lanes: dict[tuple[int, str | None], list[QueueHead]] = defaultdict(list)
+        for head in sorted(
+            heads, key=lambda each: (graph_share.unpenalised_score(each), rank_and_age(each)), reverse=True
+        ):
+            lanes[head.job.instance, graph_share.graph_of(head.queue.constraints)].append(head)
+        front = [(graph_score(lane[-1], admission_state), lane) for lane in lanes.values()]
+        heapq.heapify(front)
+        while front:
+            seen, lane = front[0]
+            now = graph_score(lane[-1], admission_state)
+            if now > seen:
+                heapq.heapreplace(front, (now, lane))
+                continue
+            admission_state.scores[lane[-1].job.id] = now[1]
+            yield lane.pop()
+            if lane:
+                heapq.heapreplace(front, (graph_score(lane[-1], admission_state), lane))
+            else:
+                heapq.heappop(front)
+
+    def ranked(
+        self,
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,  # noqa: ARG002
+    ) -> list[tuple[Rank, list[ConstrainedQueue]]]:
+        """All at once: which graph comes first depends on its jobs."""
+        return [((0, 0.0), [*queues])]
+
+
+def graph_score(head: QueueHead, admission_state: AdmissionState) -> Score:
+    """Lower starts sooner."""
+    return (
+        not head_below_minimum(head, admission_state),
+        graph_share.unpenalised_score(head) + graph_share.penalty_of(head, admission_state),
+        rank_and_age(head),
+    )
+
+
+def rank_and_age(head: QueueHead) -> tuple[float, float, int]:
+    """Lower is sooner: rank, then age."""
+    return head.rank, head.queued_at.timestamp(), head.job.id
+
+
+class OrderingSettings(BaseModel):
+    """The order of jobs that ask for more than a place.
+
+    kind: `rank` takes the lowest effective priority, then the oldest; `score` takes the highest sum of the weights;
+        `graph` goes by the score of their graph, lower first, so that graphs share the pool:
+        graph priority x 10 + depth - retries x 5 + estimated cost x 0.1 + penalty.
+    ageing_rate: points that a job gains with every hour that it waits; 0 = none. Doubling it lets old work overtake
+        twice as urgent new work.
+    ageing_cap: the most points that it gains so.
+    shortest_first: among jobs of one effective priority those that are expected to be done first come first, which lets
+        more of them end in a time, and long ones wait.
+    weight_priority, weight_wait, weight_efficiency, weight_window: what each term of a score counts, each of them
+        between 0 and 1: points / 150; the wait / a day; 1 / (1 + the unit hours that it is expected to take), 1 if
+        nobody knows; what the open windows of its class have left of their meters, 1 without.
+    score_mode: `normalised`, or `raw` for the sum in which points are not brought down to 1.
+    count_age_once: leaves the points of ageing out of a score that has a weight for the wait.
+    max_concurrent: jobs that graphs share; the share of each is this / graphs that wait or run, at least 1. Unset: as
+        many as the pool may run at once, and without such a limit nobody has a share.
+    overage_penalty: added for each job that a graph runs at or above its share. Doubling it makes two points of graph
+        priority weigh as one did.
+    max_per_graph: a graph runs at most so many times its share, whatever waits. Doubling it lets one graph take twice
+        as much of an idle pool, and keep it while others come.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: str = "rank"
+    ageing_rate: float = Field(default=0.0, ge=0, le=1000)
+    ageing_cap: float = Field(default=20.0, ge=0, le=50)
+    shortest_first: bool = False
+    weight_priority: float = Field(default=0.4, ge=0, le=1)
+    weight_wait: float = Field(default=0.3, ge=0, le=1)
+    weight_efficiency: float = Field(default=0.2, ge=0, le=1)
+    weight_window: float = Field(default=0.1, ge=0, le=1)
+    score_mode: Literal["normalised", "raw"] = "normalised"
+    count_age_once: bool = True
+    max_concurrent: int | None = Field(default=None, ge=1, le=1_000_000)
+    overage_penalty: float = Field(default=20.0, ge=0, le=1e6)
+    max_per_graph: float = Field(default=2.0, gt=0, le=1e6)
+
+    @field_validator("kind")
+    @classmethod
+    def _kind_is_known(cls, kind: str) -> str:
+        if kind not in KINDS:
+            listed = ", ".join(f"'{name}'" for name in sorted(KINDS))
+            raise ValueError(f"'{escaped(kind, 80)}' is not an order: there are {listed}{keys.suggestion(kind, KINDS)}")
+        return kind
+
+    @property
+    def ageing(self) -> Ageing | None:
+        """How waiting makes jobs more urgent, None if it does not."""
+        return Ageing(self.ageing_rate, self.ageing_cap) if self.ageing_rate and self.ageing_cap else None
+
+    def policy(self) -> "OrderingPolicy":
+        """The order that `kind` names."""
+        return KINDS[self.kind](self)
+
+
+@dataclass(frozen=True)
+class OrderingPolicy:
+    """The order of instances and of the jobs of each, and how waiting makes these more urgent. `exact`: jobs of one
+    queue start in the order in which they are read."""
+
+    ordering: Ordering
+    ageing: Ageing | None = None
+    exact: bool = False
+
+
+def _rank_policy(settings: OrderingSettings) -> OrderingPolicy:
+    line = RankOrder(settings.ageing, shortest_first=settings.shortest_first)
+    return OrderingPolicy(DeficitOrder(line), settings.ageing, exact=not settings.shortest_first)
+
+
+def _score_policy(settings: OrderingSettings) -> OrderingPolicy:
+    weights = Weights(
+        settings.weight_priority,
+        settings.weight_wait,
+        settings.weight_efficiency,
+        settings.weight_window,
+        raw=settings.score_mode == "raw",
+        count_age_once=settings.count_age_once,
+    )
+    line = ScoreOrder(settings.ageing, weights)
+    return OrderingPolicy(DeficitOrder(line), settings.ageing)
+
+
+def _graph_policy(_settings: OrderingSettings) -> OrderingPolicy:
+    return OrderingPolicy(GraphOrder())
+
+
+KINDS: dict[str, Callable[[OrderingSettings], OrderingPolicy]] = {
+    "rank": _rank_policy,
+    "score": _score_policy,
+    "graph": _graph_policy,
+}
+
+#: The order of a configuration that says nothing of it.
+BY_RANK = OrderingSettings()

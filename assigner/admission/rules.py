@@ -1,0 +1,71 @@
+"""What the configuration says of jobs that ask for more than a place, and the book that they are judged by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from assigner.admission import gates, graph_share, state
+from assigner.admission.checkers import CheckerSettings
+from assigner.admission.gates import POOL_JOBS
+from assigner.admission.ordering import OrderingSettings
+from assigner.admission.state import AdmissionState
+from assigner.placement import resources
+from schema import graphs
+from schema.accounting import counters, fair_share, rates
+from schema.accounting.fair_share import FairShareSettings
+from schema.picking.constrained import ConstrainedQueue
+from schema.policy import priority_classes, time_windows
+from schema.policy.time_windows import WindowSchedule
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the configuration says of jobs that ask for more than a place."""
+
+    ordering: OrderingSettings = field(default_factory=OrderingSettings)
+    checkers: CheckerSettings = field(default_factory=CheckerSettings)
+    fair: FairShareSettings = field(default_factory=FairShareSettings)
+
+
+#: Those of a configuration that says nothing of them.
+RULES = Rules()
+
+
+def read_admission_state(
+    connection: Connection,
+    queues: Sequence[ConstrainedQueue],
+    *,
+    now: datetime,
+    rules: Rules,
+    pressed: bool = True,
+) -> AdmissionState:
+    """All that the gates of these queues are judged by; `pressed`: there may be advice to hold back."""
+    names = sorted({name for queue in queues for name in state.queue_counters(queue)})
+    buckets = sorted({name for queue in queues for name in rates.bucket_names(queue.constraints)})
+    classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
+    admission_state = AdmissionState(
+        now,
+        counters.read(connection, names),
+        reserve=rules.fair.budget_reserve,
+        rates=rates.read_buckets(connection, buckets),
+        seconds=priority_classes.expected_seconds(connection, classes),
+        openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
+        lacking=resources.lacking_by_queue(connection, queues),
+    )
+    if any(queue.managed for queue in queues):
+        admission_state.shares = fair_share.read_shares(connection, instance_ids(queues), rules.fair)
+    if pressed:
+        admission_state.advice = rates.read_advice(connection)
+    if rules.ordering.kind == "graph":
+        limit = admission_state.of(POOL_JOBS).most
+        admission_state.graph_share = graph_share.graph_share(
+            rules.ordering, limit=limit, graphs=graphs.active_graphs(connection)
+        )
+    return admission_state
+
+
+def instance_ids(queues: Sequence[ConstrainedQueue]) -> list[int]:
+    """Those whose queues these are, by id."""
+    return sorted({queue.instance for queue in queues})

@@ -1,0 +1,231 @@
+"""The routes that change what waits: hold jobs aside, release them, queue them again, give them another priority.
+
+All of it is the operators', audited with its reason. Submitters may only give jobs of their instance another priority,
+within the priorities of their token and unless several submissions share the job. Mounted like `intake`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from sqlalchemy import Connection
+
+from assigner.api import models, routing
+from assigner.api.routing import IDS, MAX_REASON_BYTES, OPERATORS_IDS, Caller, Read, problems
+from assigner.api.submission import RequestModel
+from schema import validation
+from schema.errors import BadInput, Forbidden
+from schema.moves import hold as hold_moves
+from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, HoldResult, Requeued, park, unpark
+from schema.moves.priority import Prioritised, set_priority, set_priority_where
+from schema.tenancy.tokens import Principal
+from schema.validation import Name
+
+
+class _ActResult(Protocol):
+    @property
+    def public_id(self) -> str: ...
+    @property
+    def state(self) -> str | None: ...
+    @property
+    def changed(self) -> bool: ...
+
+
+Result = TypeVar("Result", bound=_ActResult)
+Reason = Annotated[str, Field(description="for the history and the audit; at most 500 bytes")]
+
+
+class HoldRequest(RequestModel):
+    ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
+    reason: Reason = ""
+
+
+class RequeueRequest(RequestModel):
+    ids: list[str] = Field(min_length=1, max_length=MAX_REQUEUED)
+    key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the same key never makes a second job of the same one; at most 150 bytes",
+    )
+    reason: Reason = ""
+
+
+class PriorityRequest(RequestModel):
+    """Jobs by their ids, or the waiting ones of an instance, with a label, or both; at most 10,000 of them."""
+
+    priority: int = Field(ge=validation.PRIORITY_MIN, le=validation.PRIORITY_MAX, description="lower = more urgent")
+    ids: list[str] | None = Field(default=None, min_length=1, max_length=validation.MAX_BATCH)
+    instance: Name | None = None
+    label: str | None = Field(default=None, min_length=1)
+    reason: Reason = ""
+
+
+router = APIRouter(prefix="/v1", tags=["callers"])
+
+
+@router.post("/jobs/hold", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS_IDS)
+async def hold(request: Request, body: Annotated[HoldRequest, Read], caller: Caller) -> models.HeldAnswer:
+    """Hold queued jobs aside; others are left as they are. 404 only if none of them exists."""
+    reason = _reason(body.reason)
+
+    def work(connection: Connection) -> models.HeldAnswer:
+        def act(ids: Sequence[str]) -> list[HoldResult]:
+            return park(connection, ids, instances=None, reason=reason, actor=caller.actor)
+
+        found = _act_on_each(connection, caller, "jobs.hold", body.ids, act, reason=reason)
+        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in body.ids])
+
+    answer: models.HeldAnswer = await request.app.state.run(work)
+    return answer
+
+
+@router.post("/jobs/release", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS_IDS)
+async def release(request: Request, body: Annotated[HoldRequest, Read], caller: Caller) -> models.HeldAnswer:
+    """Put held jobs back into the queue, with the age they had. 404 only if none of them exists."""
+    reason = _reason(body.reason)
+
+    def work(connection: Connection) -> models.HeldAnswer:
+        def act(ids: Sequence[str]) -> list[HoldResult]:
+            return unpark(connection, ids, instances=None, reason=reason, actor=caller.actor)
+
+        found = _act_on_each(connection, caller, "jobs.release", body.ids, act, reason=reason)
+        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in body.ids])
+
+    answer: models.HeldAnswer = await request.app.state.run(work)
+    return answer
+
+
+@router.post("/jobs/requeue", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=OPERATORS_IDS)
+async def requeue(request: Request, body: Annotated[RequeueRequest, Read], caller: Caller) -> models.RequeueAnswer:
+    """Release held jobs, and make a new job like each one that failed, died or was cancelled. Others are left.
+
+    A final job stays what it is; the history of the new one says what it was made from. 404 only if none of them
+    exists, 409 `queue_full` if a label may not have so many queued jobs; nothing is changed then.
+    """
+    reason = _reason(body.reason)
+    key = None if body.key is None else validation.check_text("key", body.key, MAX_REQUEUE_KEY_BYTES)
+
+    def work(connection: Connection) -> models.RequeueAnswer:
+        def act(ids: Sequence[str]) -> list[Requeued]:
+            return hold_moves.requeue(
+                connection,
+                ids,
+                instances=None,
+                ceiling=None,
+                key=key,
+                reason=reason,
+                actor=caller.actor,
+            )
+
+        found = _act_on_each(connection, caller, "jobs.requeue", body.ids, act, reason=reason)
+        jobs = []
+        for given in body.ids:
+            job = found.get(given)
+            state, successor, changed = (job.state, job.successor, job.changed) if job else (None, None, False)
+            jobs.append(models.RequeuedJob(id=given, state=state, job=successor, changed=changed))
+        return models.RequeueAnswer(jobs=jobs)
+
+    answer: models.RequeueAnswer = await request.app.state.run(work)
+    return answer
+
+
+@router.post("/jobs/priority", responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS)
+async def priority(request: Request, body: Annotated[PriorityRequest, Read], caller: Caller) -> models.PriorityAnswer:
+    """Change the priority of jobs that are queued or held aside; the others keep theirs.
+
+    A submitter leaves those unchanged that other submissions share with it.
+    With ids it is 404 only if none of them exists. With a filter it changes at most 10,000 and says if there are more.
+    """
+    reason = _reason(body.reason)
+    if not caller.may_use_priority(body.priority):
+        raise Forbidden(f"priority: this token may not be more urgent than {caller.priority_ceiling}")
+    if (body.ids is None) == (body.instance is None and body.label is None):
+        raise BadInput("ids", "give either ids, or an instance, a label or both")
+    if body.instance is not None and not caller.may_use_instance(body.instance):
+        raise Forbidden(f"instance: this token is for the instance '{caller.instance}' only")
+    if body.label is not None:
+        validation.check_text("label", body.label, validation.MAX_LABEL)
+    answer: models.PriorityAnswer = await request.app.state.run(
+        lambda connection: (
+            _filtered(connection, caller, body, reason)
+            if body.ids is None
+            else _named(connection, caller, body.ids, body.priority, reason)
+        )
+    )
+    return answer
+
+
+def _named(
+    connection: Connection, caller: Principal, ids: Sequence[str], priority: int, reason: str | None
+) -> models.PriorityAnswer:
+    def act(wanted: Sequence[str]) -> list[Prioritised]:
+        return set_priority(
+            connection,
+            wanted,
+            priority,
+            instances=caller.instances,
+            shared=caller.is_operator,
+            reason=reason,
+            actor=caller.actor,
+        )
+
+    found = _act_on_each(connection, caller, "jobs.priority", ids, act, reason=reason, details={"priority": priority})
+    jobs = []
+    for given in ids:
+        job = found.get(given)
+        state, now, changed = (job.state, job.priority, job.changed) if job else (None, None, False)
+        jobs.append(models.PrioritisedJob(id=given, state=state, priority=now, changed=changed))
+    return models.PriorityAnswer(jobs=jobs, changed=sum(job.changed for job in set(found.values())), more=False)
+
+
+def _filtered(
+    connection: Connection, caller: Principal, body: PriorityRequest, reason: str | None
+) -> models.PriorityAnswer:
+    done = set_priority_where(
+        connection,
+        body.priority,
+        instances=caller.instances if body.instance is None else [body.instance],
+        label=body.label,
+        shared=caller.is_operator,
+        limit=validation.MAX_BATCH,
+        reason=reason,
+        actor=caller.actor,
+    )
+    details: dict[str, Any] = {"jobs": done.changed, "priority": body.priority, "label": body.label, "reason": reason}
+    routing.audit_act(connection, caller, "jobs.priority", subject=body.instance or "every instance", details=details)
+    return models.PriorityAnswer(jobs=[], changed=done.changed, more=done.more)
+
+
+def _act_on_each(
+    connection: Connection,
+    caller: Principal,
+    action: str,
+    ids: Sequence[str],
+    act: Callable[[Sequence[str]], Sequence[Result]],
+    *,
+    reason: str | None,
+    details: Mapping[str, Any] | None = None,
+) -> dict[str, Result]:
+    """Act on the jobs with these ids and note it; returns what was found of each, by the id as it was given.
+
+    Raises NotFound if there is none of them.
+    """
+    known = {given: routing.uuid_or_none(given) for given in ids}
+    wanted = sorted({job for job in known.values() if job is not None})
+    done = {job.public_id: job for job in act(wanted) if job.state is not None}
+    if not done:
+        raise routing.not_found(ids[0])
+    changed = sum(job.changed for job in done.values())
+    noted = {"jobs": changed, "reason": reason, **(details or {})}
+    routing.audit_act(connection, caller, action, subject=next(iter(done)), details=noted)
+    return {given: done[job] for given, job in known.items() if job in done}
+
+
+def _held_answer(given: str, found: Mapping[str, HoldResult]) -> models.HeldJob:
+    job = found.get(given)
+    return models.HeldJob(id=given, state=job.state if job else None, changed=bool(job and job.changed))
+
+
+def _reason(given: str) -> str | None:
+    return validation.check_text("reason", given, MAX_REASON_BYTES) or None

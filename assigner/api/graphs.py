@@ -1,0 +1,259 @@
+"""The routes of graphs: submit one, look at it, list them, cancel one. Mounted with those of `intake`."""
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import structlog
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection
+
+from assigner.api import routing, submission
+from assigner.api.routing import CALLERS, IDS, Caller, Read, problems
+from assigner.estimation import Estimator, with_estimate
+from assigner.queries import jobs as jobs_queries
+from schema import audit, validation
+from schema.errors import Forbidden, NotFound
+from schema.moves import graphs as graphs_moves
+from schema.moves.graphs import cancel_graph, submit_graph
+from schema.requests import DEFAULT_INSTANCE, GraphRequest
+from schema.tenancy.tokens import Principal
+
+#: Graphs in one answer; each is counted node by node.
+MAX_GRAPHS = 100
+
+log = structlog.get_logger()
+
+GraphId = Annotated[str, Path(max_length=200, description="id or name; of several with one name the newest is meant")]
+
+
+class SubmittedNode(BaseModel):
+    node: int
+    id: UUID = Field(description="of its job")
+
+
+class SubmittedGraph(BaseModel):
+    id: UUID
+    name: str
+    created: bool = Field(description="false: the key had been used before by an equal request")
+    nodes: list[SubmittedNode] = Field(description="by number, as far as their jobs are still kept")
+    edges: int
+    ready: int = Field(description="nodes that depended on nothing")
+    missing: list[int] = Field(description="numbers that nodes depend on and no node has: those never run")
+    warnings: list[str]
+    replaced: int | None = Field(description="jobs of an older graph of that name that were cancelled; null = no such")
+
+
+class GraphRow(BaseModel):
+    """A graph and how many of its nodes are in which state."""
+
+    id: UUID
+    instance: str
+    name: str
+    state: str = Field(description="active, stalled (nothing of it can run any more), finished, cancelled or replaced")
+    priority: int
+    nodes: int
+    edges: int
+    missing: list[int]
+    created_at: datetime
+    finished_at: datetime | None
+    blocked: int
+    blocked_forever: int = Field(description="of the blocked ones; they cannot run whatever happens")
+    queued: int
+    parked: int
+    active: int = Field(description="on bots")
+    succeeded: int
+    failed: int
+    cancelled: int
+    dead: int
+
+
+class Node(BaseModel):
+    node: int
+    job: UUID | None = Field(description="null: it was over long ago and has been deleted")
+    state: str
+    depth: int
+    priority: int | None
+    waits_for: int = Field(description="dependencies that are not met")
+    missing: list[int] = Field(description="dependencies on numbers that no node has")
+    dead_end: bool = Field(description="one of its dependencies can never be met")
+    reason: str | None
+
+
+class Graph(GraphRow):
+    page: list[Node] = Field(description="nodes by number; the next page is `after` the last")
+
+
+class GraphList(BaseModel):
+    """Newest first; the next page is `before` the id of the last."""
+
+    graphs: list[GraphRow]
+
+
+class CancelledGraph(BaseModel):
+    id: UUID
+    name: str
+    state: str = Field(description="afterwards")
+    jobs: int = Field(description="that this call cancelled, or whose bots it asked to stop")
+
+
+router = APIRouter(prefix="/v1", tags=["callers"])
+
+
+@router.post("/graphs", responses=problems(400, 408, 409, 413, 415), openapi_extra=CALLERS)
+async def submit(request: Request, body: Annotated[GraphRequest, Read], caller: Caller) -> SubmittedGraph:
+    """Submit a whole graph, all or nothing, in the place of an unfinished one of its name.
+
+    400 for a circle, with the way round it, and for a number given twice. 409 as for jobs.
+    """
+    state = request.app.state
+    found: SubmittedGraph = await state.callers.call(
+        lambda: _submit(state.database, _normal(body, caller, state.estimate), caller=caller, sync=state.timing.sync)
+    )
+    return found
+
+
+@router.get("/graphs", responses=problems(400, 404), openapi_extra=CALLERS)
+async def list_graphs(
+    request: Request,
+    caller: Caller,
+    instance: str | None = None,
+    open: bool = False,
+    limit: Annotated[int, Query(ge=1, le=MAX_GRAPHS)] = 50,
+    before: Annotated[str | None, Query(max_length=200)] = None,
+) -> GraphList:
+    """Graphs, newest first; with `open` only those of which a node has not ended."""
+    wanted = None if instance is None else validation.check_name("instance", instance)
+
+    def work(connection: Connection) -> GraphList:
+        last = None if before is None else _find_graph(connection, before, caller)[0]
+        filters = {"instance": wanted, "open": open, "limit": limit, "before": last}
+        rows = jobs_queries.graph_page(connection, instances=caller.instances, filters=filters)
+        return GraphList(graphs=[GraphRow.model_validate(row) for row in rows])
+
+    found: GraphList = await request.app.state.run(work)
+    return found
+
+
+@router.get("/graphs/{id}", responses=problems(400, 404), openapi_extra=CALLERS)
+async def show(
+    request: Request,
+    id: GraphId,
+    caller: Caller,
+    instance: str | None = None,
+    after: Annotated[int, Query(ge=-1)] = -1,
+    limit: Annotated[int, Query(ge=0, le=validation.MAX_LIST)] = 100,
+) -> Graph:
+    """One graph, with a page of its nodes."""
+
+    def work(connection: Connection) -> Graph:
+        row_id, _ = _find_graph(connection, id, caller, instance=instance)
+        row = jobs_queries.graph(connection, row_id)
+        nodes = jobs_queries.nodes(connection, row_id, after=after, limit=limit)
+        return Graph.model_validate(row | {"page": nodes})
+
+    found: Graph = await request.app.state.run(work)
+    return found
+
+
+class CancelRequest(submission.RequestModel):
+    graph: str = Field(min_length=1, description="id or name; of several with one name the newest is meant")
+    instance: str | None = Field(default=None, description="if several have a graph of that name")
+
+
+@router.post("/graphs/cancel", responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS)
+async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller: Caller) -> CancelledGraph:
+    """Cancel what waits in a graph and ask bots to stop what runs. Once is as good as several times."""
+    sync = request.app.state.timing.sync
+
+    def work(connection: Connection) -> CancelledGraph:
+        _, public_id = _find_graph(
+            connection, body.graph, caller, instance=body.instance, event="leasehold.deregister_unknown_job"
+        )
+        done = cancel_graph(connection, public_id, instances=caller.instances, sync=sync, actor=caller.actor)
+        if done is None:
+            raise _not_found(body.graph)
+        details = {"graph": public_id, "jobs": done.jobs}
+        routing.audit_act(connection, caller, "graphs.cancel", subject=done.name, details=details)
+        return CancelledGraph(id=UUID(public_id), name=done.name, state=done.state, jobs=done.jobs)
+
+    answer: CancelledGraph = await request.app.state.run(work)
+    log.info("leasehold.job_deregistered", graph=str(answer.id), jobs=answer.jobs)
+    return answer
+
+
+def _normal(body: GraphRequest, caller: Principal, estimate: Estimator | None) -> dict[str, Any]:
+    instance = body.instance or caller.instance or DEFAULT_INSTANCE
+    if not caller.may_use_instance(instance):
+        raise Forbidden(f"instance: this token is for the instance '{caller.instance}' only")
+    graph = body.normal(instance=instance)
+    graph["nodes"] = [with_estimate(node, estimate, instance=instance) for node in graph["nodes"]]
+    own = [(nth, node["priority"]) for nth, node in enumerate(graph["nodes"]) if "priority" in node]
+    for place, priority in [("priority", body.priority), *((f"nodes.{nth}.priority", each) for nth, each in own)]:
+        if not caller.may_use_priority(priority):
+            raise Forbidden(f"{place}: this token may not be more urgent than {caller.priority_ceiling}")
+    return graph
+
+
+def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: float) -> SubmittedGraph:
+    def work(connection: Connection) -> graphs_moves.SubmittedGraph:
+        submission.check_points(connection, graph["nodes"], caller)
+        taken = submit_graph(connection, graph, sync=sync, actor=caller.actor)
+        if caller.is_operator:
+            details = {"graph": taken.public_id, "nodes": len(graph["nodes"]), "created": taken.created}
+            audit.write(connection, "graphs.submit", actor=caller.actor, subject=graph["instance"], details=details)
+        return taken
+
+    taken = submission.run_keyed(database, work, keyed="key" in graph)
+    if taken.created:
+        _log_submission(taken)
+    warnings = [f"no node has the numbers {_numbers(taken.missing)}: what depends on them will never become ready"]
+    return SubmittedGraph(
+        id=UUID(taken.public_id),
+        name=taken.name,
+        created=taken.created,
+        nodes=[SubmittedNode(node=node, id=UUID(job)) for node, job in taken.jobs.items()],
+        edges=taken.edges,
+        ready=taken.ready,
+        missing=list(taken.missing),
+        warnings=warnings if taken.missing else [],
+        replaced=taken.replaced,
+    )
+
+
+def _log_submission(taken: graphs_moves.SubmittedGraph) -> None:
+    if taken.replaced is not None:
+        log.warning("leasehold.duplicate_register", graph=taken.public_id, replaced_jobs=taken.replaced)
+    if taken.missing:
+        log.warning("leasehold.phantom_dependencies", graph=taken.public_id, missing=_numbers(taken.missing))
+    log.info(
+        "leasehold.job_registered", graph=taken.public_id, total_sheets=len(taken.jobs), immediately_ready=taken.ready
+    )
+
+
+def _numbers(missing: Any, most: int = 20) -> str:
+    shown = ", ".join(map(str, missing[:most]))
+    return shown if len(missing) <= most else f"{shown} and {len(missing) - most} more"
+
+
+def _find_graph(
+    connection: Connection, given: str, caller: Principal, *, instance: str | None = None, event: str | None = None
+) -> tuple[int, str]:
+    wanted = None if instance is None else validation.check_name("instance", instance)
+    found = jobs_queries.find_graph(
+        connection,
+        public_id=routing.uuid_or_none(given),
+        name=validation.check_text("id", given, 200),
+        instance=wanted,
+        instances=caller.instances,
+    )
+    if found is None:
+        if event is not None:
+            log.debug(event, graph=validation.escaped(given, 80))
+        raise _not_found(given)
+    return found
+
+
+def _not_found(given: str) -> NotFound:
+    return NotFound(f"id: there is no graph '{validation.escaped(given, 80)}'")

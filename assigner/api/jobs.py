@@ -1,0 +1,285 @@
+"""The callers' and operators' routes: submit, look, wait, cancel, and the pool at a glance.
+
+Mounted by the gateway, whose door has checked the token's kind and read the body, on a thread, as the type of the
+handler's parameter `body`. From `app.state` it takes `run` (work in a transaction, on a thread), `callers` (calls and
+reading on a thread), `polls` (long polls by topic) and `timing`.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from sqlalchemy import Connection
+from starlette.responses import Response
+
+from assigner.admission.rules import RULES, Rules
+from assigner.api import graphs, models, operations, resources, routing, submission
+from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
+from assigner.api.submission import RequestModel, SubmitRequest
+from assigner.explain import answer as answer_explain
+from assigner.queries import jobs as jobs_queries
+from assigner.queries import status as status_queries
+from schema import clock, validation
+from schema.errors import Forbidden
+from schema.moves import cancel as cancel_moves
+from schema.states import FINAL
+from schema.states import JobState as State
+
+#: Longest wait a caller may ask for, seconds.
+MAX_WAIT = 60.0
+#: Status of an answer whose caller hung up; nobody receives it.
+HUNG_UP = 499
+
+
+class CancelRequest(RequestModel):
+    ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
+    all_submissions: bool = Field(
+        default=False, description="operators only: cancel the jobs themselves, whoever else shares them"
+    )
+
+
+class WaitRequest(RequestModel):
+    ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
+    wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="seconds the answer may be held back")
+
+
+router = APIRouter(prefix="/v1", tags=["callers"])
+
+
+@router.post("/jobs", responses=problems(400, 408, 409, 413, 415), openapi_extra=CALLERS)
+async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller: Caller) -> models.SubmitAnswer:
+    """Submit a batch, all or nothing. The answer comes once the jobs are safe; a key makes a repeat harmless.
+
+    409 `key_reused` if a key was used before for another request, and `queue_full` if a label may not have so many
+    queued jobs: the same request may be taken later.
+    """
+    state = request.app.state
+
+    def work() -> models.SubmitAnswer:
+        requests = submission.normalised_requests(body.jobs, caller=caller, estimate=state.estimate)
+        taken = submission.submit(state.database, requests, caller=caller)
+        return models.SubmitAnswer(jobs=[models.SubmittedJob(id=one.public_id, created=one.created) for one in taken])
+
+    found: models.SubmitAnswer = await state.callers.call(work)
+    return found
+
+
+@router.get("/jobs/{id}", responses=problems(404), openapi_extra=CALLERS)
+async def show(request: Request, id: JobId, caller: Caller) -> models.Job:
+    """Everything about one job; of a queued one also why it does not run."""
+
+    def work(connection: Connection) -> models.Job:
+        row = jobs_queries.job(connection, routing.job_id(id), instances=caller.instances)
+        if row is None:
+            raise routing.not_found(id)
+        routing.audit_access(connection, caller, "job.read", subject=str(row["id"]))
+        events = answer_explain.visible_events(
+            row["events"], instance=row["instance"], everything=caller.instances is None
+        )
+        held_up = answer_explain.blocking_reason(
+            connection, row["row_id"], cooldown=request.app.state.sync_service.cooldown
+        )
+        return models.job(row | {"events": events, "held_up": held_up})
+
+    found: models.Job = await request.app.state.run(work)
+    return found
+
+
+@router.get("/jobs", responses=problems(400, 404), openapi_extra=CALLERS)
+async def list_jobs(
+    request: Request,
+    caller: Caller,
+    instance: str | None = None,
+    state: State | None = None,
+    label: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=validation.MAX_LIST)] = 100,
+    before: Annotated[str | None, Query(max_length=200)] = None,
+) -> models.JobList:
+    """Jobs, newest first."""
+    filters: dict[str, Any] = {
+        "instance": None if instance is None else validation.check_name("instance", instance),
+        "state": None if state is None else state.value,
+        "label": None if label is None else validation.check_text("label", label, validation.MAX_LABEL),
+        "limit": limit,
+    }
+
+    def work(connection: Connection) -> models.JobList:
+        last = None
+        if before is not None:
+            last = jobs_queries.job_row_id(connection, routing.job_id(before), instances=caller.instances)
+            if last is None:
+                raise routing.not_found(before)
+        rows = jobs_queries.job_page(connection, instances=caller.instances, filters=filters | {"before": last})
+        return models.JobList(jobs=[models.JobRow.model_validate(row) for row in rows])
+
+    found: models.JobList = await request.app.state.run(work)
+    return found
+
+
+@router.post("/jobs/cancel", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=IDS)
+async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller: Caller) -> models.CancelAnswer:
+    """Cancel jobs. 404 only if none of them exists; otherwise an absent one has the state null.
+
+    A job that other submissions share goes on until the last of them is cancelled.
+
+    409 `already_final` if all of them exist and had ended before, none by a cancel: their results are kept.
+    """
+    sync, all_submissions = request.app.state.timing.sync, body.all_submissions
+    if all_submissions and not caller.is_operator:
+        raise Forbidden("all_submissions: is for operators")
+
+    def work(connection: Connection) -> models.CancelAnswer:
+        known = {given: routing.uuid_or_none(given) for given in body.ids}
+        wanted = sorted({job for job in known.values() if job is not None})
+        done = cancel_moves.cancel(
+            connection,
+            wanted,
+            instances=caller.instances,
+            sync=sync,
+            actor=caller.actor,
+            all_submissions=all_submissions,
+        )
+        found = {job.public_id: job for job in done if job.state is not None}
+        if not found:
+            raise routing.not_found(body.ids[0])
+        if all(job in found for job in known.values()):
+            routing.refuse_if_over(list(found.values()))
+        changed = sum(job.changed for job in found.values())
+        routing.audit_act(
+            connection,
+            caller,
+            "jobs.cancel",
+            subject=next(iter(found)),
+            details={"jobs": changed} | ({"all_submissions": True} if all_submissions else {}),
+        )
+        return models.CancelAnswer(
+            jobs=[routing.cancelled_answer(given, found.get(known[given] or "")) for given in body.ids]
+        )
+
+    answer: models.CancelAnswer = await request.app.state.run(work)
+    return answer
+
+
+@router.post(
+    "/jobs/wait", response_model=models.WaitAnswer, responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS
+)
+async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Caller) -> models.WaitAnswer | Response:
+    """The state of jobs, as soon as all are final or `wait` seconds have passed. 404 names one that is absent."""
+    state = request.app.state
+    ids = await state.callers.read(lambda: list(dict.fromkeys(routing.job_id(given) for given in body.ids)))
+    deadline = clock.monotonic() + min(body.wait, state.max_wait)
+    found: dict[str, dict[str, Any]] = {}
+    asked: Sequence[str] = ids
+    pending: dict[str, set[str]] = {}  # by job, which is what has news
+    async with state.polls.topic("done", routing.read_progress, run=state.run).watch(request) as watch:
+        while True:
+            found |= await state.run(routing.read_states(asked, caller, noted=not found))
+            for each in asked:
+                mine = pending.setdefault(str(found[each]["job"]), set())
+                (mine.discard if found[each]["state"] in FINAL else mine.add)(each)
+            for job in {str(found[each]["job"]) for each in asked}:
+                if not pending[job]:
+                    watch.drop(job)
+                elif job not in watch.keys:
+                    watch.add(job, routing.any_final(pending[job]))
+            left = deadline - clock.monotonic()
+            if not watch.keys or left <= 0 or state.polls.stopping:
+                break
+            asked = [each for job in await watch.wait(left) if job in watch.keys for each in pending[job]]
+            if watch.gone:
+                return Response(status_code=HUNG_UP)
+            if not asked and clock.monotonic() >= deadline:
+                break
+    jobs = [models.JobState.model_validate(found[job]) for job in ids]
+    return models.WaitAnswer(jobs=jobs, done=all(job.state in FINAL for job in jobs))
+
+
+@router.get("/jobs/{id}/output", response_model=models.OutputAnswer, responses=problems(404), openapi_extra=CALLERS)
+async def output(
+    request: Request,
+    id: JobId,
+    caller: Caller,
+    start: Annotated[int, Query(ge=0, le=validation.MAX_OUTPUT_BYTES)] = 0,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0,
+) -> models.OutputAnswer | Response:
+    """Output from offset `start`, held back up to `wait` seconds while there is none and the job is not final."""
+    state = request.app.state
+    job = routing.job_id(id)
+    if wait == 0:
+        found: models.OutputAnswer
+        _, found = await state.run(routing.read_output(job, caller, start, noted=True))
+        return found
+    deadline = clock.monotonic() + min(wait, state.max_wait)
+    async with state.polls.topic("done", routing.read_progress, run=state.run).watch(request) as watch:
+        attempt: int | None = None
+        over = routing.any_final({job})
+
+        def news(now: routing.Progress) -> bool:
+            return over(now) or now.written > start or now.attempt != attempt
+
+        while True:
+            shared, found = await state.run(routing.read_output(job, caller, start, noted=attempt is None))
+            if shared not in watch.keys:
+                watch.add(shared, news)
+            restarted = attempt is not None and found.attempt != attempt
+            attempt = found.attempt
+            left = deadline - clock.monotonic()
+            if found.data or found.final or restarted or left <= 0 or state.polls.stopping:
+                return found
+            await watch.wait(left)
+            if watch.gone:
+                return Response(status_code=HUNG_UP)
+
+
+@router.get("/status", responses=problems(), openapi_extra=CALLERS)
+async def status(request: Request, caller: Caller) -> models.PoolStatus:
+    """The pool at a glance."""
+    state = request.app.state
+    found = await state.run(
+        lambda connection: status_queries.pool_status(
+            connection, instances=caller.instances, cooldown=state.sync_service.cooldown
+        )
+    )
+    return models.status_answer(found)
+
+
+@router.get("/bots", responses=problems(400), openapi_extra=OPERATORS)
+async def bots(
+    request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=validation.MAX_BATCH)] = 1000
+) -> models.BotList:
+    """Every bot the pool knows, by name."""
+    validation.check_text("after", after, 63)
+    rows = await request.app.state.run(lambda connection: jobs_queries.bots(connection, after=after, limit=limit))
+    return models.BotList(bots=[models.Bot.model_validate(row) for row in rows])
+
+
+#: Everything that callers and operators may ask for here.
+@router.get("/jobs/{id}/explain", responses=problems(404), openapi_extra=CALLERS)
+async def explain_job(request: Request, id: JobId, caller: Caller) -> answer_explain.Explanation:
+    """Why a job runs where it runs, or why it does not run: every gate with its evidence, and what would start it.
+
+    Everybody is told which bots had the job. A submitter is told of no other bot by name, of no other tenant, and has
+    only those bots counted that serve its instance. Of a submission that was cancelled, only that is told.
+    """
+    cooldown: float = request.app.state.sync_service.cooldown
+    rules: Rules = getattr(request.app.state, "rules", RULES)
+
+    def work(connection: Connection) -> answer_explain.Explanation:
+        found = answer_explain.explain(
+            connection, routing.job_id(id), instances=caller.instances, cooldown=cooldown, rules=rules
+        )
+        if found is None:
+            raise routing.not_found(id)
+        return found
+
+    found: answer_explain.Explanation = await request.app.state.run(work)
+    return found
+
+
+ROUTERS = (
+    router,
+    graphs.router,
+    operations.router,
+    resources.router,
+)

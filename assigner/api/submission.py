@@ -1,0 +1,178 @@
+"""What callers submit: which of it their token allows, and the one keyed transaction that takes it."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from sqlalchemy import Connection
+
+from assigner.estimation import Estimator, with_estimate
+from schema import audit, validation
+from schema.errors import BadInput, Forbidden, NotReady
+from schema.moves import submit as submit_moves
+from schema.moves.submit import Submitted, submit_alone
+from schema.policy import priority_classes
+from schema.postgres.engine import Database
+from schema.requests import DEFAULT_INSTANCE, JobRequest, flat_all
+from schema.tenancy.tokens import Principal
+
+T = TypeVar("T")
+
+
+class RequestModel(BaseModel):
+    """Requests are immutable, refuse unknown fields, and take no value of another type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SubmitRequest(RequestModel):
+    """A batch: all of it is taken, or none."""
+
+    jobs: list[JobRequest] = Field(min_length=1, max_length=validation.MAX_BATCH, fail_fast=True)
+
+    _flat = field_validator("jobs", mode="before")(flat_all)
+
+
+class OutcomeUnknown(NotReady):
+    """The database may or may not keep what was submitted."""
+
+    code = "outcome_unknown"
+
+    def __init__(self) -> None:
+        super().__init__("the outcome of the submit is unknown: submit again with the same keys")
+
+
+def normalised_requests(
+    jobs: Sequence[JobRequest], *, caller: Principal, estimate: Estimator | None = None
+) -> list[dict[str, Any]]:
+    """The requests as `moves.submit` takes them; `estimate` says what a job is expected to cost that does not say so
+    itself. Raises BadInput, or Forbidden, naming the job and the field."""
+    return [with_estimate(_normal(f"jobs.{index}", job, caller), estimate) for index, job in enumerate(jobs)]
+
+
+def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:
+    """Take all requests in one transaction and return once they are safe. One that has a key comes in one round trip.
+
+    Raises OutcomeUnknown when the commit came with a warning, which is how PostgreSQL tells that the wait for a
+    synchronous standby was cut short, and when the connection was lost around the commit of a batch in which a
+    request has no key, because trying again could then double it. Raises Conflict `key_reused`.
+    """
+    keyed = all(request["key"] is not None for request in requests)
+    attempt = _Attempt(keyed=keyed)
+
+    def alone(driver: "psycopg.Connection[Any]") -> list[Submitted]:
+        attempt.begin(driver)
+        attempt.commit()
+        return [submit_alone(driver, requests[0], actor=caller.actor)]
+
+    def work(connection: Connection) -> list[Submitted]:
+        check_points(connection, requests, caller)
+        taken = submit_moves.submit(connection, requests, actor=caller.actor)
+        if caller.is_operator:
+            names = sorted({request["instance"] for request in requests})
+            created = sum(job.created for job in taken)
+            details = {"jobs": len(taken), "created": created, "instances": names[:20]}
+            audit.write(connection, "jobs.submit", actor=caller.actor, subject=names[0], details=details)
+        return taken
+
+    # Without a key, only a commit of its own tells a statement that may have happened from one that did not.
+    if len(requests) == 1 and keyed and not caller.is_operator and not _priced_by_class(requests, caller):
+        return _watched(lambda: database.run_alone(alone), attempt)
+    return run_keyed(database, work, keyed=keyed)
+
+
+def run_keyed(database: Database, work: Callable[[Connection], T], *, keyed: bool) -> T:
+    """Run what submits something in one transaction and return once it is safe. `keyed`: doing it again is harmless.
+
+    Raises OutcomeUnknown as `submit` does.
+    """
+    attempt = _Attempt(keyed=keyed)
+
+    def once(connection: Connection) -> T:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        attempt.begin(driver)
+        taken = work(connection)
+        attempt.commit()
+        return taken
+
+    return _watched(lambda: database.run(once), attempt)
+
+
+def _watched(submitting: Callable[[], T], attempt: "_Attempt") -> T:
+    try:
+        taken = submitting()
+    except NotReady:
+        if attempt.committing:
+            raise OutcomeUnknown from None
+        raise
+    finally:
+        attempt.close()
+    if attempt.warned:
+        raise OutcomeUnknown
+    return taken
+
+
+class _Attempt:
+    """Watches one submit's connection from the moment it commits."""
+
+    def __init__(self, *, keyed: bool) -> None:
+        self._keyed = keyed
+        self._thread = threading.get_ident()
+        self._connection: psycopg.Connection[Any] | None = None
+        self.committing = False
+        self.warned = False
+
+    def begin(self, driver: "psycopg.Connection[Any]") -> None:
+        if self.committing and not self._keyed:
+            raise OutcomeUnknown
+        self.close()
+        self.committing = False
+        self._connection = driver
+        driver.add_notice_handler(self._notice)
+
+    def commit(self) -> None:
+        """All statements succeeded; what follows is the commit."""
+        self.committing = True
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.remove_notice_handler(self._notice)
+            self._connection = None
+
+    def _notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        # Another thread may already use the connection when its handler is taken off.
+        if self.committing and threading.get_ident() == self._thread:
+            self.warned = self.warned or (notice.severity_nonlocalized or notice.severity) == "WARNING"
+
+
+def _priced_by_class(requests: Sequence[dict[str, Any]], caller: Principal) -> list[dict[str, Any]]:
+    """Those whose class or service level decides how urgent they are, of a caller who may not be as urgent as it likes.
+
+    Only the database knows what those are worth.
+    """
+    if caller.priority_ceiling is None:
+        return []
+    return [each for each in requests if "priority" not in each and each.get("own", {}).keys() & {"class", "level"}]
+
+
+def check_points(connection: Connection, requests: Sequence[dict[str, Any]], caller: Principal) -> None:
+    """Raises Forbidden for a class or a service level that is more urgent than the caller may be."""
+    for request in _priced_by_class(requests, caller):
+        if not caller.may_use_priority(priority_classes.priority_of(connection, request["own"])):
+            raise Forbidden(f"jobs: this token may not be more urgent than {caller.priority_ceiling}")
+
+
+def _normal(place: str, job: JobRequest, caller: Principal) -> dict[str, Any]:
+    instance = job.instance or caller.instance or DEFAULT_INSTANCE
+    if not caller.may_use_instance(instance):
+        raise Forbidden(f"{place}.instance: this token is for the instance '{caller.instance}' only")
+    try:
+        normal = job.normal(instance=instance)
+    except BadInput as refused:
+        raise BadInput(f"{place}.{refused.field}", refused.reason) from None
+    if "priority" in normal and not caller.may_use_priority(normal["priority"]):
+        raise Forbidden(f"{place}.priority: this token may not be more urgent than {caller.priority_ceiling}")
+    return normal

@@ -1,0 +1,55 @@
+"""Errors become one line on standard error and an exit code."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from schema.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
+
+
+def run(command: click.Command, arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code.
+
+    0; 1 for a failure; 2 for bad input, also for one that contradicts what is stored; 3 for a database that is not
+    ready; 130 after Ctrl-C.
+    """
+    try:
+        code = command.main(args=list(arguments), prog_name="leasehold", standalone_mode=False)
+        sys.stdout.flush()
+        return code if type(code) is int else 0
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        return _complain(_click_message(error), code=2)
+    except QueueFull as error:
+        return _complain(str(error), code=1)
+    except (BadInput, NotFound, Conflict, Unauthorised) as error:
+        return _complain(str(error), code=2)
+    except NotReady as error:
+        return _complain(str(error), code=3)
+    except LeaseholdError as error:
+        return _complain(str(error), code=1)
+    except BrokenPipeError:
+        # The interpreter would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), code=1)
+
+
+def _click_message(error: click.ClickException) -> str:
+    """click's words in our form, `field: reason`."""
+    if not isinstance(error, click.BadParameter) or error.param is None:
+        return error.format_message()
+    option = error.param
+    field = option.opts[-1] if isinstance(option, click.Option) else option.human_readable_name
+    return f"{field}: {'is missing' if isinstance(error, click.MissingParameter) else error.message}"
+
+
+def _complain(text: str, *, code: int) -> int:
+    """One line, unless it is the help that was asked for by giving no command."""
+    is_help = text.startswith("Usage:")
+    click.echo(text if is_help else "error: " + " ".join(text.split("\n")).strip(), err=True)
+    return code

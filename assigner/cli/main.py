@@ -1,0 +1,318 @@
+"""The console script `leasehold`: the composition root, and the one file that knows both wings of the house."""
+
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+
+import click
+
+from assigner.cli import errors
+from bots.cli import jobs as jobs_cli
+from bots.cli import options
+from schema import clock
+from schema.errors import BadInput
+
+if TYPE_CHECKING:
+    from assigner.settings import Installation, PoolSettings
+    from bots.agent.agent import AgentSettings
+
+#: Where the configuration is looked for if nobody says where it is.
+CONFIG_PLACES = (Path("leasehold.toml"), Path("/etc/leasehold/leasehold.toml"))
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+@cache
+def sections() -> "type[PoolSettings]":
+    """The model of the whole configuration file, which has sections of both wings."""
+    from pydantic import Field
+
+    from assigner.settings import PoolSettings
+    from bots.agent.agent import AgentSettings
+    from bots.gateway.server import GatewaySettings
+    from bots.sync.fetch import FetchSettings
+
+    class Settings(PoolSettings):
+        fetch: FetchSettings = Field(default_factory=FetchSettings)
+        gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+        bot: AgentSettings = Field(default_factory=AgentSettings)
+
+    return Settings
+
+
+class Root(click.Group):
+    """Imports what knows the database only for a command that needs it: a `leasehold submit` in a shell loop should not
+    take a second to start. Operators' commands go to a gateway, as those of callers do, with the same options."""
+
+    LATER: ClassVar[Mapping[str, str]] = {
+        "up": "assigner.cli.up:up",
+        "assign": "assigner.cli.up:assign",
+        "config": "assigner.cli.operator:config_group",
+        "db": "assigner.cli.operator:db_group",
+        "token": "assigner.cli.operator:token_group",
+    }
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        from assigner.cli import operations
+
+        return sorted([*super().list_commands(context), *self.LATER, *operations.names()])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.LATER:
+            return super().get_command(context, name) or self._of_operators(name)
+        module, _, attribute = self.LATER[name].partition(":")
+        found = getattr(import_module(module), attribute)
+        assert isinstance(found, click.Command)
+        return found
+
+    @staticmethod
+    def _of_operators(name: str) -> click.Command | None:
+        from assigner.cli import operations
+
+        return operations.command(name, options.caller_options)
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="LEASEHOLD_DATA",
+    help="Data directory [env LEASEHOLD_DATA; default: ~/.local/share/leasehold, for root /var/lib/leasehold].",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_CONFIG",
+    help="Configuration [env LEASEHOLD_CONFIG; default: ./leasehold.toml, /etc/leasehold/leasehold.toml, if there].",
+)
+@click.version_option(package_name="leasehold")
+@click.pass_context
+def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
+    """A worker pool whose only moving part is PostgreSQL."""
+    if context.invoked_subcommand not in {*Root.LATER, "demo", "gateway", "bot"}:
+        return  # it goes to a gateway
+    from assigner import logs
+    from assigner import settings as settings_assigner
+
+    logs.to_stderr("ERROR")
+    found = config or next((place for place in CONFIG_PLACES if place.is_file()), None)
+    context.obj = settings_assigner.Installation(
+        data=(data or options.default_data()).absolute(),
+        config=found,
+        sections=sections(),
+        environ=os.environ,
+        at_home=data is None,
+    )
+
+
+@cli.command(name="demo")
+@click.option("--jobs", type=click.IntRange(min=1), help="At most so many jobs [one for each module].")
+@click.option("--assigners", type=click.IntRange(1, 100), default=2, show_default=True, help="Assigner processes.")
+@click.option("--keep", is_flag=True, help="Leave the pool up afterwards, until Ctrl-C.")
+@as_json
+@click.pass_obj
+@click.pass_context
+def demo_command(
+    context: click.Context, installation: "Installation", jobs: int | None, assigners: int, keep: bool, as_json: bool
+) -> None:
+    """Compile Python's standard library on a pool of its own and check every result.
+
+    It runs in a temporary directory and without a configuration file, unless --data or --config say otherwise.
+    """
+    from assigner.loops import Loop
+    from assigner.process.local_pool import LocalBot, local_pool
+    from bots.demo import demo
+    from schema.postgres import embedded
+
+    chance = random.SystemRandom()
+    with ExitStack() as stack:
+        if not _given(context, "data"):
+            data = embedded.scratch("leasehold-demo-")
+            stack.callback(shutil.rmtree, data, ignore_errors=True)
+            installation = replace(installation, data=data)
+        if not _given(context, "config"):
+            environ = {**installation.environ, "LEASEHOLD_QUOTAS_PREEMPTION_DELAY": f"{demo.PREEMPTION_DELAY}"}
+            installation = replace(installation, config=None, environ=environ)
+        wanted = [
+            LocalBot(name=bot.name, capacity=bot.capacity, priority=bot.priority, properties=bot.properties)
+            for bot in demo.bots_wanted()
+        ]
+        if not as_json:
+            click.echo(f"starting PostgreSQL, {assigners} assigners, a gateway and {len(wanted)} bots …", err=True)
+        pool = stack.enter_context(
+            local_pool(
+                installation,
+                assigners=assigners,
+                bots=wanted,
+                report=partial(click.echo, err=True),
+                chance=chance,
+                port=0,
+            )
+        )
+        keeper = Loop("pool", pool.run_once, chance=random.Random(chance.getrandbits(64)))
+        keeper.start()
+        stack.callback(keeper.stop)
+        demo.run(pool, demo.Options(jobs=jobs, json=as_json, keep=keep), chance=chance)
+
+
+def _given(context: click.Context, name: str) -> bool:
+    """Whether a global option stands on the command line itself."""
+    return context.find_root().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+@cli.command(name="gateway")
+@click.pass_obj
+def gateway_command(installation: "Installation") -> int:
+    """Run one gateway."""
+    import structlog
+
+    from assigner import logs
+    from assigner.api import backlog
+    from assigner.api import jobs as jobs_api
+    from assigner.process.local_pool import write_file
+    from assigner.process.threads import rules_from
+    from bots.gateway import app as app_gateway
+    from bots.gateway import server
+    from bots.sync.settle import SyncService
+    from schema.postgres.notify import Wakeups
+
+    logs.to_stderr("INFO")
+    settings: Any = installation.settings
+    url_file = installation.data / "gateway.url"
+
+    stopped_by: list[int] = []
+
+    class Server(server.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            stopped_by.append(sig)
+            super().handle_exit(sig, frame)
+
+    def on_ready(url: str) -> None:
+        url_file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(url_file, url + "\n", mode=0o644)
+        structlog.get_logger().info("gateway listens", url=url)
+
+    with installation.ready_database("gateway") as database, ExitStack() as stack:
+        wakeups = Wakeups(database)
+        wakeups.start()
+        stack.callback(wakeups.stop)
+        sync_service = SyncService(
+            database,
+            timing=settings.timing,
+            fetch=settings.fetch,
+            now=clock.monotonic,
+            cooldown=settings.quotas.eviction_cooldown,
+        )
+        app = app_gateway.build(
+            database,
+            sync_service,
+            settings.gateway,
+            timing=settings.timing,
+            wakeups=wakeups,
+            routers=[*jobs_api.ROUTERS, backlog.router],
+            estimate=settings.estimates.estimate,
+        )
+        app.state.rules = rules_from(settings)
+        Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
+    return 130 if signal.SIGINT in stopped_by else 0
+
+
+def _units(_context: click.Context, option: click.Parameter, value: str | None) -> int | str | None:
+    """A number, or `auto`."""
+    if value is None or value == "auto":
+        return value
+    found: int = click.INT(value, option)
+    return found
+
+
+@cli.command(name="bot")
+@click.option("--name", metavar="NAME", help="Who it is to the pool; the newer of two with one name wins.")
+@click.option("--capacity", callback=_units, metavar="UNITS", help="Units of work it holds at once, or auto.")
+@click.option("--priority", type=int, help="Lower = preferred by assigners.")
+@click.option("--resource", "resources", multiple=True, metavar="KIND=AMOUNT", help="What it has of it; repeatable.")
+@click.option("--property", "properties", multiple=True, metavar="KEY=VALUE", help="What it offers; repeatable.")
+@click.option("--instance", metavar="NAME", help="Serve only this instance.")
+@click.option("--pool", metavar="NAME", help="Serve the instances of this pool.")
+@click.option("--label", "labels", multiple=True, metavar="TEXT", help="Decides its cohort; repeatable.")
+@click.option("--url", metavar="URL", help="The gateway [env LEASEHOLD_URL; default: <data>/gateway.url].")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the bot's token, mode 600 [env LEASEHOLD_TOKEN holds a token; default: <data>/bot.token].",
+)
+@click.option("--insecure", is_flag=True, envvar="LEASEHOLD_INSECURE", help="Allow http:// to another machine.")
+@click.pass_obj
+def bot_command(
+    installation: "Installation", /, url: str | None, token_file: Path | None, insecure: bool, **given: Any
+) -> int:
+    """Run one bot. The options override the [bot] section of the configuration."""
+    from assigner import logs
+    from assigner.cli.operator import pairs
+    from bots.agent.agent import Agent
+    from schema.validation import normal_properties
+
+    logs.to_stderr("INFO")
+    settings: AgentSettings = cast(Any, installation.settings).bot
+    if given["properties"]:
+        given["properties"] = normal_properties("--property", pairs(given["properties"], option="--property"))
+    if given["resources"]:
+        amounts = pairs(given["resources"], option="--resource")
+        given["resources"] = {kind: values[-1] for kind, values in amounts.items()}
+    if given["capacity"] is not None:
+        given["auto_capacity"] = given["capacity"] == "auto"
+        given["capacity"] = None if given["auto_capacity"] else given["capacity"]
+    settings = _overridden(settings, {key: value for key, value in given.items() if value not in (None, ())})
+    if token_file is None and "LEASEHOLD_TOKEN" not in installation.environ:
+        token_file = installation.data / "bot.token"
+    address = url or installation.environ.get("LEASEHOLD_URL") or settings.url
+    who = options.Caller(url=address, token_file=token_file, data=installation.data, insecure=insecure)
+    return Agent(settings, who.address(), who.token()).run()
+
+
+def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSettings":
+    from pydantic import ValidationError
+
+    try:
+        return type(settings).model_validate({**settings.model_dump(), **given})
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)[0]
+        field = (
+            {"labels": "label", "resources": "resource"}.get(str(details["loc"][0]), str(details["loc"][0]))
+            if details["loc"]
+            else "pool"
+        )
+        raise BadInput(
+            f"--{field}", details["msg"].replace("Input should", "must").removeprefix("Value error, ")
+        ) from None
+
+
+for command in jobs_cli.COMMANDS:
+    cli.add_command(command)
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(143)
+
+
+def main() -> None:
+    """The console script."""
+    if "LEASEHOLD_PARENT" in os.environ:
+        from assigner.process.children import follow_parent
+
+        follow_parent()
+    signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(errors.run(cli, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The commands of operators beside those that set things: drains, assigner processes, and where reports belong."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from urllib.parse import quote
+
+import click
+
+from assigner.cli import reports
+from assigner.cli.output import Caller, Calling, Gateway, duration, print_json, print_table, reason_option
+from assigner.cli.resources import group, set_command
+from assigner.operator_resources.limits import POOL_LIMITS
+from assigner.operator_resources.priorities import CLASS_LIMITS
+from assigner.operator_resources.registry import RESOURCES
+from assigner.operator_resources.tenancy import OWNER_QUOTAS, PROJECT_QUOTAS
+from schema import clock
+from schema.errors import LeaseholdError
+from schema.tenancy import drains
+from schema.validation import check_name, escaped
+
+#: Seconds between two looks at whether a drain is done.
+LOOK = 0.5
+#: What `--wait` waits for in an assigner process.
+OUT_OF_SERVICE = ("drained", "stopped", "dead")
+
+
+def command(name: str, calling: Calling) -> click.Command | None:
+    """The command of this name that goes to a gateway as an operator's, None if there is none."""
+    if name in COMMANDS:
+        return COMMANDS[name](calling)
+    found = next((each for each in RESOURCES if each.name == name), None)
+    if found is None:
+        return None
+    made = group(found, calling)
+    for extra in EXTRAS.get(name, ()):
+        made.add_command(extra(calling))
+    return made
+
+
+def names() -> list[str]:
+    """The names of these commands."""
+    return [*COMMANDS, *(each.name for each in RESOURCES)]
+
+
+def _drain_instance(calling: Calling) -> click.Command:
+    @click.command("drain")
+    @click.argument("name")
+    @click.option(
+        "--deadline",
+        callback=duration,
+        metavar="TIME",
+        help="Stop what still runs after seconds, or like 15m or 2h [never].",
+    )
+    @click.option("--wait", is_flag=True, help="Wait until it runs nothing; Ctrl-C ends the waiting only.")
+    @reason_option
+    @calling
+    def command(caller: Caller, /, name: str, deadline: float | None, wait: bool, reason: str) -> None:
+        """Start no more jobs of an instance. Its jobs stay queued; what runs may end, or is queued again."""
+        check_name("NAME", name)
+        drains.check_deadline("--deadline", deadline, draining=True)
+        wish = {"draining": True, "reason": reason} | ({} if deadline is None else {"deadline": deadline})
+        with caller.client() as gateway:
+            gateway.call("POST", f"/v1/instances/{name}/drain", body=wish)
+            while wait and (leases := gateway.call("GET", f"/v1/instances/{name}/drain")["leases"]) != 0:
+                if leases is None:
+                    raise LeaseholdError(f"instance '{name}' is drained no more: somebody has taken that back")
+                clock.sleep(LOOK)
+        _told(caller, name, draining=True, done="runs nothing any more" if wait else "starts no more jobs")
+
+    return command
+
+
+def _undrain_instance(calling: Calling) -> click.Command:
+    @click.command("undrain")
+    @click.argument("name")
+    @reason_option
+    @calling
+    def command(caller: Caller, /, name: str, reason: str) -> None:
+        """Start jobs of an instance again."""
+        check_name("NAME", name)
+        with caller.client() as gateway:
+            gateway.call("POST", f"/v1/instances/{name}/drain", body={"draining": False, "reason": reason})
+        _told(caller, name, draining=False, done="starts jobs again")
+
+    return command
+
+
+def assigners(calling: Calling) -> click.Command:
+    """The group `assigners`."""
+
+    @click.group("assigners", invoke_without_command=True)
+    @click.pass_context
+    @calling
+    def group(caller: Caller, context: click.Context, /) -> None:
+        """List the assigner processes of the last day, or take one of them out of service."""
+        if context.invoked_subcommand is None:
+            _list_assigners(caller)
+
+    @group.command("list")
+    @calling
+    def listing(caller: Caller, /) -> None:
+        """List the assigner processes of the last day."""
+        _list_assigners(caller)
+
+    @group.command("show")
+    @click.argument("name")
+    @calling
+    def show(caller: Caller, /, name: str) -> None:
+        """Show one assigner process."""
+        with caller.client() as gateway:
+            found = gateway.call("GET", _assigner(name))
+        print_json(found) if caller.json else print_table(["setting", "value"], list(found.items()))
+
+    @group.command("drain")
+    @click.argument("name")
+    @click.option("--wait", is_flag=True, help="Wait until it places nothing; Ctrl-C ends the waiting only.")
+    @reason_option
+    @calling
+    def drain(caller: Caller, /, name: str, wait: bool, reason: str) -> None:
+        """Let an assigner process place no more jobs; its upkeep goes on. It obeys within seconds."""
+        with caller.client() as gateway:
+            gateway.call("POST", _assigner(name) + "/drain", body={"draining": True, "reason": reason})
+            while wait and _state(gateway, name) not in OUT_OF_SERVICE:
+                clock.sleep(LOOK)
+        done = "places nothing any more" if wait else "is asked to place nothing"
+        _told(caller, name, draining=True, done=done)
+
+    @group.command("undrain")
+    @click.argument("name")
+    @reason_option
+    @calling
+    def undrain(caller: Caller, /, name: str, reason: str) -> None:
+        """Let an assigner process place jobs again."""
+        with caller.client() as gateway:
+            gateway.call("POST", _assigner(name) + "/drain", body={"draining": False, "reason": reason})
+        _told(caller, name, draining=False, done="may place jobs again")
+
+    return group
+
+
+def _list_assigners(caller: Caller) -> None:
+    with caller.client() as gateway:
+        found = gateway.call("GET", "/v1/assigners")["assigners"]
+    if caller.json:
+        print_json(found)
+        return
+    rows = [
+        (each["name"], each["state"], *(_short(each[time]) for time in ("started_at", "seen_at"))) for each in found
+    ]
+    print_table(["name", "state", "started", "seen"], rows)
+
+
+def _assigner(name: str) -> str:
+    return "/v1/assigners/" + quote(name, safe="").replace(".", "%2E")
+
+
+def _state(gateway: Gateway, name: str) -> str:
+    """Raises LeaseholdError if the drain was taken back."""
+    found = gateway.call("GET", _assigner(name))
+    if not found["draining"]:
+        raise LeaseholdError(f"assigner '{escaped(name, 63)}' is drained no more: somebody has taken that back")
+    return str(found["state"])
+
+
+def _told(caller: Caller, name: str, *, draining: bool, done: str) -> None:
+    print_json({"name": name, "draining": draining}) if caller.json else click.echo(f"{name} {done}")
+
+
+def _short(time: str) -> str:
+    return datetime.fromisoformat(time).isoformat(sep=" ", timespec="seconds")
+
+
+#: What else may be done with a resource.
+EXTRAS: Mapping[str, Sequence[Callable[[Calling], click.Command]]] = {
+    "instance": (
+        _drain_instance,
+        _undrain_instance,
+        reports.show_usage,
+        partial(set_command, POOL_LIMITS, name="limit-all"),
+    ),
+    "quota": (partial(set_command, OWNER_QUOTAS, name="owner"), partial(set_command, PROJECT_QUOTAS, name="project")),
+    "class": (partial(set_command, CLASS_LIMITS, name="limit"), reports.class_report),
+    "meter": (reports.pattern, reports.forecast),
+}
+#: What is no group of a resource.
+COMMANDS: Mapping[str, Callable[[Calling], click.Command]] = {"assigners": assigners, "report": reports.report}

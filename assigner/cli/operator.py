@@ -1,0 +1,285 @@
+"""The operator's commands that need no gateway: configuration, database, tokens."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import BaseModel
+
+from assigner.cli.output import as_json, duration, print_json, print_table
+from assigner.config import loading
+from assigner.placement import strategy
+from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
+from schema.diagnostics import doctor, invariants
+from schema.diagnostics.checks import Check, Verdict
+from schema.errors import BadInput, LeaseholdError
+from schema.postgres import migrate
+from schema.tenancy import tokens
+from schema.validation import escaped
+
+pass_installation = click.make_pass_decorator(Installation)
+
+
+@click.group("config")
+def config_group() -> None:
+    """The configuration file."""
+
+
+@config_group.command("check")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@as_json
+@pass_installation
+def check_config(installation: Installation, file: Path | None, as_json: bool) -> None:
+    """Check FILE, or the file that would be used, and the environment, without starting anything."""
+    path = file or installation.config
+    settings = loading.load(path, installation.sections, installation.environ)
+    found, notes = warnings(settings), dominance(settings)
+    if as_json:
+        print_json({"file": None if path is None else str(path), "ok": True, "warnings": found, "notes": notes})
+        return
+    for note in notes:
+        click.echo(note)
+    for warning in found:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"{path or 'the defaults'}: ok")
+
+
+@config_group.command("show")
+@as_json
+@pass_installation
+def show_config(installation: Installation, as_json: bool) -> None:
+    """Print every setting as it would be used, with defaults filled in and passwords hidden."""
+    shown = loading.masked(installation.settings)
+    if as_json:
+        print_json(shown)
+    else:
+        click.echo(loading.as_toml(shown), nl=False)
+
+
+def warnings(settings: PoolSettings) -> list[str]:
+    """What is legal but probably not meant."""
+    found = []
+    bot: BaseModel | None = getattr(settings, "bot", None)
+    capacity = getattr(bot, "capacity", None)
+    for n, assigner in enumerate(settings.assigners):
+        if assigner.strategy.wants_success and not settings.success.statistics:
+            found.append(
+                f"assigners[{n}].strategy: it goes by the success of bots, which success.statistics does not turn on"
+            )
+        weights, term = assigner.strategy.weights, assigner.strategy.capacity_term
+        units = strategy.outweighing_units(weights, term)
+        most = 1 if term == "normalised" else capacity
+        if units is not None and isinstance(most, int) and most >= units:
+            whole = "a wholly free bot" if term == "normalised" else f"bot.capacity {capacity}"
+            found.append(
+                f"assigners[{n}].strategy.weights: free capacity can outweigh bot priority: {whole} x "
+                f"capacity {abs(weights.capacity):g} is more than priority {abs(weights.priority):g}"
+            )
+    return found
+
+
+def dominance(settings: PoolSettings) -> list[str]:
+    """For each kind of assigner, which term of a bot's score can dominate the others."""
+    return [
+        f"assigners[{n}].strategy.weights: {strategy.dominance(each.strategy.weights, each.strategy.capacity_term)}"
+        for n, each in enumerate(settings.assigners)
+    ]
+
+
+@click.group("db")
+def db_group() -> None:
+    """The database."""
+
+
+@db_group.command("upgrade")
+@as_json
+@pass_installation
+def upgrade_database(installation: Installation, as_json: bool) -> None:
+    """Bring the schema to the version that this program needs. Safe to repeat, and to run at several places at once."""
+    with installation.database("upgrade", patience=COMMAND_TIMEOUT) as database:
+        version = migrate.upgrade(database)
+    _print_version(version, as_json=as_json)
+
+
+@db_group.command("status")
+@as_json
+@pass_installation
+def show_version(installation: Installation, as_json: bool) -> int:
+    """Print the schema version. Exit 3 if it is not the one that this program needs."""
+    with installation.database("status", patience=COMMAND_TIMEOUT) as database:
+        version = migrate.status(database)
+        _print_version(version, as_json=as_json)
+        migrate.require(database)
+    return 0
+
+
+def _print_version(version: migrate.Version, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"schema": version.current, "needed": version.needed, "ready": version.ready})
+    else:
+        click.echo(f"schema {version.current or 'none'}, need {version.needed}")
+
+
+@db_group.command("verify")
+@as_json
+@pass_installation
+def verify_database(installation: Installation, as_json: bool) -> None:
+    """Count what breaks each safety invariant, in one snapshot. Exit 1 if anything does."""
+    with installation.ready_database("verify", patience=COMMAND_TIMEOUT) as database:
+        findings = invariants.verify(database)
+    if as_json:
+        print_json({finding.id: asdict(finding) for finding in findings})
+    else:
+        rows = [(each.id, each.rows, each.title, " ".join(each.sample) or None) for each in findings]
+        print_table(["invariant", "rows", "counts", "for example"], rows)
+    broken = [finding.id for finding in findings if finding.rows]
+    if broken:
+        raise LeaseholdError(f"{len(broken)} of {len(findings)} invariants do not hold: {', '.join(broken)}")
+
+
+@click.group("token")
+def token_group() -> None:
+    """Tokens for callers, bots and operators."""
+
+
+@token_group.command("create")
+@click.argument("kind", type=click.Choice([kind.value for kind in tokens.Kind]))
+@click.option("--instance", metavar="NAME", help="The only instance it may use [all].")
+@click.option("--bot", metavar="NAME", help="The bot it is for; a trailing * stands for any ending.")
+@click.option("--priority-ceiling", type=int, metavar="N", help="The most urgent (lowest) priority it may ask for.")
+@click.option(
+    "--property", "properties", multiple=True, metavar="KEY=VALUE", help="What the bot may declare; KEY=* any."
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="TEXT",
+    help="What label the bot may declare; * any [a limited bot: none].",
+)
+@click.option("--pool", metavar="NAME", help="The only pool the bot may serve [a limited bot: none].")
+@click.option("--expires-in", callback=duration, metavar="TIME", help="Seconds, or like 12h or 30d [never].")
+@as_json
+@pass_installation
+def create_token(
+    installation: Installation,
+    kind: str,
+    instance: str | None,
+    bot: str | None,
+    priority_ceiling: int | None,
+    properties: tuple[str, ...],
+    labels: tuple[str, ...],
+    pool: str | None,
+    expires_in: float | None,
+    as_json: bool,
+) -> None:
+    """Make a token and print it. It is shown this once; only its digest is stored."""
+    allowed = pairs(properties, option="--property") or None
+    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
+        token = database.run(
+            lambda connection: tokens.create(
+                connection,
+                kind,
+                instance=instance,
+                bot=bot,
+                priority_ceiling=priority_ceiling,
+                properties=allowed,
+                labels=labels or None,
+                pool=pool,
+                expires_in=expires_in,
+            )
+        )
+    if as_json:
+        print_json({"id": tokens.parse(token), "kind": kind, "token": token})
+    else:
+        click.echo(token)
+
+
+@token_group.command("list")
+@as_json
+@pass_installation
+def list_tokens(installation: Installation, as_json: bool) -> None:
+    """List all tokens, the newest first, also those that are over."""
+    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
+        found = database.run(tokens.list_tokens)
+    if as_json:
+        print_json([asdict(token) for token in found])
+        return
+    columns = ["id", "kind", "instance", "bot", "created", "expires", "revoked"]
+    print_table(
+        columns,
+        [
+            (
+                each.id,
+                each.kind,
+                each.instance,
+                each.bot,
+                *map(_short, (each.created_at, each.expires_at, each.revoked_at)),
+            )
+            for each in found
+        ],
+    )
+
+
+@token_group.command("revoke")
+@click.argument("id")
+@as_json
+@pass_installation
+def revoke_token(installation: Installation, id: str, as_json: bool) -> None:
+    """End a token for good. Gateways notice within seconds."""
+    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
+        database.run(lambda connection: tokens.revoke(connection, id))
+    if as_json:
+        print_json({"id": id, "revoked": True})
+    else:
+        click.echo(f"{id} is revoked")
+
+
+def pairs(texts: Iterable[str], *, option: str) -> dict[str, list[str]]:
+    """`KEY=VALUE` texts as a mapping; a key may come several times. Raises BadInput naming `option`."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not (key and separator and value):
+            raise BadInput(option, f"'{escaped(text, 80)}' is not KEY=VALUE")
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _short(time: Any) -> str | None:
+    return None if time is None else time.isoformat(sep=" ", timespec="seconds")
+
+
+COMMANDS: dict[str, click.Command] = {"config": config_group, "db": db_group, "token": token_group}
+
+_COLOURS = {Verdict.OK: "green", Verdict.UNKNOWN: "cyan", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
+
+
+@db_group.command("doctor")
+@as_json
+@pass_installation
+def examine_database(installation: Installation, as_json: bool) -> None:
+    """Check what makes a pool slow or unsafe: wake-ups, old snapshots, indexes, vacuum, durability. Writes nothing.
+
+    Exit 1 if anything is bad; warnings, and checks that could not be made, are only shown.
+    """
+    with installation.database("doctor", patience=COMMAND_TIMEOUT) as database:
+        checks = doctor.run_checks(database)
+    bad = [check.name for check in checks if check.verdict is Verdict.BAD]
+    if as_json:
+        print_json({"ok": not bad, "checks": [asdict(check) for check in checks]})
+    else:
+        _print(checks)
+    if bad:
+        raise LeaseholdError(f"{len(bad)} of {len(checks)} checks are bad: {', '.join(bad)}")
+
+
+def _print(checks: Sequence[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        verdict = click.style(f"{check.verdict:<7}", fg=_COLOURS[check.verdict])
+        click.echo(f"{verdict}  {check.name:<{width}}  {check.found}")
+        if check.remedy is not None:
+            click.echo(f"{'':7}  {'':{width}}  do: {check.remedy}")

@@ -1,0 +1,106 @@
+"""What commands share that neither database nor gateway needs to be there for: tables, JSON, durations, reasons."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import click
+from pydantic_core import to_jsonable_python
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from schema.validation import MAX_REASON, check_text, escaped, printable
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
+    """Seconds, or a number with one of s, m, h, d."""
+    return None if value is None else seconds(value)
+
+
+def seconds(value: str) -> float:
+    """The seconds of a duration such as 90, 15m, 12h or 30d. Raises BadParameter."""
+    number, unit = (value[:-1], _UNITS[value[-1]]) if value[-1:] in _UNITS else (value, 1.0)
+    try:
+        return float(number) * unit
+    except ValueError:
+        raise click.BadParameter(f"'{escaped(value, 40)}' is not a duration such as 90, 15m, 12h or 30d") from None
+
+
+def _reason(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    return check_text("--reason", value, MAX_REASON)
+
+
+reason_option = click.option("--reason", default="", callback=_reason, metavar="TEXT", help="Kept in the audit log.")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on one line."""
+    click.echo(json.dumps(to_jsonable_python(value), ensure_ascii=False, separators=(",", ":")))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A plain table that is never folded."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(_cell(cell)) for cell in row))
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=1000)
+    console.print(table, crop=False, overflow="ignore", no_wrap=True, soft_wrap=True)
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None | "" | []:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.12g}"
+        case list():
+            return printable(" ".join(map(str, value)))
+        case _:
+            return printable(str(value))
+
+
+# How operators' commands reach a gateway, as the composition root gives it to them.
+
+
+Record = dict[str, Any]
+
+
+class Gateway(Protocol):
+    """A way to one gateway."""
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int | float] | None = None,
+        body: Record | None = None,
+        held: float = 0.0,
+    ) -> Record:
+        """One request, repeated while its outcome is unknown; `held`: seconds that the gateway may take. Raises the
+        error that a refusal stands for."""
+
+
+class Caller(Protocol):
+    """Which gateway is called, as whom, and how the answer is printed, as the options of a command say."""
+
+    @property
+    def json(self) -> bool:
+        """Print JSON."""
+
+    def client(self) -> AbstractContextManager[Gateway]:
+        """The way to that gateway."""
+
+
+#: Gives a command the options of a caller, whom it gets as its first argument.
+Calling = Callable[[Callable[..., Any]], Callable[..., Any]]

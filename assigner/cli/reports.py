@@ -1,0 +1,183 @@
+"""The commands that report: what the pool did, what was used and estimated, how meters go over the day."""
+
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import click
+from pydantic import TypeAdapter
+
+from assigner.cli.output import Caller, Calling, duration, print_json, print_table
+from assigner.queries.report import Report
+from schema.accounting import accounts
+from schema.errors import BadInput
+from schema.policy import time_windows
+from schema.policy.meters import MAX_AMOUNT
+from schema.validation import check_name
+
+#: The longest window of a report, seconds.
+YEAR = 366 * 86400.0
+#: Seconds that the gateway may take for a report.
+LONG = 60.0
+
+
+def report(calling: Calling) -> click.Command:
+    """The command `report`."""
+
+    @click.command("report")
+    @click.option(
+        "--window", default="24h", show_default=True, callback=duration, metavar="DURATION", help="How far back."
+    )
+    @calling
+    def command(caller: Caller, /, window: float) -> None:
+        """Tell what the pool did: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
+        if not 1 <= window <= YEAR:
+            raise BadInput("--window", "must be between a second and 366 days")
+        with caller.client() as gateway:
+            found = gateway.call("GET", "/v1/report", query={"window": window}, held=LONG)
+        print_json(found) if caller.json else _tell(TypeAdapter(Report).validate_python(found))
+
+    return command
+
+
+def _tell(found: Report) -> None:
+    click.echo(
+        f"the last {found.seconds:,.0f} s: {found.throughput:.2f} jobs/s, fairness {_number(found.fairness)}, "
+        f"efficiency {_number(found.efficiency)}"
+    )
+    if not found.instances:
+        click.echo("no job ended")
+        return
+    click.echo("")
+    print_table(
+        ["instance", "ended", "succeeded", "failed", "wait mean", "p50", "p95", "max", "unit seconds"],
+        [
+            (each.name, each.ended, each.succeeded, each.failed, _seconds(each.wait_mean), _seconds(each.wait_p50),
+             _seconds(each.wait_p95), _seconds(each.wait_max), f"{each.unit_seconds:,.1f}")
+            for each in found.instances
+        ],
+    )  # fmt: skip
+    click.echo("")
+    print_table(
+        ["day", "wait mean", "scheduled", "completed", "priority mean"],
+        [
+            (each.day, _seconds(each.wait_mean), each.scheduled, each.completed, f"{each.priority_mean:.1f}")
+            for each in found.days
+        ],
+    )
+    click.echo("")
+    print_table(
+        ["cohort", "bots", "jobs", "busiest bot", "concentration"],
+        [
+            (each.cohort, each.bots, each.jobs, f"{each.busiest_share:.1%}", f"{each.index:.3f}")
+            for each in found.concentration
+        ],
+    )
+    if found.estimates.jobs:
+        click.echo(
+            f"\n{found.estimates.jobs} jobs said how long they would run: {_seconds(found.estimates.estimated_mean)} "
+            f"on average, they took {_seconds(found.estimates.actual_mean)}; actual / estimate "
+            f"{_number(found.estimates.ratio_p50)} (p50), {_number(found.estimates.ratio_p95)} (p95)"
+        )
+    if found.hours:
+        click.echo("")
+        print_table(
+            ["used", "hour (UTC)", "amount"], [(each.name, each.hour, f"{each.amount:g}") for each in found.hours]
+        )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f} s"
+
+
+def show_usage(calling: Calling) -> click.Command:
+    """The command `instance usage`."""
+
+    @click.command("usage")
+    @click.option("--hours", type=click.FloatRange(0, accounts.MAX_HOURS), default=24.0, show_default=True)
+    @calling
+    def command(caller: Caller, /, hours: float) -> None:
+        """Show what bots say the jobs at gates have used, in every unit."""
+        with caller.client() as gateway:
+            found = gateway.call("GET", "/v1/usage", query={"hours": hours})["usage"]
+        names = ("instance", "unit", "amount", "jobs")
+        print_json(found) if caller.json else print_table(names, [[each[name] for name in names] for each in found])
+
+    return command
+
+
+def class_report(calling: Calling) -> click.Command:
+    """The command `class report`."""
+
+    @click.command("report")
+    @calling
+    def command(caller: Caller, /) -> None:
+        """Compare what was estimated with what was, for the jobs of each class that ended last."""
+        with caller.client() as gateway:
+            found = gateway.call("GET", "/v1/class-report", held=LONG)["classes"]
+        names = ("name", "jobs", "estimated", "ratio", "dated", "late")
+        heads = ("class", "jobs", "estimated", "ran / estimate", "with a deadline", "late")
+        print_json(found) if caller.json else print_table(heads, [[each[name] for name in names] for each in found])
+
+    return command
+
+
+def _zone(_context: click.Context, _option: click.Parameter, value: str) -> ZoneInfo:
+    try:
+        return time_windows.load_zone(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def pattern(calling: Calling) -> click.Command:
+    """The command `meter pattern`."""
+
+    @click.command("pattern")
+    @click.argument("name")
+    @click.option("--zone", callback=_zone, default="UTC", show_default=True, metavar="NAME", help="Of the hours.")
+    @calling
+    def command(caller: Caller, /, name: str, zone: ZoneInfo) -> None:
+        """Show how a meter went over the day, in the last four weeks: percent of its limit by the hour."""
+        check_name("NAME", name)
+        with caller.client() as gateway:
+            found = gateway.call("GET", f"/v1/meters/{name}/pattern", query={"zone": zone.key})
+        if caller.json:
+            print_json(found)
+            return
+        rows = [
+            (f"{hour:02}", None if each is None else f"{each:.3g}", "peak" if hour in found["peak_hours"] else " ")
+            for hour, each in enumerate(found["avg_usage_by_hour"])
+        ]
+        print_table(["hour", "percent", ""], rows)
+        for begin, end in found["idle_periods"]:
+            click.echo(f"idle from {begin:02}:00 to {end:02}:00")
+
+    return command
+
+
+def forecast(calling: Calling) -> click.Command:
+    """The command `meter forecast`."""
+
+    @click.command("forecast")
+    @click.option("--class", "job_class", required=True, metavar="NAME", help="The class of the job.")
+    @click.option("--estimate", type=click.FloatRange(0, MAX_AMOUNT), default=0.0, help="What it will use [0].")
+    @calling
+    def command(caller: Caller, /, job_class: str, estimate: float) -> None:
+        """Show the next window in which the meter is expected to be below its threshold."""
+        check_name("--class", job_class)
+        with caller.client() as gateway:
+            found = gateway.call("GET", "/v1/forecast", query={"class": job_class, "estimate": estimate})
+        if caller.json:
+            print_json(None if found["window"] is None else {key: found[key] for key in ("window", "at", "percent")})
+        elif found["window"] is None:
+            click.echo("no suitable window")
+        else:
+            percent = found["percent"]
+            expected = "" if percent is None else f", its meter expected at {percent:.3g} %"
+            opens = time_windows.local_time(datetime.fromisoformat(found["at"]), time_windows.load_zone(found["zone"]))
+            click.echo(f"window '{found['window']}' opens at {opens}{expected}")
+
+    return command

@@ -1,0 +1,316 @@
+"""The commands of everything that operators set, made of its declarations: list, show, set and rm.
+
+The options of `set` are the fields of the request; its model checks them before anything is sent.
+"""
+
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Union, get_args, get_origin
+from urllib.parse import quote
+
+import click
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from assigner.cli.output import Caller, Calling, Gateway, Record, print_json, print_table, reason_option, seconds
+from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
+from schema.errors import BadInput
+from schema.validation import MAX_LIST, escaped
+
+#: Seconds that a gateway may take to set something that many waiting jobs follow.
+LONG = 3600.0
+#: What takes a limit away.
+NONE = "none"
+
+_NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)")
+
+
+class Command(click.Command):
+    """A command that takes negative numbers as arguments; other unknown options stay refused."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        context.ignore_unknown_options = any(_NEGATIVE.fullmatch(each) for each in args)
+        rest = super().parse_args(context, args)
+        for name in (each.name for each in self.params if isinstance(each, click.Argument)):
+            given = context.params.get(name or "")
+            if isinstance(given, str) and given.startswith("-") and not _NEGATIVE.fullmatch(given):
+                raise click.NoSuchOption(given, ctx=context)
+        return rest
+
+
+def group(resource: Resource[Any], calling: Calling) -> click.Group:
+    """The group of commands of a resource."""
+    made = click.Group(resource.name, help=resource.says)
+    for command in (
+        list_command(resource, calling),
+        show_command(resource, calling),
+        set_command(resource, calling),
+        remove_command(resource, calling),
+    ):
+        made.add_command(command)
+    return made
+
+
+def list_command(resource: Resource[Any], calling: Calling) -> click.Command:
+    """`list`: all of them, or the only thing there is."""
+
+    def command(caller: Caller, /) -> None:
+        with caller.client() as gateway:
+            if not resource.keys:
+                _print_one(caller, resource, gateway.call("GET", f"/v1{resource.item_path}"))
+                return
+            found = list(_rows(gateway, resource))
+        if caller.json:
+            print_json(found)
+        else:
+            headings = [heading for heading, _ in resource.columns]
+            print_table(headings, [[_cell(row, value) for _, value in resource.columns] for row in found])
+
+    return click.command("list", help=f"List them all. {resource.says}")(calling(command))
+
+
+def show_command(resource: Resource[Any], calling: Calling) -> click.Command:
+    """`show`: one of them."""
+
+    def command(caller: Caller, /, **options: Any) -> None:
+        keys = _keys(resource, options)
+        with caller.client() as gateway:
+            _print_one(caller, resource, gateway.call("GET", _path(resource, keys)))
+
+    return click.command("show", help=f"Show one. {resource.says}")(_keyed(resource, calling(command)))
+
+
+def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set") -> click.Command:
+    """`set`, or the same under another name."""
+    setting = resource.set
+
+    def command(caller: Caller, /, reason: str, **options: Any) -> None:
+        keys = _keys(resource, options)
+        body = _body(setting, options)
+        sent = body.model_dump(mode="json", exclude_unset=True) | ({"reason": reason} if reason else {})
+        held = LONG if setting.then is not None else 0.0
+        with caller.client() as gateway:
+            answer = gateway.call(setting.method, _path(resource, keys), body=sent, held=held)
+        shown = body.model_dump(mode="json", exclude={"reason"}, exclude_unset=setting.partial)
+        done = _named(resource, keys) | shown | {key: value for key, value in answer.items() if key != "name"}
+        if caller.json:
+            print_json(done)
+        else:
+            click.echo(resource.told(done) + _repriced(answer))
+
+    described = _optioned(setting, reason_option(calling(command)))
+    return click.command(name, cls=Command, help=setting.says)(_keyed(resource, described))
+
+
+def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:
+    """`rm`, which the gateway refuses with its reason for what is always there."""
+
+    def command(caller: Caller, /, reason: str, **options: Any) -> None:
+        keys = _keys(resource, options)
+        with caller.client() as gateway:
+            gateway.call("DELETE", _path(resource, keys), query={"reason": reason} if reason else None)
+        named = _named(resource, keys)
+        if caller.json:
+            print_json(named | {"removed": True})
+        elif not isinstance(resource.remove, Irremovable):
+            click.echo(resource.remove.told.format(**{key: value or "all jobs" for key, value in named.items()}))
+
+    removal = resource.remove
+    says = f"Refused: {removal.reason}." if isinstance(removal, Irremovable) else removal.says
+    return click.command("rm", help=says)(_keyed(resource, reason_option(calling(command))))
+
+
+def _rows(gateway: Gateway, resource: Resource[Any]) -> Iterator[Record]:
+    """All rows, page by page."""
+    last: Record | None = None
+    while True:
+        after = {"after": str(last[resource.keys[0].name])} if last is not None else {}
+        page: list[Record] = gateway.call("GET", f"/v1/{resource.plural}", query=after or None)[resource.field]
+        yield from page
+        if not resource.paged or len(page) < MAX_LIST:
+            return
+        last = page[-1]
+
+
+def _print_one(caller: Caller, resource: Resource[Any], row: Record) -> None:
+    if caller.json:
+        print_json(row)
+    else:
+        print_table(["setting", "value"], [(heading, _cell(row, value)) for heading, value in resource.columns])
+
+
+def _cell(row: Mapping[str, Any], value: Any) -> object:
+    return row[value] if isinstance(value, str) else value(row)
+
+
+def _repriced(answer: Record) -> str:
+    changed = answer.get("repriced")
+    return "" if changed is None else f"; {changed} waiting job{'' if changed == 1 else 's'} changed"
+
+
+def _keyed(resource: Resource[Any], command: Any) -> Any:
+    """Add the arguments and options that name a thing."""
+    for key in reversed(resource.keys):
+        if key.option is not None:
+            option = click.option(key.option, key.name, default=key.default, show_default=True, metavar=key.metavar)
+            command = option(command)
+        else:
+            command = click.argument(key.name, metavar=key.metavar, required=key.default is None)(command)
+    return command
+
+
+def _keys(resource: Resource[Any], options: dict[str, Any]) -> list[str]:
+    """Take what names the thing out of the options. Raises BadInput."""
+    found = []
+    for key in resource.keys:
+        value = options.pop(key.name)
+        found.append(str(key.default) if value is None else value)
+        key.check(key.option or key.name, found[-1])
+    return found
+
+
+def _named(resource: Resource[Any], keys: Keys) -> Record:
+    pairs = zip(resource.keys, keys, strict=True)
+    return {key.name: None if value == ALL else value for key, value in pairs}
+
+
+def _path(resource: Resource[Any], keys: Keys) -> str:
+    named = {key.name: _quoted(key, value) for key, value in zip(resource.keys, keys, strict=True)}
+    return "/v1" + resource.item_path.format(**named)
+
+
+def _quoted(key: Key, value: str) -> str:
+    """A key as part of a path; dots are quoted too, because `..` means something there."""
+    return quote(value, safe="/" if key.slashes else "").replace(".", "%2E")
+
+
+class _Field:
+    """A field of a request as an option or an argument of a command."""
+
+    def __init__(self, name: str, info: FieldInfo, setting: Setting[Any]) -> None:
+        self.name, self.info = name, info
+        self.option = setting.options.get(name, f"--{name.replace('_', '-')}")
+        self.is_argument = name in setting.arguments
+        members = _members(info.annotation)
+        self.nullable = type(None) in members
+        kinds = [each for each in members if each is not type(None)]
+        self.is_flag = kinds == [bool]
+        self.is_map = get_origin(kinds[0]) is dict
+        self.is_list = get_origin(kinds[0]) in (list, tuple)
+        extra = info.json_schema_extra
+        unit = extra.get("unit") if isinstance(extra, dict) else None
+        self.is_time = unit == SECONDS
+        self.metavar = name.upper() if self.is_argument else "TIME" if self.is_time else _metavar(kinds[0])
+        self.asked = f"{name.upper()}" if self.is_argument else self.option
+
+    def add(self, command: Any, *, partial: bool) -> Any:
+        """Add it to a command."""
+        if self.is_argument:
+            return click.argument(self.name, metavar=self.metavar)(command)
+        default = "" if partial or self.info.is_required() or self.info.default in (None, {}, ()) else self.info.default
+        shown = f" [{' '.join(map(str, default)) if isinstance(default, tuple) else default}]" if default != "" else ""
+        return click.option(
+            self.option,
+            self.name,
+            required=self.info.is_required() and not partial,
+            multiple=self.is_list or self.is_map,
+            metavar=self.metavar,
+            help=f"{(self.info.description or self.name).rstrip('.')}{shown}.".replace("null = ", "none = "),
+        )(command)
+
+    def read(self, given: Any) -> Any:
+        """What was given, as the model takes it."""
+        if self.is_map:
+            return dict(self._pair(each) for each in given)
+        if self.is_list:
+            return list(given)
+        if self.nullable and given == NONE:
+            return None
+        return seconds(given) if self.is_time else given
+
+    def _pair(self, given: str) -> tuple[str, int]:
+        name, _, amount = given.partition("=")
+        if not (amount.isascii() and amount.isdigit() and len(amount) <= 10):
+            raise BadInput(self.asked, f"'{escaped(given, 80)}' is not {self.metavar}")
+        return name, int(amount)
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types of a field, without what is said of them."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [each for one in get_args(annotation) for each in _members(one)]
+    if hasattr(annotation, "__metadata__"):
+        return _members(get_args(annotation)[0])
+    return [annotation]
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is dict:
+        return "NAME=SLOTS"
+    return {int: "N", float: "NUMBER"}.get(kind, "TEXT")
+
+
+def _fields(setting: Setting[Any]) -> list[_Field]:
+    switched = {field for field, _ in setting.switches.values()}
+    found = [_Field(name, info, setting) for name, info in setting.model.model_fields.items() if name != "reason"]
+    return [each for each in found if not (each.is_flag and each.name in switched)]
+
+
+def _switch(option: str) -> str:
+    return "switch_" + option.removeprefix("--").replace("-", "_")
+
+
+def _optioned(setting: Setting[Any], command: Any) -> Any:
+    """Add what the request takes."""
+    for option, (field, value) in reversed(list(setting.switches.items())):
+        says = setting.model.model_fields[field].description or field
+        told = (
+            f"{field.replace('_', ' ')}: none." if value in (None, []) else f"{field.replace('_', ' ')}: no ({says})."
+        )
+        command = click.option(option, _switch(option), is_flag=True, help=told)(command)
+    for each in reversed(_fields(setting)):
+        command = each.add(command, partial=setting.partial)
+    return command
+
+
+def _body(setting: Setting[Any], options: Mapping[str, Any]) -> BaseModel:
+    """The request. Raises BadInput naming the option, and UsageError for options that contradict each other."""
+    fields = _fields(setting)
+    given = {each.name: each for each in fields if options[each.name] not in (None, ())}
+    switched = [option for option in setting.switches if options[_switch(option)]]
+    asked = [each.option for each in given.values()] + switched
+    if setting.exactly_one and sum(option in setting.exactly_one for option in asked) != 1:
+        raise click.UsageError(f"give exactly one of: {', '.join(setting.exactly_one)}")
+    for option in switched:
+        clash = given.get(setting.switches[option][0])
+        if clash is not None:
+            raise click.UsageError(f"give at most one of: {clash.option}, {option}")
+    if setting.partial and not asked and not setting.may_be_empty:
+        every = [each.option for each in fields] + list(setting.switches)
+        raise click.UsageError(f"give at least one of: {', '.join(every)}")
+    values = {each.name: each.read(options[each.name]) for each in given.values()}
+    values = {**setting.preset, **values, **dict(setting.switches[option] for option in switched)}
+    return _checked(setting.model, values, fields)
+
+
+def _checked(model: type[BaseModel], values: Mapping[str, Any], fields: Sequence[_Field]) -> BaseModel:
+    try:
+        return model.model_validate(values, strict=False)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        found = next((each for each in fields if each.name in first["loc"][:1]), None)
+        raise _refusal(first["type"], first["msg"], first["input"], found) from None
+
+
+def _refusal(kind: str, said: str, given: object, field: _Field | None) -> BadInput:
+    """What the model says of a value, in the words of the command."""
+    if field is None:
+        return BadInput("request", said.removeprefix("Value error, "))
+    numbers = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+    if kind in numbers:
+        wanted = f"neither {numbers[kind]} nor '{NONE}'" if field.nullable else f"not {numbers[kind]}"
+        return BadInput(field.asked, f"'{escaped(given, 40)}' is {wanted}")
+    if kind == "string_pattern_mismatch":
+        return BadInput(field.asked, f"'{escaped(given, 80)}' is not a name: use a-z, 0-9, '.', '_', '-', at most 63")
+    return BadInput(field.asked, said.removeprefix("Value error, ").replace("Input should", "must", 1))

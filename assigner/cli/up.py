@@ -1,0 +1,119 @@
+"""`leasehold up`, a whole pool on this machine, and `leasehold assign`, one assigner process of a pool."""
+
+import random
+import signal
+import socket
+from functools import partial
+
+import click
+import structlog
+from prometheus_client import start_http_server
+
+from assigner import logs
+from assigner.cli.operator import pass_installation
+from assigner.cli.output import as_json, print_json
+from assigner.config.loading import Reloader
+from assigner.loops import Signals
+from assigner.process.assign import GARBAGE, AssignerProcess
+from assigner.process.local_pool import LocalBot, LocalPool, local_pool
+from assigner.settings import Installation
+from schema.errors import BadInput
+from schema.gc_tuning import infrequent_gc
+
+log = structlog.get_logger()
+
+
+@click.command()
+@click.option("--bots", type=click.IntRange(0, 1000), default=3, show_default=True, help="Bot processes.")
+@click.option("--assigners", type=click.IntRange(1, 100), default=2, show_default=True, help="Assigner processes.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Of the gateway; 0 = any free one [as configured: 7411].")
+@as_json
+@pass_installation
+def up(installation: Installation, bots: int, assigners: int, port: int | None, as_json: bool) -> int:
+    """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots."""
+    logs.to_stderr("WARNING")
+    names = [LocalBot(name=f"bot-{n}") for n in range(1, bots + 1)]
+    report = partial(click.echo, err=True)
+    with Signals(signal.SIGTERM, signal.SIGINT) as signals:
+
+        def rest(seconds: float) -> None:
+            if (number := signals.wait(seconds)) is not None:
+                raise Stopped(number)
+
+        try:
+            with local_pool(
+                installation,
+                assigners=assigners,
+                bots=names,
+                report=report,
+                chance=random.SystemRandom(),
+                port=port,
+                rest=rest,
+            ) as pool:
+                if as_json:
+                    print_json({"url": pool.url, "data": pool.data, "processes": pool.processes()})
+                else:
+                    click.echo(_welcome(pool, installation))
+                while True:
+                    rest(pool.run_once())
+        except Stopped as stopped:
+            report("everything has stopped; nothing is lost, and `leasehold up` goes on with it")
+            return 130 if stopped.number is signal.SIGINT else 0
+
+
+class Stopped(Exception):
+    """Somebody asked this process to stop."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+def _welcome(pool: LocalPool, installation: Installation) -> str:
+    lines = [f"  {name:12} process {pid}" for name, pid in pool.processes().items()]
+    lines = [f"The pool is up at {pool.url}, its data and logs are in {pool.data}.", *lines, "", "In another terminal:"]
+    if not installation.at_home:
+        lines.append(f"  export LEASEHOLD_DATA={pool.data}")
+    lines += ["  leasehold submit --wait -- echo hello", "  leasehold status", "  leasehold bots list", ""]
+    url = installation.settings.database.url.get_secret_value()
+    where = "PostgreSQL with it" if url == "embedded" else "not the database"
+    return "\n".join(
+        [*lines, f"Ctrl-C stops everything, {where}; running jobs get 10 s, then they go back to the queue."]
+    )
+
+
+@click.command()
+@click.option("--name", metavar="NAME", help="Of this process in decisions and logs [the host's name].")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
+@pass_installation
+def assign(installation: Installation, name: str | None, metrics_port: int | None) -> int:
+    """Run one assigner process: all configured assigners and upkeep."""
+    logs.to_stderr("INFO")
+    name = name or socket.gethostname()
+    with (
+        Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
+        installation.ready_database(f"assign {name}") as database,
+        infrequent_gc(*GARBAGE),
+    ):
+        reloader = Reloader(
+            installation.config, installation.sections, installation.environ, current=installation.settings
+        )
+        if metrics_port is not None:
+            _serve_metrics(metrics_port)
+        process = AssignerProcess(database, reloader, name=name, chance=random.SystemRandom())
+        process.start()
+        log.info("assigners run", name=name)
+        try:
+            while (number := signals.wait(None)) is signal.SIGHUP:
+                process.reload()
+        finally:
+            process.stop()
+        log.info("assigners stopped", name=name)
+        return 130 if number is signal.SIGINT else 0
+
+
+def _serve_metrics(port: int) -> None:
+    try:
+        start_http_server(port, addr="127.0.0.1")
+    except OSError as error:
+        raise BadInput("--metrics-port", f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from None

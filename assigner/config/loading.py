@@ -1,0 +1,263 @@
+"""Loading `leasehold.toml`, with overrides from the environment, into one frozen object; reloading it.
+
+The settings models sit beside the code that they tune. This file knows only how a file becomes such an object, and
+how to say in one line what is wrong with it: where, which key, why, and what was probably meant.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import structlog
+from prometheus_client import Counter
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic_core import ErrorDetails, to_jsonable_python
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from assigner.config import keys
+from schema.errors import BadInput
+from schema.validation import escaped
+
+#: Bytes; a configuration file larger than this is somebody's mistake.
+MAX_FILE_BYTES = 1024 * 1024
+#: Seconds for which a changed file must stay as it is before it is read.
+SETTLE = 0.2
+
+log = structlog.get_logger()
+
+RELOADS = Counter("leasehold_config_reloads_total", "Configurations that replaced an older one without a restart.")
+RELOAD_FAILURES = Counter(
+    "leasehold_config_reload_failures_total", "Changed configurations that were refused, so that the old one stayed."
+)
+
+
+class ConfigModel(BaseModel):
+    """The whole file: one field per section. Frozen, refuses unknown keys, NaN and Infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+C = TypeVar("C", bound=ConfigModel)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where each value came from, so that an error can name the place. Paths are tuples of keys and list indexes."""
+
+    name: str | None
+    lines: Mapping[keys.KeyPath, int] = field(default_factory=dict)
+    variables: Mapping[keys.KeyPath, str] = field(default_factory=dict)
+
+    def place(self, path: keys.KeyPath) -> tuple[int, str]:
+        """Sort key and prefix of the nearest place that set `path`: a variable, a line, or nothing."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.variables:
+                return 0, f"{self.variables[path[:end]]}: "
+            if path[:end] in self.lines:
+                line = self.lines[path[:end]]
+                return line, f"{self.name}:{line}: "
+        return 0, f"{self.name}: " if self.name else ""
+
+
+def load(path: Path | None, sections: type[C], environ: Mapping[str, str]) -> C:
+    """The file at `path` (None = every default), then `LEASEHOLD_<SECTION>_<KEY>` from `environ`, as `sections`.
+
+    Raises BadInput with one line that names file and line, or the variable, the key and the reason. Values are
+    strict: a string is never taken for a number. Secret values never appear in a message.
+    """
+    data, source = ({}, _Source(None)) if path is None else _read(path)
+    variables: dict[keys.KeyPath, str] = {}
+    for name, key, value in keys.overrides(sections, environ):
+        keys.put(data, key, value, variable=name)
+        variables[key] = name
+    source = _Source(source.name, source.lines, variables)
+    try:
+        return sections.model_validate_json(_as_json(data, source), strict=True)
+    except ValidationError as error:
+        raise _explained(error, sections, source) from None
+
+
+def _read(path: Path) -> tuple[dict[str, Any], _Source]:
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise BadInput(name, f"cannot be read: {error.strerror}") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise BadInput(name, f"is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{name}:{line}", "is not UTF-8") from None
+    try:
+        return tomllib.loads(text), _Source(name, keys.lines(text))
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        found = re.search(r" \(at line (\d+), column \d+\)$", message)
+        line = int(found.group(1)) if found else text.count("\n") + 1
+        reason = message[: found.start()] if found else re.sub(r" \(at end of document\)$", " at its end", message)
+        raise BadInput(f"{name}:{line}", f"is not TOML: {escaped(reason)}") from None
+    except RecursionError:
+        raise BadInput(name, "is nested too deeply") from None
+
+
+def _as_json(data: dict[str, Any], source: _Source) -> str:
+    """JSON, because pydantic's strict mode takes enums and paths from strings there but numbers only from numbers."""
+
+    def refuse(value: Any) -> Any:
+        found = next((path for path, leaf in keys.leaves(data) if leaf is value), ())
+        raise BadInput(source.place(found)[1] + keys.dotted(found), "must not be a date or a time")
+
+    return json.dumps(data, default=refuse)
+
+
+def _explained(error: ValidationError, sections: type[ConfigModel], source: _Source) -> BadInput:
+    """The first of the errors, by place in the file, as one line."""
+    found = []
+    everything = error.errors(include_url=False, include_context=False)
+    for details in everything:
+        if any(each["loc"][:-1][: len(details["loc"])] == details["loc"] for each in everything):
+            continue  # it is only a consequence: a list is too short because its item is wrong
+        path = keys.known(sections, details["loc"], is_extra=details["type"] == "extra_forbidden")
+        blamed = _blamed(path, details, source)
+        order, place = source.place(blamed)
+        found.append((order, place + (keys.dotted(path) or "configuration"), _reason(details, path, sections)))
+    found.sort(key=lambda each: each[0])
+    _, where, reason = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return BadInput(where, reason + more)
+
+
+def _blamed(path: keys.KeyPath, details: ErrorDetails, source: _Source) -> keys.KeyPath:
+    """A broken relation is reported for a whole section: blame the first key in its message that somebody set."""
+    if details["type"] == "value_error":
+        for word in re.findall(r"[a-z_]+", details["msg"]):
+            if (*path, word) in source.variables or (*path, word) in source.lines:
+                return (*path, word)
+    return path
+
+
+def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigModel]) -> str:
+    kind, value = details["type"], details["input"]
+    if kind == "extra_forbidden":
+        siblings = keys.fields(keys.annotation(sections, path[:-1]))
+        return "is not a setting" + keys.suggestion(str(path[-1]), siblings)
+    message = details["msg"].removeprefix("Value error, ")
+    message = re.sub(r"^Input should be", "must be", message)
+    message = re.sub(r"^Input should", "must", message)
+    message = re.sub(r"^(Field|List|Tuple|String|Value) (?=should)", "", message).replace("should", "must", 1)
+    if kind == "value_error" or isinstance(value, dict | list) or keys.secret(keys.annotation(sections, path)):
+        return message
+    return f"{message}, not {escaped(json.dumps(value, ensure_ascii=False), 80)}"
+
+
+def masked(settings: BaseModel) -> dict[str, Any]:
+    """Every value as plain JSON types; of a secret only what may be shown: a URL without its password."""
+
+    def plain(value: Any) -> Any:
+        match value:
+            case SecretStr():
+                return _without_password(value.get_secret_value())
+            case dict():
+                return {key: plain(each) for key, each in value.items()}
+            case list() | tuple() | set() | frozenset():
+                return [plain(each) for each in value]
+            case _:
+                return to_jsonable_python(value)
+
+    shown = plain(settings.model_dump())
+    assert isinstance(shown, dict)
+    return shown
+
+
+def _without_password(value: str) -> str:
+    if value == "embedded":
+        return value
+    try:
+        url = make_url(value)
+    except (ArgumentError, ValueError):
+        return "***"
+    hidden = url.set(query={k: "***" if "pass" in k.lower() else v for k, v in url.query.items()})
+    return hidden.render_as_string(hide_password=True)
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """What `masked` gave, as a file that could be loaded again; unset keys stand as comments."""
+    parts: list[str] = []
+    for section, value in values.items():
+        tables, header = (value, f"[[{section}]]") if isinstance(value, list) else ([value], f"[{section}]")
+        for table in tables:
+            body = [f"{k} = {_literal(v)}" if v is not None else f"# {k} is unset" for k, v in table.items()]
+            parts.append("\n".join([header, *body]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _literal(value: Any) -> str:
+    match value:
+        case dict():
+            inner = ", ".join(f"{_key(k)} = {_literal(v)}" for k, v in value.items() if v is not None)
+            return f"{{ {inner} }}" if inner else "{}"
+        case list():
+            return "[" + ", ".join(_literal(each) for each in value) + "]"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+class Reloader(Generic[C]):
+    """Keeps one configuration current. The whole object swaps or the old one stays.
+
+    `run_once` looks whether the file changed, or whether `request` was called, and returns the seconds until it
+    wants to look again; a loop calls it. A changed file is read once it has stopped changing, since most editors and
+    people write files in steps. Consumers read `current` whenever they need a value.
+    """
+
+    def __init__(
+        self, path: Path | None, sections: type[C], environ: Mapping[str, str], *, current: C, poll: float = 2.0
+    ) -> None:
+        self.current = current
+        self._path, self._sections, self._environ, self._poll = path, sections, dict(environ), poll
+        self._seen = self._signature()
+        self._requested = self._changed = False
+
+    def request(self) -> None:
+        """Reload at the next `run_once` even if the file looks unchanged. Safe in a signal handler."""
+        self._requested = True
+
+    def run_once(self) -> float:
+        before, self._seen = self._seen, self._signature()
+        if self._seen != before:
+            self._changed = True
+            return min(self._poll, SETTLE)
+        if not self._changed and not self._requested:
+            return self._poll
+        self._changed = self._requested = False
+        try:
+            self.current = load(self._path, self._sections, self._environ)
+        except BadInput as error:
+            RELOAD_FAILURES.inc()
+            log.error("configuration refused, the old one stays", error=str(error))
+        else:
+            RELOADS.inc()
+            log.info("configuration reloaded", file=str(self._path))
+        return self._poll
+
+    def _signature(self) -> tuple[int, int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size

@@ -1,0 +1,29 @@
+"""What installed packages offer as entry points, found by name and loaded with one-line reasons why not."""
+
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from typing import Any
+
+from assigner.config import keys
+from schema.validation import escaped
+
+
+def load_entry_point(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tuple[str, Any]:
+    """What the entry point `kind` of the group gives, an instance where it names a class, and the place that it comes
+    from. `noun` says with its article what it should be.
+
+    Raises ValueError if there is none, several packages offer one, or it cannot be loaded.
+    """
+    found = list(entry_points(group=group, name=kind))
+    if not found:
+        known = sorted({*built_in, *entry_points(group=group).names})
+        listed = ", ".join(f"'{escaped(name, 80)}'" for name in known)
+        raise ValueError(f"'{escaped(kind, 80)}' is not {noun}: there are {listed}{keys.suggestion(kind, known)}")
+    if len(found) > 1:
+        raise ValueError(f"'{escaped(kind, 80)}' is offered by {len(found)} packages")
+    place = f"'{escaped(kind, 80)}' ({escaped(found[0].value, 80)})"
+    try:
+        made = found[0].load()
+        return place, made() if isinstance(made, type) else made
+    except Exception as error:
+        raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {escaped(str(error))}") from error

@@ -1,0 +1,356 @@
+"""One assigner: pick, snapshot, choose, commit, over and over."""
+
+import random
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from sqlalchemy import Connection
+
+from assigner import metrics
+from assigner.admission.controller import AdmissionController, AdmissionResult
+from assigner.admission.rules import RULES, Rules
+from assigner.cycle.contention import BatchSlot, ConflictBackoff
+from assigner.cycle.pacing import Batch, CyclePacer, concurrent_batches
+from assigner.cycle.settings import AssignerSettings
+from assigner.placement import resources
+from assigner.placement import sampling as sampling_placement
+from assigner.placement.registry import SUCCESS
+from assigner.placement.sampling import CROWD, OfferCache
+from assigner.placement.strategy import Snapshot
+from assigner.preemption.plan import QuotaSettings
+from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
+from schema.accounting.quotas import Guard
+from schema.clock import Monotonic, Throttle
+from schema.fleet import candidates
+from schema.moves.backoff import JobGroup, postpone, promote
+from schema.moves.grant import Granted, grant
+from schema.picking import queues, ready
+from schema.picking.head_cursor import HeadCursor
+from schema.picking.ready import Order, ReadyJob, Scope
+from schema.postgres.engine import Database
+from schema.timing import Timing
+
+# What becomes of a cycle.
+
+
+@dataclass
+class CycleResult:
+    """What one cycle did; it waited so many seconds for its turn, or was put off, or `yields` to jobs at gates."""
+
+    picked: int = 0
+    granted: list[Granted] = field(default_factory=list)
+    postponed: int = 0
+    lost: int = 0
+    evicted: int = 0
+    has_written_leases: bool = False
+    waited: float = 0.0
+    deferred: bool = False
+    constrained: bool = False
+    constrained_first: bool = False
+    constrained_below_minimum: bool = False
+    admitted: AdmissionResult | None = None
+
+    def add(self, other: "CycleResult") -> None:
+        """Another transaction did this as well."""
+        self.picked += other.picked
+        self.granted += other.granted
+        self.postponed += other.postponed
+        self.lost += other.lost
+        self.evicted += other.evicted
+        self.waited += other.waited
+        self.deferred = self.deferred or other.deferred
+        self.admitted = other.admitted or self.admitted
+
+
+#: Jobs of one kind that are postponed together when one of them cannot be placed.
+POSTPONE_LIMIT = 2000
+#: Picks in one cycle while each of them only found jobs to postpone: what lies behind those must not wait for the
+#: next cycle, before which as many of them may have become ready again.
+SWEEPS = 6
+#: Seconds at most for which bots that others hold are waited for by who places many: taking turns is better than
+#: undoing each other's choices.
+BOT_LOCK_TIMEOUT = 0.5
+
+#: Part of the cycles in which jobs at gates come before the others.
+CONSTRAINED_FIRST_SHARE = 0.5
+
+NO_BOT = "no healthy bot offers what it requires"
+NO_ROOM = "no bot that offers what it requires has enough free units"
+
+
+class PriorityAgeAssigner:
+    """Places queued jobs by priority and age, up to the quotas of their instances.
+
+    Instances below their minimum come first and, only if none of them was handled, those below their effective maximum,
+    each pass guarded by its limit (BuildGrid): what they get here need not be taken from others by evictions.
+
+    Any number may run in any number of processes.
+
+    Each holds one connection at a time and no state but its pace, so that killing it at any moment loses nothing.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: AssignerSettings,
+        *,
+        timing: Timing,
+        chance: random.Random,
+        name: str,
+        now: Monotonic,
+        quotas: QuotaSettings | None = None,
+        cohort: int | None = None,
+        rules: Rules = RULES,
+    ) -> None:
+        self.name = name
+        self._database, self._settings, self._timing = database, settings, timing
+        self._quotas = quotas or QuotaSettings()
+        self._cohorts = None if cohort is None else (cohort,)
+        self._chance, self._now = chance, now
+        self._batch, self._offer_cache = Batch(), OfferCache()
+        self._admission, self._conflict_backoff = (
+            AdmissionController(rules, name=name, chance=chance, now=now),
+            ConflictBackoff(now),
+        )
+        self._batch_slot, self._constrained_batch_slot = BatchSlot(now, chance), BatchSlot(now, chance)
+        self._forget()
+        self._pace = CyclePacer(chance)
+        self._next_reclaim = self._next_claim = now()
+
+    def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings, rules: Rules = RULES) -> None:
+        """Use other settings from the next cycle on."""
+        self._settings, self._quotas = settings, quotas
+        self._admission.reconfigure(rules)
+
+    def run_once(self) -> float:
+        """One cycle; returns the seconds to sleep before the next one."""
+        began = self._now()
+        cycle = self._database.run(self._cycle, undone=self._forget)
+        if cycle.deferred:
+            return self._batch_slot.pause()
+        if cycle.constrained_below_minimum and self._quotas.preemption and self._now() >= self._next_claim:
+            self._next_claim = self._now() + self._settings.interval
+            cycle.evicted += self._conflict_backoff.run(self._database, self._claim) or 0
+        if cycle.constrained:
+            cycle.add(self._place_constrained())
+        if cycle.constrained_first:
+            cycle.add(self._database.run(partial(self._cycle, constrained_first=False), undone=self._forget))
+        seconds = self._now() - began - cycle.waited
+        if cycle.granted or not cycle.deferred:
+            self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
+        metrics.observe_cycle(
+            seconds=seconds,
+            granted=len(cycle.granted),
+            postponed=cycle.postponed,
+            lost=cycle.lost,
+            evicted=cycle.evicted,
+            strategy=self._settings.strategy.kind,
+        )
+        busy = bool(cycle.granted or cycle.lost or cycle.evicted)
+        if cycle.deferred and not busy:
+            return self._constrained_batch_slot.pause()
+        returns = None if cycle.admitted is None else cycle.admitted.returns
+        return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.postponed), returns=returns)
+
+    def _forget(self) -> None:
+        """Nothing is known of the front; a transaction that has not happened may have seen writes of its own there."""
+        self._head_cursor, self._unserved_throttle = HeadCursor(self._now), Throttle(self._now)
+
+    def _cycle(self, connection: Connection, *, constrained_first: bool = True) -> CycleResult:
+        settings, cycle = self._settings, CycleResult()
+        seen = queues.pending_work(connection)
+        cycle.constrained, cycle.constrained_below_minimum = seen.constrained, seen.constrained_below_minimum
+        # Neither jobs at gates nor the others keep each other waiting for as long as they come in. What instances lack
+        # of their minimum comes before both.
+        cycle.constrained_first = (
+            constrained_first and seen.constrained and seen.plain and self._chance.random() < CONSTRAINED_FIRST_SHARE
+        )
+        if not seen.below_minimum and (cycle.constrained_first or not (seen.plain or seen.backoff_elapsed)):
+            return cycle
+        if not self._take_slot(connection, cycle, self._batch_slot):
+            return cycle
+        if seen.backoff_elapsed:
+            back = promote(connection, settings.batch).constrained > 0
+            # Among them may be some of an instance below its minimum: who looks for these finds out.
+            cycle.constrained, cycle.constrained_below_minimum = (
+                cycle.constrained or back,
+                cycle.constrained_below_minimum or back,
+            )
+        scope = self._scope(connection)
+        urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
+        order = Order.PRIORITY if urgent_first else Order.AGE
+        guards = (Guard.MIN, Guard.MAX) if seen.below_minimum else (Guard.MAX,)
+        for guard in guards[: -1 if cycle.constrained_first else None] if seen.plain or seen.backoff_elapsed else ():
+            self._pass(connection, replace(scope, guard=guard), order, cycle)
+            if cycle.granted:
+                break
+        if cycle.constrained_first:
+            return cycle
+        if not cycle.picked and candidates.try_block_new_sessions(connection) and self._unserved_throttle.try_begin():
+            began = self._now()
+            unserved = ready.unserved_queues(connection, scope, limit=settings.batch)
+            self._unserved_throttle.finished(self._now() - began)
+            alike = [JobGroup(queue.cohort, queue.instance, queue.platform, 1) for queue in unserved]
+            self._postpone(connection, alike, NO_BOT, cycle)
+        if self._quotas.preemption and seen.below_minimum and (not cycle.granted or self._now() >= self._next_reclaim):
+            self._next_reclaim = self._now() + settings.interval
+            cycle.evicted = reclaim(
+                connection,
+                scope,
+                self._quotas,
+                sync=self._timing.sync,
+                actor=self.name,
+                again=cycle.has_written_leases,
+            )
+        return cycle
+
+    def _claim(self, connection: Connection) -> int:
+        """Evict for jobs that ask for more than a place, where their gates are open: what these count is taken with the
+        room that is reserved for them. Returns the victims."""
+        scope, quotas = self._scope(connection), self._quotas
+        heads = self._admission.pick_below_minimum(connection, scope, most=BATCH, delay=quotas.preemption_delay)
+        if not heads:
+            return 0
+        ids = [head.job.id for head in heads]
+        served, victims = reclaim_admitted(connection, scope, ids, quotas, sync=self._timing.sync, actor=self.name)
+        self._admission.reserve(connection, heads, {job.id: job.fence for job in served})
+        return victims
+
+    def _place_constrained(self) -> CycleResult:
+        """What became of jobs that ask for more than a place; who loses every race to others tries again soon."""
+        cycle = self._conflict_backoff.run(self._database, self._constrained_transaction)
+        if cycle is None:
+            return CycleResult(lost=1)
+        if cycle.admitted is not None:
+            self._admission.after_commit()
+            seen = cycle.admitted
+            metrics.observe_gates(
+                queues=seen.closed_queues, jobs=seen.closed_jobs, picked=len(seen.heads), empty=seen.empty
+            )
+        return cycle
+
+    def _constrained_transaction(self, connection: Connection) -> CycleResult:
+        """Place jobs that ask for more than a place, in a transaction that a limit reached meanwhile undoes."""
+        cycle = CycleResult()
+        if not self._take_slot(connection, cycle, self._constrained_batch_slot):
+            return cycle
+        batch = self._batch.size(self._settings.batch)
+        scope, pace = self._scope(connection), self._settings.interval
+        cycle.admitted = self._admission.pick(connection, scope, batch=batch, pace=pace)
+        heads = cycle.admitted.heads
+        if heads:
+            cycle.picked = len(heads)
+            needy, others = resources.split_by_resources(heads)
+            if needy:
+                strategy = self._settings.strategy
+                seen = resources.read_resource_snapshot(connection, needy, strategy.sampling)
+                seen = sampling_placement.with_rates(connection, seen) if strategy.wants_success else seen
+                self._commit(connection, seen, Guard.MAX, cycle, round_number=1)
+            if others:
+                self._place(connection, others, Guard.MAX, cycle)
+            self._admission.charge(connection, cycle.admitted, cycle.granted)
+        return cycle
+
+    def _take_slot(self, connection: Connection, cycle: CycleResult, slot: BatchSlot) -> bool:
+        if self._batch.grown:
+            cycle.deferred = not slot.take(connection, concurrent_batches(self._settings.at_once), among=self._part)
+            cycle.waited = slot.waited
+        return not cycle.deferred
+
+    @property
+    def _part(self) -> str:
+        """Which jobs it places, in the words of all that are told to place the same ones; nothing if it is all."""
+        return " ".join([*map(str, self._cohorts or ()), *sorted(self._settings.instances or ())])
+
+    def _scope(self, connection: Connection) -> Scope:
+        names = self._settings.instances
+        instances = ready.instance_ids(connection, names) if names else None
+        return Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
+
+    def _pass(self, connection: Connection, scope: Scope, order: Order, cycle: CycleResult) -> None:
+        """Pick and place until something was placed, or nothing is left that could be postponed."""
+        for _ in range(SWEEPS):
+            batch = self._batch.size(self._settings.batch)
+            jobs = ready.pick(
+                connection, scope, order=order, batch=batch, chance=self._chance, cursor=self._head_cursor
+            )
+            cycle.picked += len(jobs)
+            if not jobs:
+                return
+            before = cycle.postponed
+            self._place(connection, jobs, scope.guard, cycle)
+            if cycle.granted or cycle.postponed == before:
+                return
+
+    def _place(self, connection: Connection, jobs: list[ReadyJob], guard: Guard, cycle: CycleResult) -> None:
+        """Sampling rounds, then any healthy bot once, and only then backoff."""
+        strategy = self._settings.strategy
+        sampling = strategy.sampling
+        for attempt in range(1, sampling.max_attempts + 1):
+            seen = sampling_placement.sample_snapshot(
+                connection,
+                jobs,
+                sample_size=sampling.sample_size,
+                offer_cache=self._offer_cache,
+                chance=self._chance,
+                with_warm=strategy.strategy.wants_warm,
+                with_success=strategy.wants_success,
+            )
+            jobs = self._commit(connection, seen, guard, cycle, round_number=attempt)
+            if not jobs:
+                return
+        hopeless = sampling_placement.without_candidates(seen)
+        if cycle.lost or hopeless:
+            seen = sampling_placement.healthy_snapshot(connection, jobs, with_success=strategy.wants_success)
+            jobs = self._commit(connection, seen, guard, cycle, round_number=0)
+            stuck = {job.id for job in jobs}
+            hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
+            self._postpone(
+                connection,
+                sampling_placement.groups_too_large(connection, hopeless, chance=self._chance),
+                NO_ROOM,
+                cycle,
+            )
+
+    def _commit(
+        self, connection: Connection, seen: Snapshot, guard: Guard, cycle: CycleResult, *, round_number: int
+    ) -> list[ReadyJob]:
+        """Grant what the choice wants; returns the jobs that are still without a bot."""
+        strategy = self._settings.strategy
+        how = {"strategy": strategy.kind, "round": round_number}
+        placements = seen.chosen_by(strategy.strategy, strategy, how=how)
+        granted = grant(
+            connection,
+            placements,
+            assigner=self.name,
+            strategy=strategy.kind,
+            ack=self._timing.ack,
+            guard=guard,
+            again=cycle.has_written_leases,
+            cooldown=self._quotas.eviction_cooldown,
+            patience=BOT_LOCK_TIMEOUT if len(placements) >= CROWD else 0.0,
+        )
+        cycle.has_written_leases = True
+        cycle.granted += granted
+        cycle.lost += len(placements) - len(granted)
+        placed = {lease.job_id for lease in granted}
+        if strategy.kind == SUCCESS:
+            metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
+        return [job for job in seen.jobs if job.id not in placed]
+
+    def _postpone(self, connection: Connection, groups: list[JobGroup], reason: str, cycle: CycleResult) -> None:
+        cycle.postponed += postpone(
+            connection,
+            groups,
+            reason=reason,
+            base=self._settings.failure_backoff,
+            cap=self._settings.failure_backoff_cap,
+            limit=POSTPONE_LIMIT,
+        )
+
+
+# The assigner of one cohort: its bots and its jobs.
+
+
+class CohortAssigner(PriorityAgeAssigner):
+    """One thread for each cohort. Cohorts share no bots and no queues, so that these threads do not meet."""

@@ -1,0 +1,327 @@
+"""`explain`: why a job runs where it runs, or why it does not run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection
+
+from assigner.admission.rules import RULES, Rules
+from assigner.explain import gates as gates_explain
+from assigner.queries import jobs as jobs_queries
+from schema.diagnostics import evidence as evidence_diagnostics
+from schema.diagnostics.evidence import Evidence, JobsAhead
+from schema.states import JobState
+from schema.validation import escaped
+
+# Why a job ran where it ran: its attempts, the decision behind the latest, and the receipts of preemption.
+#
+# Pure functions of the job's events and leases. The bots that had the job are told to everybody who sees it; what is
+# told of preemptions to a tenant leaves out other tenants.
+
+
+Row = Mapping[str, Any]
+
+_HELD_STATES = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
+#: Moves whose details are the receipt of a preemption.
+RECEIPTS = ("preempt", "preempted")
+_PARTS = ("priority", "capacity", "locality", "success", "success_rate", "load")
+
+
+def attempt_rows(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str, Any]]:
+    """Each lease of the job, oldest first: where, by whom, and how it ended."""
+    grants = {event["fence"]: event for event in events if event["move"] == "grant"}
+    endings = dict(_endings(events))
+    return [
+        {
+            "fence": lease["fence"],
+            "bot": lease["bot"],
+            "assigner": lease["assigner"],
+            "strategy": lease["strategy"],
+            "granted_at": lease["granted_at"],
+            "started_at": lease["acknowledged_at"],
+            "ended_at": lease["ended_at"],
+            "decision": dict((grants.get(lease["fence"]) or {}).get("details") or {}),
+            "sentence": _ended(lease, endings.get(lease["fence"])),
+        }
+        for lease in leases
+    ]
+
+
+def receipt_rows(events: Sequence[Row], *, instance: str, everything: bool) -> list[dict[str, Any]]:
+    """What the job was preempted for, and what it preempted."""
+    return [
+        {
+            "move": event["move"],
+            "at": event["at"],
+            "receipt": event["details"] if everything else visible_receipt(event["details"] or {}, instance),
+            "sentence": _preemption(event["move"], event["details"] or {}, instance=instance, everything=everything),
+        }
+        for event in events
+        if event["move"] in RECEIPTS
+    ]
+
+
+def visible_events(events: Sequence[Row], *, instance: str, everything: bool) -> list[Row]:
+    """The events as a caller may see them: receipts without other tenants, unless it may see everything."""
+    if everything:
+        return list(events)
+    return [
+        {**event, "details": visible_receipt(event["details"] or {}, instance)} if event["move"] in RECEIPTS else event
+        for event in events
+    ]
+
+
+def visible_receipt(receipt: Row, instance: str) -> dict[str, Any]:
+    """A receipt of preemption without what belongs to other tenants, and without the bot."""
+    kept = {name: value for name, value in receipt.items() if name not in ("preemptor", "victims", "bot")}
+    preemptor = receipt.get("preemptor") or {}
+    if preemptor.get("instance") == instance:
+        kept["preemptor"] = preemptor
+    victims = [each for each in receipt.get("victims") or () if each.get("instance") == instance]
+    return {**kept, "victims": victims} if victims else kept
+
+
+def placement_sentence(attempt: Mapping[str, Any]) -> str:
+    """One sentence: by what rule the attempt went to its bot."""
+    decision, strategy = attempt["decision"], attempt["strategy"]
+    where = f"bot '{attempt['bot']}'" if attempt["bot"] else "its bot"
+    if strategy == "proactive":
+        return f"{where} asked for more work when it had finished something, and this was the most urgent it may have"
+    if strategy == "preemption":
+        return f"{where} was freed for it by a preemption"
+    if "candidates" not in decision:
+        return f"{where} was chosen by the strategy '{escaped(strategy, 63)}'"
+    score = decision.get("score") or {}
+    parts = ", ".join(f"{part} {score[part]:+g}" for part in _PARTS if isinstance(score.get(part), int | float))
+    best = f" with {score['total']:g} points ({parts})" if "total" in score else ""
+    found = f"{where} was the best of {decision['candidates']} candidates{best}"
+    match decision.get("round"):
+        case 0:
+            return f"{found}, of all that were free, after a sample had left it without one"
+        case int() as number if number > 1:
+            return f"{found}, in round {number}, after the samples before it had left it without one"
+        case _:
+            return found
+
+
+def _endings(events: Iterable[Row]) -> Iterable[tuple[int, Row]]:
+    """Fence of a grant → the event that ended its lease."""
+    fence: int | None = None
+    for event in events:
+        if event["move"] == "grant":
+            fence = event["fence"]
+        elif fence is not None and event["from"] in _HELD_STATES and event["to"] not in _HELD_STATES:
+            yield fence, event
+            fence = None
+
+
+def _ended(lease: Row, ending: Row | None) -> str:
+    if lease["ended_at"] is None:
+        if lease["state"] == "cancelling":
+            return f"is asked to stop ({lease['stop_reason']})"
+        return "runs" if lease["acknowledged_at"] else "waits for its bot to begin"
+    details = (ending or {}).get("details") or {}
+    told = {
+        "succeeded": "succeeded",
+        "failed": "failed",
+        "error": "could not be run",
+        "stopped": "was stopped",
+        "released": "was given back by its bot",
+        "lost": "was lost with its bot",
+    }.get(str(details.get("verdict")), "ended")
+    if lease["stop_reason"]:
+        told += f" after it was asked to stop ({lease['stop_reason']})"
+    if details.get("exit_code") is not None and details.get("verdict") == "failed":
+        told += f" with exit {details['exit_code']}"
+    if details.get("reason"):
+        told += f": {escaped(str(details['reason']))}"
+    return told + (", and it was queued again" if ending is not None and ending["to"] == JobState.QUEUED else "")
+
+
+def _preemption(move: str, receipt: Row, *, instance: str, everything: bool) -> str:
+    preemptor, victims = receipt.get("preemptor") or {}, receipt.get("victims") or []
+    below = f"below its minimum of {preemptor.get('min_quota')} with {preemptor.get('usage')} units"
+    rule = f"by the rule {receipt.get('rule')}"
+    if move == "preempted":
+        if not everything and preemptor.get("instance") != instance:
+            return f"it was asked to stop for a job of an instance below its minimum, {rule}"
+        who = f"job {preemptor.get('job')} of instance '{preemptor.get('instance')}'"
+        return f"it was asked to stop for {who}, which was {below}, {rule}"
+    where = f" on bot '{receipt.get('bot')}'" if everything else ""
+    freed = sum(each.get("units", 0) for each in victims)
+    jobs = f"{len(victims)} {'job was' if len(victims) == 1 else 'jobs were'} asked to stop"
+    told = f"{jobs}{where} for it" if everything else "room was made for it"
+    waited = preemptor.get("waited_seconds")
+    numbers = f", {freed} units" if everything else ""
+    return f"{told}{numbers}, {rule}: its instance was {below}, and it had waited {waited} s"
+
+
+_WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
+
+
+class GateAnswer(BaseModel):
+    """One hard condition on a waiting job."""
+
+    gate: str
+    asks: str = Field(description="what has to be so")
+    open: bool | None = Field(description="null: an earlier gate has left no bot to ask this one of")
+    sentence: str
+    evidence: dict[str, Any]
+
+
+class Count(BaseModel):
+    """Jobs; with `more` at least so many."""
+
+    jobs: int
+    more: bool
+
+
+class Order(BaseModel):
+    """Ready jobs that come before this one, by priority, age and id."""
+
+    in_queue: Count = Field(description="of the same cohort, instance and requirements")
+    in_instance: Count = Field(description="of the same cohort and instance")
+
+
+class Attempt(BaseModel):
+    """One lease of the job."""
+
+    fence: int
+    bot: str | None = Field(description="that has or had the job")
+    assigner: str
+    strategy: str
+    granted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    decision: dict[str, Any] = Field(description="what was kept of the choice: candidates, score and its parts, round")
+    sentence: str
+
+
+class Receipt(BaseModel):
+    """A preemption that the job gained or suffered."""
+
+    move: str
+    at: datetime
+    receipt: dict[str, Any]
+    sentence: str
+
+
+class Explanation(BaseModel):
+    """Why a job runs where it runs, or why it does not run. Of a submission that was cancelled only that is told."""
+
+    id: UUID
+    state: str
+    instance: str
+    cohort: str
+    label: str
+    priority: int
+    units: int
+    sentence: str
+    change: list[str] = Field(description="the smallest changes that would start a waiting job: it takes all of them")
+    gates: list[GateAnswer] = Field(description="of a waiting job")
+    order: Order | None = Field(description="of a waiting job")
+    attempts: list[Attempt] = Field(description="the newest, oldest first")
+    receipts: list[Receipt]
+
+
+def explain(
+    connection: Connection,
+    public_id: str,
+    *,
+    instances: Sequence[str] | None,
+    cooldown: float,
+    rules: Rules = RULES,
+) -> Explanation | None:
+    """The answer for the job of one submission, None if there is none to see.
+
+    `instances` are the caller's, None for an operator, who alone is told of other tenants, and by name of bots that
+    did not have the job. `cooldown` is that of evictions, in seconds; `rules` are those that the assigners go by.
+    """
+    row_id = jobs_queries.job_row_id(connection, public_id, instances=instances)
+    if row_id is None:
+        return None
+    job = evidence_diagnostics.job(connection, row_id, cooldown=cooldown)
+    withdrawn = jobs_queries.withdrawn_reason(connection, public_id, instances=instances)
+    if withdrawn is not None:
+        facts = _facts(public_id, job, state=JobState.CANCELLED)
+        return Explanation(
+            **facts, sentence=f"it is {withdrawn}", change=[], gates=[], order=None, attempts=[], receipts=[]
+        )
+    everything = instances is None
+    events = connection.execute(jobs_queries.EVENTS, {"job_id": row_id, "limit": jobs_queries.MAX_EVENTS})
+    history = [dict(event) for event in events.mappings()]
+    tried = attempt_rows(evidence_diagnostics.leases(connection, row_id), history)
+    found = evidence_diagnostics.gather(connection, job, everything=everything) if job["state"] in _WAITING else None
+    judged = (
+        []
+        if found is None
+        else gates_explain.judge_gates(found, gates_explain.judge_constraints(connection, row_id, rules))
+    )
+    change = [] if found is None else gates_explain.changes(found, judged)
+    return Explanation(
+        **_facts(public_id, job, state=job["state"]),
+        sentence=_past_sentence(job, tried) if found is None else _waiting_sentence(found, judged),
+        change=change,
+        gates=[_gate_answer(one, everything=everything) for one in judged],
+        order=None if found is None else Order(in_queue=_count(found.in_queue), in_instance=_count(found.in_instance)),
+        attempts=[Attempt.model_validate(one) for one in tried],
+        receipts=[
+            Receipt.model_validate(one)
+            for one in receipt_rows(history, instance=job["instance_name"], everything=everything)
+        ],
+    )
+
+
+def blocking_reason(connection: Connection, job_id: int, *, cooldown: float) -> str | None:
+    """Why a waiting job would not run whatever bots there are; None if it would."""
+    judged = gates_explain.judge_job(evidence_diagnostics.job(connection, job_id, cooldown=cooldown))
+    return next((one.sentence for one in judged if one.is_open is False), None)
+
+
+def _facts(public_id: str, job: Mapping[str, Any], *, state: str) -> dict[str, Any]:
+    return {
+        "id": UUID(public_id),
+        "state": state,
+        "instance": job["instance_name"],
+        "cohort": job["cohort_name"],
+        **{name: job[name] for name in ("label", "priority", "units")},
+    }
+
+
+def _waiting_sentence(found: Evidence, judged: Sequence[gates_explain.GateVerdict]) -> str:
+    closed = next((one for one in judged if one.is_open is False), None)
+    if closed is not None:
+        return f"it does not run because {closed.sentence}"
+    room = f"{gates_explain.counted_bots(found, found.bots['able'], 'bot')} with room"
+    order = f"{_ahead(found.in_queue)} before it in its queue, {_ahead(found.in_instance)} in its instance and cohort"
+    return f"nothing stands in its way: {room}, and {order}"
+
+
+def _ahead(order: JobsAhead) -> str:
+    return f"more than {order.jobs:,} jobs" if order.more else _plural(order.jobs, "job")
+
+
+def _past_sentence(job: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+    if not tried:
+        return f"it is {job['state']} and never ran" + (f": {job['reason']}" if job["reason"] else "")
+    last = tried[-1]
+    verb = "runs" if last["ended_at"] is None else "ran"
+    return f"it {verb} there because {placement_sentence(last)}"
+
+
+def _gate_answer(one: gates_explain.GateVerdict, *, everything: bool) -> GateAnswer:
+    shown = {name: value for name, value in one.evidence.items() if everything or name not in ("bot", "bots")}
+    return GateAnswer(
+        gate=one.gate.name, asks=one.gate.requirement, open=one.is_open, sentence=one.sentence, evidence=shown
+    )
+
+
+def _count(order: JobsAhead) -> Count:
+    return Count(jobs=order.jobs, more=order.more)
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

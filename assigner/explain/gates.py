@@ -1,0 +1,436 @@
+"""The gates of one waiting job: each open or closed, with its evidence and a sentence, and what would start the job.
+
+Pure functions of what `schema.evidence` has read. A gate about bots is asked of the bots that those before it have
+left; once none are left, those that follow are neither open nor closed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from assigner.admission import rules as rules_admission
+from assigner.admission import state
+from assigner.admission.rules import Rules
+from schema import predicates
+from schema.accounting import counters
+from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
+from schema.picking import constrained
+from schema.predicates import Predicate
+from schema.timing import DEAD_AFTER
+from schema.validation import escaped
+
+
+@dataclass(frozen=True)
+class GateVerdict:
+    """One gate: `is_open` is None if there is no bot left to judge by."""
+
+    gate: Predicate
+    is_open: bool | None
+    sentence: str
+    evidence: Mapping[str, Any]
+
+
+def judge_gates(found: Evidence, asked: Sequence[GateVerdict] = ()) -> list[GateVerdict]:
+    """Every gate of the job, in the order in which they are asked; `asked` are those on what it asks for beside a
+    place."""
+    judged = [*judge_job(found.job), *asked]
+    for one in (_cohort, _requirements, _instance, _healthy, _units, _probation, _room):
+        previous, following = judged[-1], one(found)
+        if previous.is_open is not True and previous.gate in _BOT_GATES:
+            following = GateVerdict(following.gate, None, "no bot is left to ask it of", {})
+        judged.append(following)
+    if found.pool["known"] or found.pool["silence"] is not None:
+        judged.append(_assigners(found))
+    return [*judged, _queue_deadline(found.job)]
+
+
+def judge_job(job: Row) -> list[GateVerdict]:
+    """The gates on the job itself, its instance and its quota, which no bot can open."""
+    before = [] if job["node_no"] is None else [_dependencies(job)]
+    return [*before, _state(job), _backoff(job), _reservation(job), _drain(job), _quota(job)]
+
+
+_BOT_GATES = (
+    predicates.COHORT,
+    predicates.REQUIREMENTS,
+    predicates.SERVES,
+    predicates.HEALTHY,
+    predicates.UNITS,
+    predicates.PROBATION,
+    predicates.ROOM,
+)
+
+
+def _dependencies(job: Row) -> GateVerdict:
+    node = f"node {job['node_no']} of graph '{job['graph_name']}'"
+    facts: dict[str, Any] = {"graph": str(job["graph"]), "name": job["graph_name"], "node": job["node_no"]}
+    if _open(job, predicates.DEPENDENCIES):
+        return _verdict(job, predicates.DEPENDENCIES, f"{node} waits for no other node", **facts)
+    unmet, missing = job["unmet"], job["missing"]
+    told = [f"node {one['node']} is {one['state']}" for one in unmet]
+    if missing:
+        told.append(f"no node has the number {', '.join(map(str, missing[:NAMES]))}")
+    left = job["pending_deps"] - len(unmet) - len(missing)
+    told += [f"and {left} more"] if left > 0 else []
+    sentence = f"{node} waits for {_plural(job['pending_deps'], 'node')}: {', '.join(told)}"
+    if job["hopeless"] is not None:
+        because = "" if job["hopeless"] == job["node_no"] else f", because of node {job['hopeless']}"
+        sentence = f"BLOCKED_FOREVER: {sentence}; it can never run{because}"
+    parents = [one | {"job": None if one["job"] is None else str(one["job"])} for one in unmet]
+    return _verdict(
+        job,
+        predicates.DEPENDENCIES,
+        sentence,
+        **facts,
+        waits_for=job["pending_deps"],
+        parents=parents,
+        missing=list(missing),
+        blocked_forever=job["hopeless"] is not None,
+    )
+
+
+def _state(job: Row) -> GateVerdict:
+    why = f" ({escaped(job['reason'])})" if job["reason"] else ""
+    sentence = "it waits in the queue" if _open(job, predicates.STATE) else f"it is {job['state']}{why}"
+    return _verdict(job, predicates.STATE, sentence, state=job["state"], reason=job["reason"])
+
+
+def _backoff(job: Row) -> GateVerdict:
+    rest = None if job["rest"] is None else max(0.0, round(float(job["rest"]), 3))
+    looks = f"{_plural(job['considered'], 'look')} without a place"
+    if _open(job, predicates.BACKOFF):
+        sentence = "it does not rest" if not job["considered"] else f"its rest after {looks} is over"
+    else:
+        after = looks if job["considered"] else f"{_plural(job['attempts'], 'attempt')}"
+        why = f": {escaped(job['reason'])}" if job["reason"] else ""
+        sentence = f"it rests for another {rest:.1f} s after {after}{why}"
+    return _verdict(
+        job,
+        predicates.BACKOFF,
+        sentence,
+        rest_seconds=rest,
+        considered=job["considered"],
+        attempts=job["attempts"],
+        reason=job["reason"],
+    )
+
+
+def _reservation(job: Row) -> GateVerdict:
+    if _open(job, predicates.RESERVATION):
+        return _verdict(job, predicates.RESERVATION, "no bot is being freed for it")
+    left = round(float(job["reserved_for"]), 3)
+    sentence = f"{_plural(job['reserved_units'], 'unit')} of a bot are being freed for it, for at most {left:.1f} s"
+    return _verdict(
+        job, predicates.RESERVATION, sentence, bot=job["reserved_bot"], units=job["reserved_units"], left_seconds=left
+    )
+
+
+def _drain(job: Row) -> GateVerdict:
+    name = job["instance_name"]
+    left = None if job["drain_left"] is None else round(float(job["drain_left"]), 3)
+    sentence = f"instance '{name}' " + (
+        "starts jobs" if _open(job, predicates.DRAIN) else "is drained: it starts nothing"
+    )
+    return _verdict(job, predicates.DRAIN, sentence, instance=name, deadline_seconds=left)
+
+
+def _quota(job: Row) -> GateVerdict:
+    where = f"'{job['instance_name']}' in cohort '{job['cohort_name']}'"
+    if not job["counted"]:
+        return _verdict(job, predicates.QUOTA, f"{where} has no quota: any number of units", units=job["units"])
+    usage, units, limit = job["usage"], job["units"], job["effective_max"]
+    numbers = {name: job[name] for name in ("usage", "min_quota", "max_quota", "effective_max", "headroom", "units")}
+    numbers["evicted_lately"] = job["evicted_lately"]
+    if limit is None:
+        return _verdict(job, predicates.QUOTA, f"{where} uses {usage} units and has no maximum", **numbers)
+    lowered = job["max_quota"] - limit
+    of = f"{limit}" + (f" (its maximum {job['max_quota']} less {lowered} lately evicted)" if lowered else "")
+    sign = "<=" if _open(job, predicates.QUOTA) else ">"
+    sentence = f"{where} uses {usage} of {of}, this job needs {units}: {usage} + {units} {sign} {limit}"
+    return _verdict(job, predicates.QUOTA, sentence, **numbers)
+
+
+def _cohort(found: Evidence) -> GateVerdict:
+    job, cohort = found.job, found.cohort
+    label = f"label '{escaped(job['label'], 64)}'"
+    belongs = f"its {label} belongs" if job["label"] else "without a label it belongs"
+    if job["label"] and job["label"] not in (job["cohort_labels"] or ()):
+        belongs = f"no cohort has its {label}, so it belongs"
+    bots = f"{cohort['healthy']} of {_plural(cohort['present'], 'bot')} healthy"
+    if cohort["more"]:
+        bots += " among those looked at"
+    return GateVerdict(
+        predicates.COHORT,
+        cohort["healthy"] > 0,
+        f"{belongs} to cohort '{job['cohort_name']}', with {bots}",
+        {
+            "label": job["label"],
+            "cohort": job["cohort_name"],
+            "present": cohort["present"],
+            "healthy": cohort["healthy"],
+        },
+    )
+
+
+def _requirements(found: Evidence) -> GateVerdict:
+    bots, wanted = found.bots, _wanted(found)
+    evidence: dict[str, Any] = {
+        "requirements": found.job["properties"],
+        "matching": bots["matching"],
+        "more": bots["more"],
+    }
+    is_open = bots["matching"] > 0
+    if not wanted:
+        return GateVerdict(predicates.REQUIREMENTS, is_open, "it requires nothing of a bot", evidence)
+    matching = f"{counted_bots(found, bots['matching'], 'bot')}"
+    verb = "offers" if bots["matching"] <= 1 else "offer"
+    sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job['cohort_name']}' {verb} {wanted}"
+    if found.clauses:
+        scarce = scarcest(found)
+        evidence["clauses"] = [
+            {"clause": str(clause), "bots": clause.alone, "bots_with_all_others": clause.others}
+            for clause in found.clauses
+        ]
+        evidence["scarcest"] = str(scarce)
+        sentence += f"; {_escaped(scarce)} leaves the fewest: {_plural(scarce.alone, 'bot')} with it"
+        if len(found.clauses) > 1:
+            sentence += f", {scarce.others} with all the rest"
+    return GateVerdict(predicates.REQUIREMENTS, is_open, sentence, evidence)
+
+
+def _instance(found: Evidence) -> GateVerdict:
+    bots, name = found.bots, found.job["instance_name"]
+    elsewhere = bots["matching"] - bots["serving"]
+    sentence = f"{bots['serving']} of {counted_bots(found, bots['matching'], 'matching bot')} for instance '{name}'"
+    if elsewhere:
+        sentence += f", {elsewhere} only for other instances or pools"
+    evidence = {"instance": name, "pool": found.job["pool"], "serving": bots["serving"], "elsewhere": elsewhere}
+    return GateVerdict(predicates.SERVES, bots["serving"] > 0, sentence, evidence)
+
+
+def _healthy(found: Evidence) -> GateVerdict:
+    bots = found.bots
+    sentence = f"{bots['healthy']} of {counted_bots(found, bots['serving'], 'matching bot')} healthy and taking work"
+    if bots["leaving"] or bots["unhealthy"]:
+        sentence += f", {bots['leaving']} draining or closing, {bots['unhealthy']} unhealthy"
+    evidence = {"healthy": bots["healthy"], "draining": bots["leaving"], "unhealthy": bots["unhealthy"]}
+    return GateVerdict(predicates.HEALTHY, bots["healthy"] > 0, sentence, evidence)
+
+
+def _units(found: Evidence) -> GateVerdict:
+    bots, units = found.bots, found.job["units"]
+    healthy = counted_bots(found, bots["healthy"], "healthy matching bot")
+    sentence = f"{bots['large']} of {healthy} with {_plural(units, 'unit')}"
+    if not bots["large"]:
+        sentence += f" or more: the largest has {bots['largest']}"
+    evidence = {"units": units, "large_enough": bots["large"], "largest": bots["largest"]}
+    return GateVerdict(predicates.UNITS, bots["large"] > 0, sentence, evidence)
+
+
+def _probation(found: Evidence) -> GateVerdict:
+    bots = found.bots
+    busy = bots["large"] - bots["trusted"]
+    if not busy:
+        sentence = "no such bot is on probation with a lease"
+    elif bots["trusted"]:
+        such = counted_bots(found, bots["large"], "such bot")
+        sentence = f"{busy} of {such} on probation with the one lease that it may have"
+    else:
+        sentence = f"{counted_bots(found, busy, 'such bot')}, all on probation with the one lease that each may have"
+    return GateVerdict(predicates.PROBATION, bots["trusted"] > 0, sentence, {"on_probation_with_lease": busy})
+
+
+def _room(found: Evidence) -> GateVerdict:
+    bots, units = found.bots, found.job["units"]
+    if bots["able"]:
+        sentence = f"{counted_bots(found, bots['able'], 'bot')} with room for it now"
+    else:
+        most = max(0, bots["roomiest"] or 0)
+        trusted = counted_bots(found, bots["trusted"], "bot")
+        sentence = f"none of {trusted} has {_plural(units, 'free unit')}: the most is {most}"
+    evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
+    return GateVerdict(predicates.ROOM, bots["able"] > 0, sentence, evidence)
+
+
+def _assigners(found: Evidence) -> GateVerdict:
+    pool = found.pool
+    silence = None if pool["silence"] is None else round(float(pool["silence"]), 1)
+    elsewhere = pool["at_work"] - pool["working"]
+    evidence = {
+        "working": pool["working"],
+        "elsewhere": elsewhere,
+        "draining": pool["draining"],
+        "upkeep_seconds_ago": silence,
+    }
+    if pool["known"]:
+        sentence = f"{_plural(pool['working'], 'assigner')} at work"
+        if elsewhere:
+            job = found.job
+            where = f"instance '{job['instance_name']}' in cohort '{job['cohort_name']}'"
+            sentence += f" for {where}, {elsewhere} only for others"
+        if pool["draining"]:
+            sentence += f", {pool['draining']} draining"
+        return GateVerdict(predicates.ASSIGNERS, pool["working"] > 0, sentence, evidence)
+    alive = silence is not None and silence <= DEAD_AFTER
+    sentence = f"the last sign of life of an assigner process is {silence} s old"
+    return GateVerdict(predicates.ASSIGNERS, alive, sentence, evidence)
+
+
+def _queue_deadline(job: Row) -> GateVerdict:
+    patience = job["patience"]
+    if patience is None:
+        return _verdict(job, predicates.QUEUE_DEADLINE, "it may wait for ever")
+    left = round(float(patience), 3)
+    sentence = f"it may wait for another {left:.1f} s" if left > 0 else "its queue timeout is over: it will be given up"
+    return _verdict(job, predicates.QUEUE_DEADLINE, sentence, left_seconds=left)
+
+
+def scarcest(found: Evidence) -> Clause:
+    """The clause of the requirements that leaves the fewest bots: the fewest have it, and most have all the others."""
+    return min(found.clauses, key=lambda clause: (clause.alone, -clause.others))
+
+
+def _open(job: Row, gate: Predicate) -> bool:
+    return bool(job[f"open_{gate.name}"])
+
+
+def _verdict(job: Row, gate: Predicate, sentence: str, **evidence: Any) -> GateVerdict:
+    return GateVerdict(gate, _open(job, gate), sentence, evidence)
+
+
+def _wanted(found: Evidence) -> str:
+    properties = found.job["properties"]
+    return escaped(", ".join(f"{name}={value}" for name, values in sorted(properties.items()) for value in values), 300)
+
+
+def _escaped(clause: Clause) -> str:
+    return escaped(str(clause), 100)
+
+
+def counted_bots(found: Evidence, number: int, noun: str) -> str:
+    """So many of the bots that offer what is required, or at least so many if not all of them were looked at."""
+    return ("at least " if found.bots["more"] else "") + _plural(number, noun)
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+# What a waiting job asks for beside a place, for `explain`: the gates of the cycle, each with its sentence.
+
+
+def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list[GateVerdict]:
+    """The gates on what the job asks for; none if it asks for nothing but a place. What a checker would say, and for
+    how long an assigner still waits, nobody else knows."""
+    found = constrained.job(connection, job_id)
+    if found is None:
+        return []
+    head, now = found
+    admission_state = rules_admission.read_admission_state(connection, [head.queue], now=now, rules=rules)
+    for name, amount in counters.charges_of(connection, job_id).items():
+        # Room is reserved for it, and what it takes is counted already.
+        admission_state.counter(name).used -= amount
+    judged = []
+    for gate in state.GATES:
+        why = gate.closed_for_queue(head.queue, admission_state) or gate.closed_for_job(head, admission_state)
+        judged.append(GateVerdict(Predicate(gate.name, "", gate.requirement), why is None, why or gate.requirement, {}))
+    return judged
+
+
+# What would start a waiting job: one concrete change for each thing that keeps it from running.
+
+
+_BOT_GATE_NAMES = frozenset(
+    gate.name
+    for gate in (
+        predicates.COHORT,
+        predicates.REQUIREMENTS,
+        predicates.SERVES,
+        predicates.HEALTHY,
+        predicates.UNITS,
+        predicates.PROBATION,
+        predicates.ROOM,
+    )
+)
+
+
+def changes(found: Evidence, judged: Sequence[GateVerdict]) -> list[str]:
+    """The smallest changes that would start the job, all of which it takes; none if nothing stands in its way."""
+    closed = [one.gate for one in judged if one.is_open is False]
+    if predicates.RESERVATION in closed and predicates.BACKOFF in closed:
+        closed.remove(predicates.BACKOFF)  # it rests for as long as the bot is being freed
+        closed = [gate for gate in closed if gate is not predicates.ROOM]
+    if predicates.DEPENDENCIES in closed:
+        closed.remove(predicates.STATE)  # it is queued as soon as they are met
+    return [_change(gate, found) for gate in closed]
+
+
+def _change(gate: Predicate, found: Evidence) -> str:
+    job, bots = found.job, found.bots
+    match gate.name:
+        case predicates.DEPENDENCIES.name if job["hopeless"] is not None:
+            return "nothing will: cancel it, or submit its graph again"
+        case predicates.DEPENDENCIES.name:
+            return f"wait for {job['pending_deps']} of the nodes that it depends on"
+        case predicates.STATE.name:
+            return "release it"
+        case predicates.BACKOFF.name:
+            return f"wait {max(0.0, float(job['rest'])):.1f} s"
+        case predicates.RESERVATION.name:
+            return f"wait at most {round(float(job['reserved_for']), 3):.1f} s for the bot that is being freed for it"
+        case predicates.DRAIN.name:
+            return f"end the drain of instance '{job['instance_name']}'"
+        case predicates.QUOTA.name:
+            return _raise_maximum(found)
+        case predicates.ASSIGNERS.name if found.pool["at_work"]:
+            return f"an assigner that serves instance '{job['instance_name']}' in cohort '{job['cohort_name']}'"
+        case predicates.ASSIGNERS.name:
+            return "end the drain of an assigner, or start one" if found.pool["draining"] else "start an assigner"
+        case name if name not in _BOT_GATE_NAMES:
+            return f"wait until {gate.requirement}"
+        case _ if not bots["matching"]:
+            return _bot(found)
+        case _ if not bots["serving"]:
+            return f"{_bot(found)} that serves instance '{job['instance_name']}'"
+        case _ if not bots["healthy"]:
+            if bots["leaving"]:
+                return "end the drain of a matching bot, or start another"
+            return "a matching bot that is healthy again"
+        case _ if not bots["large"]:
+            return f"a matching bot with {_units_text(job['units'])}; the largest has {bots['largest']}"
+        case _ if not bots["trusted"]:
+            return "a success of a matching bot on probation, or the end of that"
+        case _:
+            missing = job["units"] - bots["roomiest"]
+            return f"{missing} more free {'unit' if missing == 1 else 'units'} on a matching bot"
+
+
+def _raise_maximum(found: Evidence) -> str:
+    """Its maximum so that, less the evictions of late, the job fits beside what is used."""
+    job = found.job
+    needed = job["usage"] + job["units"] + job["evicted_lately"]
+    who = f"{job['instance_name']} in cohort {job['cohort_name']}"
+    return f"raise the maximum of {who} from {job['max_quota']} to {needed}"
+
+
+def _bot(found: Evidence) -> str:
+    """The bot that is missing, its rarest property first."""
+    job = found.job
+    clauses: list[Clause] = list(found.clauses)
+    if clauses:
+        rarest = scarcest(found)
+        clauses.remove(rarest)
+        clauses.insert(0, rarest)
+    parts = [escaped(str(clause), 100) for clause in clauses]
+    if job["units"] > 1:
+        parts.append(_units_text(job["units"]))
+    bot = "a bot" + (f" with {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "")
+    if len(parts) == 1:
+        bot += f" with {parts[0]}"
+    return bot + (f" in cohort '{job['cohort_name']}'" if job["cohort"] else "")
+
+
+def _units_text(units: int) -> str:
+    return f"{units} {'unit' if units == 1 else 'units'}"

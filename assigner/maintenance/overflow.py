@@ -1,0 +1,82 @@
+"""Keeps the number of waiting jobs within its limit: the newest of the low level are deferred, and return later."""
+
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+from sqlalchemy import Connection
+
+from assigner import metrics
+from schema.clock import Monotonic, Throttle
+from schema.moves.hold import defer, return_deferred
+from schema.policy import queue_limits
+from schema.postgres.engine import Database
+
+#: Jobs that one transaction moves, and such transactions in one round.
+LIMIT, BATCHES = 500, 10
+#: Deferred jobs return while fewer than so many parts of the limit wait.
+AGAIN = 0.9
+#: Seconds after which the jobs are counted whatever has been submitted: others come back from bots.
+RECOUNT = 60.0
+#: Names of deferred jobs in one line of the log.
+SHOWN = 20
+
+log = structlog.get_logger()
+
+
+class OverflowController:
+    """Counts the waiting jobs only when they can have become too many: as many ids have been given since the last count
+    as there was room then, or a minute has passed. A count that is slow is made seldom."""
+
+    def __init__(self, database: Database, *, name: str, now: Monotonic) -> None:
+        self._database, self._name, self._now = database, name, now
+        self._pace = Throttle(now)
+        self._enough = 0
+        self._next = now()
+
+    def run_once(self) -> None:
+        """Defer what is too much, or let return what there is room for."""
+        seen = self._database.run(queue_limits.overflow_state)
+        if seen.most is None:
+            if seen.deferred:
+                self._return(BATCHES * LIMIT)
+            return
+        if (
+            not seen.deferred and seen.newest < self._enough and self._now() < self._next
+        ) or not self._pace.try_begin():
+            return
+        most, began = seen.most, self._now()
+        counted = self._database.run(
+            lambda connection: queue_limits.count_waiting(connection, most=most + BATCHES * LIMIT)
+        )
+        self._pace.finished(self._now() - began)
+        self._enough, self._next = seen.newest + most - counted + 1, self._now() + RECOUNT
+        if counted > most:
+            self._defer(counted - most, normal=seen.normal, most=most)
+        elif seen.deferred and counted < AGAIN * most:
+            self._return(int(AGAIN * most) - counted)
+
+    def _defer(self, count: int, *, normal: int, most: int) -> None:
+        def batch(connection: Connection, limit: int) -> int:
+            names = defer(connection, limit, normal=normal, most=most, actor=self._name)
+            if names:
+                log.warning("more jobs wait than may", most=most, deferred=len(names), jobs=names[:SHOWN])
+            return len(names)
+
+        metrics.DEFERRED.labels(move="defer").inc(self._batches(batch, count))
+
+    def _return(self, count: int) -> None:
+        def batch(connection: Connection, limit: int) -> int:
+            return return_deferred(connection, limit, actor=self._name)
+
+        metrics.DEFERRED.labels(move="return").inc(self._batches(batch, count))
+
+    def _batches(self, batch: Callable[..., int], count: int) -> int:
+        done = 0
+        for _ in range(BATCHES):
+            limit = min(LIMIT, count - done)
+            moved = self._database.run(partial(batch, limit=limit)) if limit > 0 else 0
+            done += moved
+            if moved < LIMIT:
+                break
+        return done

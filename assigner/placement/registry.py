@@ -1,0 +1,111 @@
+"""Strategies by name: those that are built in, and those that installed packages offer as entry points."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import field_validator
+
+from assigner.config import plugins
+from assigner.placement.capacity import Capacity
+from assigner.placement.locality import Locality
+from assigner.placement.strategy import Policy, Snapshot, Strategy
+from assigner.placement.success import Success
+from schema.errors import LeaseholdError
+from schema.moves.grant import Placement
+
+GROUP = "leasehold.strategies"
+CAPACITY, LOCALITY, SUCCESS = "capacity", "locality", "success"
+
+_BUILT_IN: Mapping[str, type[Strategy]] = {CAPACITY: Capacity, SUCCESS: Success}
+
+
+class StrategySettings(Policy):
+    """Which strategy chooses the bot, and what it goes by.
+
+    kind: `capacity`, `locality`, `success`, or the name of an entry point of the group `leasehold.strategies`;
+        built-in names cannot be taken by packages.
+    fallback: the strategy that `locality` leaves a job to if it has no hint, or no candidate is a hit.
+    """
+
+    kind: str = CAPACITY
+    fallback: str = CAPACITY
+
+    @field_validator("kind")
+    @classmethod
+    def _kind_is_a_strategy(cls, kind: str) -> str:
+        if kind != LOCALITY:
+            load(kind)
+        return kind
+
+    @field_validator("fallback")
+    @classmethod
+    def _fallback_is_another_strategy(cls, fallback: str) -> str:
+        if fallback == LOCALITY:
+            raise ValueError(f"'{LOCALITY}' cannot be the fallback of itself")
+        load(fallback)
+        return fallback
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The strategy that `kind` names."""
+        return Locality(load(self.fallback), self.fallback) if self.kind == LOCALITY else load(self.kind)
+
+    @cached_property
+    def wants_success(self) -> bool:
+        """Whether the success rates of bots are to be read."""
+        return self.weights.success != 0 or self.strategy.wants_success
+
+
+def load(kind: str) -> Strategy:
+    """The strategy of this name, but for `locality`, which needs another one.
+
+    Raises ValueError if there is none, several packages offer one, or it cannot be used.
+    """
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind]()
+    place, made = plugins.load_entry_point(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
+    if not isinstance(getattr(made, "wants_warm", None), bool):
+        raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
+    if not isinstance(getattr(made, "wants_success", False), bool):
+        raise ValueError(f"{place} is not a strategy: its wants_success is neither True nor False")
+    try:
+        inspect.signature(made.choose).bind(None, None, how={})
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"{place} is not a strategy: it has no choose(snapshot, policy, *, how)") from None
+    return PluginStrategy(kind, made)
+
+
+@dataclass(frozen=True)
+class PluginStrategy:
+    """A strategy of somebody else, whose answers are checked before anything is made of them."""
+
+    kind: str
+    strategy: Strategy
+
+    @property
+    def wants_warm(self) -> bool:
+        """What it says itself."""
+        return self.strategy.wants_warm
+
+    @property
+    def wants_success(self) -> bool:
+        """What it says itself; it does not if it says nothing."""
+        return getattr(self.strategy, "wants_success", False)
+
+    def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+        """Its placements. Raises LeaseholdError for a job that was not asked for or comes twice, and for a bot that is
+        not a candidate."""
+        placements = self.strategy.choose(snapshot, policy, how=how)
+        allowed: dict[int, set[int]] = {}
+        for group, candidates in zip(snapshot.groups, snapshot.candidates, strict=True):
+            bot_ids = {bot.id for bot in candidates}
+            allowed |= {job.id: bot_ids for job in group.jobs}
+        for placement in placements:
+            if placement.bot_id not in allowed.pop(placement.job_id, ()):
+                raise LeaseholdError(
+                    f"strategy '{self.kind}' put job {placement.job_id} on bot {placement.bot_id}, "
+                    "but it may place each of its jobs once, on one of the job's candidates"
+                )
+        return placements

@@ -1,0 +1,258 @@
+"""Jobs that take of a bot's resources, or go to one bot together: the bots that they fit on, and what is left there
+while others are placed."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from sqlalchemy import Connection
+
+from assigner.placement.strategy import Group, Policy, SamplingSettings, Snapshot, Strategy
+from schema.fleet import candidates, resources
+from schema.fleet.candidates import CandidateRequest, FreeBot
+from schema.fleet.resources import ResourceRequest, resource_counter
+from schema.moves.grant import Granted, Placement
+from schema.picking.constrained import ConstrainedQueue, Place, QueueHead
+from schema.picking.ready import ReadyJob
+from schema.validation import KINDS, MAX_UNITS, Kind
+
+#: Choices that are made one after another, each on what the one before it has left.
+ROUNDS = 20
+
+Need = Mapping[Kind, int]
+
+
+class Stocked(Protocol):
+    """What the gate is judged by: what no bot has left of what a queue's jobs need, in words."""
+
+    lacking: Mapping[Place, str]
+
+
+@dataclass(frozen=True)
+class ResourcesGate:
+    """A bot with room has enough left of everything that the job takes."""
+
+    name: str = "resources"
+    requirement: str = "a bot has enough left of the resources that it takes"
+
+    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Stocked) -> str | None:
+        return admission_state.lacking.get(queue.place)
+
+    def closed_for_job(self, head: QueueHead, admission_state: Stocked) -> str | None:
+        return self.closed_for_queue(head.queue, admission_state)
+
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:  # noqa: ARG002 - which ones is known with the bot
+        return {}
+
+
+class RemainingResources:
+    """A working copy of what bots have left: units, and of what they have declared of resources."""
+
+    def __init__(self, bots: Iterable[FreeBot], amounts: Mapping[str, float]) -> None:
+        self._free_units_of = {bot.id: bot.free_units for bot in bots}
+        self._amounts = dict(amounts)
+
+    def left(self, bot: FreeBot) -> FreeBot:
+        """The bot with the units that it has left."""
+        return replace(bot, free_units=self._free_units_of[bot.id])
+
+    def times(self, bot_id: int, units: int, need: Need) -> int:
+        """How many jobs that take so much it has left enough for."""
+        of_resources = (
+            int(self._amounts[name] // amount)
+            for kind, amount in need.items()
+            if (name := resource_counter(bot_id, kind)) in self._amounts
+        )
+        return min(self._free_units_of[bot_id] // units, *of_resources, MAX_UNITS)
+
+    def take(self, bot_id: int, units: int, need: Need) -> None:
+        """A job that takes so much is to start there."""
+        self._free_units_of[bot_id] -= units
+        for kind, amount in need.items():
+            name = resource_counter(bot_id, kind)
+            if name in self._amounts:
+                self._amounts[name] -= amount
+
+
+@dataclass(frozen=True)
+class ResourceSnapshot(Snapshot):
+    """A snapshot of jobs that take of resources, or of which some are to go to one bot. `needs`: what each takes;
+    `batched`: those that go together with others of their group; `amounts`: what is left of the counters of bots, as
+    far as there are any."""
+
+    needs: Mapping[int, Need] = field(default_factory=dict)
+    batched: frozenset[int] = frozenset()
+    amounts: Mapping[str, float] = field(default_factory=dict)
+
+    def chosen_by(self, strategy: Strategy, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+        """What the strategy wants, as far as it fits; what does not is offered the bots on which it still does."""
+        remaining = RemainingResources((bot for bots in self.candidates for bot in bots), self.amounts)
+        units = {job.id: job.units for job in self.jobs}
+        placements = {each.job_id: each for each in self._together(strategy, policy, remaining, how=how)}
+        for _ in range(ROUNDS):
+            seen = self._left(placements, remaining)
+            wanted = strategy.choose(seen, policy, how=how) if seen.jobs else []
+            before = len(placements)
+            for each in wanted:
+                need = self.needs[each.job_id]
+                if remaining.times(each.bot_id, units[each.job_id], need):
+                    remaining.take(each.bot_id, units[each.job_id], need)
+                    placements[each.job_id] = each
+            if len(placements) - before == len(wanted):
+                break
+        return list(placements.values())
+
+    def _together(
+        self, strategy: Strategy, policy: Policy, remaining: RemainingResources, *, how: Mapping[str, object]
+    ) -> list[Placement]:
+        """As many jobs of one batch as fit on one bot go there, chosen as if they were one job, and so do those that
+        are left, for as long as they are enough for a batch."""
+        placements: list[Placement] = []
+        for group, bots in zip(self.groups, self.candidates, strict=True):
+            jobs = list(group.jobs) if group.jobs[0].id in self.batched else []
+            while len(jobs) >= policy.min_batch_size:
+                need = self.needs[jobs[0].id]
+                times = {bot.id: min(remaining.times(bot.id, group.units, need), len(jobs)) for bot in bots}
+                size = max(times.values(), default=0)
+                if size < policy.min_batch_size:
+                    break
+                one = jobs[0]._replace(units=group.units * size)
+                fit = [remaining.left(bot) for bot in bots if times[bot.id] == size]
+                seen = Snapshot(
+                    [one], [replace(group, units=one.units, jobs=(one,))], [fit], self.hits, self.labels, self.rates
+                )
+                found = strategy.choose(seen, policy, how={**how, "batch": size})
+                if not found:
+                    break
+                for job in jobs[:size]:
+                    remaining.take(found[0].bot_id, group.units, need)
+                    placements.append(found[0]._replace(job_id=job.id))
+                jobs = jobs[size:]
+        return placements
+
+    def _left(self, placed: Mapping[int, Placement], remaining: RemainingResources) -> Snapshot:
+        groups: list[Group] = []
+        found: list[list[FreeBot]] = []
+        for group, bots in zip(self.groups, self.candidates, strict=True):
+            jobs = tuple(job for job in group.jobs if job.id not in placed)
+            fit = [
+                remaining.left(bot)
+                for bot in bots
+                if jobs and remaining.times(bot.id, group.units, self.needs[jobs[0].id])
+            ]
+            if fit:
+                groups.append(replace(group, jobs=jobs))
+                found.append(fit)
+        among = {job.id for group in groups for job in group.jobs}
+        jobs_left = [job for job in self.jobs if job.id in among]
+        return Snapshot(jobs_left, groups, found, self.hits, self.labels, self.rates)
+
+
+def split_by_resources(heads: Iterable[QueueHead]) -> tuple[list[QueueHead], list[ReadyJob]]:
+    """Those of the jobs that take of resources or belong to a batch, and the others."""
+    needy: list[QueueHead] = []
+    others: list[ReadyJob] = []
+    asking: dict[Place, bool] = {}
+    for head in heads:
+        queue = head.queue
+        if queue.place not in asking:
+            asking[queue.place] = bool(need_of(queue)) or "batch_key" in queue.constraints
+        if asking[queue.place]:
+            needy.append(head)
+        else:
+            others.append(head.job)
+    return needy, others
+
+
+def need_of(queue: ConstrainedQueue) -> Need:
+    """What each job of the queue takes, by kind."""
+    wanted = queue.constraints.get("resources") or {}
+    return {kind: wanted[kind] for kind in KINDS if kind in wanted}
+
+
+def read_resource_snapshot(
+    connection: Connection, heads: Sequence[QueueHead], sampling: SamplingSettings
+) -> ResourceSnapshot:
+    """Bots on which each of the jobs fits by itself, read without locks, and what is left there."""
+    alike: dict[tuple[object, ...], list[QueueHead]] = defaultdict(list)
+    for head in heads:
+        alike[head.queue.place, head.job.units].append(head)
+    asked = [
+        ResourceRequest(
+            _candidate_request(each[0].queue, each[0].job.units, sampling.sample_size + len(each) - 1),
+            need_of(each[0].queue),
+        )
+        for each in alike.values()
+    ]
+    found = resources.fitting_bots(connection, asked)
+    groups = [
+        Group(each.want.cohort, each.want.instance, each.want.platform, each.want.units, tuple(one.job for one in some))
+        for each, some in zip(asked, alike.values(), strict=True)
+    ]
+    bot_ids = sorted({bot.id for bots in found for bot in bots})
+    remaining = resources.declared_counters(connection, bot_ids, KINDS)
+    hints = sorted({head.job.locality_hint for head in heads if head.job.locality_hint is not None})
+    return ResourceSnapshot(
+        [head.job for head in heads],
+        groups,
+        found,
+        candidates.hinted(connection, bot_ids, hints),
+        needs={head.job.id: need_of(head.queue) for head in heads},
+        batched=frozenset(head.job.id for head in heads if "batch_key" in head.queue.constraints),
+        amounts={name: each.most - each.used for name, each in remaining.items() if each.most is not None},
+    )
+
+
+def resource_charges(
+    connection: Connection, heads: Sequence[QueueHead], granted: Sequence[Granted]
+) -> dict[int, Mapping[str, float]]:
+    """What the leases take of the resources that their bots have declared, by job. The caller holds the bots' rows."""
+    queues = {head.queue.place: head.queue for head in heads}
+    of_queues = {place: need for place, queue in queues.items() if (need := need_of(queue))}
+    if not of_queues:
+        return {}
+    needs = {head.job.id: of_queues[head.queue.place] for head in heads if head.queue.place in of_queues}
+    leases = [lease for lease in granted if needs.get(lease.job_id)]
+    known = resources.declared_counters(connection, sorted({lease.bot_id for lease in leases}), KINDS)
+    return {
+        lease.job_id: {
+            name: float(amount)
+            for kind, amount in needs[lease.job_id].items()
+            if (name := resource_counter(lease.bot_id, kind)) in known
+        }
+        for lease in leases
+    }
+
+
+def lacking_by_queue(connection: Connection, queues: Sequence[ConstrainedQueue]) -> dict[Place, str]:
+    """Of the queues whose jobs fit on no bot now, by their places, what is missing first."""
+    needy = [queue for queue in queues if need_of(queue)]
+    if not needy:
+        return {}
+    asked = [
+        ResourceRequest(_candidate_request(queue, queue.constraints.get("units", 1), 1), need_of(queue))
+        for queue in needy
+    ]
+    short = [nth for nth, fits in enumerate(resources.fits_any_bot(connection, asked)) if not fits]
+    # Whoever asks about one queue wants to know more than that it is closed.
+    most = resources.most_left(connection, [asked[nth] for nth in short]) if len(queues) == 1 else [None] * len(short)
+    return {needy[nth].place: missing_resource(asked[nth].need, some) for nth, some in zip(short, most, strict=True)}
+
+
+def missing_resource(need: Need, most: Mapping[str, float] | None) -> str:
+    """The first resource of which no bot has enough left; `most`: the most that any one has left of each, None if
+    nobody has looked."""
+    together = f"no bot with room has {' and '.join(f'{amount} {kind}' for kind, amount in need.items())} left at once"
+    if most is None:
+        return together
+    for kind, amount in need.items():
+        if kind in most and most[kind] < amount:
+            return f"it takes {amount} {kind}, and no bot with room has more than {most[kind]:g} left"
+    if not most:
+        return "no bot has room"
+    return together
+
+
+def _candidate_request(queue: ConstrainedQueue, units: int, count: int) -> CandidateRequest:
+    return CandidateRequest(queue.cohort, queue.instance, queue.platform, units, count)

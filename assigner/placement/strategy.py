@@ -1,0 +1,309 @@
+"""What a strategy is: it chooses bots for jobs, as a pure function of what was read.
+
+Built in are `capacity`, `locality` and `success`. Another one is a class without constructor arguments, or an object,
+that has what `Strategy` asks for, in a package that names it:
+
+    [project.entry-points."leasehold.strategies"]
+    roomiest = "my_package:Roomiest"
+
+`[assigners.strategy] kind = "roomiest"` then uses it; the package must be installed wherever that file is read. It can
+be tested with plain values, without a database:
+
+    job = ReadyJob(1, "1", 0, instance=1, platform=1, priority=0, units=1, locality_hint=None, considered=0)
+    bots = [FreeBot(7, "bot-7", priority=0, room=2, capacity=2)]
+    snapshot = Snapshot([job], grouped([job]), [bots], hits=frozenset())
+    (placement,) = Roomiest().choose(snapshot, Policy(), how={})
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schema.fleet.candidates import CandidateRequest, FreeBot
+from schema.fleet.success import UNKNOWN
+from schema.moves.grant import Placement
+from schema.picking.ready import ReadyJob
+from schema.validation import MAX_UNITS
+
+# How good a bot is for a job: one number, with the parts it is made of.
+
+
+_LIMIT = 1e6
+
+CapacityTerm = Literal["raw", "normalised"]
+
+
+class Weights(BaseModel):
+    """Weights of the score's terms; finite, |w| ≤ 1e6. Defaults are BuildGrid's.
+
+    priority: per step of the bot's priority number. Negative, so that a lower number is preferred; doubling it makes
+        a preferred bot outweigh twice as much spare capacity.
+    locality: for a bot that lately worked on the job's locality hint. Doubling it makes warm caches outweigh twice
+        as much spare capacity.
+    capacity: per free unit. Doubling it spreads load more evenly, against locality; negative packs bots full.
+    success: for a bot whose work with the job's label always succeeded and that is idle, see `Worth`; 0 leaves it out,
+        and then nothing about it is read. Doubling it makes reliable, idle bots outweigh twice as much of the rest.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    priority: float = Field(default=-10.0, ge=-_LIMIT, le=_LIMIT)
+    locality: float = Field(default=5.0, ge=-_LIMIT, le=_LIMIT)
+    capacity: float = Field(default=1.0, ge=-_LIMIT, le=_LIMIT)
+    success: float = Field(default=0.0, ge=-_LIMIT, le=_LIMIT)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The weighted terms of one score; what is compared is their sum."""
+
+    priority: float
+    capacity: float
+    locality: float
+
+    @property
+    def total(self) -> float:
+        """The score; higher is better."""
+        return self.priority + self.capacity + self.locality
+
+    def as_decision(self) -> dict[str, Any]:
+        """The form in which a decision keeps it."""
+        return {
+            "total": self.total,
+            "priority": self.priority,
+            "capacity": self.capacity,
+            "locality": self.locality,
+        }
+
+
+@dataclass(frozen=True)
+class FourTerms(Score):
+    """The same where success has a weight."""
+
+    success: float
+
+    @property
+    def total(self) -> float:
+        """The score; higher is better."""
+        return super().total + self.success
+
+    def as_decision(self) -> dict[str, Any]:
+        """The form in which a decision keeps it."""
+        return {**super().as_decision(), "success": self.success}
+
+
+@dataclass(frozen=True)
+class SuccessScore:
+    """success_rate / (1 + load)^load_power, from 0 to 1: Vapora's assignment score (ADR-018), where the power is 1.
+
+    `rate` is that of the bot's attempts with jobs of the label, `load` the share of its units that are taken, both from
+    0 to 1. A bot that is full is worth half of what it is worth idle; with a power of 2, a quarter; with 0, as much.
+    """
+
+    rate: float
+    load: float
+    load_power: float = 1.0
+
+    @property
+    def total(self) -> float:
+        """The score; higher is better."""
+        return float(self.rate / (1.0 + self.load) ** self.load_power)
+
+    def as_decision(self) -> dict[str, Any]:
+        """The form in which a decision keeps it."""
+        return {"total": self.total, "success_rate": self.rate, "load": self.load}
+
+
+def success_score(bot: FreeBot, *, free_units: int, rate: float, load_power: float = 1.0) -> SuccessScore:
+    """What a bot is worth that has succeeded at this `rate` and still has `room` free units, of at least one."""
+    return SuccessScore(rate, (bot.capacity - free_units) / bot.capacity, load_power)
+
+
+def score(bot: FreeBot, *, free_units: int, hit: bool, weights: Weights, term: CapacityTerm = "raw") -> Score:
+    """priority x w_priority + capacity x w_capacity + locality_hit x w_locality (BuildGrid's weighted score).
+
+    `room` is the bot's units still free, also counting what this batch has taken; the capacity term is that number, or
+    normalised, its share of all the bot's units. With the default weights a bot of priority 0 with 3 free units and no
+    hit scores 3; a priority that is better by 1 outweighs a locality hit, or up to nine more free units.
+    """
+    capacity = free_units if term == "raw" else free_units / bot.capacity
+    return Score(
+        priority=bot.priority * weights.priority,
+        capacity=capacity * weights.capacity,
+        locality=weights.locality if hit else 0.0,
+    )
+
+
+def outweighing_units(weights: Weights, term: CapacityTerm) -> int | None:
+    """More free units from which capacity outweighs one step of bot priority; None if it never does.
+
+    Of a normalised term the unit is the whole bot, so that the answer is 1 or None.
+    """
+    step, unit = abs(weights.priority), abs(weights.capacity)
+    if unit * (MAX_UNITS if term == "raw" else 1) <= step:
+        return None
+    return math.floor(step / unit) + 1
+
+
+def dominance(weights: Weights, term: CapacityTerm) -> str:
+    """One line for people: which term of the score can dominate the others."""
+    step, hit = abs(weights.priority), abs(weights.locality)
+    verb = "outweighs" if step > hit else "weighs as much as" if step == hit else "is outweighed by"
+    units = outweighing_units(weights, term)
+    if units is None:
+        free = "free capacity never outweighs it"
+    elif term == "normalised":
+        free = f"a bot that is wholly free ({abs(weights.capacity):g}) outweighs it"
+    else:
+        free = f"free capacity outweighs it from {units} more free unit{'s' if units > 1 else ''} on"
+    success = f"; success adds at most {weights.success:g}" if weights.success else ""
+    return f"one step of bot priority ({step:g}) {verb} a locality hit ({hit:g}); {free}{success}"
+
+
+# How many candidates to look at, and for which jobs together.
+
+
+class SamplingSettings(BaseModel):
+    """Sampling of bots, as BuildGrid's SamplingConfig; it has no default size, ours is 10.
+
+    sample_size: candidates scored for each job. Doubling it costs one more short index walk per batch and finds a
+        better bot; beyond some tens the gain vanishes.
+    max_attempts: sampling rounds before the fall-back to any healthy bot. Doubling it matters only where
+        assigners contend for few free bots.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sample_size: int = Field(default=10, ge=1, le=1000)
+    max_attempts: int = Field(default=1, ge=1, le=20)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Jobs that any bot suits alike, in the order in which they are to be placed."""
+
+    cohort: int
+    instance: int
+    platform: int
+    units: int
+    jobs: tuple[ReadyJob, ...]
+
+    def wanted(self, sample_size: int) -> CandidateRequest:
+        """What to sample: if every job before it fills a bot, the last one still sees `sample_size` candidates."""
+        return CandidateRequest(self.cohort, self.instance, self.platform, self.units, sample_size + len(self.jobs) - 1)
+
+
+def group_jobs(jobs: Sequence[ReadyJob]) -> list[Group]:
+    """Jobs by cohort, instance, requirement set and units; groups and jobs keep the order of their first appearance."""
+    found: dict[tuple[int, int, int, int], list[ReadyJob]] = {}
+    for job in jobs:
+        found.setdefault((job.cohort, job.instance, job.platform, job.units), []).append(job)
+    return [Group(*key, tuple(members)) for key, members in found.items()]
+
+
+class Policy(BaseModel):
+    """What every strategy may go by, from the configuration.
+
+    capacity_term: what of a bot counts as its capacity. `raw` is its free units, as BuildGrid has it, so that large
+        bots outweigh any preference; `normalised` is the free share of its units, 0 to 1.
+    load_power: how much load counts against success, see `scoring.Worth`; 1 is Vapora's, 0 leaves load out.
+    min_batch_size: so many jobs of one batch key go to one bot together, if one has room for them; fewer go one by one.
+        Doubling it makes fewer and larger batches.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    capacity_term: CapacityTerm = "raw"
+    load_power: float = Field(default=1.0, ge=0, le=10)
+    min_batch_size: int = Field(default=2, ge=2, le=10_000)
+    sampling: SamplingSettings = Field(default_factory=SamplingSettings)
+    weights: Weights = Field(default_factory=Weights)
+
+    def score(self, bot: FreeBot, *, free_units: int, hit: bool, rate: float = UNKNOWN) -> Score:
+        """The weighted score of a bot that still has `room` free units and has succeeded at this `rate`."""
+        found = score(bot, free_units=free_units, hit=hit, weights=self.weights, term=self.capacity_term)
+        if not self.weights.success:
+            return found
+        value = success_score(bot, free_units=free_units, rate=rate, load_power=self.load_power).total
+        return FourTerms(found.priority, found.capacity, found.locality, value * self.weights.success)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a choice is made from: the jobs in their order, for each group of them its candidates in random order
+    (bots added for their locality come last), and the (bot, hint) pairs that are locality hits.
+
+    Only where success counts: the jobs' labels, and the success rates of (bot, label) as far as anything is known.
+    """
+
+    jobs: Sequence[ReadyJob]
+    groups: Sequence[Group]
+    candidates: Sequence[Sequence[FreeBot]]
+    hits: frozenset[tuple[int, str]]
+    labels: Mapping[int, str] = field(default_factory=dict)
+    rates: Mapping[tuple[int, str], float] = field(default_factory=dict)
+
+    def label(self, job: ReadyJob) -> str:
+        """By what the job's bots are told apart; the same for all jobs where success does not count."""
+        return self.labels.get(job.id, "")
+
+    def rate(self, bot: FreeBot, label: str) -> float:
+        """The success rate, 0 to 1, of the bot with jobs of this label."""
+        return self.rates.get((bot.id, label), UNKNOWN)
+
+    def chosen_by(self, strategy: "Strategy", policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+        """What the strategy wants."""
+        return strategy.choose(self, policy, how=how)
+
+    def warm(self) -> dict[tuple[int, str], list[FreeBot]]:
+        """(number of the group, hint) → its candidates that are locality hits, in their order; absent if there are
+        none."""
+        if not self.hits:
+            return {}
+        hints: dict[int, list[str]] = defaultdict(list)
+        for bot_id, hint in self.hits:
+            hints[bot_id].append(hint)
+        found: dict[tuple[int, str], list[FreeBot]] = defaultdict(list)
+        for nth, candidates in enumerate(self.candidates):
+            for bot in candidates:
+                for hint in hints.get(bot.id, ()):
+                    found[nth, hint].append(bot)
+        return dict(found)
+
+
+class Strategy(Protocol):
+    """One way to choose bots. It asks neither a database nor a clock nor a global source of chance: the order of the
+    candidates is its chance."""
+
+    @property
+    def wants_warm(self) -> bool:
+        """Whether candidates are also to be looked for among the bots that hold the jobs' locality hints; otherwise
+        they are a random sample, in which such a bot may be missing."""
+
+    @property
+    def wants_success(self) -> bool:
+        """Whether it goes by the bots' success rates, which are otherwise only read if they have a weight. A package
+        may leave this out: then it does not."""
+
+    def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+        """Place each job at most once, on a candidate of its group; a job without a placement waits.
+
+        A bot takes placements in their order for as long as they fit into its room. A placement's `decision` is kept
+        as JSON with the job's history; it should hold all of `how`.
+        """
+
+
+class StorableScore(Protocol):
+    """What a bot was chosen by."""
+
+    def as_decision(self) -> dict[str, Any]:
+        """The form in which a decision keeps it."""
+
+
+def decision(bot: FreeBot, found: StorableScore, candidates: int, how: Mapping[str, object]) -> dict[str, object]:
+    """How a choice by score is kept: the bot's name, how many were compared, and what the score is made of."""
+    return {"bot": bot.name, "candidates": candidates, "score": found.as_decision(), **how}

@@ -1,0 +1,159 @@
+"""Which running jobs to stop so that an instance gets its minimum: a pure function of what was read.
+
+Nothing is evicted for nothing: a plan names a bot on which the job is sure to start once its victims have stopped, and
+on which it would not start if any of them went on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schema.accounting.quotas import EVICTION_COOLDOWN
+from schema.picking.preemption import Occupant, OccupiedBot, StarvedJob
+
+# What operators tune about quotas and preemption. The quotas themselves are in the database.
+
+
+DAY = 86400.0
+
+
+class QuotaSettings(BaseModel):
+    """Preemption on behalf of minimum quotas. Times are seconds; names and defaults are BuildGrid's where it has them.
+
+    preemption: reclaim units for instances below their minimum at all.
+    preemption_delay: how long a job of such an instance waits for a free bot first. Doubling it halves the evictions
+        that a short wait would have spared and doubles the time until a minimum is met.
+    eviction_cooldown: each eviction takes one off the maximum of the evicted instance for so long. Doubling
+        it makes instances that were evicted come back half as fast; 0 lets them come back at once.
+    max_evictions: a job evicted so often is exempt. Doubling it lets one job lose twice as much work.
+    min_run_time: a job that has run for less is left alone. Doubling it protects short jobs.
+    reservation: how long what an eviction frees is kept for the job that it was for, on top of the time the bot has to
+        stop. Doubling it leaves a bot idle twice as long when the job has gone meanwhile.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    preemption: bool = True
+    preemption_delay: float = Field(default=20.0, ge=0, le=DAY)
+    eviction_cooldown: float = Field(default=EVICTION_COOLDOWN, ge=0, le=DAY)
+    max_evictions: int = Field(default=5, ge=0, le=1000)
+    min_run_time: float = Field(default=0.0, ge=0, le=DAY)
+    reservation: float = Field(default=10.0, gt=0, le=3600)
+
+
+LOWER_PRIORITY = "lower_priority_only"
+ANY = "any"
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Victims on one bot, and the numbers that justify them, which both jobs keep as a receipt."""
+
+    preemptor: StarvedJob
+    bot: OccupiedBot
+    victims: tuple[Occupant, ...]
+    rule: str
+    receipt: Mapping[str, Any]
+
+
+def plan(
+    starved: StarvedJob, bots: Sequence[OccupiedBot], settings: QuotaSettings, *, now: datetime
+) -> Eviction | None:
+    """The eviction that lets the job start and costs least, or None if none would, or if it could start without one.
+
+    On each bot victims are taken in the order least urgent first, then most recently queued (BuildGrid), until the
+    job fits beside what stays; of the bots the one with the fewest victims wins, then the one whose most urgent victim
+    is the least urgent and most recently queued. A victim's instance keeps its own minimum.
+    """
+    if any(bot.free_units >= starved.units for bot in bots):
+        return None
+    best: tuple[tuple[Any, ...], OccupiedBot, tuple[Occupant, ...]] | None = None
+    for bot in bots:
+        victims = _enough(starved, bot, settings, now)
+        if not victims:
+            continue
+        last = victims[-1]
+        cost = (len(victims), -last.priority, -last.queued_at.timestamp(), bot.id)
+        if best is None or cost < best[0]:
+            best = cost, bot, victims
+    if best is None:
+        return None
+    _, bot, victims = best
+    return Eviction(starved, bot, victims, starved.rule, _receipt(starved, bot, victims, settings))
+
+
+def evictable(starved: StarvedJob, occupant: Occupant, settings: QuotaSettings, *, now: datetime) -> bool:
+    """Whether the rules let the job at all be stopped for this one: another instance's, running, not shielded, and,
+    unless the cohort reclaims minimums from any, less urgent."""
+    return (
+        occupant.instance != starved.instance
+        and occupant.running
+        and occupant.evictions < settings.max_evictions
+        and (now - occupant.started_at).total_seconds() >= settings.min_run_time
+        and (starved.rule == ANY or occupant.priority > starved.priority)
+    )
+
+
+def _enough(starved: StarvedJob, bot: OccupiedBot, settings: QuotaSettings, now: datetime) -> tuple[Occupant, ...]:
+    """The first victims in order with which the job fits on the bot, without those that are not needed beside the later
+    ones; none if it fits with no number."""
+    missing = starved.units - bot.free_units
+    if starved.units > bot.capacity:
+        return ()
+    spare: dict[int, float] = {}
+    taken: list[Occupant] = []
+    order = sorted(bot.occupants, key=lambda each: (-each.priority, -each.queued_at.timestamp(), each.job_id))
+    for occupant in order:
+        left = spare.setdefault(occupant.instance, occupant.spare)
+        if left < occupant.units or not evictable(starved, occupant, settings, now=now):
+            continue
+        spare[occupant.instance] = left - occupant.units
+        taken.append(occupant)
+        missing -= occupant.units
+        if missing <= 0:
+            return _needed(taken, too_many=-missing)
+    return ()
+
+
+def _needed(taken: Sequence[Occupant], *, too_many: int) -> tuple[Occupant, ...]:
+    """Those that remain when `too_many` units need not go; the most urgent are let off first."""
+    needed: list[Occupant] = []
+    for occupant in reversed(taken):
+        if occupant.units <= too_many:
+            too_many -= occupant.units
+        else:
+            needed.insert(0, occupant)
+    return tuple(needed)
+
+
+def _receipt(
+    starved: StarvedJob, bot: OccupiedBot, victims: Sequence[Occupant], settings: QuotaSettings
+) -> dict[str, Any]:
+    return {
+        "rule": starved.rule,
+        "bot": bot.name,
+        "preemptor": {
+            "job": starved.public_id,
+            "instance": starved.instance_name,
+            "priority": starved.priority,
+            "units": starved.units,
+            "waited_seconds": round(starved.waited, 3),
+            "preemption_delay": settings.preemption_delay,
+            "usage": starved.usage,
+            "min_quota": starved.min_quota,
+        },
+        "victims": [
+            {
+                "job": victim.public_id,
+                "instance": victim.instance_name,
+                "priority": victim.priority,
+                "units": victim.units,
+                "evictions_before": victim.evictions,
+                "above_minimum_by": None if victim.spare == float("inf") else int(victim.spare),
+            }
+            for victim in victims
+        ],
+    }

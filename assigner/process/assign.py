@@ -1,0 +1,152 @@
+"""One assigner process: every configured assigner thread, upkeep, and the configuration kept current."""
+
+import random
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+from sqlalchemy import Connection
+
+from assigner.config.loading import Reloader
+from assigner.loops import Loop
+from assigner.maintenance.meters import MeterPoller
+from assigner.maintenance.upkeep import Upkeep
+from assigner.process.threads import AssignerThreads, Presence, seeded
+from assigner.settings import PoolSettings
+from schema import clock, declarations
+from schema.accounting import accounts, rates
+from schema.accounting.accounts import PoolLimits
+from schema.errors import Conflict
+from schema.fleet import success
+from schema.policy import queue_limits, time_windows
+from schema.postgres.engine import Database
+from schema.postgres.notify import Wakeups
+from schema.tenancy import cohorts, instances
+from schema.tenancy.instances import InstanceSettings
+
+# What the configuration says of cohorts, queues, success, instances and their shares, made so in the database.
+
+
+#: Who did it, in the audit.
+ACTOR = "config"
+REASON = "configuration"
+
+log = structlog.get_logger()
+
+
+def declare(database: Database, settings: PoolSettings) -> None:
+    """Make it so; what is so already is not written. Cohorts, queues, success, rates and windows are a transaction
+    each, and so is each instance: one that cannot change its pool now is logged and left until the next start or
+    reload. Operators cannot change by command what is declared here."""
+    database.run(lambda connection: cohorts.declare(connection, settings.cohorts, actor=ACTOR))
+    database.run(lambda connection: queue_limits.declare(connection, settings.queues, actor=ACTOR))
+    database.run(lambda connection: success.declare(connection, settings.success, actor=ACTOR))
+    database.run(lambda connection: rates.declare(connection, settings.rates, actor=ACTOR))
+    database.run(lambda connection: time_windows.declare(connection, settings.windows, actor=ACTOR))
+    for each in database.run(lambda connection: instances.changed_instances(connection, settings.instances)):
+        try:
+            database.run(partial(instances.put_instance, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON))
+        except Conflict as error:
+            log.error("an instance cannot be as configured now", instance=each.name, error=str(error))
+    is_given = settings.fair_share.model_dump(include=set(PoolLimits.model_fields), exclude_none=True)
+    database.run(lambda connection: _note(connection, settings.instances, limits=list(is_given)))
+    shares = {each.name: each for each in settings.instances if each.is_given}
+    if shares:
+        database.run(lambda connection: accounts.declare(connection, shares, actor=ACTOR, reason=REASON))
+    if is_given:
+        limits = PoolLimits.model_validate(is_given)
+        database.run(lambda connection: accounts.limit_pool(connection, limits, actor=ACTOR, reason=REASON))
+
+
+def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: Sequence[str]) -> None:
+    """Remember which instances, shares, locks and limits of all are declared."""
+    declarations.replace(connection, "instance", (each.name for each in named))
+    declarations.replace(connection, "account", (each.name for each in named if each.is_given))
+    declarations.replace(connection, "lock", (f"{each.name}/{lock}" for each in named for lock in each.locks))
+    declarations.replace(connection, "pool-limit", limits)
+
+
+#: New objects between two searches for garbage, and how seldom older objects are searched. A cycle makes some of them
+#: for each of hundreds of jobs, and they are gone when it ends; Python's own value is 700.
+GARBAGE = (50_000, 10, 10)
+#: Seconds a loop gets to end its transaction at shutdown; more than the statement timeout would not help.
+STOP_WITHIN = 10.0
+
+
+class AssignerProcess:
+    """The loops of one process. `start` and `stop` may be called once each; `reload` after a SIGHUP."""
+
+    def __init__(
+        self, database: Database, reloader: Reloader[PoolSettings], *, name: str, chance: random.Random
+    ) -> None:
+        settings = reloader.current
+        self._database, self._reloader, self._in_force = database, reloader, settings
+        self._wakeups = Wakeups(database, chance=seeded(chance))
+        self._presence = Presence(database, name, interval=settings.timing.reap)
+        self._upkeep = Upkeep(
+            database,
+            settings.upkeep,
+            timing=settings.timing,
+            name=name,
+            now=clock.monotonic,
+            fair=settings.fair_share,
+        )
+        self._polling = MeterPoller(database, settings.meters)
+        self._assigner_threads = AssignerThreads(
+            database, settings, name=name, wakeups=self._wakeups, presence=self._presence, chance=seeded(chance)
+        )
+        self._config_loop = Loop("config", self._look_at_configuration, chance=seeded(chance))
+        self._loops = [
+            self._config_loop,
+            Loop("presence", self._presence.run_once, chance=seeded(chance)),
+            Loop("upkeep", self._upkeep.run_once, chance=seeded(chance)),
+            Loop("meters", self._polling.run_once, chance=seeded(chance)),
+        ]
+        self._cohort_loop: Loop | None = None
+        if self._assigner_threads.follows_cohorts:
+            self._cohort_loop = Loop("cohorts", self._assigner_threads.run_once, chance=seeded(chance))
+            self._loops.insert(0, self._cohort_loop)
+
+    def start(self) -> None:
+        declare(self._database, self._reloader.current)
+        self._presence.begin()
+        self._wakeups.start()
+        self._assigner_threads.start()
+        for loop in self._loops:
+            loop.start()
+
+    def reload(self) -> None:
+        """Read the configuration again at once."""
+        self._reloader.request()
+        self._config_loop.wake()
+
+    def stop(self) -> None:
+        """Let every loop end what it does, then return. What a killed loop would leave is a transaction undone."""
+        deadline = clock.monotonic() + STOP_WITHIN
+        self._assigner_threads.stop(deadline)
+        for loop in self._loops:
+            loop.stop(max(0.0, deadline - clock.monotonic()))
+        self._wakeups.stop()
+        self._presence.end()
+
+    def _look_at_configuration(self) -> float:
+        delay = self._reloader.run_once()
+        before, now = self._in_force, self._reloader.current
+        if now is not before:
+            self._reconfigure(before, now)
+            # The last thing, so that what the database could not take now is tried again.
+            self._in_force = now
+        return delay
+
+    def _reconfigure(self, before: PoolSettings, now: PoolSettings) -> None:
+        self._assigner_threads.reconfigure(now)
+        if self._cohort_loop is not None:
+            self._cohort_loop.wake()
+        self._upkeep.reconfigure(now.upkeep, now.fair_share)
+        self._polling.reconfigure(now.meters)
+        posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
+        if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
+            log.warning(
+                "some changes need a restart", sections="database, timing, number and kinds of assigners, threads"
+            )
+        declare(self._database, now)

@@ -1,0 +1,271 @@
+"""A pool on one machine: assigners, a gateway and bots as processes of their own, for `up` and the demo."""
+
+import fcntl
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from sqlalchemy import Connection
+
+from assigner.process.children import Child, Children, Role
+from assigner.settings import Installation
+from schema import clock
+from schema.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
+from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database
+from schema.tenancy import tokens
+
+#: Seconds a gateway gets until it is ready; it includes the start of an embedded PostgreSQL on a slow machine.
+READY_WITHIN = 90.0
+#: Seconds between two looks at the embedded server.
+KEEP_EVERY = 2.0
+#: How the processes of a pool are started, before the name of the command.
+PROGRAM = (sys.executable, "-m", "assigner.cli.main")
+OPERATOR_TOKEN, BOT_TOKEN = "operator.token", "bot.token"
+#: Variables of the caller's side, which mean something else to a bot.
+_NOT_FOR_CHILDREN = frozenset({"LEASEHOLD_URL", "LEASEHOLD_TOKEN", "LEASEHOLD_CONFIG", "LEASEHOLD_DATA"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalBot:
+    """One bot process. What is not given comes from the `[bot]` section of the configuration."""
+
+    name: str
+    capacity: int | None = None
+    priority: int | None = None
+    properties: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+
+
+class LocalPool:
+    """The processes of one data directory; `local_pool` makes one that has all it needs.
+
+    config: the file every process reads; None = defaults. `tell` gets short lines for people.
+    port: of the gateway; None = as configured, 0 = any free one.
+    rest: how to wait while the gateway starts; it may raise to give up.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        config: Path | None,
+        assigners: int,
+        bots: Sequence[LocalBot],
+        environ: Mapping[str, str],
+        report: Callable[[str], None],
+        chance: random.Random,
+        port: int | None = None,
+        rest: Callable[[float], object] = clock.sleep,
+        restart: bool = True,
+        keeper: "ServerKeeper | None" = None,
+    ) -> None:
+        self.data, self._keeper = data, keeper
+        self._bots, self._assigners, self._rest = bots, assigners, rest
+        self._global = ["--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
+        self._gateway_environment = {} if port is None else {"LEASEHOLD_GATEWAY_PORT": str(port)}
+        inherited = {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
+        self._children = Children(data / "log", inherited, report=report, chance=chance, restart=restart)
+        self.url = ""
+
+    def start(self) -> None:
+        """Start everything and return once the gateway answers; raises LeaseholdError if it does not, or if a process
+        ends at once, and then nothing is left running."""
+        url_file = self.data / "gateway.url"
+        url_file.unlink(missing_ok=True)
+        try:
+            for n in range(1, self._assigners + 1):
+                self._start(f"assigner-{n}", Role.ASSIGNER, "assign", "--name", f"assigner-{n}")
+            self._start("gateway", Role.GATEWAY, "gateway", environment=self._gateway_environment)
+            self.url = self._wait_for_gateway(url_file)
+            for bot in self._bots:
+                self._start_bot(bot)
+        except BaseException:
+            self._children.stop(patience=5.0)
+            raise
+
+    @property
+    def token(self) -> str:
+        """A token for operators of this pool."""
+        return (self.data / OPERATOR_TOKEN).read_text().strip()
+
+    def run_once(self) -> float:
+        """Look after the processes; returns the seconds until it wants to look again."""
+        if self._keeper is not None:
+            self._keeper.run_once()
+        return self._children.run_once()
+
+    def processes(self) -> dict[str, int]:
+        """Name → process id of everything that runs."""
+        return self._children.processes()
+
+    def stop(self, *, patience: float = 10.0) -> None:
+        """Stop bots, then the gateway, then the assigners, each within `patience` seconds. Idempotent."""
+        self._children.stop(patience=patience)
+        (self.data / "gateway.url").unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        """End everything at once. No work is lost: what ran is queued again when its session has expired."""
+        self._children.kill()
+
+    def _start(self, name: str, role: Role, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        command = (*PROGRAM, *self._global, *arguments)
+        self._children.start(Child(name=name, role=role, command=command, environment=environment or {}))
+
+    def _start_bot(self, bot: LocalBot) -> None:
+        arguments = ["bot", "--name", bot.name, "--url", self.url, "--token-file", str(self.data / BOT_TOKEN)]
+        for option, number in {"--capacity": bot.capacity, "--priority": bot.priority}.items():
+            if number is not None:
+                arguments += [option, str(number)]
+        for key, value in bot.properties.items():
+            for each in [value] if isinstance(value, str) else value:
+                arguments += ["--property", f"{key}={each}"]
+        self._start(bot.name, Role.BOT, *arguments)
+
+    def _wait_for_gateway(self, url_file: Path) -> str:
+        deadline = clock.monotonic() + READY_WITHIN
+        while clock.monotonic() < deadline:
+            self._children.check()
+            with suppress(FileNotFoundError):
+                url = url_file.read_text().strip()
+                if url and is_ready(url):
+                    return url
+            self._rest(0.05)
+        raise LeaseholdError(f"the gateway was not ready within {READY_WITHIN:.0f} s; see {self.data / 'log'}")
+
+
+def is_ready(url: str) -> bool:
+    """Whether the gateway at `url` says that it can work."""
+    path = url.removeprefix("http+unix://")
+    # A certificate is for callers from outside; here only the answer counts.
+    transport = httpx.HTTPTransport(verify=False) if path == url else httpx.HTTPTransport(uds=path)
+    base = url if path == url else "http://localhost"
+    with httpx.Client(transport=transport, timeout=5.0, trust_env=False) as client:
+        try:
+            return client.get(f"{base}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+class ServerKeeper:
+    """Starts the embedded server of a directory again when it has died, which no client of it could do."""
+
+    def __init__(self, data: Path, *, report: Callable[[str], None]) -> None:
+        self._data, self._report = data, report
+        self._server = embedded.serve(data)
+        self._pid = self._server.pid
+        self._next = clock.monotonic() + KEEP_EVERY
+
+    def run_once(self) -> None:
+        """Look, if the last look is old enough. Errors are told and tried again."""
+        if clock.monotonic() < self._next:
+            return
+        try:
+            before, self._server = self._server, embedded.serve(self._data)
+            before.close()
+            if self._server.pid != self._pid:
+                self._pid = self._server.pid
+                self._report("PostgreSQL had died and runs again")
+        except NotReady as error:
+            self._report(str(error))
+        self._next = clock.monotonic() + KEEP_EVERY
+
+    def close(self) -> None:
+        """Let go of the server; the last user stops it."""
+        self._server.close()
+
+
+@contextmanager
+def local_pool(
+    installation: Installation,
+    *,
+    assigners: int,
+    bots: Sequence[LocalBot],
+    report: Callable[[str], None],
+    chance: random.Random,
+    port: int | None = None,
+    rest: Callable[[float], object] = clock.sleep,
+) -> Iterator[LocalPool]:
+    """A pool that is ready, with its database migrated and its tokens in the data directory, for as long as this is
+    entered. Raises Conflict if one runs there already, NotReady and BadInput as its parts do."""
+    is_embedded = installation.settings.database.url.get_secret_value() == "embedded"
+    with ExitStack() as stack:
+        stack.enter_context(hold_data_directory(installation.data))
+        keeper = ServerKeeper(installation.data, report=report) if is_embedded else None
+        if keeper:
+            stack.callback(keeper.close)
+        database = stack.enter_context(installation.database("pool"))
+        migrate.upgrade(database)
+        _keep_token(database, installation.data / OPERATOR_TOKEN, kind=tokens.Kind.OPERATOR, bot=None)
+        _keep_token(database, installation.data / BOT_TOKEN, kind=tokens.Kind.BOT, bot="*")
+        pool = LocalPool(
+            installation.data,
+            config=installation.config,
+            assigners=assigners,
+            bots=bots,
+            environ=_with_own_work(installation),
+            report=report,
+            chance=chance,
+            port=port,
+            rest=rest,
+            keeper=keeper,
+        )
+        pool.start()
+        try:
+            yield pool
+        finally:
+            pool.stop()
+
+
+def _with_own_work(installation: Installation) -> Mapping[str, str]:
+    """The environment of the processes: bots of a local pool work below its data directory, unless configured
+    otherwise, so that pools beside each other do not meet."""
+    bot: object = getattr(installation.settings, "bot", None)
+    if getattr(bot, "work_dir", None) is not None:
+        return installation.environ
+    return {**installation.environ, "LEASEHOLD_BOT_WORK_DIR": str(installation.data / "work")}
+
+
+def _keep_token(database: Database, path: Path, *, kind: tokens.Kind, bot: str | None) -> None:
+    """Leave a token that works in `path`: the one that is there, or a new one if the database does not know it."""
+
+    def work(connection: Connection) -> str | None:
+        try:
+            if tokens.verify(connection, path.read_text().strip()).kind is kind:
+                return None
+        except (FileNotFoundError, UnicodeDecodeError, Unauthorised):
+            pass
+        return tokens.create(connection, kind, bot=bot)
+
+    made = database.run(work)
+    if made is not None:
+        write_file(path, made + "\n")
+
+
+@contextmanager
+def hold_data_directory(data: Path) -> Iterator[None]:
+    """Hold the data directory as the one local pool in it. Raises Conflict if there is one already."""
+    try:
+        data.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        file = (data / "pool.lock").open("a+")
+    except OSError as error:
+        raise BadInput("--data", f"{data} cannot be used: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict("pool_running", f"a pool already runs in {data}; stop it, or give another --data") from None
+        yield
+
+
+def write_file(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Replace the file at once; readable for its owner only, unless `mode` says otherwise."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
+    temporary.replace(path)

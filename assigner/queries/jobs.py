@@ -1,0 +1,277 @@
+"""What callers and operators may read: plain queries, each bounded, none of them locking."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from schema.errors import BadInput
+from schema.fleet.success import PRIOR, success_rate
+from schema.postgres.fragments import (
+    JOB_RESULT,
+    SUBMISSION_FINISHED_AT,
+    SUBMISSION_JOINED,
+    SUBMISSION_REASON,
+    SUBMISSION_STATE,
+    SUBMISSIONS,
+    WANTED_SUBMISSIONS,
+    WITHDRAWN_SUBMISSIONS,
+)
+from schema.predicates import COHORT, HEALTHY, REQUIREMENTS, UNITS, can_take, serves
+from schema.validation import escaped
+
+Rows = list[dict[str, Any]]
+
+#: Newest events of a job that are shown.
+MAX_EVENTS = 1000
+
+# Only jobs of these instances are seen, null = all; an absent job and a foreign one are the same.
+VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
+
+_JOB_COLUMNS = """
+    j.id AS row_id, i.name AS instance, j.label, j.priority, j.units, j.attempts, j.max_attempts, j.created_at,
+    j.queued_at, j.schedule_after, j.started_at, last.bot
+"""
+_ROW = f"j.public_id AS id, j.state, j.reason, j.finished_at, {_JOB_COLUMNS}"
+
+# A submission is shown as what became of it; the job of a withdrawn one may go on.
+_SUBMISSION = (
+    f"s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason,"
+    f" {SUBMISSION_FINISHED_AT} AS finished_at, {SUBMISSION_JOINED} AS joined"
+)
+_NAMED = f"({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id = j.instance"
+
+_LAST_BOT = """
+LEFT JOIN LATERAL (
+    SELECT b.name AS bot, l.fence FROM leases l JOIN bots b ON b.id = l.bot_id
+    WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last ON true
+"""
+
+# One job with everything but its events.
+JOB = text(f"""
+SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds,
+    j.locality_hint, j.retry_failed, j.kills, j.considered, greatest(0,
+    extract(epoch FROM j.schedule_after - now())) AS backoff,
+    j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
+    t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
+    w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
+FROM {_NAMED} JOIN platforms p ON p.id = j.platform
+LEFT JOIN LATERAL (
+    SELECT g.terms, o.estimate FROM constraint_sets g LEFT JOIN job_constraints o ON o.job_id = j.id
+    WHERE g.id = j.constraint_set) t ON true
+LEFT JOIN LATERAL (
+    SELECT jsonb_build_object('id', g.public_id, 'name', g.name, 'node', m.node_no, 'depth', m.depth) AS graph
+    FROM graph_nodes m JOIN graphs g ON g.id = m.graph WHERE m.job_id = j.id) n ON true
+LEFT JOIN job_payloads w ON w.job_id = j.id {_LAST_BOT}
+WHERE {VISIBLE}
+""")
+
+# The history of one job, oldest first, the newest MAX_EVENTS of it.
+EVENTS = text("""
+SELECT move, "from", "to", at, actor, fence, details FROM (
+    SELECT id, move, from_state AS "from", to_state AS "to", at, actor, fence, details
+    FROM job_events WHERE job_id = :job_id ORDER BY id DESC LIMIT :limit) newest
+ORDER BY id
+""")
+
+# How the present bots stand to one queued job: have its properties, are large enough, take work, have room now.
+CHANCES = text(f"""
+SELECT count(*) AS matching, coalesce(max(b.capacity), 0) AS largest,
+    count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")}) AS fitting,
+    count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")} AND {HEALTHY.of(bot="b")}) AS willing,
+    count(*) FILTER (WHERE {can_take("b", "w")}) AS free
+FROM (SELECT j.platform, j.cohort, j.instance, i.pool, j.units
+      FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.id = :job_id OFFSET 0) w
+JOIN bot_platforms bp ON bp.platform = w.platform JOIN bots b ON {REQUIREMENTS.of(bot="b", want="w")}
+WHERE b.status <> 'gone' AND {COHORT.of(bot="b", want="w")} AND {serves("b", "w")}
+""")
+
+# One page, newest first; `before` is the row of the last job of the page before.
+JOB_PAGE = text(f"""
+SELECT {_ROW}
+FROM jobs j JOIN instances i ON i.id = j.instance {_LAST_BOT}
+WHERE {VISIBLE}
+    AND (CAST(:instance AS text) IS NULL OR i.name = :instance)
+    AND (CAST(:state AS text) IS NULL OR j.state = :state)
+    AND (CAST(:label AS text) IS NULL OR j.label = :label)
+    AND (CAST(:before AS bigint) IS NULL OR j.id < :before)
+ORDER BY j.id DESC LIMIT :limit
+""")
+
+JOB_ROW_ID = text(f"""
+SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {SUBMISSION_REASON} END AS withdrawn
+FROM {_NAMED} WHERE {VISIBLE}
+""")
+
+# States of many submissions, results only of those that have one; `job` is the id of their job itself.
+SUBMISSION_STATES = text(f"""
+SELECT {_SUBMISSION}, j.public_id AS job, j.attempts,
+    CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
+FROM {_NAMED}
+WHERE {VISIBLE}
+""")
+
+# Where the output of a job's newest attempt is; attempts are counted by their leases, also those not charged.
+ATTEMPT = text(f"""
+SELECT j.id AS row_id, j.public_id AS job, {SUBMISSION_STATE} AS state,
+    {SUBMISSION_FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
+FROM {_NAMED}
+CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
+WHERE {VISIBLE}
+""")
+
+# What there could be to tell those who wait for these jobs, given by their own ids.
+PROGRESS = text(f"""
+SELECT j.public_id AS id, j.finished_at IS NOT NULL AS final, {WITHDRAWN_SUBMISSIONS} AS withdrawn, l.attempt,
+    coalesce(o.written, 0) AS written
+FROM jobs j
+CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
+LEFT JOIN LATERAL (
+    SELECT start + length(data) AS written FROM job_outputs
+    WHERE job_id = j.id AND fence = l.fence ORDER BY start DESC LIMIT 1) o ON true
+WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
+""")
+
+_BOTS = f"""
+SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
+    b.in_use, b.properties, b.epoch, b.opened_at, extract(epoch FROM b.expires_at - now()) AS expires_in,
+    b.held AS leases, extract(epoch FROM b.probation_until - now()) AS probation, s.success_rate, s.avg_latency_ms
+FROM bots b JOIN cohorts c ON c.id = b.cohort LEFT JOIN instances i ON i.id = b.instance
+LEFT JOIN LATERAL (
+    SELECT (sum(successes) + {PRIOR}) / (sum(successes + failures) + {PRIOR}) AS success_rate,
+        1000 * sum(seconds) / nullif(sum(finished), 0) AS avg_latency_ms
+    FROM bot_success WHERE bot_id = b.id) s ON true
+"""
+BOTS = text(f"{_BOTS} WHERE b.name > :after ORDER BY b.name LIMIT :limit")
+BOT = text(f"{_BOTS} WHERE b.name = :name")
+
+# What is known of one bot's work, by label, the latest first.
+BOT_SUCCESS = text(f"""
+SELECT s.label, s.successes, s.failures, s.returned, {success_rate("s")} AS success_rate,
+    1000 * s.seconds / nullif(s.finished, 0) AS avg_latency_ms, s.at
+FROM bot_success s JOIN bots b ON b.id = s.bot_id WHERE b.name = :name ORDER BY s.at DESC, s.label
+""")
+
+
+def job_row_id(connection: Connection, job: str, *, instances: Sequence[str] | None) -> int | None:
+    """The row id of the job that a public id stands for, None if there is none to see."""
+    found: int | None = connection.execute(JOB_ROW_ID, {"ids": [job], "instances": instances}).scalar_one_or_none()
+    return found
+
+
+def withdrawn_reason(connection: Connection, job: str, *, instances: Sequence[str] | None) -> str | None:
+    """In words, that this submission was withdrawn; None if it was not, or if there is none to see."""
+    row = connection.execute(JOB_ROW_ID, {"ids": [job], "instances": instances}).one_or_none()
+    return None if row is None else row.withdrawn
+
+
+def job(connection: Connection, job: str, *, instances: Sequence[str] | None) -> dict[str, Any] | None:
+    """A submission's job with `events`, and `chances` (counts of bots) if it is queued; None if there is no such."""
+    row = connection.execute(JOB, {"ids": [job], "instances": instances}).mappings().one_or_none()
+    if row is None:
+        return None
+    events = connection.execute(EVENTS, {"job_id": row["row_id"], "limit": MAX_EVENTS}).mappings()
+    found = dict(row) | {"events": [dict(event) for event in events]}
+    if row["state"] == "queued":
+        found["chances"] = dict(connection.execute(CHANCES, {"job_id": row["row_id"]}).mappings().one())
+    return found
+
+
+def job_page(connection: Connection, *, instances: Sequence[str] | None, filters: Mapping[str, Any]) -> Rows:
+    """One page of jobs; `filters` are instance, state, label, before (a row id) and limit."""
+    return [dict(row) for row in connection.execute(JOB_PAGE, {"instances": instances} | dict(filters)).mappings()]
+
+
+def submission_states(
+    connection: Connection, ids: Sequence[str], *, instances: Sequence[str] | None
+) -> dict[str, dict[str, Any]]:
+    """State and result of those of the submissions that can be seen, by id."""
+    rows = connection.execute(SUBMISSION_STATES, {"ids": list(ids), "instances": instances}).mappings()
+    return {str(row["id"]): dict(row) for row in rows}
+
+
+def bots(connection: Connection, *, after: str, limit: int) -> Rows:
+    """Bots by name, from the first after `after`."""
+    return [dict(row) for row in connection.execute(BOTS, {"after": after, "limit": limit}).mappings()]
+
+
+def bot(connection: Connection, name: str) -> dict[str, Any] | None:
+    """One bot with what is known of its work (`success`), None if there is none of this name."""
+    row = connection.execute(BOT, {"name": name}).mappings().one_or_none()
+    if row is None:
+        return None
+    known = connection.execute(BOT_SUCCESS, {"name": name}).mappings()
+    return dict(row) | {"success": [dict(each) for each in known]}
+
+
+# What callers and operators may read of graphs: plain queries, none of them locking.
+
+
+_GRAPH_COLUMNS = """
+SELECT s.public_id AS id, s.graph, s.instance, s.name, s.state, s.priority, s.nodes, s.edges, s.missing, s.actor,
+    s.created_at, s.finished_at, s.blocked, s.blocked_forever, s.queued, s.parked, s.active, s.succeeded, s.failed,
+    s.cancelled, s.dead
+FROM graph_stats s
+"""
+GRAPH = text(f"{_GRAPH_COLUMNS} WHERE s.graph = :graph")
+
+BY_ID = text(f"""
+SELECT g.id, g.public_id FROM graphs g JOIN instances i ON i.id = g.instance
+WHERE g.public_id = CAST(:id AS uuid) AND {VISIBLE}
+""")
+# The newest of the name, in each instance that has one.
+BY_NAME = text(f"""
+SELECT g.id, g.public_id FROM instances i CROSS JOIN LATERAL (
+    SELECT id, public_id FROM graphs WHERE instance = i.id AND name = :name ORDER BY id DESC LIMIT 1) g
+WHERE {VISIBLE} AND (CAST(:instance AS text) IS NULL OR i.name = :instance) LIMIT 2
+""")
+# One page, newest first; `before` is the row of the last graph of the page before.
+GRAPH_PAGE = text(f"""
+WITH page AS MATERIALIZED (
+    SELECT g.id FROM graphs g JOIN instances i ON i.id = g.instance
+    WHERE {VISIBLE} AND (CAST(:instance AS text) IS NULL OR i.name = :instance)
+        AND (NOT CAST(:open AS boolean) OR g.finished_at IS NULL)
+        AND (CAST(:before AS bigint) IS NULL OR g.id < :before)
+    ORDER BY g.id DESC LIMIT :limit
+)
+{_GRAPH_COLUMNS} WHERE s.graph = ANY (ARRAY(SELECT id FROM page)) ORDER BY s.graph DESC
+""")
+# One page of the nodes of a graph, by number; a node without a job has been over for long.
+NODES = text("""
+SELECT n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth, j.priority,
+    n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end
+FROM graph_nodes n LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
+WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
+""")
+
+
+def find_graph(
+    connection: Connection, *, public_id: str | None, name: str, instance: str | None, instances: Sequence[str] | None
+) -> tuple[int, str] | None:
+    """Row and public id of the graph with this id or, without one, of the newest of this name; None if there is none
+    to see. Raises BadInput if several instances have one."""
+    where: dict[str, Any] = {"instances": instances}
+    if public_id is not None:
+        rows = connection.execute(BY_ID, where | {"id": public_id}).all()
+        if rows:
+            return rows[0].id, str(rows[0].public_id)
+    rows = connection.execute(BY_NAME, where | {"name": name, "instance": instance}).all()
+    if len(rows) > 1:
+        raise BadInput("instance", f"several instances have a graph '{escaped(name, 80)}': say which one is meant")
+    return (rows[0].id, str(rows[0].public_id)) if rows else None
+
+
+def graph(connection: Connection, row_id: int) -> dict[str, Any]:
+    """One graph, with how many of its nodes are in which state."""
+    return dict(connection.execute(GRAPH, {"graph": row_id}).mappings().one())
+
+
+def nodes(connection: Connection, row_id: int, *, after: int, limit: int) -> Rows:
+    """Nodes by number, from the first after `after`."""
+    where = {"graph": row_id, "after": after, "limit": limit}
+    return [dict(row) for row in connection.execute(NODES, where).mappings()]
+
+
+def graph_page(connection: Connection, *, instances: Sequence[str] | None, filters: Mapping[str, Any]) -> Rows:
+    """One page of graphs; `filters` are instance, open, before (a row id) and limit."""
+    return [dict(row) for row in connection.execute(GRAPH_PAGE, {"instances": instances} | dict(filters)).mappings()]

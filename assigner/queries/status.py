@@ -1,0 +1,311 @@
+"""The pool at a glance: what waits, runs and ended, and how fast, at a cost that neither history nor queue decides.
+
+What waits and what runs is counted by the partial indexes that hold nothing else, what ended among the newest that did.
+Rates come from the newest jobs, those that ended last and the leases of these and of what runs. Where a bound ends the
+count, the answer says so.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from assigner.queries.jobs import VISIBLE
+from schema.accounting import quotas
+from schema.fleet import success
+from schema.picking.queues import ready_priorities, ready_queues
+from schema.predicates import COHORT, CONSTRAINED, READY, REQUIREMENTS, RESTING, UNITS, serves
+from schema.states import FINAL, JobState
+from schema.tables.columns import SCHEMA
+
+Rows = list[dict[str, Any]]
+
+#: Jobs that are counted of those that wait, of those in backoff, of those held and of those on bots, of each so many;
+#: instances share them evenly. Doubling it doubles the longest time that one look may take.
+MAX_COUNTED = 100_000
+#: Finished jobs that are counted, the newest.
+MAX_FINISHED = 50_000
+#: Queues of which the oldest job is looked for.
+MAX_QUEUES = 1_000
+#: Newest jobs that the rate of submits comes from, the first of these numbers that reaches a minute back.
+RATE_JOBS = (1_000, 10_000, 25_000)
+#: Jobs that ended last that the other rates come from. It and the last of RATE_JOBS are enough for 400 jobs a second;
+#: above that the rates are those of a shorter time.
+MAX_ENDED = 25_000
+#: Grants whose waits are looked up, the newest.
+MAX_WAITS = 5_000
+
+# The cohorts and instances that have such jobs: one step along the index for each.
+_HOLDERS = """{name} AS (
+    (SELECT cohort, instance FROM jobs WHERE {waiting} ORDER BY cohort, instance, platform LIMIT 1)
+    UNION ALL
+    SELECT following.cohort, following.instance FROM {name} h CROSS JOIN LATERAL (
+        SELECT cohort, instance FROM jobs WHERE {waiting} AND (cohort, instance) > (h.cohort, h.instance)
+        ORDER BY cohort, instance, platform LIMIT 1) following
+)"""
+
+# The jobs of each of them up to an even share, and whether there are more.
+_WAITING = """
+WITH RECURSIVE {holders}, seen AS MATERIALIZED (
+    SELECT h.cohort, h.instance, i.name, i.pool, :most / count(*) OVER () + 1 AS share
+    FROM holders h JOIN instances i ON i.id = h.instance WHERE {visible}
+)
+SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, count(*) AS jobs, min(w.queued_at) AS oldest,
+    sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
+FROM seen s CROSS JOIN LATERAL (
+    SELECT platform, units, queued_at FROM jobs
+    WHERE cohort = s.cohort AND instance = s.instance AND {waiting}
+    ORDER BY {order} LIMIT s.share) w
+GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
+"""
+
+
+def _waiting(condition: str, *, order: str) -> str:
+    holders = _HOLDERS.format(name="holders", waiting=condition)
+    return _WAITING.format(holders=holders, waiting=condition, order=order, visible=VISIBLE)
+
+
+_QUEUE = "cohort, instance, platform"
+
+# Ready and resting jobs by instance, and of those the ones that no present bot could run, even if it were idle.
+# OFFSET 0 keeps the planner from reading every requirement set of every bot to learn that there is none.
+WAITING = text(f"""
+WITH waiting AS MATERIALIZED (
+    SELECT * FROM ({_waiting(READY, order=f"{_QUEUE}, units, priority, queued_at, id")}) ready
+    UNION ALL
+    SELECT * FROM ({_waiting(RESTING, order=f"{_QUEUE}, priority, queued_at, id")}) resting
+    UNION ALL
+    SELECT * FROM ({_waiting(CONSTRAINED, order=f"{_QUEUE}, constraint_set, rank, queued_at, id")}) gated
+)
+SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
+    extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
+    coalesce(sum(q.jobs) FILTER (WHERE NOT EXISTS (
+        SELECT FROM (
+            SELECT platform, bot_id FROM bot_platforms WHERE platform = q.platform AND cohort = q.cohort
+            ORDER BY platform, cohort, sample_key OFFSET 0) bp
+        CROSS JOIN LATERAL (SELECT * FROM bots WHERE id = bp.bot_id OFFSET 0) b
+        WHERE b.status <> 'gone' AND {REQUIREMENTS.of(bot="b", want="q")} AND {COHORT.of(bot="b", want="q")}
+            AND {UNITS.of(bot="b", want="q")} AND {serves("b", "q")})), 0) AS unmatchable
+FROM waiting q GROUP BY q.name ORDER BY q.name
+""")
+
+# The age of the oldest ready job: the head of each urgency of each queue.
+OLDEST = text(f"""
+WITH RECURSIVE {ready_queues("queues")}
+SELECT extract(epoch FROM now() - min(head.queued_at)) AS seconds, count(*) >= :most AS more
+FROM (SELECT q.* FROM queues q JOIN instances i ON i.id = q.instance WHERE {VISIBLE} LIMIT :most) q
+CROSS JOIN LATERAL ({ready_priorities("q")}) z
+CROSS JOIN LATERAL (
+    SELECT queued_at FROM jobs
+    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND priority = z.priority AND {READY}
+    ORDER BY cohort, instance, platform, priority, queued_at, id LIMIT 1) head
+""")
+
+# Jobs that are held aside, by instance.
+PARKED = text(f"""
+SELECT i.name AS instance, p.jobs, p.jobs >= :most AS more
+FROM instances i CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs FROM (
+        SELECT FROM jobs WHERE instance = i.id AND state = 'parked' ORDER BY instance, priority LIMIT :most) w) p
+WHERE {VISIBLE} AND p.jobs > 0
+""")
+
+# Nodes of graphs that wait for others, by instance.
+BLOCKED = text(f"""
+SELECT i.name AS instance, count(*) AS jobs, bool_or(b.seen >= :most) AS more
+FROM (
+    SELECT instance, count(*) OVER () AS seen FROM (
+        SELECT g.instance FROM graphs g CROSS JOIN LATERAL (
+            SELECT FROM graph_nodes WHERE graph = g.id AND outcome IS NULL AND pending_deps > 0 OFFSET 0) n
+        WHERE g.finished_at IS NULL ORDER BY g.id LIMIT :most) first) b
+JOIN instances i ON i.id = b.instance WHERE {VISIBLE} GROUP BY i.name
+""")
+
+# Jobs that were taken off the queue, by instance.
+DEFERRED = text(f"""
+SELECT i.name AS instance, d.jobs, d.more FROM (
+    SELECT instance, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more FROM (
+        SELECT instance FROM jobs WHERE state = 'deferred' ORDER BY queued_at, id LIMIT :most) w GROUP BY instance) d
+JOIN instances i ON i.id = d.instance WHERE {VISIBLE}
+""")
+
+# Jobs that bots have, of every instance: by their leases, and of a lease that is taken back the job itself says what it
+# is.
+HELD = text("""
+SELECT i.name AS instance, h.state, h.jobs, h.more
+FROM (
+    SELECT l.instance, coalesce(l.state, j.state) AS state, count(*) AS jobs, bool_or(l.seen >= :most) AS more
+    FROM (
+        SELECT job_id, instance, count(*) OVER () AS seen,
+            CASE state WHEN 'pending' THEN 'leased' WHEN 'active' THEN 'running' END AS state
+        FROM (SELECT job_id, instance, state FROM leases WHERE state IN ('pending', 'active', 'cancelling')
+              ORDER BY instance LIMIT :most) first) l
+    LEFT JOIN LATERAL (SELECT state FROM jobs WHERE id = l.job_id AND l.state IS NULL OFFSET 0) j ON true
+    GROUP BY 1, 2) h
+JOIN instances i ON i.id = h.instance
+""")
+
+# The newest finished jobs, of every instance, by state.
+FINISHED = text("""
+SELECT i.name AS instance, j.state, j.jobs, j.more
+FROM (SELECT instance, state, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more
+      FROM (SELECT instance, state FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :most) newest
+      GROUP BY instance, state) j
+JOIN instances i ON i.id = j.instance
+""")
+
+# What the last VACUUM or ANALYZE counted in the index that holds every finished job; negative = never.
+ESTIMATE = text(f"SELECT reltuples FROM pg_class WHERE oid = '{SCHEMA}.jobs_finished'::regclass")
+
+BOT_COUNTS = text(f"""
+SELECT CASE WHEN b.status <> 'gone' AND b.draining THEN 'draining' ELSE b.status END AS status, count(*) AS bots,
+    sum(b.capacity) AS capacity, sum(b.in_use) AS in_use
+FROM bots b LEFT JOIN instances i ON i.id = b.instance
+WHERE b.instance IS NULL OR {VISIBLE} GROUP BY 1 ORDER BY 1
+""")
+
+TICKS = text("""
+SELECT name, extract(epoch FROM clock_timestamp() - at) AS age_seconds, grace_until > clock_timestamp() AS grace
+FROM ticks ORDER BY name
+""")
+
+# Whether so many of the newest jobs reach a minute back.
+REACHES = text("""
+SELECT coalesce((SELECT created_at < now() - interval '1 minute' FROM jobs
+                 ORDER BY id DESC OFFSET :jobs - 1 LIMIT 1), true)
+""")
+
+_OURS = f"""(CAST(:instances AS text[]) IS NULL
+    OR instance = ANY (ARRAY(SELECT i.id FROM instances i WHERE {VISIBLE})))"""
+
+# What happened in the last minute, or since what was looked at begins; `span` is the time from then. A job that came
+# back from a bot shows its leases once it has another, or ended. A wait begins when the job last came into the queue;
+# the events of a job are ordered by id.
+RATES = text(f"""
+WITH newest AS MATERIALIZED (
+    SELECT instance, created_at FROM jobs ORDER BY id DESC LIMIT :jobs
+), latest AS MATERIALIZED (
+    SELECT id, instance, state, finished_at FROM jobs WHERE finished_at >= now() - interval '1 minute'
+    ORDER BY finished_at DESC LIMIT :ended
+), begin AS MATERIALIZED (
+    SELECT greatest(now() - interval '1 minute',
+        (SELECT min(created_at) FROM newest HAVING count(*) = :jobs),
+        (SELECT min(finished_at) FROM latest HAVING count(*) = :ended)) AS at
+), ended AS MATERIALIZED (
+    SELECT id, state FROM latest WHERE finished_at >= (SELECT at FROM begin) AND {_OURS}
+), held AS MATERIALIZED (
+    SELECT job_id FROM (
+        SELECT job_id, instance, granted_at, acknowledged_at FROM leases
+        WHERE state IN ('pending', 'active', 'cancelling') ORDER BY instance LIMIT :held) l
+    WHERE greatest(granted_at, acknowledged_at) >= (SELECT at FROM begin) AND {_OURS}
+), leased AS MATERIALIZED (
+    SELECT l.* FROM (SELECT id FROM ended UNION ALL SELECT job_id FROM held) j
+    CROSS JOIN LATERAL (
+        SELECT job_id, fence, granted_at, acknowledged_at FROM leases
+        WHERE job_id = j.id ORDER BY job_id, fence OFFSET 0) l
+), waits AS MATERIALIZED (
+    SELECT greatest(0, extract(epoch FROM g.granted_at - queued.at))::float AS seconds
+    FROM (SELECT job_id, fence, granted_at FROM leased WHERE granted_at >= (SELECT at FROM begin)
+          ORDER BY granted_at DESC LIMIT :waits) g
+    CROSS JOIN LATERAL (
+        SELECT e.at FROM job_events e
+        WHERE e.job_id = g.job_id AND e.fence < g.fence
+            AND e.to_state = 'queued' AND e.from_state IS DISTINCT FROM 'queued'
+        ORDER BY e.job_id DESC, e.id DESC LIMIT 1) queued
+)
+SELECT (SELECT count(*) FROM newest WHERE created_at >= begin.at AND {_OURS}) AS submitted, leases.*, endings.*,
+    greatest(1.0, extract(epoch FROM now() - begin.at)) AS span,
+    (SELECT count(*) FROM waits) AS waits,
+    (SELECT percentile_disc(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY seconds) FROM waits) AS percentiles
+FROM begin
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE granted_at >= begin.at) AS granted,
+        count(*) FILTER (WHERE acknowledged_at >= begin.at) AS started FROM leased) leases
+CROSS JOIN (
+    SELECT count(*) AS finished,
+        {", ".join(f"count(*) FILTER (WHERE state = '{state}') AS {state}" for state in sorted(FINAL))}
+    FROM ended) endings
+""")
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Jobs that are not over, by state, of those that wait in one way or run up to `MAX_COUNTED`; the seconds for which
+    the oldest queued one among them has been so, 0 without any; and how many of these no present bot could run, even if
+    it were idle."""
+
+    jobs: Mapping[str, int]
+    oldest: float
+    unmatchable: int
+
+
+def pool_status(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
+    """The pool at a glance, as its rows; `cooldown` is that of evictions, in seconds.
+
+    `more` are the states of which not all jobs were counted. Only a caller of every instance gets an estimate of all
+    finished jobs, None if PostgreSQL has none, and is told of the bots of each cohort.
+    """
+    where: dict[str, Any] = {"instances": instances}
+    counts = _not_begun(connection, instances)
+    others = _rows(connection, HELD, {"most": MAX_COUNTED}) + _rows(connection, FINISHED, {"most": MAX_FINISHED})
+    counts += [row for row in others if instances is None or row["instance"] in instances]
+    held = quotas.quotas(connection, cooldown=cooldown)
+    return {
+        "counts": counts,
+        "more": sorted({str(row["state"]) for row in counts + others if row["more"]}),
+        "oldest": dict(connection.execute(OLDEST, where | {"most": MAX_QUEUES}).mappings().one()),
+        "finished_estimate": _estimate(connection) if instances is None else None,
+        "bots": _rows(connection, BOT_COUNTS, where),
+        "swarm": [asdict(one) for one in success.swarms(connection)] if instances is None else [],
+        "ticks": _rows(connection, TICKS, {}),
+        "quotas": [asdict(quota) for quota in held if instances is None or quota.instance in instances],
+        "rates": _rates(connection, instances=instances),
+    }
+
+
+def count_backlog(connection: Connection) -> Backlog:
+    """What waits and runs in the whole pool."""
+    waiting = _not_begun(connection, None)
+    jobs = Counter(dict.fromkeys((state.value for state in JobState if state not in FINAL), 0))
+    for row in waiting + _rows(connection, HELD, {"most": MAX_COUNTED}):
+        jobs[str(row["state"])] += int(row["jobs"])
+    queued = [row for row in waiting if row["state"] == JobState.QUEUED]
+    return Backlog(
+        jobs,
+        oldest=max((float(row["oldest_seconds"]) for row in queued), default=0.0),
+        unmatchable=sum(int(row["unmatchable"]) for row in queued),
+    )
+
+
+def _not_begun(connection: Connection, instances: Sequence[str] | None) -> Rows:
+    """Jobs that no bot has, by instance and state."""
+    where = {"instances": instances, "most": MAX_COUNTED}
+    kinds = {
+        JobState.QUEUED: WAITING,
+        JobState.PARKED: PARKED,
+        JobState.BLOCKED: BLOCKED,
+        JobState.DEFERRED: DEFERRED,
+    }
+    return [
+        {**row, "state": state} for state, statement in kinds.items() for row in _rows(connection, statement, where)
+    ]
+
+
+def _rates(connection: Connection, *, instances: Sequence[str] | None) -> dict[str, Any]:
+    jobs = next(
+        (jobs for jobs in RATE_JOBS if connection.execute(REACHES, {"jobs": jobs}).scalar_one()),
+        RATE_JOBS[-1],
+    )
+    bounds = {"jobs": jobs, "ended": MAX_ENDED, "held": MAX_COUNTED, "waits": MAX_WAITS}
+    return dict(connection.execute(RATES, {"instances": instances} | bounds).mappings().one())
+
+
+def _estimate(connection: Connection) -> int | None:
+    found = float(connection.execute(ESTIMATE).scalar_one())
+    return None if found < 0 else round(found)
+
+
+def _rows(connection: Connection, statement: Any, values: dict[str, Any]) -> Rows:
+    return [dict(row) for row in connection.execute(statement, values).mappings()]

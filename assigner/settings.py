@@ -1,0 +1,150 @@
+"""What every command starts from: a data directory, a configuration, and the way to the database they name."""
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import psycopg
+from pydantic import BaseModel, Field, field_validator
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from assigner.admission.checkers import CheckerSettings
+from assigner.admission.ordering import OrderingSettings
+from assigner.config import loading
+from assigner.config.loading import ConfigModel
+from assigner.cycle.settings import AssignerSettings
+from assigner.estimation import EstimateSettings
+from assigner.maintenance.meters import MeterSettings
+from assigner.maintenance.upkeep import UpkeepSettings
+from assigner.preemption.plan import QuotaSettings
+from schema.accounting.fair_share import FairShareSettings
+from schema.accounting.rates import RateSettings
+from schema.errors import LeaseholdError, NotReady
+from schema.fleet.success import SuccessSettings
+from schema.policy.queue_limits import QueueSettings
+from schema.policy.time_windows import WindowSettings
+from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database, DatabaseSettings
+from schema.tenancy.cohorts import CohortSettings
+from schema.tenancy.instances import InstanceSettings
+from schema.timing import Timing
+from schema.validation import escaped
+
+#: Seconds a command, as opposed to a process of the pool, waits for a database that is away.
+COMMAND_TIMEOUT = 3.0
+#: What an entry of a list of sections may be called by.
+NAMES = ("name", "label", "resource")
+
+
+class PoolSettings(ConfigModel):
+    """The sections that this side of the house reads; the whole file has more, see `cli.Settings`."""
+
+    database: DatabaseSettings = Field(default_factory=DatabaseSettings)
+    timing: Timing = Field(default_factory=Timing)
+    assigners: tuple[AssignerSettings, ...] = Field(default=(AssignerSettings(),), min_length=1, max_length=100)
+    quotas: QuotaSettings = Field(default_factory=QuotaSettings)
+    upkeep: UpkeepSettings = Field(default_factory=UpkeepSettings)
+    fair_share: FairShareSettings = Field(default_factory=FairShareSettings)
+    cohorts: tuple[CohortSettings, ...] = Field(default=(), max_length=1000)
+    success: SuccessSettings = Field(default_factory=SuccessSettings)
+    queues: tuple[QueueSettings, ...] = Field(default=(), max_length=10_000)
+    instances: tuple[InstanceSettings, ...] = Field(default=(), max_length=10_000)
+    ordering: OrderingSettings = Field(default_factory=OrderingSettings)
+    checkers: CheckerSettings = Field(default_factory=CheckerSettings)
+    rates: tuple[RateSettings, ...] = Field(default=(), max_length=10_000)
+    windows: tuple[WindowSettings, ...] = Field(default=(), max_length=100)
+    estimates: EstimateSettings = Field(default_factory=EstimateSettings)
+    meters: tuple[MeterSettings, ...] = Field(default=(), max_length=100)
+
+    @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters")
+    @classmethod
+    def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
+        names = [str(next(getattr(each, key) for key in NAMES if hasattr(each, key))) for each in settings]
+        repeated = (
+            next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        )
+        if repeated is not None:
+            raise ValueError(f"'{escaped(repeated, 64)}' stands there twice")
+        return settings
+
+    @field_validator("database")
+    @classmethod
+    def _urls_are_postgresql(cls, settings: DatabaseSettings) -> DatabaseSettings:
+        for name, value in {"url": settings.url, "listen_url": settings.listen_url}.items():
+            if value is None or (name == "url" and value.get_secret_value() == "embedded"):
+                continue
+            try:
+                is_ours = make_url(value.get_secret_value()).get_backend_name() in ("postgresql", "postgres")
+            except (ArgumentError, ValueError):
+                is_ours = False
+            if not is_ours:
+                raise ValueError(f"{name} must be a postgresql:// URL" + (" or 'embedded'" if name == "url" else ""))
+        return settings
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Where a command runs. `sections` is the model of the whole configuration file; `at_home` tells that the data
+    directory is the one that every command uses unless told otherwise."""
+
+    data: Path
+    config: Path | None
+    sections: type[PoolSettings]
+    environ: Mapping[str, str] = field(repr=False)
+    at_home: bool = False
+
+    @cached_property
+    def settings(self) -> PoolSettings:
+        """The configuration, read on first use. Raises BadInput."""
+        return loading.load(self.config, self.sections, self.environ)
+
+    @contextmanager
+    def database(self, role: str, *, patience: float | None = None) -> Iterator[Database]:
+        """The configured database; an embedded server runs at least for as long as this is entered.
+
+        patience: seconds to wait for a database that is away instead of the configured ones.
+        """
+        settings = self.settings.database
+        if patience is not None:
+            settings = settings.model_copy(update={"outage_seconds": min(patience, settings.outage_seconds)})
+        with ExitStack() as stack:
+            url = settings.url.get_secret_value()
+            if url == "embedded":
+                url = stack.enter_context(embedded.serve(self.data)).url
+            database = Database(url, settings, role=f"leasehold-{role}", chance=random.SystemRandom())
+            stack.callback(database.close)
+            with explaining_errors():
+                yield database
+
+    @contextmanager
+    def ready_database(self, role: str, *, patience: float | None = None) -> Iterator[Database]:
+        """The same, refused with NotReady if it has not the schema that this program needs."""
+        with self.database(role, patience=patience) as database:
+            migrate.require(database)
+            yield database
+
+
+@contextmanager
+def explaining_errors() -> Iterator[None]:
+    """Say in one line what PostgreSQL says, which only an operator may hear."""
+    try:
+        yield
+    except NotReady as error:
+        cause = error.__cause__
+        raise NotReady(
+            f"{error}: {_first_line(cause.orig)}" if isinstance(cause, DBAPIError) else str(error)
+        ) from cause
+    except DBAPIError as error:
+        raise LeaseholdError(f"database: {_first_line(error.orig)}") from error
+    except psycopg.Error as error:
+        raise LeaseholdError(f"database: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException | None) -> str:
+    """PostgreSQL's own words without details, which hold values."""
+    lines = str(error).strip().splitlines()
+    return escaped(lines[0] if lines else type(error).__name__, 300)

@@ -1,0 +1,204 @@
+"""The leases of one session: what runs, what has ended and is not yet known to the server."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from bots.agent.run import Assignment, Output, Run, RunContext, StopReason
+from bots.protocol import Chunk, LeaseReport, Outcome, Work
+from schema import clock, validation
+
+_log = structlog.get_logger("leasehold.agent")
+
+#: Bytes of output that one sync carries at most. One ended job always fits; more of them wait for the next sync.
+SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
+
+
+@dataclass(frozen=True, order=True)
+class LeaseKey:
+    """Names one grant."""
+
+    job: str
+    fence: int
+
+
+class HeldLease:
+    """One lease: something that runs, or (`settled`) an outcome that needed nothing to run."""
+
+    def __init__(self, run: Run | None, settled: Outcome | None) -> None:
+        self.run, self._settled = run, settled
+        #: The state the last sync told the server.
+        self.told: str | None = None
+        #: Where the output that this sync carries ends.
+        self.carried = 0
+        #: Whether the server has asked for it to be stopped.
+        self.stopping = False
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it has not."""
+        return self._settled if self.run is None else self.run.outcome
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it ended with a result of its own, not because it was stopped."""
+        return self.outcome is not None and self.outcome.verdict in ("succeeded", "failed", "error")
+
+    @property
+    def state(self) -> str:
+        """In the terms of LeaseReport."""
+        if self.outcome is not None:
+            return "completed"
+        return "active" if self.run is not None and self.run.started.is_set() else "pending"
+
+
+class AgentLeases:
+    """Only the thread that syncs adds and removes leases; others may stop what runs."""
+
+    def __init__(self, place: RunContext, *, notify: Callable[[], None]) -> None:
+        self._place, self._notify = place, notify
+        self._lock = threading.Lock()
+        self._held: dict[LeaseKey, HeldLease] = {}
+        #: Every run that is not over, also of leases that are no longer held; the latest of each job.
+        self._runs: dict[str, Run] = {}
+        self._lost = False
+        #: Results of work that were forgotten before the server knew them.
+        self.undelivered = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held: all that ended is known to the server."""
+        return not self._held
+
+    @property
+    def news(self) -> bool:
+        """Whether the server should hear of something at once."""
+        return any(held.state != held.told and held.state != "pending" for held in self._held.values())
+
+    @property
+    def starting(self) -> bool:
+        """Whether a lease has neither started nor ended yet."""
+        return any(held.state == "pending" for held in self._held.values())
+
+    def streams(self) -> list[tuple[LeaseKey, Output]]:
+        """Leases whose output the gateway lacks some of."""
+        with self._lock:
+            held = list(self._held.items())
+        return [(key, one.run.output) for key, one in held if one.run is not None and one.run.output.unsent]
+
+    def reports(self) -> list[LeaseReport]:
+        """What the next sync says of every lease."""
+        room = SYNC_OUTPUT_BYTES
+        reports = []
+        for key, held in self._held.items():
+            state = held.state
+            if state == "completed" and held.run is not None:
+                unsent = held.run.output.unsent
+                if unsent > room:
+                    state = "active"
+                else:
+                    room -= unsent
+            held.told = state
+            reports.append(self._report(key, held, state))
+        return reports
+
+    def settle(self, leases: Sequence[Work], *, accept: bool) -> None:
+        """Make our leases those of an answer. Without `accept`, what has not begun is given back."""
+        with self._lock:
+            self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
+        listed = {LeaseKey(work.job, work.fence): work for work in leases}
+        for key, held in list(self._held.items()):
+            if held.run is not None and held.told == "completed":
+                held.run.output.sent(held.carried)
+            if key not in listed:
+                self._forget(key, held)
+        for key, work in listed.items():
+            held_already = self._held.get(key)
+            if held_already is None:
+                self._take(key, work, accept=accept)
+            elif work.state == "cancelling" and held_already.run is not None:
+                if not held_already.stopping:
+                    held_already.stopping = True
+                    _log.info("lease is to be stopped", job=key.job, fence=key.fence, reason=work.stop_reason)
+                held_already.run.stop(StopReason.CANCELLED)
+
+    def stop(self, why: StopReason, *, grace: float | None = None) -> None:
+        """Stop everything that runs; LOST also forgets it. Returns at once; see `wait`."""
+        with self._lock:
+            runs = list(self._runs.values())
+            if why is StopReason.LOST:
+                self.undelivered += sum(held.has_result for held in self._held.values())
+                self._lost, self._held = True, {}
+        for run in runs:
+            run.stop(why, grace=grace)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until nothing runs; tells whether that is so."""
+        give_up = clock.monotonic() + seconds
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            clock.wait(run.over, give_up - clock.monotonic())
+        return all(run.over.is_set() for run in runs)
+
+    def _report(self, key: LeaseKey, held: HeldLease, state: str) -> LeaseReport:
+        chunks: list[Chunk] = []
+        if state == "completed" and held.run is not None:
+            pending = held.run.output.pending()
+            chunks, held.carried = pending.chunks, pending.end
+        return LeaseReport.model_validate(
+            {
+                "job": key.job,
+                "fence": key.fence,
+                "state": state,
+                "outcome": held.outcome if state == "completed" else None,
+                "output": chunks,
+            }
+        )
+
+    def _take(self, key: LeaseKey, work: Work, *, accept: bool) -> None:
+        settled = None
+        if work.state == "cancelling":
+            settled = Outcome(verdict="stopped")
+        elif not accept:
+            settled = Outcome(verdict="released", reason="the bot takes no new work")
+        elif work.payload is None:
+            settled = Outcome(verdict="error", reason="the lease came without a payload")
+        if settled is not None:
+            self._keep(key, HeldLease(None, settled))
+            return
+        assignment = Assignment(
+            job=work.job,
+            fence=work.fence,
+            attempt=work.attempt,
+            instance=work.instance,
+            timeout=work.timeout,
+            payload=work.payload,
+        )
+        run = Run(assignment, self._place, notify=self._notify, after=self._runs.get(work.job))
+        if self._keep(key, HeldLease(run, None)):
+            _log.info("lease started", job=key.job, fence=key.fence, attempt=work.attempt)
+            run.start()
+
+    def _keep(self, key: LeaseKey, held: HeldLease) -> bool:
+        """False if everything was lost meanwhile: then nothing may begin any more."""
+        with self._lock:
+            if self._lost:
+                return False
+            self._held[key] = held
+            if held.run is not None:
+                self._runs[key.job] = held.run
+            return True
+
+    def _forget(self, key: LeaseKey, held: HeldLease) -> None:
+        with self._lock:
+            self._held.pop(key, None)
+        if held.run is not None and not held.run.over.is_set():
+            # The job may be running elsewhere by now.
+            _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
+            held.run.stop(StopReason.LOST, grace=0.0)
+            return
+        verdict = None if held.outcome is None else held.outcome.verdict
+        _log.info("lease ended", job=key.job, fence=key.fence, verdict=verdict)

@@ -1,0 +1,555 @@
+"""One command of a lease: a private directory, a process tree of its own, its output, and how it ended."""
+
+import base64
+import contextlib
+import errno
+import json
+import math
+import os
+import select
+import signal
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, assert_never
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from bots.agent.launcher import Launcher
+from bots.agent.workspace import MARK, Workspace, remove_tree
+from bots.protocol import Chunk, Outcome, Usage
+from schema import clock, validation
+from schema.errors import BadInput
+from schema.requests import Payload
+from schema.validation import parse_json
+
+# What a command has written, as far as it is kept, and how far the gateway has it.
+
+
+#: Bytes in one chunk; a message takes 64 chunks, so the cap always fits into one message.
+CHUNK_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Output the gateway does not have yet: `chunks` from the first byte not sent up to offset `end`."""
+
+    chunks: list[Chunk]
+    end: int
+
+
+class Output:
+    """Keeps the first `cap` bytes and counts the rest; one thread writes, others may read."""
+
+    def __init__(self, cap: int = validation.MAX_OUTPUT_BYTES) -> None:
+        self._cap = cap
+        self._lock = threading.Lock()
+        self._kept = bytearray()
+        self._written = 0
+        self._sent = 0
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes of the command."""
+        with self._lock:
+            self._written += len(data)
+            self._kept += data[: self._cap - len(self._kept)]
+
+    @property
+    def written(self) -> int:
+        """Bytes the command has written, also those beyond the cap."""
+        return self._written
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some of them were not kept."""
+        return self._written > self._cap
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that are kept and that the gateway does not have."""
+        with self._lock:
+            return len(self._kept) - self._sent
+
+    def pending(self) -> Pending:
+        """What to send next; it stays pending until `sent` says otherwise."""
+        with self._lock:
+            end = len(self._kept)
+            chunks = [
+                Chunk(start=start, data=base64.b64encode(self._kept[start : min(start + CHUNK_BYTES, end)]).decode())
+                for start in range(self._sent, end, CHUNK_BYTES)
+            ]
+            return Pending(chunks=chunks, end=end)
+
+    def sent(self, end: int) -> None:
+        """The gateway has everything before offset `end`."""
+        with self._lock:
+            self._sent = max(self._sent, end)
+
+
+# What a supervisor says and what its command writes, read by the thread that runs the lease.
+
+
+_READ_BYTES = 64 * 1024
+#: Reads after the end, should a process that is not ours hold the pipe open and write to it.
+_LAST_READS = 32
+
+
+@dataclass(frozen=True)
+class Unable:
+    """Why a command could not be started at all; `number` is its errno, if it has one."""
+
+    number: int | None
+    text: str
+
+
+class SupervisorReader:
+    """One command as seen from the agent. `control` and `pipe` stay the caller's; so does `bell`, any byte on which
+    ends a `step`."""
+
+    def __init__(self, control: socket.socket, pipe: int, *, waker: socket.socket, output: Output) -> None:
+        self._control, self._pipe, self._waker, self._output = control, pipe, waker, output
+        self._said = bytearray()
+        self._piping = True
+        self._supervisor: int | None = None
+        #: There is a supervisor; what it was given to run may run.
+        self.ready = False
+        #: On our own monotonic clock, when the news arrived.
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.exit_code: int | None = None
+        self.unable: Unable | None = None
+        #: Nothing is left of the command, or there is nobody left who could say so.
+        self.over = False
+        #: The guardian's alarm rang.
+        self.expired = False
+        os.set_blocking(pipe, False)
+
+    def step(self, seconds: float | None) -> None:
+        """Wait for news, at most `seconds`, and take what has come."""
+        sources: list[socket.socket | int] = [self._control, self._waker]
+        if self._piping:
+            sources.append(self._pipe)
+        # Not select(), which cannot watch descriptors above 1023: a bot may run hundreds of commands.
+        poll = select.poll()
+        for source in sources:
+            poll.register(source, select.POLLIN)
+        news = {
+            descriptor for descriptor, _ in poll.poll(None if seconds is None else max(0, math.ceil(seconds * 1000)))
+        }
+        ready = [source for source in sources if (source if isinstance(source, int) else source.fileno()) in news]
+        if self._waker in ready:
+            self._waker.recv(64)
+        if self._pipe in ready:
+            self._piping = self._read()
+        if self._control in ready:
+            self._listen()
+
+    def finish(self) -> None:
+        """Take what is still in the pipe, without waiting for those who may hold it open."""
+        for _ in range(_LAST_READS):
+            if not self._piping:
+                return
+            self._piping = self._read(stop_when_empty=True)
+
+    def ask(self, wish: bytes) -> None:
+        """`T`: everything shall end; `K`: kill everything."""
+        with contextlib.suppress(OSError):
+            self._control.send(wish)
+
+    def give_up(self) -> None:
+        """Kill a supervisor that does not answer; its guardian then kills what it had below it."""
+        if self._supervisor is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._supervisor, signal.SIGKILL)
+        self.over = True
+
+    def _read(self, *, stop_when_empty: bool = False) -> bool:
+        try:
+            data = os.read(self._pipe, _READ_BYTES)
+        except BlockingIOError:
+            return not stop_when_empty
+        self._output.write(data)
+        return bool(data)
+
+    def _listen(self) -> None:
+        try:
+            part = self._control.recv(_READ_BYTES)
+        except OSError:
+            part = b""
+        if not part:
+            self.over = True
+        self._said += part
+        while (end := self._said.find(b"\n")) >= 0:
+            line = bytes(self._said[:end])
+            del self._said[: end + 1]
+            self._hear(json.loads(line))
+
+    def _hear(self, facts: dict[str, object]) -> None:
+        match facts:
+            case {"ready": True}:
+                self.ready = True
+            case {"started": int(), "supervisor": int(supervisor)}:
+                self.started_at, self._supervisor = clock.monotonic(), supervisor
+            case {"unable": str(text), "errno": int() | None as number}:
+                self.unable, self.over = Unable(number=number, text=text), True
+            case {"exit": int(code)}:
+                self.ended_at, self.exit_code = clock.monotonic(), code
+            case {"over": True, "expired": bool(expired)}:
+                self.over, self.expired = True, expired
+
+
+def ending(code: int) -> str:
+    """What an exit code other than 0 says."""
+    if code > 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def inability(unable: Unable, program: str) -> str:
+    """One sentence; the command is named as the caller wrote it."""
+    shown = validation.escaped(program)
+    match unable.number:
+        case errno.ENOENT | errno.ENOTDIR:
+            return f"command not found: '{shown}' (or the interpreter it names)"
+        case errno.EACCES | errno.EPERM:
+            return f"command is not executable: '{shown}'"
+        case None:
+            return f"command '{shown}' cannot be started: {validation.escaped(unable.text)}"
+        case number:
+            return f"command '{shown}' cannot be started: {os.strerror(number)}"
+
+
+# What a command says it has used, in whatever units: a JSON object in the file that LEASEHOLD_USAGE names.
+
+
+#: In the command's directory; it is not there before the command writes it.
+FILE = ".leasehold-usage"
+#: Bytes that are read of it, and those that may be told: the ends of 10,000 leases have to fit into one call.
+MAX_BYTES, MAX_TOLD_BYTES = 4096, 200
+
+_USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
+
+
+def read(path: Path) -> Usage | None:
+    """What was written there, None if nothing was. Raises BadInput for what says no amounts by unit.
+
+    Nothing is followed or waited for: the command may have made of the path whatever it likes.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise BadInput("usage", "is no file")
+            raw = os.read(descriptor, MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInput("usage", f"cannot be read: {error.strerror}") from None
+    if len(raw) > MAX_BYTES:
+        raise BadInput("usage", f"is larger than {MAX_BYTES} bytes")
+    try:
+        found = _USAGE.validate_python(parse_json(raw, "usage")) if raw.strip() else None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise BadInput("usage", f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"[:300]) from None
+    if found is not None and len(_USAGE.dump_json(found)) > MAX_TOLD_BYTES:
+        raise BadInput("usage", f"says more than {MAX_TOLD_BYTES} bytes")
+    return found
+
+
+_log = structlog.get_logger("leasehold.agent")
+
+#: Seconds after SIGKILL until a supervisor that does not report the end is killed itself.
+STUCK_AFTER = 5.0
+_RESERVED = "LEASEHOLD_"
+Verdict = Literal["succeeded", "failed", "error", "stopped", "released"]
+
+
+class StopReason(Enum):
+    """Why a command is being stopped."""
+
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"  # the server asked for it
+    RELEASED = "released"  # the agent leaves
+    LOST = "lost"  # the lease is not ours any more: nothing is reported
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What to run, for whom. `timeout`: seconds of run time, None = unlimited."""
+
+    job: str
+    fence: int
+    attempt: int
+    instance: str
+    timeout: float | None
+    payload: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What all commands of one agent share. `grace`: seconds between SIGTERM and SIGKILL; `environment`: allow-listed
+    variables of the agent's own environment."""
+
+    workplace: Workspace
+    launcher: Launcher
+    grace: float
+    environment: Mapping[str, str]
+
+
+class Run:
+    """Runs one assignment in a thread of its own; `notify` is called when it has started and when it is over."""
+
+    def __init__(
+        self, assignment: Assignment, place: RunContext, *, notify: Callable[[], None], after: "Run | None" = None
+    ) -> None:
+        self.assignment = assignment
+        self.output = Output()
+        self.started = threading.Event()
+        self.over = threading.Event()
+        #: How it ended, set before `over`; None if the lease was lost.
+        self.outcome: Outcome | None = None
+        self._place, self._notify, self._after = place, notify, after
+        self._lock = threading.Lock()
+        self._stop: StopReason | None = None
+        self._kill_at: float | None = None
+        #: Why the command was stopped; None if it ended by itself.
+        self._cause: StopReason | None = None
+        self._waker_reader, self._waker = socket.socketpair()
+
+    def start(self) -> None:
+        """Begin, as soon as an earlier run of the same job is over. Returns at once."""
+        threading.Thread(target=self._live, name=f"run-{self.assignment.job}", daemon=True).start()
+
+    def stop(self, why: StopReason, *, grace: float | None = None) -> None:
+        """End the command whole: SIGTERM, and SIGKILL after `grace` seconds (default: the agent's setting).
+
+        The first reason is what gets reported, except that LOST silences every other. Calling it again can only
+        shorten the grace. Returns at once.
+        """
+        with self._lock:
+            if self._stop is None or why is StopReason.LOST:
+                self._stop = why
+            kill_at = clock.monotonic() + (self._place.grace if grace is None else grace)
+            self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def _live(self) -> None:
+        if self._after is not None:
+            self._after.over.wait()
+            self._after = None
+        try:
+            outcome = self._attempt()
+        except Exception:
+            _log.exception("a run failed inside the agent", job=self.assignment.job, fence=self.assignment.fence)
+            outcome = Outcome(verdict="error", reason="the agent failed, see its log")
+        with self._lock:
+            self.outcome = None if self._stop is StopReason.LOST else outcome
+        self._waker_reader.close()
+        self._waker.close()
+        self.over.set()
+        self._notify()
+
+    def _attempt(self) -> Outcome | None:
+        try:
+            payload = self._payload()
+        except ValueError as error:
+            return Outcome(verdict="failed", reason=f"invalid payload: {validation.escaped(str(error), 400)}")
+        with self._lock:
+            if self._stop is not None:
+                return self._stopped(self._stop, None)
+        try:
+            directory = self._place.workplace.make()
+        except OSError as error:
+            return Outcome(verdict="error", reason=f"the work directory cannot be made: {error.strerror}")
+        try:
+            return self._execute(payload, directory)
+        except OSError as error:
+            return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
+        finally:
+            if not remove_tree(directory):
+                _log.warning("a work directory cannot be removed", directory=str(directory))
+
+    def _payload(self) -> Payload:
+        """Raises ValueError for what no bot could run."""
+        try:
+            payload = Payload.model_validate(self.assignment.payload)
+        except ValidationError as invalid:
+            first = invalid.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"]) or "payload"
+            raise ValueError(f"{place}: {first['msg']}") from None
+        texts = [*payload.command, *payload.env, *payload.env.values(), payload.stdin or ""]
+        "".join(texts).encode()
+        if any("\0" in text for text in texts[:-1]):
+            raise ValueError("command or env holds a NUL character")
+        if not payload.command[0]:
+            raise ValueError("command.0: is empty")
+        if any(not name or "=" in name for name in payload.env):
+            raise ValueError("env: a name is empty or holds '='")
+        return payload
+
+    def _environment(self, payload: Payload, directory: Path) -> dict[str, str]:
+        own = {name: value for name, value in payload.env.items() if not name.startswith(_RESERVED)}
+        return {
+            **self._place.environment,
+            "HOME": str(directory),
+            "TMPDIR": str(directory / "tmp"),
+            **own,
+            "LEASEHOLD_JOB": self.assignment.job,
+            "LEASEHOLD_FENCE": str(self.assignment.fence),
+            "LEASEHOLD_ATTEMPT": str(self.assignment.attempt),
+            "LEASEHOLD_INSTANCE": self.assignment.instance,
+            "LEASEHOLD_USAGE": str(directory / FILE),
+            "LEASEHOLD_BOT": self._place.workplace.name,
+            MARK: str(directory),
+        }
+
+    def _execute(self, payload: Payload, directory: Path) -> Outcome | None:
+        request = {
+            "command": payload.command,
+            "env": self._environment(payload, directory),
+            "directory": str(directory),
+        }
+        text = json.dumps(request).encode() + b"\n"
+        watch = self._launch(payload, directory, text)
+        if not watch.ready and watch.over and self._stop is None:
+            # Only a guardian that was dying when it was asked, so nothing has run: another one is asked, once.
+            watch = self._launch(payload, directory, text)
+        return self._with_usage(self._verdict(watch, payload.command[0]), directory)
+
+    def _with_usage(self, outcome: Outcome | None, directory: Path) -> Outcome | None:
+        """What the command says it has used; where that cannot be understood it has said nothing."""
+        try:
+            used = None if outcome is None else read(directory / FILE)
+        except BadInput as error:
+            _log.warning("what a command says it used is no use", job=self.assignment.job, reason=str(error))
+            return outcome
+        return outcome if outcome is None or used is None else outcome.model_copy(update={"usage": used})
+
+    def _launch(self, payload: Payload, directory: Path, request: bytes) -> SupervisorReader:
+        """Have the command started and stay until nothing is left of it. Raises OSError."""
+        with contextlib.ExitStack() as stack:
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, reader)
+            with contextlib.ExitStack() as theirs:
+                theirs.callback(os.close, writer)
+                stdin = theirs.enter_context(tempfile.TemporaryFile(dir=directory / "tmp"))
+                stdin.write((payload.stdin or "").encode())
+                stdin.seek(0)
+                control = stack.enter_context(self._place.launcher.launch(writer, stdin.fileno()))
+            with contextlib.suppress(OSError):
+                control.sendall(request)
+            watch = SupervisorReader(control, reader, waker=self._waker_reader, output=self.output)
+            self._attend(watch)
+            return watch
+
+    def _attend(self, watch: SupervisorReader) -> None:
+        asked = b""
+        while not watch.over:
+            watch.step(self._delay(watch, asked))
+            if watch.started_at is not None and not self.started.is_set():
+                self.started.set()
+                self._notify()
+            if watch.ended_at is None:
+                self._cause = self._due(watch)
+            elif self._kill_at is None:
+                self._limit_leftovers()
+            asked = self._press(watch, asked)
+        watch.finish()
+
+    def _due(self, watch: SupervisorReader) -> StopReason | None:
+        """Why the command, which still runs, is to be stopped."""
+        if self._timeout_at(watch) <= clock.monotonic() and self._stop is None:
+            self.stop(StopReason.TIMEOUT)
+        return self._stop
+
+    def _limit_leftovers(self) -> None:
+        """The command has ended; what it left in the background was asked to end and has the same grace."""
+        with self._lock:
+            self._kill_at = clock.monotonic() + self._place.grace
+
+    def _press(self, watch: SupervisorReader, asked: bytes) -> bytes:
+        """Ask, then insist, then give up; tells how far it has come: nothing, `T`, or `K`."""
+        now = clock.monotonic()
+        if self._kill_at is None or watch.over:
+            return asked
+        if watch.started_at is not None:
+            if not asked and now < self._kill_at:
+                watch.ask(b"T")
+                return b"T"
+            if asked != b"K" and now >= self._kill_at:
+                watch.ask(b"K")
+                return b"K"
+        if now >= self._kill_at + STUCK_AFTER:
+            _log.error("a process tree did not die", job=self.assignment.job, fence=self.assignment.fence)
+            watch.give_up()
+        return asked
+
+    def _delay(self, watch: SupervisorReader, asked: bytes) -> float | None:
+        """Seconds until this thread has to act on its own; None = when something happens."""
+        instants = [] if watch.ended_at is not None or self._stop is not None else [self._timeout_at(watch)]
+        if self._kill_at is not None:
+            if not asked and watch.started_at is not None:
+                return 0.0
+            insisted = asked == b"K" or watch.started_at is None
+            instants.append(self._kill_at + (STUCK_AFTER if insisted else 0.0))
+        left = min(instants, default=math.inf) - clock.monotonic()
+        return None if left == math.inf else max(0.0, left)
+
+    def _timeout_at(self, watch: SupervisorReader) -> float:
+        if watch.started_at is None or self.assignment.timeout is None:
+            return math.inf
+        return watch.started_at + self.assignment.timeout
+
+    def _verdict(self, watch: SupervisorReader, program: str) -> Outcome | None:
+        if watch.expired:
+            with self._lock:
+                self._stop = StopReason.LOST
+            return None
+        if watch.unable is not None:
+            return Outcome(verdict="error", reason=inability(watch.unable, program))
+        if self._cause is not None:
+            return self._stopped(self._cause, watch)
+        if watch.exit_code is None:
+            return Outcome(verdict="error", reason="the process that supervised the command was killed")
+        if watch.exit_code == 0:
+            return self._outcome("succeeded", watch, reason=None)
+        return self._outcome("failed", watch, reason=ending(watch.exit_code))
+
+    def _stopped(self, cause: StopReason, watch: SupervisorReader | None) -> Outcome | None:
+        match cause:
+            case StopReason.TIMEOUT:
+                return self._outcome("failed", watch, reason=f"timeout after {self.assignment.timeout:g} s")
+            case StopReason.CANCELLED:
+                return self._outcome("stopped", watch, reason=None)
+            case StopReason.RELEASED:
+                return self._outcome("released", watch, reason="the bot leaves")
+            case StopReason.LOST:
+                return None
+            case _:
+                assert_never(cause)
+
+    def _outcome(self, verdict: Verdict, watch: SupervisorReader | None, *, reason: str | None) -> Outcome:
+        seconds = None
+        if watch is not None and watch.started_at is not None and watch.ended_at is not None:
+            seconds = round(watch.ended_at - watch.started_at, 6)
+        return Outcome(
+            verdict=verdict,
+            exit_code=None if watch is None else watch.exit_code,
+            reason=reason,
+            seconds=seconds,
+            output_bytes=self.output.written,
+            output_truncated=self.output.truncated,
+        )

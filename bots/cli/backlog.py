@@ -1,0 +1,184 @@
+"""The commands that change what waits: hold, release, requeue, priority."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bots.cli import output
+from bots.cli.options import Caller, caller_options
+from bots.cli.output import Record
+from bots.client.client import LONG_POLL, Client
+from schema import validation
+from schema.errors import LeaseholdError, NotFound
+from schema.states import JobState
+
+# Waiting on the command line until jobs are final, and how each of them ended.
+
+
+def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:
+    """Wait for the jobs and print how each ended; raises LeaseholdError unless all succeeded."""
+    ended: dict[str, output.Record] = {}
+    poll = LONG_POLL if len(ids) == 1 else 1.0
+    for job in _with_progress(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
+        ended[job["id"]] = job
+        if not caller.json:
+            click.echo(output.ending(job))
+    if caller.json:
+        output.print_json(list(ended.values()))
+    open_still = [job for job in ids if job not in ended]
+    if open_still:
+        others = f" and {len(open_still) - 1} more" if len(open_still) > 1 else ""
+        raise LeaseholdError(f"not final after {timeout:g} s: {open_still[0]}{others}")
+    bad = [job for job in ended.values() if job["state"] != JobState.SUCCEEDED]
+    if bad:
+        raise LeaseholdError(f"{len(bad)} of {len(ids)} jobs did not succeed; the first: {output.ending(bad[0])}")
+
+
+def _with_progress(jobs: Iterator[output.Record], *, total: int) -> Iterator[output.Record]:
+    """The same jobs, counted on the terminal while they come in, if there is one and more than one job."""
+    if not output.terminal() or total < 2:
+        yield from jobs
+        return
+    columns = (TextColumn("waiting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("jobs", total=total)
+        for job in jobs:
+            progress.advance(task)
+            yield job
+
+
+_some_ids = click.argument("ids", metavar="ID…", nargs=-1, required=True)
+_reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
+
+
+@click.command()
+@_some_ids
+@_reason
+@caller_options
+def hold(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
+    """Hold queued jobs aside until they are released. For operators."""
+    with caller.client() as client:
+        _print_results(caller, client.backlog.hold(list(dict.fromkeys(ids)), reason=reason), _state)
+
+
+@click.command()
+@_some_ids
+@_reason
+@caller_options
+def release(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
+    """Put held jobs back into the queue, with the age they had. For operators."""
+    with caller.client() as client:
+        _print_results(caller, client.backlog.release(list(dict.fromkeys(ids)), reason=reason), _state)
+
+
+@click.command()
+@_some_ids
+@click.option("--key", metavar="TEXT", help="The same key never makes a second job of the same one.")
+@_reason
+@click.option("--wait", is_flag=True, help="Wait until what was queued is final; exit 0 only if all succeeded.")
+@caller_options
+def requeue(caller: Caller, /, ids: tuple[str, ...], key: str | None, reason: str | None, wait: bool) -> None:
+    """Queue jobs again: release held ones, and make a new job like each one that failed, died or was cancelled.
+
+    For operators.
+    """
+    with caller.client() as client:
+        answers = client.backlog.requeue(list(dict.fromkeys(ids)), key=key, reason=reason)
+        if not wait:
+            _print_results(caller, answers, _successor)
+            return
+        if not caller.json:
+            _print(answers, _successor)
+        _refuse_absent(answers)
+        jobs = [job["job"] for job in answers if job["job"] is not None]
+        if not jobs:
+            raise LeaseholdError("there is nothing to wait for: all of them succeeded")
+        finish(client, jobs, caller=caller, timeout=None)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("number", metavar="N", type=click.IntRange(validation.PRIORITY_MIN, validation.PRIORITY_MAX))
+@click.argument("ids", metavar="ID…", nargs=-1)
+@click.option("--instance", metavar="NAME", help="With --all: the jobs of this instance.")
+@click.option("--label", metavar="TEXT", help="With --all: the jobs with this label.")
+@click.option("--all", "every", is_flag=True, help="Every waiting job of --instance, with --label, or both.")
+@_reason
+@caller_options
+def priority(
+    caller: Caller,
+    /,
+    number: int,
+    ids: tuple[str, ...],
+    instance: str | None,
+    label: str | None,
+    every: bool,
+    reason: str | None,
+) -> None:
+    """Give waiting jobs the priority N; lower = sooner. A submitter leaves jobs that others share as they are.
+
+    \b
+    leasehold priority -5 ID…
+    leasehold priority 10 --instance ci --label nightly --all
+    """
+    filtered = instance is not None or label is not None
+    if bool(ids) == every or filtered != every:
+        raise click.UsageError("give either ids, or --all with --instance, --label or both")
+    with caller.client() as client:
+        if not every:
+            _print_results(
+                caller, client.backlog.prioritise(list(dict.fromkeys(ids)), number, reason=reason), _priority
+            )
+            return
+        changed = client.backlog.prioritise_all(number, instance=instance, label=label, reason=reason)
+    if caller.json:
+        output.print_json({"changed": changed})
+    else:
+        click.echo(f"{changed} jobs have the priority {number} now")
+
+
+COMMANDS: tuple[click.Command, ...] = (hold, release, requeue, priority)
+
+
+def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[Record], str]) -> None:
+    """Print what became of each; raises NotFound for one that is absent."""
+    if caller.json:
+        output.print_json(answers)
+    else:
+        _print(answers, story)
+    _refuse_absent(answers)
+
+
+def _print(answers: Sequence[Record], story: Callable[[Record], str]) -> None:
+    for job in answers:
+        if job["state"] is not None:
+            click.echo(f"{job['id']} {story(job)}")
+
+
+def _refuse_absent(answers: Sequence[Record]) -> None:
+    absent = [job["id"] for job in answers if job["state"] is None]
+    if absent:
+        raise NotFound(f"id: there is no job '{absent[0]}'")
+
+
+def _state(job: Record) -> str:
+    return f"{job['state']}{_unchanged(job)}"
+
+
+def _successor(job: Record) -> str:
+    new: Any = job["job"]
+    if new is None or new == job["id"]:
+        return _state(job)
+    return f"{job['state']}, again as {new}{_unchanged(job)}"
+
+
+def _priority(job: Record) -> str:
+    if job["priority"] is None:
+        return _state(job)
+    return f"{job['state']} with priority {job['priority']}{_unchanged(job)}"
+
+
+def _unchanged(job: Record) -> str:
+    return "" if job["changed"] else " (unchanged)"

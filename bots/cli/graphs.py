@@ -1,0 +1,197 @@
+"""The commands of graphs: submit one from a file, look at it, list them, cancel one, wait for one."""
+
+from typing import IO, Any
+
+import click
+from pydantic import ValidationError
+
+from bots.cli import output
+from bots.cli.options import Caller, caller_options
+from bots.cli.output import Record, table
+from bots.client.client import MAX_GRAPHS, MAX_NODES, Client
+from schema import clock, validation
+from schema.errors import BadInput, LeaseholdError
+from schema.requests import MAX_TIMEOUT, GraphRequest
+
+#: Seconds between two looks at a graph that is waited for.
+POLL_INTERVAL = 1.0
+_COUNTS = (
+    "blocked", "blocked_forever", "queued", "parked", "active", "succeeded", "failed", "cancelled", "dead",
+)  # fmt: skip
+_instance = click.option("--instance", metavar="NAME", help="Whose graph, if several have one of that name.")
+_timeout = click.option(
+    "--timeout", type=click.FloatRange(0, MAX_TIMEOUT), metavar="SECONDS", help="Give up after so long [never]."
+)
+
+
+@click.group()
+def graph() -> None:
+    """Graphs of jobs, which wait for each other."""
+
+
+@graph.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--key", metavar="TEXT", help="The same key never makes a second graph.")
+@click.option("--wait", is_flag=True, help="Wait until nothing of it can run any more; exit 0 only if all succeeded.")
+@caller_options
+def submit(caller: Caller, /, file: IO[bytes], key: str | None, wait: bool) -> None:
+    """Submit a graph from a JSON file, - reads standard input. An unfinished one of its name is replaced.
+
+    \b
+    {"name": "build", "nodes": [
+        {"node": 1, "command": ["make", "lib"]},
+        {"node": 2, "command": ["make", "test"], "after": [1]},
+        {"node": 3, "command": ["notify"], "after": [{"node": 2, "on_failure": "run"}]}]}
+    """
+    request = _read(file, key)
+    with caller.client() as client:
+        taken = client.graphs.submit(request)
+        for warning in taken["warnings"]:
+            click.echo(f"warning: {output.plain(warning)}", err=True)
+        if wait:
+            _finish(client, taken["id"], None, caller=caller, timeout=None)
+        elif caller.json:
+            output.print_json(taken)
+        else:
+            click.echo(taken["id"])
+
+
+@graph.command()
+@click.argument("id")
+@_instance
+@_timeout
+@caller_options
+def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None) -> None:
+    """Wait until nothing of the graph can run any more. Exit 0 only if all of its nodes succeeded."""
+    with caller.client() as client:
+        _finish(client, id, instance, caller=caller, timeout=timeout)
+
+
+@graph.command()
+@click.argument("id")
+@_instance
+@click.option("--nodes", type=click.IntRange(0, MAX_NODES), default=50, show_default=True, help="Show so many nodes.")
+@caller_options
+def show(caller: Caller, /, id: str, instance: str | None, nodes: int) -> None:
+    """Show one graph, by its id or name, and its nodes."""
+    with caller.client() as client:
+        found = client.graphs.show(id, instance=instance, nodes=nodes)
+    if caller.json:
+        output.print_json(found)
+        return
+    _print_graph(found)
+    if found["page"]:
+        click.echo()
+        _list_nodes(found["page"])
+        left = found["nodes"] - len(found["page"])
+        if left:
+            click.echo(f"and {left} more")
+
+
+@graph.command("list")
+@click.option("--instance", metavar="NAME")
+@click.option("--open", is_flag=True, help="Only those of which a node has not ended.")
+@click.option("--limit", type=click.IntRange(1, MAX_GRAPHS), default=50, show_default=True)
+@click.option("--before", metavar="ID", help="Only graphs submitted before this one: the next page.")
+@caller_options
+def list_graphs(caller: Caller, /, **filters: str | int | bool | None) -> None:
+    """List graphs, the newest first."""
+    with caller.client() as client:
+        found = client.graphs.list(**filters)
+    if caller.json:
+        output.print_json(found)
+        return
+    columns = ("id", "state", "instance", "name", "nodes", *(name.replace("_", " ") for name in _COUNTS))
+    rows = (
+        (
+            each["id"],
+            output.state(each["state"]),
+            each["instance"],
+            each["name"],
+            each["nodes"],
+            *(each[name] for name in _COUNTS),
+        )
+        for each in found
+    )
+    table(columns, rows)
+
+
+@graph.command()
+@click.argument("id")
+@_instance
+@caller_options
+def cancel(caller: Caller, /, id: str, instance: str | None) -> None:
+    """Cancel a graph: what waits at once, what runs by stopping it on its bot."""
+    with caller.client() as client:
+        done = client.graphs.cancel(id, instance=instance)
+    if caller.json:
+        output.print_json(done)
+    else:
+        click.echo(f"{done['id']} {done['state']}, {done['jobs']} jobs cancelled or asked to stop")
+
+
+def _read(file: IO[bytes], key: str | None) -> dict[str, Any]:
+    document = validation.parse_json(file.read(validation.LEAST_BODY + 1), file.name)
+    if not isinstance(document, dict):
+        raise BadInput(file.name, "is not a JSON object")
+    if key is not None:
+        document["key"] = key
+    try:
+        GraphRequest.model_validate(document).normal()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(validation.escaped(str(part), 60) for part in first["loc"])
+        raise BadInput(f"{file.name}: {field}", str(first["msg"][:1]).lower() + first["msg"][1:]) from None
+    except BadInput as refused:
+        raise BadInput(f"{file.name}: {refused.field}", refused.reason) from None
+    return document
+
+
+def _finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:
+    deadline = None if timeout is None else clock.monotonic() + timeout
+    while _is_unfinished(found := client.graphs.show(graph, instance=instance)):
+        if deadline is not None and clock.monotonic() >= deadline:
+            raise LeaseholdError(f"not over after {timeout:g} s: {found['id']}")
+        clock.sleep(POLL_INTERVAL)
+    output.print_json(found) if caller.json else _print_graph(found)
+    if found["succeeded"] < found["nodes"]:
+        raise LeaseholdError(f"{found['nodes'] - found['succeeded']} of {found['nodes']} nodes did not succeed")
+
+
+def _is_unfinished(found: Record) -> bool:
+    """Whether something of it may still run, or stop."""
+    return bool(found["state"] == "active" or found["queued"] or found["active"])
+
+
+def _print_graph(found: Record) -> None:
+    facts: list[tuple[str, Any]] = [
+        ("graph", found["id"]),
+        ("name", found["name"]),
+        ("state", output.state(found["state"])),
+        ("instance", found["instance"]),
+        ("nodes", f"{found['nodes']}, with {found['edges']} dependencies"),
+        ("missing", ", ".join(map(str, found["missing"][:20]))),
+        *((name.replace("_", " "), found[name] or None) for name in _COUNTS),
+    ]
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        if value not in (None, ""):
+            output.line(f"{name:<{width}}  ", value)
+
+
+def _list_nodes(nodes: list[Record]) -> None:
+    table(
+        ("node", "state", "job", "depth", "waits for", "missing", "reason"),
+        (
+            (
+                each["node"],
+                output.state("blocked for ever" if each["dead_end"] else each["state"]),
+                each["job"],
+                each["depth"],
+                each["waits_for"] or "-",
+                ", ".join(map(str, each["missing"])) or "-",
+                each["reason"],
+            )
+            for each in nodes
+        ),
+    )

@@ -1,0 +1,295 @@
+"""The caller's side of the command line. It knows the pool only through its gateway."""
+
+import base64
+import sys
+from dataclasses import asdict
+from typing import IO, Any
+
+import click
+from rich.text import Text
+
+from bots.cli import options as options_cli
+from bots.cli import output
+from bots.cli.backlog import COMMANDS as ORDERING
+from bots.cli.backlog import finish
+from bots.cli.graphs import graph
+from bots.cli.options import Caller, caller_options
+from bots.cli.output import Record, table
+from schema import clock, validation
+from schema.errors import BadInput, LeaseholdError, NotFound
+from schema.requests import MAX_TIMEOUT
+from schema.states import JobState
+
+# `leasehold explain`: why a job runs where it runs, or why it does not run, from the gateway's answer.
+
+
+_MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("-", "dim")}
+
+
+@click.command()
+@click.argument("id")
+@caller_options
+def explain(caller: Caller, /, id: str) -> None:
+    """Tell why a job runs where it runs, or why it does not run and what would start it."""
+    with caller.client() as client:
+        found = client.explain(id)
+    output.print_json(found) if caller.json else print_explanation(found)
+
+
+def print_explanation(found: Record) -> None:
+    """One sentence, then what it rests on: gates, order, changes, attempts and receipts."""
+    output.line("job     ", found["id"])
+    output.line("state   ", output.state(found["state"]))
+    output.line("cohort  ", f"{found['cohort']}, instance {found['instance']}")
+    output.line("why     ", found["sentence"])
+    if found["gates"]:
+        click.echo()
+        table(
+            ("gate", "", "evidence"), ((gate["gate"], _mark(gate["open"]), gate["sentence"]) for gate in found["gates"])
+        )
+    if found["order"] is not None:
+        click.echo()
+        order = found["order"]
+        output.line("ahead   ", f"{_jobs(order['in_queue'])} like it, {_jobs(order['in_instance'])} of its instance")
+    for nth, change in enumerate(found["change"]):
+        output.line("starts  " if nth == 0 else "  and   ", change)
+    if found["attempts"]:
+        click.echo()
+        table(
+            ("fence", "granted", "bot", "by", "strategy", "how it went"),
+            (
+                (each["fence"], each["granted_at"], each["bot"], each["assigner"], each["strategy"], each["sentence"])
+                for each in found["attempts"]
+            ),
+        )
+    for receipt in found["receipts"]:
+        output.line(f"{output.plain(receipt['at'])}  ", receipt["sentence"])
+
+
+def _mark(is_open: bool | None) -> Text:
+    word, colour = _MARKS[is_open]
+    return Text(word, style=colour)
+
+
+def _jobs(count: Record) -> str:
+    number = f"{count['jobs']:,}"
+    return f"more than {number} jobs" if count["more"] else f"{number} {'job' if count['jobs'] == 1 else 'jobs'}"
+
+
+#: Seconds between two looks at a bot that is being drained.
+DRAIN_LOOK = 0.5
+
+
+@click.command(cls=options_cli.GroupedCommand, context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--file",
+    cls=options_cli.GroupedOption,
+    group="What to run",
+    type=click.File("rb"),
+    help="Submit the jobs of a file of JSON lines, one request each, instead of a command; - reads standard input.",
+)
+@options_cli.asking
+@click.option("--wait", is_flag=True, help="Wait until all are final; exit 0 only if all succeeded.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@caller_options
+def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple[str, ...], **options: Any) -> None:
+    """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids.
+
+    Each option in a group sets one field of the request. With --file these fields stand in the lines.
+
+    \b
+    leasehold submit --property os=linux -- make test
+    leasehold submit --file jobs.jsonl --wait
+    """
+    if (file is None) == (not command):
+        raise click.UsageError("give exactly one of: a command after --, or --file")
+    lines: list[int] = []
+    if file is not None:
+        _refuse_options_of_one_job(options)
+        source = file.readlines()
+        jobs = options_cli.read_lines(source, name=file.name)
+        lines = options_cli.line_numbers(source)
+    else:
+        jobs = [_one_job(command, options)]
+    with caller.client() as client:
+        try:
+            taken = client.submit(jobs)
+        except BadInput as refused:
+            raise (options_cli.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
+        if wait:
+            if not caller.json:
+                click.echo("\n".join(job.id for job in taken))
+            finish(client, [job.id for job in taken], caller=caller, timeout=None)
+        elif caller.json:
+            output.print_json([{"id": job.id, "created": job.created} for job in taken])
+        else:
+            click.echo("\n".join(job.id for job in taken))
+
+
+@click.command()
+@click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@click.option(
+    "--timeout", type=click.FloatRange(0, MAX_TIMEOUT), metavar="SECONDS", help="Give up after so long [never]."
+)
+@caller_options
+def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None:
+    """Wait until the jobs are final. Exit 0 only if all of them succeeded."""
+    with caller.client() as client:
+        finish(client, list(dict.fromkeys(ids)), caller=caller, timeout=timeout)
+
+
+@click.command()
+@click.argument("id")
+@caller_options
+def show(caller: Caller, /, id: str) -> None:
+    """Tell the story of one job."""
+    with caller.client() as client:
+        job = client.show(id)
+    output.print_json(job) if caller.json else output.print_job(job)
+
+
+@click.command("list")
+@click.option("--instance", metavar="NAME")
+@click.option("--state", type=click.Choice([state.value for state in JobState]))
+@click.option("--label", metavar="TEXT")
+@click.option("--limit", type=click.IntRange(1, validation.MAX_LIST), default=50, show_default=True)
+@click.option("--before", metavar="ID", help="Only jobs submitted before this one: the next page.")
+@caller_options
+def list_jobs(caller: Caller, /, **filters: str | int | None) -> None:
+    """List jobs, the newest first."""
+    with caller.client() as client:
+        jobs = client.list(**filters)
+    output.print_json(jobs) if caller.json else output.list_jobs(jobs)
+
+
+@click.command()
+@click.argument("id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is final.")
+@caller_options
+def logs(caller: Caller, /, id: str, follow: bool) -> None:
+    """Write what the job wrote, byte for byte.
+
+    With --json one object on a line for each piece of it: `data` in base64, `start` and `next` (its first byte and the
+    one after it, counted from 0 in each attempt), `attempt`, and the job's `state`, with `final` true once nothing
+    follows. The last line may have no data.
+    """
+    with caller.client() as client:
+        for piece in client.follow(id) if follow else client.written(id):
+            if caller.json:
+                output.print_json(asdict(piece) | {"data": base64.b64encode(piece.data).decode()})
+            else:
+                sys.stdout.buffer.write(piece.data)
+            sys.stdout.flush()
+
+
+@click.command()
+@click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@click.option("--all-submissions", is_flag=True, help="Also what others share; for operators.")
+@caller_options
+def cancel(caller: Caller, /, ids: tuple[str, ...], all_submissions: bool) -> None:
+    """Cancel jobs: queued ones at once, running ones by stopping them on their bot.
+
+    A job that others joined with --dedup-key goes on for them.
+    """
+    with caller.client() as client:
+        answers = client.cancel(list(dict.fromkeys(ids)), all_submissions=all_submissions)
+    absent = [job["id"] for job in answers if job["state"] is None]
+    if caller.json:
+        output.print_json(answers)
+    else:
+        for job in answers:
+            if job["state"] is not None:
+                click.echo(f"{job['id']} {job['state']}{'' if job['changed'] else ' (was so already)'}")
+    if absent:
+        raise NotFound(f"id: there is no job '{absent[0]}'")
+
+
+@click.command()
+@caller_options
+def status(caller: Caller, /) -> None:
+    """The pool at a glance."""
+    with caller.client() as client:
+        found = client.status()
+    output.print_json(found) if caller.json else output.show_status(found)
+
+
+@click.group()
+def bots() -> None:
+    """The bots of the pool."""
+
+
+@bots.command("list")
+@caller_options
+def list_bots(caller: Caller, /) -> None:
+    """List the bots."""
+    with caller.client() as client:
+        found = client.bots()
+    output.print_json(found) if caller.json else output.list_bots(found)
+
+
+@bots.command("show")
+@click.argument("name")
+@caller_options
+def show_bot(caller: Caller, /, name: str) -> None:
+    """Show a bot: what it holds, how its work succeeds, and whether it is on probation."""
+    validation.check_name("NAME", name)
+    with caller.client() as client:
+        found = client.bot(name)
+    output.print_json(found) if caller.json else output.show_bot(found)
+
+
+@bots.command()
+@click.argument("name")
+@click.option("--undo", is_flag=True, help="Let it take work again.")
+@click.option(
+    "--deadline", type=click.FloatRange(0, MAX_TIMEOUT), metavar="SECONDS", help="Then stop what still runs [never]."
+)
+@click.option("--wait", is_flag=True, help="Wait until it holds nothing; Ctrl-C ends the waiting only.")
+@click.option("--reason", metavar="TEXT", help="Kept in the audit log.")
+@caller_options
+def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait: bool, reason: str | None) -> None:
+    """Let a bot finish what it has and take no more work. What is stopped at the deadline is queued again."""
+    validation.check_name("NAME", name)
+    if undo and (wait or deadline is not None):
+        raise BadInput("--undo", "goes without --wait and --deadline")
+    with caller.client() as client:
+        answer = client.drain(name, draining=not undo, reason=reason, deadline=deadline)
+        while wait and (bot := client.bot(name))["leases"]:
+            if not bot["draining"]:
+                raise LeaseholdError(f"bot '{name}' is drained no more: somebody has taken that back")
+            clock.sleep(DRAIN_LOOK)
+    if caller.json:
+        output.print_json(answer)
+    else:
+        click.echo(f"{name} {'takes work again' if undo else 'holds nothing' if wait else 'takes no more work'}")
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    submit,
+    wait,
+    show,
+    explain,
+    list_jobs,
+    logs,
+    cancel,
+    *ORDERING,
+    graph,
+    status,
+    bots,
+)
+
+
+def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
+    for field in options_cli.FIELDS:
+        if options_cli.is_given(options[options_cli.parameter(field)]):
+            raise BadInput(options_cli.option_name(field), "describes one job; with --file it stands in the lines")
+
+
+def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> options_cli.Request:
+    return options_cli.check({options_cli.COMMAND: list(command), **options_cli.asked(options)})
+
+
+def _plain(refused: BadInput) -> BadInput:
+    """A refusal of the only job, without its place in the request."""
+    field = refused.field.removeprefix("jobs.0").removeprefix(".").removeprefix("jobs.")
+    return BadInput(field or "job", refused.reason)

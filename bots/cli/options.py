@@ -1,0 +1,424 @@
+"""Who calls which gateway: the options that every command of the caller's side shares."""
+
+import os
+import random
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from types import UnionType
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_origin
+
+import click
+from annotated_types import Ge, Gt, Le
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from bots.client.client import Client
+from bots.client.transport import is_local
+from schema import validation
+from schema.errors import BadInput, Unauthorised
+from schema.requests import GROUPS, JobRequest, flat
+from schema.validation import NAME, escaped
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def default_data() -> Path:
+    """Where `leasehold up` keeps a pool unless told otherwise."""
+    return Path("/var/lib/leasehold") if os.geteuid() == 0 else Path.home() / ".local/share/leasehold"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Where to call and as whom. What is not given comes from the environment, then from the data directory.
+
+    The address: `--url`, LEASEHOLD_URL, `<data>/gateway.url`. The token, which is never an argument because other
+    users of the machine can read arguments: `--token-file`, LEASEHOLD_TOKEN, `<data>/operator.token`.
+    """
+
+    url: str | None = None
+    token_file: Path | None = None
+    data: Path | None = None
+    insecure: bool = False
+    json: bool = False
+
+    def client(self, *, patience: float = 30.0) -> Client:
+        """A client for that gateway. Raises BadInput or Unauthorised if it cannot be told which, or as whom."""
+        return Client(self.address(), self.token(), chance=random.SystemRandom(), patience=patience)
+
+    def address(self) -> str:
+        """The gateway's URL. Raises BadInput if none is known, or if a token must not be sent there in clear."""
+        url = (self.url or os.environ.get("LEASEHOLD_URL") or self._known_address()).strip()
+        if url.startswith("http:") and not is_local(url) and not self.insecure:
+            raise BadInput("--url", "would send the token in clear to another machine; use https, or say --insecure")
+        return url
+
+    def token(self) -> str:
+        """The token. Raises BadInput or Unauthorised if there is none, or if others could read it."""
+        given = None if self.token_file is not None else os.environ.get("LEASEHOLD_TOKEN")
+        token = (given or _read_token(self.token_file or self._directory() / "operator.token")).strip()
+        if not token or not token.isascii() or not token.isprintable():
+            raise Unauthorised("what was given as the token is not one")
+        return token
+
+    def _known_address(self) -> str:
+        try:
+            return (self._directory() / "gateway.url").read_text()
+        except (OSError, UnicodeDecodeError):
+            raise BadInput(
+                "--url", f"no gateway is known in {self._directory()}: start `leasehold up`, or give --url or --data"
+            ) from None
+
+    def _directory(self) -> Path:
+        return self.data or default_data()
+
+
+def _data_of_the_program() -> Path | None:
+    """The data directory given before the command's name, or in the environment."""
+    given = click.get_current_context().find_root().params.get("data") or os.environ.get("LEASEHOLD_DATA")
+    return Path(given) if given else None
+
+
+def _read_token(path: Path) -> str:
+    try:
+        with path.open() as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise BadInput("--token-file", f"{path} can be read by others: chmod 600 {path}")
+            return file.read(4096)
+    except FileNotFoundError:
+        raise BadInput("--token-file", f"{path} is not there: give --token-file or set LEASEHOLD_TOKEN") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise BadInput("--token-file", f"{path} cannot be read: {reason}") from None
+
+
+def caller_options(command: Callable[Concatenate[Caller, P], R]) -> Callable[P, R]:
+    """Give a command the shared options; it receives them as one Caller, first."""
+
+    @click.option("--url", metavar="URL", help="The gateway [env LEASEHOLD_URL; default: <data>/gateway.url].")
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        help="File with the token, mode 600 [env LEASEHOLD_TOKEN holds a token; default: <data>/operator.token].",
+    )
+    @click.option(
+        "--data",
+        type=click.Path(path_type=Path),
+        help="Data directory of a local pool [env LEASEHOLD_DATA; default: ~/.local/share/leasehold, "
+        "for root /var/lib/leasehold].",
+    )
+    @click.option("--insecure", is_flag=True, help="Allow http:// to another machine.", envvar="LEASEHOLD_INSECURE")
+    @click.option("--json", "json", is_flag=True, help="Print JSON instead of a table.")
+    @wraps(command)
+    def with_caller(*args: Any, **options: Any) -> R:
+        names = ("url", "token_file", "data", "insecure", "json")
+        caller = Caller(**{name: options.pop(name) for name in names})
+        if caller.data is None:
+            caller = replace(caller, data=_data_of_the_program())
+        return command(caller, *args, **options)
+
+    return with_caller
+
+
+# Job requests from what a person or a file says. Everything is checked before anything is sent.
+
+
+Request = dict[str, Any]
+
+_JOB = re.compile(r"^jobs\.(\d+)\.?")
+
+
+def check(request: Request) -> Request:
+    """Return `request` if a pool can take it. Raises BadInput with the field."""
+    try:
+        JobRequest.model_validate(flat(request)).normal()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(validation.escaped(str(part), 60) for part in first["loc"])
+        raise BadInput(field, _reason(first["type"], first["msg"])) from None
+    return request
+
+
+def read_lines(source: Iterable[bytes], *, name: str) -> list[Request]:
+    """The requests of a file of JSON lines; blank lines are skipped. Raises BadInput with file and line."""
+    found: list[Request] = []
+    for number, raw in enumerate(source, start=1):
+        if raw.strip():
+            document = validation.parse_json(raw, f"{name}:{number}")
+            if not isinstance(document, dict):
+                raise BadInput(f"{name}:{number}", "is not a JSON object")
+            try:
+                found.append(check(document))
+            except BadInput as refused:
+                raise BadInput(f"{name}:{number}", str(refused)) from None
+    if not found:
+        raise BadInput(name, "holds no job")
+    return found
+
+
+def line_numbers(source: Iterable[bytes]) -> list[int]:
+    """For each job of a file the number of its line."""
+    return [number for number, raw in enumerate(source, start=1) if raw.strip()]
+
+
+def place_in_file(refused: BadInput, numbers: Sequence[int], *, name: str) -> BadInput:
+    """What the gateway refused, told by file and line instead of by the place in the request."""
+    found = _JOB.match(refused.field)
+    if found is None or int(found[1]) >= len(numbers):
+        return refused
+    field = refused.field[found.end() :]
+    where = f"{name}:{numbers[int(found[1])]}"
+    return BadInput(where, f"{field}: {refused.reason}" if field else refused.reason)
+
+
+def pairs(values: Sequence[str], *, option: str) -> dict[str, list[str]]:
+    """`KEY=VALUE` options; a key given twice has two values. Raises BadInput."""
+    found: dict[str, list[str]] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            raise BadInput(option, f"'{validation.escaped(value, 80)}' is not KEY=VALUE")
+        found.setdefault(key, []).append(text)
+    return found
+
+
+def read_text(source: IO[bytes]) -> str:
+    """A file that is given to a command as its input. Raises BadInput if it is not text or too large."""
+    raw = source.read(validation.MAX_PAYLOAD_BYTES + 1)
+    if len(raw) > validation.MAX_PAYLOAD_BYTES:
+        raise BadInput("--stdin-file", f"is longer than {validation.MAX_PAYLOAD_BYTES} bytes")
+    try:
+        return validation.check_text("--stdin-file", raw.decode(), validation.MAX_PAYLOAD_BYTES)
+    except UnicodeDecodeError:
+        raise BadInput("--stdin-file", "is not UTF-8 text") from None
+
+
+def _reason(kind: str, message: str) -> str:
+    match kind:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return "is not a field of a job"
+        case "value_error":
+            return message.removeprefix("Value error, ")
+        case _:
+            return message[:1].lower() + message[1:]
+
+
+# Options of `submit`, derived from the fields of JobRequest: a new field has an option without a change here.
+#
+# The name, type, range, default and help of an option come from its field. `_SPELLINGS` holds what a model cannot say.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: The field that is given as arguments, not as an option.
+COMMAND = "command"
+#: Heading of the options that belong to no group.
+OTHERS = "Options"
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """What differs from the option that a field gets otherwise.
+
+    `read` makes the field's value from the option's; it raises BadInput. `note` is added to the help.
+    """
+
+    option: str | None = None
+    metavar: str | None = None
+    type: "click.ParamType[Any] | None" = None
+    multiple: bool = False
+    read: Callable[[Any], Any] | None = None
+    note: str | None = None
+
+
+def _variables(given: Iterable[str]) -> dict[str, str]:
+    return {name: values[-1] for name, values in pairs([*given], option="--env").items()}
+
+
+def _properties(given: Iterable[str]) -> dict[str, list[str]]:
+    return pairs([*given], option="--property")
+
+
+def _amounts(given: Iterable[str]) -> dict[str, int]:
+    found = {}
+    for value in given:
+        kind, _, amount = value.partition("=")
+        if not (amount.isascii() and amount.isdigit() and len(amount) <= 15):
+            raise BadInput("--resource", f"'{escaped(value, 60)}' is not KIND=AMOUNT, such as cpu_milli=500")
+        found[kind] = int(amount)
+    return found
+
+
+_SPELLINGS: Mapping[str, Spelling] = {
+    "env": Spelling(metavar="KEY=VALUE", type=click.STRING, multiple=True, read=_variables),
+    "stdin": Spelling("--stdin-file", "FILENAME", click.File("rb"), read=read_text, note="- reads standard input"),
+    "properties": Spelling("--property", "KEY=VALUE", click.STRING, multiple=True, read=_properties),
+    "resources": Spelling("--resource", "KIND=AMOUNT", click.STRING, multiple=True, read=_amounts),
+    "locality_hint": Spelling("--locality", "HINT"),
+    "timeout_seconds": Spelling("--timeout"),
+    "queue_timeout_seconds": Spelling("--queue-timeout"),
+    "deadline_seconds": Spelling("--deadline"),
+    "locks": Spelling("--lock"),
+    "preferred_hours": Spelling("--preferred-hour", "HOUR"),
+    "preferred_zone": Spelling(metavar="ZONE"),
+    "urgency": Spelling(metavar="POINTS"),
+    "estimated_cost": Spelling(metavar="COST"),
+}
+
+
+class GroupedOption(click.Option):
+    """An option that `--help` shows under a heading; its help text is complete, so click adds no range to it."""
+
+    def __init__(self, *arguments: Any, group: str, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return record and (record[0], self.help or "")
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its grouped options first, then the others as "Options"."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*GROUPS, OTHERS)}
+        for each in self.get_params(ctx):
+            if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
+                sections[each.group if isinstance(each, GroupedOption) else OTHERS].append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _spelling(field: str) -> Spelling:
+    return _SPELLINGS.get(field, Spelling())
+
+
+def option_name(field: str) -> str:
+    """The option that sets a field of a request."""
+    return _spelling(field).option or "--" + field.replace("_", "-")
+
+
+def parameter(field: str) -> str:
+    """The name under which click hands the option's value on."""
+    return option_name(field).removeprefix("--").replace("-", "_")
+
+
+#: The fields that have an option, in the order of the help text.
+FIELDS = tuple(field for fields in GROUPS.values() for field in fields if field != COMMAND)
+
+
+def asking(command: F) -> F:
+    """Add the options to a command."""
+    for group, fields in reversed([*GROUPS.items()]):
+        for field in reversed(fields):
+            if field != COMMAND:
+                command = _option(field, group)(command)
+    return command
+
+
+def asked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the request that the options of the command line give. Raises BadInput."""
+    return {
+        field: read(value) if (read := _spelling(field).read) else list(value) if isinstance(value, tuple) else value
+        for field in FIELDS
+        if is_given(value := options[parameter(field)])
+    }
+
+
+def is_given(value: object) -> bool:
+    """Whether an option with this value stands on the command line."""
+    return value not in (None, ())
+
+
+def _option(field: str, group: str) -> Callable[[F], F]:
+    info, spelling = JobRequest.model_fields[field], _spelling(field)
+    kind, bounds = _unwrapped(info)
+    is_list = get_origin(kind) is list
+    if is_list:
+        kind, bounds = _unwrapped(get_args(kind)[0])
+    values = _range(bounds)
+    keywords: dict[str, Any] = {"metavar": spelling.metavar or _metavar(field, kind, bounds)}
+    if kind is bool:
+        keywords = {"is_flag": True, "default": None}
+    elif spelling.type is not None:
+        keywords["type"] = spelling.type
+    elif kind is int:
+        keywords["type"] = click.IntRange(values.low, values.high)
+    elif kind is float:
+        keywords["type"] = click.FloatRange(values.low, values.high, min_open=values.is_open)
+    elif kind is not str:
+        raise TypeError(f"{__file__}: field '{field}' of a job request needs a Spelling: its type is {kind}")
+    is_repeated = is_list or spelling.multiple
+    facts = [] if is_repeated or info.default in (None, "", False) else [f"default: {info.default}"]
+    facts += [str(values)] if values.high is not None else []
+    facts += ["repeatable"] if is_repeated else []
+    facts += [spelling.note] if spelling.note else []
+    return click.option(
+        option_name(field),
+        cls=GroupedOption,
+        group=group,
+        help=f"{info.description} [{'; '.join(facts)}]" if facts else info.description,
+        multiple=is_repeated,
+        **keywords,
+    )
+
+
+def _unwrapped(annotated: Any) -> tuple[Any, list[Any]]:
+    """A type without None, and everything that is known of its values."""
+    bounds = []
+    while True:
+        if isinstance(annotated, FieldInfo):
+            bounds += annotated.metadata
+            annotated = annotated.annotation
+        elif hasattr(annotated, "__metadata__"):
+            for each in annotated.__metadata__:
+                bounds += each.metadata if isinstance(each, FieldInfo) else [each]
+            annotated = annotated.__origin__
+        elif get_origin(annotated) in (Union, UnionType):
+            (annotated,) = (each for each in get_args(annotated) if each is not type(None))
+        else:
+            return annotated, bounds
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Values of a number; `is_open` leaves out the lowest one."""
+
+    low: Any = None
+    high: Any = None
+    is_open: bool = False
+
+    def __str__(self) -> str:
+        high = int(self.high)
+        return f"above {self.low:,}, at most {high:,}" if self.is_open else f"{self.low:,} to {high:,}"
+
+
+def _range(bounds: Iterable[Any]) -> _Range:
+    found = _Range()
+    for bound in bounds:
+        match bound:
+            case Gt():
+                found = replace(found, low=bound.gt, is_open=True)
+            case Ge():
+                found = replace(found, low=bound.ge)
+            case Le():
+                found = replace(found, high=bound.le)
+    return found
+
+
+def _metavar(field: str, kind: type, bounds: Iterable[Any]) -> str:
+    if kind is float:
+        return "SECONDS" if field.endswith("_seconds") else "NUMBER"
+    if kind is int:
+        return "N"
+    is_name = any(getattr(each, "pattern", None) == f"^{NAME.pattern}$" for each in bounds)
+    return "NAME" if is_name else "TEXT"

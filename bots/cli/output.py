@@ -1,0 +1,475 @@
+"""What people see of the pool: tables, and the story of one job."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from schema import validation
+from schema.states import JobState
+
+Record = Mapping[str, Any]
+
+_COLOURS = {
+    "blocked": "magenta",
+    "stalled": "red",
+    "queued": "cyan",
+    "parked": "magenta",
+    "deferred": "magenta",
+    "leased": "blue",
+    "running": "blue",
+    "cancelling": "yellow",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "dead": "red",
+    "ok": "green",
+    "unhealthy": "red",
+    "draining": "yellow",
+    "probation": "yellow",
+    "gone": "dim",
+}
+
+
+def print_json(value: object) -> None:
+    """One JSON document on one line, and nothing else."""
+    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def terminal() -> bool:
+    """Whether somebody watches: progress is drawn only then."""
+    return sys.stderr.isatty()
+
+
+def state(name: object) -> Text:
+    """A state in its colour."""
+    return Text(str(name), style=_COLOURS.get(str(name), ""))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A plain table; it is never folded, so that programs can cut it up as well."""
+    shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        shown.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=1000)
+    console.print(shown, crop=False, overflow="ignore", no_wrap=True, soft_wrap=True)
+
+
+def line(start: str, value: object) -> None:
+    """One line of facts; a state keeps its colour."""
+    text = value if isinstance(value, Text) else Text(plain(value))
+    Console(highlight=False, markup=False).print(Text(start), text, sep="", soft_wrap=True)
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def properties(values: Mapping[str, Any] | None) -> str:
+    """`key=value` pairs, a key with several values several times."""
+    found = []
+    for key, value in sorted((values or {}).items()):
+        found += [f"{key}={each}" for each in ([value] if isinstance(value, str) else value)]
+    return " ".join(found) or "-"
+
+
+def plain(value: object) -> str:
+    """Text that cannot write to the terminal: what is not printable is escaped."""
+    return validation.printable(str(value))
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None | "":
+            return "-"
+        case True:
+            return "yes"
+        case False:
+            return "no"
+        case _:
+            return plain(value)
+
+
+# The history of a job for people: every move with its actor, and its evidence on one line.
+
+
+def print_events(events: Sequence[Record]) -> None:
+    """One line for each move, oldest first."""
+    rows = []
+    previous: str | None = None
+    for event in events:
+        step = f"{event['from']} -> {event['to']}" if event["from"] else f"-> {event['to']}"
+        after = seconds(between(previous, event["at"]))
+        rows.append((event["at"], after, event["move"], step, event["actor"], evidence(event)))
+        previous = event["at"]
+    table(("at", "after", "move", "state", "by", "details"), rows)
+
+
+def evidence(event: Record) -> str:
+    """What the move rested on, on one line: a receipt as a sentence, anything else as `name=value` pairs."""
+    details = event.get("details") or {}
+    match event["move"]:
+        case "preempt" | "preempted" if "rule" in details:
+            return _receipt(event["move"], details)
+        case _:
+            return " ".join(_pairs("", details))
+
+
+def between(start: str | None, end: str | None) -> float | None:
+    """Seconds from one time to another, not below 0; None if either is not known."""
+    if start is None or end is None:
+        return None
+    return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())
+
+
+def _receipt(move: str, receipt: Record) -> str:
+    preemptor, victims = receipt.get("preemptor"), receipt.get("victims") or []
+    parts = []
+    if move == "preempted":
+        whom = f"job {preemptor['job']} of {preemptor['instance']}" if preemptor else "a job of another instance"
+        parts.append(f"asked to stop for {whom}")
+    else:
+        stopped = ", ".join(f"{each['job']} of {each['instance']} ({each['units']} units)" for each in victims)
+        parts.append(f"asked to stop: {stopped}" if stopped else "room is being made for it")
+    if receipt.get("bot"):
+        parts.append(f"on {receipt['bot']}")
+    parts.append(f"rule {receipt['rule']}")
+    if preemptor:
+        parts += [
+            f"usage {preemptor.get('usage')} below the minimum of {preemptor.get('min_quota')}",
+            f"waited {_value(preemptor.get('waited_seconds'))} s",
+        ]
+    return "; ".join(parts)
+
+
+def _pairs(prefix: str, value: object) -> list[str]:
+    """Nested parts as `name.part=value`; the elements of a list by their number."""
+    parts: Sequence[tuple[Any, object]] = ()
+    match value:
+        case Mapping():
+            parts = list(value.items())
+        case list() if any(isinstance(each, dict | list) for each in value):
+            parts = list(enumerate(value))
+        case _:
+            return [f"{prefix}={_value(value)}"]
+    return [pair for name, each in parts for pair in _pairs(f"{prefix}.{name}" if prefix else str(name), each)]
+
+
+def _value(value: object) -> str:
+    match value:
+        case float():
+            return f"{value:g}"
+        case list():
+            return ",".join(map(_value, value)) or "-"
+        case None:
+            return "-"
+        case True | False:
+            return "yes" if value else "no"
+        case _:
+            return str(value)
+
+
+# What people are told of jobs, bots and the pool, from the gateway's answers.
+
+
+def ending(job: Record) -> str:
+    """One line: how a final job ended."""
+    result = job.get("result") or {}
+    parts = [job["id"], job["state"]]
+    if job["state"] == JobState.FAILED and result.get("exit_code") is not None:
+        parts.append(_exit(result["exit_code"]))
+    reason = job.get("reason") or (result.get("reason") if job["state"] != JobState.SUCCEEDED else None)
+    if reason:
+        parts.append(f"({plain(reason)})")
+    if result.get("seconds") is not None:
+        parts.append(f"after {seconds(result['seconds'])}")
+    return " ".join(parts)
+
+
+def print_job(job: Record) -> None:
+    """The story of one job: what it is, what became of it, and every step on the way."""
+    result = job.get("result") or {}
+    facts: list[tuple[str, Any]] = [
+        ("job", job["id"]),
+        ("joined", job.get("joined")),
+        ("submissions", _sharing(job)),
+        ("state", state(job["state"])),
+        ("graph", _node_of(job)),
+        ("instance", job["instance"]),
+        ("label", job["label"]),
+        ("command", _cut(shlex.join((job.get("payload") or {}).get("command", [])))),
+        ("needs", properties(job["properties"])),
+        ("priority", job["priority"]),
+        ("units", job["units"]),
+        ("locality", job["locality_hint"]),
+        ("asks for", _constraints_text(job.get("terms") or {})),
+        ("estimated cost", job.get("estimated_cost")),
+        ("timeout", None if job["timeout_seconds"] is None else seconds(job["timeout_seconds"])),
+        ("queue timeout", _queue_timeout(job)),
+        ("attempts", f"{job['attempts']} of {job['max_attempts']}"),
+        ("bot", job["bot"]),
+        ("why it waits", _waits(job)),
+        ("reason", job["reason"]),
+        ("exit", None if result.get("exit_code") is None else _exit(result["exit_code"])),
+        ("ran for", None if result.get("seconds") is None else seconds(result["seconds"])),
+        ("output", _output(result)),
+    ]
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        if value not in (None, "", "-"):
+            line(f"{name:<{width}}  ", value)
+    click.echo()
+    print_events(job["events"])
+
+
+def list_jobs(jobs: Sequence[Record]) -> None:
+    """One line for each job."""
+    table(
+        ("id", "state", "instance", "label", "priority", "attempts", "bot", "waited", "ran", "reason"),
+        (
+            (
+                job["id"],
+                state(job["state"]),
+                job["instance"],
+                job["label"],
+                job["priority"],
+                job["attempts"],
+                job["bot"],
+                seconds(between(job["created_at"], job["started_at"])),
+                seconds(between(job["started_at"], job["finished_at"])),
+                job["reason"],
+            )
+            for job in jobs
+        ),
+    )
+
+
+def _bot_status(bot: Record) -> str:
+    """A bot's status, or why it gets less than others although that is ok."""
+    if bot["status"] != "ok":
+        return str(bot["status"])
+    return "draining" if bot["draining"] else "probation" if bot["probation"] is not None else "ok"
+
+
+def show_bot(bot: Record) -> None:
+    """Everything about one bot."""
+    facts = (
+        ("status", state(_bot_status(bot))),
+        ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
+        ("cohort", bot["cohort"]),
+        ("properties", properties(bot["properties"])),
+        ("expires in", seconds(bot["expires_in"])),
+        ("probation", seconds(bot["probation"])),
+        ("success", _share(bot["success_rate"])),
+        ("latency", _latency(bot)),
+    )
+    for name, value in facts:
+        line(f"{name:12}", value)
+    if bot["success"]:
+        click.echo()
+        table(
+            ("label", "successes", "failures", "given back", "success", "latency"),
+            (
+                (each["label"], *(f"{each[name]:.1f}" for name in ("successes", "failures", "returned")),
+                 _share(each["success_rate"]), _latency(each))
+                for each in bot["success"]
+            ),
+        )  # fmt: skip
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _latency(row: Record) -> str:
+    return seconds(None if row["avg_latency_ms"] is None else row["avg_latency_ms"] / 1000)
+
+
+def list_bots(bots: Sequence[Record]) -> None:
+    """One line for each bot."""
+    table(
+        (
+            "bot",
+            "status",
+            "in use",
+            "capacity",
+            "leases",
+            "priority",
+            "cohort",
+            "instance",
+            "pool",
+            "labels",
+            "properties",
+            "expires in",
+        ),
+        (
+            (
+                bot["name"],
+                state(_bot_status(bot)),
+                bot["in_use"],
+                bot["capacity"],
+                bot["leases"],
+                bot["priority"],
+                bot["cohort"],
+                bot["instance"] or ("-" if bot["pool"] else "every"),
+                bot["pool"],
+                " ".join(bot["labels"]),
+                properties(bot["properties"]),
+                seconds(bot["expires_in"]),
+            )
+            for bot in bots
+        ),
+    )
+
+
+def list_quotas(quotas: Sequence[Record]) -> None:
+    """One line for each quota; all numbers are units."""
+    table(
+        ("cohort", "instance", "usage", "min", "max", "effective max"),
+        (
+            (
+                each["cohort"],
+                each["instance"],
+                each["usage"],
+                each["min_quota"],
+                each["max_quota"],
+                each["effective_max"],
+            )
+            for each in quotas
+        ),
+    )
+
+
+def show_status(found: Record) -> None:
+    """Jobs by instance and state, bots, rates, waits and upkeep."""
+    states = [state.value for state in JobState if state.value in found["jobs"]]
+    least = set(found["at_least"])
+
+    def cells(counts: Record) -> list[str]:
+        return [f"{counts.get(state, 0)}{'+' if state in least else ''}" for state in states]
+
+    rows = [(name, *cells(counts)) for name, counts in found["instances"].items()]
+    if rows:
+        total = ("all", *cells(found["jobs"]))
+        table(("instance", *states), [*rows, total] if len(rows) > 1 else rows)
+    else:
+        click.echo("no jobs yet")
+    if least & set(states):
+        kept = found["finished_estimate"]
+        about = "" if kept is None else f"; about {kept:,} finished jobs are kept"
+        click.echo(f"+ at least: not all of them were counted{about}")
+    click.echo()
+    bots = ", ".join(f"{seen['bots']} {status}" for status, seen in found["bots"].items()) or "none"
+    click.echo(f"bots      {bots}; {found['in_use']} of {found['capacity']} units in use")
+    if len(found["swarm"]) > 1 or any(one["avg_success_rate"] is not None for one in found["swarm"]):
+        click.echo()
+        _swarm(found["swarm"])
+    if found["quotas"]:
+        click.echo()
+        list_quotas(found["quotas"])
+        click.echo()
+    _pace(found["rates"], found["waits"])
+    if found["oldest_queued_seconds"] is not None:
+        oldest = seconds(found["oldest_queued_seconds"])
+        click.echo(f"oldest queued job: {'at least ' if 'oldest_queued_seconds' in least else ''}{oldest}")
+    if found["unmatchable"]:
+        number = f"{'at least ' if 'unmatchable' in least else ''}{found['unmatchable']}"
+        click.echo(f"{number} queued jobs are unmatchable: no present bot could run them (see show ID)")
+    for tick in found["upkeep"]:
+        grace = ", in grace" if tick["grace"] else ""
+        click.echo(f"upkeep    {plain(tick['name'])} {seconds(tick['age_seconds'])} ago{grace}")
+
+
+def _swarm(swarm: Sequence[Record]) -> None:
+    """One line for each cohort's bots."""
+    columns = ("total", "idle", "busy", "offline", "on_probation", "total_in_flight")
+    averages = ("avg_load", "avg_success_rate", "concentration")
+    table(
+        ("cohort", *(name.replace("_", " ") for name in columns), "load", "success", "concentration"),
+        (
+            (one["cohort"], *(one[name] for name in columns),
+             *(_share(one[name]) for name in averages))
+            for one in swarm
+        ),
+    )  # fmt: skip
+
+
+def _pace(rates: Record, waits: Record) -> None:
+    """How fast jobs come and go, and how long they waited for their bot."""
+    when = "minute" if rates["span"] >= 60 else seconds(rates["span"])
+    click.echo(
+        f"per second, last {when}: {rates['submitted']:g} submitted, {rates['granted']:g} granted, "
+        f"{rates['started']:g} started, {rates['finished']:g} finished"
+    )
+    parts = [f"{rates[name]:g} {name}" for name in ("succeeded", "failed", "cancelled", "dead") if rates[name]]
+    if parts:
+        click.echo(f"by outcome: {', '.join(parts)}")
+    if waits["jobs"]:
+        told = ", ".join(f"{name} {seconds(waits[name])}" for name in ("p50", "p95", "p99"))
+        click.echo(f"from the queue to a bot, {waits['jobs']} jobs: {told}")
+
+
+def _cut(text: str, limit: int = 200) -> str:
+    shown = plain(text)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _sharing(job: Record) -> str | None:
+    if job.get("dedup_key") is None:
+        return None
+    return f"{job['submissions']} want it, with the deduplication key '{plain(job['dedup_key'])}'"
+
+
+def _constraints_text(terms: Record) -> str:
+    return "; ".join(f"{name} {_listed(value)}" for name, value in terms.items())
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{key} {amount}" for key, amount in value.items()]
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _node_of(job: Record) -> str | None:
+    graph = job.get("graph")
+    return None if graph is None else f"node {graph['node']} of {plain(graph['name'])}, {graph['id']}"
+
+
+def _queue_timeout(job: Record) -> str | None:
+    deadline = job.get("queue_deadline")
+    if deadline is None:
+        return None
+    return f"{seconds(between(job['created_at'], deadline))}, until {deadline}"
+
+
+def _waits(job: Record) -> str | None:
+    waiting = job.get("waiting")
+    if waiting is None:
+        return None
+    return f"unmatchable: {waiting['sentence']}" if waiting["unmatchable"] else str(waiting["sentence"])
+
+
+def _exit(code: int) -> str:
+    return f"exit {code}" if code >= 0 else f"killed by signal {-code}"
+
+
+def _output(result: Record) -> str | None:
+    if not result.get("output_bytes"):
+        return None
+    return f"{result['output_bytes']} bytes" + (", cut" if result.get("output_truncated") else "")

@@ -1,0 +1,181 @@
+"""The gateway: bots and callers on one side, HTTP/JSON; the database on the other. It keeps no state of the pool."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio.to_thread
+from fastapi import APIRouter, FastAPI, Request
+from sqlalchemy.exc import DBAPIError
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from bots.gateway import middleware, problems, routes
+from bots.gateway.long_poll import HeldSessions, LongPolls, WakeSource
+from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
+from bots.gateway.middleware import ANYONE, KINDS, RequestMiddleware, TokenCache, route_rules
+from bots.gateway.server import GatewaySettings, Server
+from bots.gateway.workers import SyncBatcher, worker_pools
+from bots.sync.settle import SyncService
+from schema.errors import NotReady
+from schema.postgres import migrate
+from schema.postgres.engine import Database
+from schema.timing import Timing
+
+#: Seconds in which the database must answer for the gateway to call itself ready.
+READY_SECONDS = 1.0
+
+_OPEN = {KINDS: [ANYONE]}
+
+health_router = APIRouter(tags=["gateway"])
+
+
+@health_router.get("/healthz", openapi_extra=_OPEN)
+async def healthz() -> dict[str, str]:
+    """The process is alive."""
+    return {"status": "ok"}
+
+
+@health_router.get("/readyz", responses=problems.documented(), openapi_extra=_OPEN)
+async def readyz(request: Request) -> Response:
+    """The database answers within a second and has the schema that this version needs."""
+    state = request.app.state
+    found = await state.probe.trouble()
+    if found:
+        return problems.problem(503, found, headers={"Retry-After": problems.RETRY_AFTER})
+    return JSONResponse({"status": "ready", "wakeups_connected": bool(_connected(state.wakeups))})
+
+
+@health_router.get("/metrics", openapi_extra=_OPEN, response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Everything the gateway counts, in Prometheus' text format."""
+    return Response(request.app.state.metrics.text(), media_type=MEDIA_TYPE)
+
+
+class Probe:
+    """Asks whether the database can be used. Callers share one question, so that a hanging one costs one thread."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._pending_check: asyncio.Task[str] | None = None
+
+    async def trouble(self) -> str:
+        """Why the database cannot be used, empty if it can; takes at most READY_SECONDS."""
+        if self._pending_check is None or self._pending_check.done():
+            self._pending_check = asyncio.create_task(anyio.to_thread.run_sync(self._check))
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                return await asyncio.shield(self._pending_check)
+        except TimeoutError:
+            return f"the database did not answer within {READY_SECONDS:.0f} s"
+
+    def _check(self) -> str:
+        try:
+            found = migrate.status(self._database, urgent=True)
+        except (NotReady, DBAPIError):
+            return "the database cannot be reached"
+        return (
+            "" if found.ready else f"schema {found.current or 'none'}, need {found.needed}; run: leasehold db upgrade"
+        )
+
+
+class Application(FastAPI):
+    """FastAPI behind a door, whose description also tells of problem documents and of who may call what."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        await self.state.request_middleware(scope, receive, send)
+
+    async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is behind the door."""
+        await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            described = super().openapi()
+            middleware.describe_bodies(described, self.state.readers)
+            parts = described.setdefault("components", {})
+            parts.setdefault("schemas", {})["Problem"] = problems.Problem.model_json_schema()
+            parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "lh_…"}}
+            for operations in described["paths"].values():
+                for operation in operations.values():
+                    if operation.get(KINDS) != [ANYONE]:
+                        operation["security"] = [{"token": []}]
+            self.openapi_schema = described
+        return self.openapi_schema
+
+
+def build(
+    database: Database,
+    sync_service: SyncService,
+    settings: GatewaySettings,
+    *,
+    timing: Timing,
+    wakeups: WakeSource | None = None,
+    routers: Sequence[APIRouter] = (),
+    estimate: Callable[[Mapping[str, Any]], float] | None = None,
+) -> FastAPI:
+    """The application. `routers` add the callers' side; a route of theirs without `x-kinds` is closed to all.
+
+    Without `wakeups`, long polls learn of news every `timing.poll` seconds. `estimate` says what a job is
+    expected to cost whose request does not. Handlers find in `app.state`: run (work in a transaction, on a thread),
+    polls (long polls by topic), timing, max_wait (seconds), database, estimate.
+    """
+    counted = GatewayMetrics()
+    crew = worker_pools(database, queue=settings.queue)
+    polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
+    held_sessions = HeldSessions(database, crew.bots, ttl=timing.ttl, metrics=counted)
+    counted.watch(
+        queue=lambda: crew.callers.busy + crew.bots.busy,
+        connected=lambda: _connected(wakeups),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            held_sessions.close()
+            await polls.close()
+
+    app = Application(title="Leasehold", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    parts = [routes.router, health_router, *routers]
+    for router in parts:
+        app.include_router(router)
+    problems.install(app)
+    doors = route_rules(parts, max_body=settings.max_body)
+    app.state.readers = {
+        (entry.path, method): entry.reader for entry in doors for method in entry.methods if entry.reader is not None
+    }
+    app.state.request_middleware = RequestMiddleware(
+        app.inside,
+        entries=doors,
+        token_cache=TokenCache(seconds=settings.token_cache_seconds),
+        worker_pools=crew,
+        metrics=counted,
+    )
+    app.state.database, app.state.sync_service, app.state.timing, app.state.wakeups = (
+        database,
+        sync_service,
+        timing,
+        wakeups,
+    )
+    app.state.bots, app.state.callers, app.state.run = crew.bots, crew.callers, crew.callers.run
+    app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
+    app.state.batches = SyncBatcher(sync_service, crew.bots, metrics=counted)
+    app.state.max_wait, app.state.estimate = settings.max_wait, estimate
+    app.state.probe = Probe(database)
+    return app
+
+
+def serve(app: FastAPI, settings: GatewaySettings, *, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; held long polls are then answered at once. Call it from the main thread.
+
+    `on_ready` gets the URL once connections are taken. Raises BadInput if the address cannot be used.
+    """
+    Server(app, settings, on_ready=on_ready).serve_until_stopped()
+
+
+def _connected(wakeups: WakeSource | None) -> float:
+    return float(wakeups is not None and wakeups.connected)

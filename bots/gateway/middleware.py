@@ -1,0 +1,313 @@
+"""The door of the gateway: what a request must pass before a handler sees it.
+
+Who is it (bearer token), may that kind of caller use this route (default: no), is the body of a kind and size that is
+worth reading, and what does it say. A refusal costs no database work, except for a token that is not in the cache.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from fastapi import APIRouter
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bots.gateway import problems
+from bots.gateway.metrics import GatewayMetrics
+from bots.gateway.workers import Busy, WorkerPool, WorkerPools
+from schema import clock, validation
+from schema.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
+from schema.tenancy import tokens
+from schema.tenancy.tokens import Kind, Principal
+
+# The body of a request, from its bytes to the model of its route: read once, before any handler sees it, and on a
+# thread unless it is small and its route is one for crowds.
+#
+# A handler says what it takes by the type of its parameter `body`, and gets it from `request.state`. The framework
+# would read it on the event loop, and a second time.
+
+
+#: A body of the wrong form, with only the first of what is wrong.
+Invalid = RequestValidationError
+
+
+class BodyReader:
+    """Reads the bodies of one route."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self.model = model
+
+    def read(self, raw: bytes) -> BaseModel:
+        """The message in these bytes. May take a second of computing. Raises BadInput for what is not strict JSON,
+        Invalid for what is not the route's message."""
+        document = validation.parse_json(raw)
+        try:
+            return self.model.model_validate(document, from_attributes=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            raise Invalid([{**first, "loc": ("body", *first["loc"])}]) from None
+
+
+#: A parameter in a path and how it is converted, which an OpenAPI document does not say.
+_CONVERTED = re.compile(r"\{(\w+):\w+\}")
+
+
+def body_reader(endpoint: Callable[..., Any]) -> BodyReader | None:
+    """The reader for this handler's parameter `body`; None if it takes no body."""
+    model = get_type_hints(endpoint).get("body")
+    return None if model is None else BodyReader(model)
+
+
+def describe_bodies(document: dict[str, Any], readers: Mapping[tuple[str, str], BodyReader]) -> None:
+    """Add to an OpenAPI document what the routes at these paths, by these methods, take."""
+    models: Sequence[tuple[type[BaseModel], Any]] = [(one.model, "validation") for one in readers.values()]
+    references, defined = models_json_schema(models, ref_template="#/components/schemas/{model}")
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name, schema in defined["$defs"].items():
+        schemas.setdefault(name, schema)
+    for (path, method), one in readers.items():
+        content = {"application/json": {"schema": references[one.model, "validation"]}}
+        document["paths"][_CONVERTED.sub(r"{\1}", path)][method.lower()]["requestBody"] = {
+            "required": True,
+            "content": content,
+        }
+
+
+#: Key of a route's `openapi_extra`: the kinds of tokens that may use it; `["anyone"]` needs no token.
+KINDS = "x-kinds"
+#: Key of a route's `openapi_extra`: the largest body it takes, bytes; unset = the gateway's `max_body`.
+MAX_BODY = "x-max-body"
+ANYONE = "anyone"
+
+#: Seconds a client may take to send a body.
+BODY_SECONDS = 30.0
+#: Bytes of a body for one of the door's own handlers that is read on the event loop, in less time than it takes to
+#: hand it to a thread.
+SMALL = 4096
+#: Verified tokens remembered at most.
+REMEMBERED_TOKENS = 10_000
+
+
+#: A handler that the door itself can call: with the request, its body and its caller.
+Handler = Callable[[Request, Any, Principal], Awaitable[Response]]
+
+_bypassing: set[Callable[..., Any]] = set()
+
+
+def bypass_framework(handler: Handler) -> Handler:
+    """Decorates a route's handler that the door calls itself: the framework's way to it costs twice what it does, in
+    time, and in memory while the call is held. Its errors are answered like those of any other."""
+    _bypassing.add(handler)
+    return handler
+
+
+@dataclass(frozen=True)
+class RouteRules:
+    """What the door knows of one route. `kinds` None = open to all; empty = closed to all. `reader` None = no body;
+    `handler` None = the framework's affair."""
+
+    path: str
+    pattern: re.Pattern[str]
+    methods: frozenset[str]
+    kinds: frozenset[Kind] | None
+    max_body: int
+    reader: BodyReader | None
+    handler: Handler | None
+
+
+def route_rules(routers: Iterable[APIRouter], *, max_body: int) -> list[RouteRules]:
+    """The doors of these routers' routes. A route that does not say who may use it is closed."""
+    found = []
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                extra: dict[str, Any] = route.openapi_extra or {}
+                kinds = extra.get(KINDS, [])
+                found.append(
+                    RouteRules(
+                        path=route.path,
+                        pattern=route.path_regex,
+                        methods=frozenset(route.methods or ()),
+                        kinds=None if kinds == [ANYONE] else frozenset(Kind(kind) for kind in kinds),
+                        max_body=min(max_body, extra.get(MAX_BODY, max_body)),
+                        reader=body_reader(route.endpoint),
+                        handler=route.endpoint if route.endpoint in _bypassing else None,
+                    )
+                )
+    return found
+
+
+class TokenCache:
+    """Knows who holds which token. A verified one is remembered for `seconds`, and so may live that much longer than
+    its revocation or expiry."""
+
+    def __init__(self, *, seconds: float) -> None:
+        self._seconds = seconds
+        self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+
+    async def principal(self, headers: Headers, crew: WorkerPool) -> Principal:
+        """The holder of the request's bearer token. Raises Unauthorised."""
+        given = headers.getlist("authorization")
+        if not given:
+            raise Unauthorised("a bearer token is needed: Authorization: Bearer lh_…")
+        scheme, _, token = given[0].partition(" ")
+        if len(given) > 1 or scheme.lower() != "bearer":
+            raise Unauthorised("exactly one bearer token is needed: Authorization: Bearer lh_…")
+        token = token.strip()
+        tokens.parse(token)
+        digest = tokens.digest(token)
+        known = self._known.get(digest)
+        if known is not None and clock.monotonic() < known[1]:
+            return known[0]
+        self._known.pop(digest, None)
+        asked_at = clock.monotonic()
+        principal = await crew.run(lambda connection: tokens.verify(connection, token))
+        if self._seconds > 0:
+            self._known[digest] = (principal, asked_at + self._seconds)
+            while len(self._known) > REMEMBERED_TOKENS:
+                self._known.popitem(last=False)
+        return principal
+
+
+class RequestMiddleware:
+    """The middleware. It also counts, and turns what no handler expected into a plain 500."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        entries: Sequence[RouteRules],
+        token_cache: TokenCache,
+        worker_pools: WorkerPools,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._app, self._entries, self._keeper = app, entries, token_cache
+        self._crews, self._metrics = worker_pools, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        entry = self._entry(scope)
+        route = entry.path if entry is not None else "unmatched"
+        answered = _StatusRecorder(send)
+        started = clock.monotonic()
+        admitted = False
+        try:
+            if entry is not None:
+                await self._admit(scope, receive, entry)
+            admitted = True
+            if entry is None or entry.handler is None:
+                await self._app(scope, receive, answered.send)
+            else:
+                state = scope["state"]
+                answer = await entry.handler(Request(scope, receive), state["body"], state["principal"])
+                await answer(scope, receive, answered.send)
+        except Exception as error:
+            if answered.status:
+                raise
+            trouble = problems.from_error(error)
+            if trouble is None:
+                self._metrics.failures.inc()
+                trouble = problems.unexpected(error, route=route)
+            elif not admitted:
+                self._metrics.refused.labels(_reason(error)).inc()
+            await trouble(scope, receive, answered.send)
+        finally:
+            self._metrics.requests.labels(route, f"{answered.status // 100}xx").inc()
+            self._metrics.seconds.labels(route).observe(clock.monotonic() - started)
+
+    def _entry(self, scope: Scope) -> RouteRules | None:
+        for entry in self._entries:
+            if scope["method"] in entry.methods and entry.pattern.match(scope["path"]):
+                return entry
+        return None
+
+    async def _admit(self, scope: Scope, receive: Receive, entry: RouteRules) -> None:
+        headers = Headers(scope=scope)
+        crew = self._crews.bots if entry.kinds == frozenset({Kind.BOT}) else self._crews.callers
+        if entry.kinds is not None:
+            principal = await self._keeper.principal(headers, crew)
+            if principal.kind not in entry.kinds:
+                raise Forbidden(f"a token of kind {principal.kind} may not use this")
+            scope.setdefault("state", {})["principal"] = principal
+        reader = entry.reader
+        if reader is None:
+            return
+        if crew.full:
+            raise Busy("the gateway has too much to do")
+        raw = await _collected(headers, receive, entry.max_body)
+        self._metrics.bodies.labels(entry.path).observe(len(raw))
+        at_once = entry.handler is not None and len(raw) <= SMALL
+        scope.setdefault("state", {})["body"] = (
+            reader.read(raw) if at_once else await crew.read(lambda: reader.read(raw))
+        )
+
+
+class _StatusRecorder:
+    """Passes messages on and remembers the status; 0 until an answer has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+
+async def _collected(headers: Headers, receive: Receive, limit: int) -> bytes:
+    kind, *parameters = [part.strip().lower() for part in headers.get("content-type", "").split(";")]
+    if kind != "application/json" or any(p.startswith("charset=") and "utf-8" not in p for p in parameters):
+        raise problems.Refused(415, "must be sent as application/json in UTF-8", field="content-type")
+    if headers.get("content-encoding", "identity") != "identity":
+        raise problems.Refused(415, "must not be compressed", field="content-encoding")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _collect(receive, limit)
+    except TimeoutError:
+        raise problems.Refused(408, f"took longer than {BODY_SECONDS:.0f} seconds to arrive") from None
+
+
+async def _collect(receive: Receive, limit: int) -> bytes:
+    """The whole body. One that is too long is read on, without keeping it, so that its sender sees the answer."""
+    kept = bytearray()
+    size = 0
+    more = True
+    while more and size <= 4 * limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise problems.Refused(400, "ended before it was complete")
+        size += len(message.get("body", b""))
+        if size <= limit:
+            kept += message.get("body", b"")
+        else:
+            kept.clear()
+        more = message.get("more_body", False)
+    if size > limit:
+        raise problems.Refused(413, f"is larger than {limit} bytes")
+    return bytes(kept)
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case Busy():
+            return "busy"
+        case Unauthorised() | Forbidden() | NotReady():
+            return type(error).__name__.lower()
+        case BadInput() | Invalid() | problems.Refused():
+            return "bad_body"
+        case LeaseholdError():
+            return "refused"
+        case _:
+            return "database"

@@ -1,0 +1,185 @@
+"""Errors as `application/problem+json`: what each says, and what none may say.
+
+An answer never holds SQL, a traceback, or PostgreSQL's DETAIL. The log holds an id, the kind of error and where it
+was raised, but no message of the database, which may quote a payload.
+"""
+
+import secrets
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from sqlalchemy.exc import DBAPIError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from schema import validation
+from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from schema.postgres.engine import is_conflict, is_outage
+
+MEDIA_TYPE = "application/problem+json"
+#: Seconds after which a client that was told 503 may come back.
+RETRY_AFTER = "1"
+#: A statement ran into `statement_timeout`, or an administrator cancelled it.
+_CANCELLED = "57014"
+
+_log = structlog.get_logger(__name__)
+
+
+class Problem(BaseModel):
+    """RFC 9457. `field` is the path of the value that was refused, `code` a stable word for programs."""
+
+    type: str = Field(description="urn:leasehold:<what happened>")
+    title: str
+    status: int
+    detail: str
+    field: str | None = None
+    code: str | None = None
+
+
+class Refused(LeaseholdError):
+    """A request that the gateway turns away by its form; `status` is the HTTP status."""
+
+    def __init__(self, status: int, reason: str, *, field: str = "body") -> None:
+        super().__init__(f"{field}: {reason}")
+        self.status = status
+        self.field = field
+
+
+_TITLES = {
+    400: "bad input",
+    401: "unauthorised",
+    403: "forbidden",
+    404: "not found",
+    405: "method not allowed",
+    408: "request timeout",
+    409: "conflict",
+    413: "body too large",
+    415: "unsupported media type",
+    422: "bad input",
+    500: "internal error",
+    503: "not ready",
+}
+
+
+def problem(
+    status: int,
+    detail: str,
+    *,
+    field: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """One problem document as a response."""
+    title = _TITLES.get(status, "error")
+    body: dict[str, Any] = {
+        "type": f"urn:leasehold:{code or title.replace(' ', '-')}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+    }
+    if field is not None:
+        body["field"] = field
+    if code is not None:
+        body["code"] = code
+    return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def from_error(error: BaseException) -> Response | None:
+    """The answer to an error that is meant for the client, None for any other."""
+    detail = str(error)
+    match error:
+        case BadInput():
+            return problem(400, detail, field=error.field)
+        case Refused():
+            headers = {"Connection": "close"} if error.status in (408, 413) else None
+            return problem(error.status, detail, field=error.field, headers=headers)
+        case Unauthorised():
+            return problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="leasehold"'})
+        case Forbidden():
+            return problem(403, detail)
+        case NotFound():
+            return problem(404, detail)
+        case Conflict():
+            return problem(409, detail, code=error.code)
+        case NotReady():
+            return _retry_later(detail, getattr(error, "code", None))
+        case RequestValidationError():
+            return _invalid(error.errors())
+        case HTTPException():
+            headers = dict(error.headers) if error.headers else None
+            return problem(error.status_code, _TITLES.get(error.status_code, "refused"), headers=headers)
+        case DBAPIError():
+            return _database(error)
+        case LeaseholdError():
+            return problem(400, detail)
+        case _:
+            return None
+
+
+def unexpected(error: BaseException, *, route: str) -> Response:
+    """Log an error that nobody expected and return an answer that names only the log entry."""
+    identity = secrets.token_hex(6)
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    _log.error(
+        "a request failed",
+        error_id=identity,
+        route=route,
+        kind=type(error).__name__,
+        sqlstate=getattr(getattr(error, "orig", None), "sqlstate", None),
+        where=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    )
+    return problem(500, f"the gateway failed; its log has the reason under {identity}", code=identity)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every known error of the app's handlers with a problem document."""
+
+    async def handle(_: Request, error: Exception) -> Response:
+        answer = from_error(error)
+        if answer is None:
+            raise error
+        return answer
+
+    for kind in (LeaseholdError, RequestValidationError, HTTPException, DBAPIError):
+        app.add_exception_handler(kind, handle)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI description of these problem answers, beside those that any route may give."""
+    schema = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        status: {"description": _TITLES[status].capitalize(), "content": schema}
+        for status in sorted({401, 403, 422, 500, 503, *statuses})
+    }
+
+
+def field_of(location: Sequence[int | str]) -> str:
+    """The dotted path of a value in a body or query, as the client wrote it."""
+    parts = [str(part) for part in location if part not in ("query", "path", "header")]
+    if parts[:1] == ["body"] and len(parts) > 1:
+        parts = parts[1:]
+    return validation.escaped(".".join(parts) or "body")
+
+
+def _invalid(errors: Sequence[Any]) -> Response:
+    first = errors[0]
+    field = field_of(first["loc"])
+    reason = validation.escaped(str(first["msg"]).removeprefix("Value error, "))
+    return problem(422, f"{field}: {reason[:1].lower()}{reason[1:]}", field=field)
+
+
+def _database(error: DBAPIError) -> Response | None:
+    if is_outage(error):
+        return _retry_later("the database cannot be reached", None)
+    if is_conflict(error) or getattr(error.orig, "sqlstate", None) == _CANCELLED:
+        return _retry_later("the database is too busy", "busy")
+    return None
+
+
+def _retry_later(detail: str, code: str | None) -> Response:
+    return problem(503, detail, code=code, headers={"Retry-After": RETRY_AFTER})

@@ -1,0 +1,216 @@
+"""Where the gateway listens, and how its server starts and stops."""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Generator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Self
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from schema import validation
+from schema.errors import BadInput
+from schema.gc_tuning import infrequent_gc
+
+#: Seconds that calls under way get at shutdown; long polls are answered at once and need none of it.
+SHUTDOWN_SECONDS = 10
+#: Seconds a connection may stay open between two requests: longer than a bot's sync period.
+KEEP_ALIVE_SECONDS = 75
+#: Seconds of silence after which a peer is asked whether it is there, seconds between two questions, and how many. A
+#: bot whose machine is gone says nothing while its call is held, and its session must not be kept alive for it. Peers
+#: that came in the same second are asked in the same moment, and of thousands of questions a kernel drops those that
+#: its queue, on a loopback device 1,000 packets, does not take: a few may all be lost, and the connection with them.
+PROBE_AFTER, PROBE_EVERY, PROBES = 10, 3, 8
+#: New objects between two searches for garbage, and how seldom older objects are searched. Held calls are a million
+#: objects that stay: with Python's own values each search of all of them stops the gateway for 0.2 s.
+GARBAGE = (2_000, 10, 5)
+
+
+class GatewaySettings(BaseModel):
+    """Where and how much the gateway serves.
+
+    host, port: the TCP address; port 0 takes any free one. Anything but loopback needs TLS or `insecure`.
+    unix_socket: listen there instead, mode 0600.
+    tls_cert, tls_key: PEM files.
+    insecure: serve plain HTTP to other machines. Tokens then cross the network for anybody to read.
+    max_body: largest body of any request, bytes, at least 16 MiB, which clients and bots rely on. Doubling it doubles
+        what one submit may hold, and the memory that one request may cost.
+    max_wait: longest time a long poll is held, seconds. Doubling it halves the calls of idle bots and callers.
+    queue: pieces of database work that may wait for a connection. Doubling it doubles the longest wait before an
+        overloaded gateway answers 503.
+    token_cache_seconds: how long a verified token is believed. Doubling it halves the token queries and doubles the
+        time a revoked token may still work.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    port: int = Field(default=7411, ge=0, le=65535)
+    unix_socket: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+    max_body: int = Field(default=validation.LEAST_BODY, le=1024 * 1024 * 1024)
+    max_wait: float = Field(default=60.0, ge=0, le=60)
+    queue: int = Field(default=1000, ge=1, le=1_000_000)
+    token_cache_seconds: float = Field(default=5.0, ge=0, le=300)
+
+    @field_validator("max_body")
+    @classmethod
+    def _has_room_for_all(cls, given: int) -> int:
+        if given < validation.LEAST_BODY:
+            raise ValueError(f"must be at least {validation.LEAST_BODY}: clients and bots rely on that")
+        return given
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: give both or neither")
+        if self.unix_socket is None and self.tls_cert is None and not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"host '{self.host}' can be reached from other machines: "
+                "give tls_cert and tls_key, or set insecure = true"
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that says where it listens, lets long polls go when it stops, and ends without a signal."""
+
+    def __init__(self, app: FastAPI, settings: GatewaySettings, *, on_ready: Callable[[str], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="on",
+                backlog=4096,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+                ws="none",
+                ssl_certfile=settings.tls_cert,
+                ssl_keyfile=settings.tls_key,
+            )
+        )
+        self._app, self._settings, self._on_ready = app, settings, on_ready
+
+    def serve_until_stopped(self) -> None:
+        """Listen and answer until `stop`, or SIGTERM or SIGINT if this is the main thread.
+
+        Raises BadInput when the address or the TLS files cannot be used.
+        """
+        _allow_many_connections()
+        try:
+            self.config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise BadInput("gateway.tls_cert", f"cannot be used: {error.strerror or error}") from None
+        with contextlib.closing(_bind(self._settings)) as listener, infrequent_gc(*GARBAGE):
+            self.run(sockets=[listener])
+        if self._settings.unix_socket is not None:
+            self._settings.unix_socket.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """Ask it to stop, from any thread."""
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if sockets and self.started:
+            self._on_ready(_url(self._settings, sockets[0]))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.polls.end()
+        await super().shutdown(sockets=sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _bind(settings: GatewaySettings) -> socket.socket:
+    if settings.unix_socket is not None:
+        return _bind_path(settings.unix_socket)
+    host = settings.host
+    try:
+        found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = socket.create_server(address, family=family, backlog=4096)
+        # Inherited by connections: without it the second write of each answer waits 40 ms for a delayed ACK. asyncio
+        # sets it only on sockets that were made with an explicit protocol number.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", PROBE_AFTER), ("TCP_KEEPINTVL", PROBE_EVERY), ("TCP_KEEPCNT", PROBES)):
+            if hasattr(socket, option):  # not every system has all of them
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        return listener
+    except OSError as error:
+        raise BadInput("gateway.port", f"cannot listen on {host}:{settings.port}: {error.strerror}") from None
+
+
+def _bind_path(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
+            path.unlink()
+        mask = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        listener.listen(4096)
+    except OSError as error:
+        listener.close()
+        raise BadInput("gateway.unix_socket", f"cannot listen on {path}: {error.strerror or error}") from None
+    return listener
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens there; a socket left by a process that was killed does not."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _url(settings: GatewaySettings, listener: socket.socket) -> str:
+    if settings.unix_socket is not None:
+        return f"http+unix://{settings.unix_socket.absolute()}"
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if settings.tls_cert is None else "https"
+    if ip_address(host).is_unspecified:
+        host = socket.gethostname() if scheme == "https" else {"0.0.0.0": "127.0.0.1", "::": "::1"}[host]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _allow_many_connections() -> None:
+    """Each held call is a file descriptor: use as many as the system grants without asking."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,261 @@
+"""Proactive fetching: bots that have just finished something are given more in the same call."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from bots.sync import call
+from bots.sync.call import SyncCall
+from schema.accounting import quotas
+from schema.moves.backoff import release
+from schema.moves.end import BotCapacity, RetryPace
+from schema.moves.grant import Placement, grant_locked
+from schema.moves.preempt import lock_reserved_jobs
+from schema.moves.sessions import RELEASE_LIMIT
+from schema.picking import for_bot
+from schema.picking.for_bot import FetchingBot
+from schema.picking.head_cursor import HeadCursors
+from schema.picking.ready import ReadyJob
+from schema.postgres.notify import wake
+from schema.states import JobState
+
+STRATEGY = "proactive"
+
+
+class FetchSettings(BaseModel):
+    """What a bot's sync does beside settling its leases; names and defaults are BuildGrid's where it has them.
+
+    enabled: give bots work at a sync at all; without it only assigners place jobs.
+    to_capacity: false gives at most as many jobs as were just completed, and only new ones and those still
+        in backoff (jobs whose backoff has run out are left to the assigners); true fills all spare
+        capacity at every sync, whatever the backoff.
+    backoff: `considered` knows new jobs by a column; `literal` compares times alone, by which a job is never
+        new, as its time is past when somebody looks.
+    bot_locality_hint_limit: the most recent locality hints that are kept for each bot; 0 keeps none. Doubling it
+        makes more locality hits, of which more are stale.
+    retry_base: seconds a job waits after its first attempt that failed or could not start, doubled with each further
+        one. Doubling it doubles every wait below `retry_cap`.
+    retry_cap: the longest such wait, seconds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    enabled: bool = True
+    to_capacity: bool = False
+    backoff: Literal["considered", "literal"] = "considered"
+    bot_locality_hint_limit: int = Field(default=10, ge=0, le=1000)
+    retry_base: float = Field(default=1.0, ge=0, le=86400)
+    retry_cap: float = Field(default=60.0, ge=0, le=86400)
+
+    def model_post_init(self, _context: object) -> None:
+        """Refuse what no single field can show to be wrong."""
+        if self.retry_cap < self.retry_base:
+            raise ValueError("retry_cap must not be less than retry_base")
+
+    @property
+    def pace(self) -> RetryPace:
+        """How long retries wait."""
+        return RetryPace(base=self.retry_base, cap=self.retry_cap)
+
+    def limit(self, *, completed: int, free_units: int) -> int:
+        """How many jobs may be fetched, given how many this sync completed and the free units."""
+        if not self.enabled:
+            return 0
+        return free_units if self.to_capacity else min(completed, free_units)
+
+
+@dataclass(frozen=True)
+class FetchRequest:
+    """A free bot that has just completed so many jobs. `kind`: bots of one kind offer the same properties."""
+
+    bot: FetchingBot
+    kind: int
+    completed: int
+
+
+@dataclass
+class FetchAllowance:
+    """What a bot may still be given: so many jobs, so many units."""
+
+    bot: FetchingBot
+    jobs: int
+    units: int
+
+
+def fetch(
+    connection: Connection,
+    settings: FetchSettings,
+    requests: Sequence[FetchRequest],
+    capacities: Mapping[int, BotCapacity],
+    *,
+    ack: float,
+    cooldown: float,
+    head_cursors: HeadCursors,
+) -> None:
+    """Grant the bots the most urgent jobs that they may have, to those that are alike together.
+
+    The caller holds the bots' rows, writes to them later what `rooms` say then, and tells the bots before the
+    transaction ends. `fronts` is what the process remembers of the jobs in front.
+    """
+    alike: dict[tuple[object, ...], list[FetchAllowance]] = {}
+    for request in requests:
+        bot = request.bot
+        limit = settings.limit(completed=request.completed, free_units=bot.free_units)
+        if limit > 0:
+            key = (request.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
+            alike.setdefault(key, []).append(FetchAllowance(bot, limit, bot.free_units))
+    for seats in alike.values():
+        left_over = _fill(
+            connection, settings, seats, capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors
+        )
+        # What was too large for the room that was left must not keep smaller jobs behind it from a bot; and under a
+        # maximum, what one bot is given decides whether the next one may fetch from that instance at all.
+        for each in left_over if len(seats) > 1 else ():
+            _fill(connection, settings, [each], capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
+
+
+def _fill(
+    connection: Connection,
+    settings: FetchSettings,
+    seats: list[FetchAllowance],
+    capacities: Mapping[int, BotCapacity],
+    *,
+    ack: float,
+    cooldown: float,
+    head_cursors: HeadCursors,
+) -> list[FetchAllowance]:
+    """Pick for these bots, as for one that has the room of the largest, and grant; returns the bots that may have more
+    while a job was too large for every one of them, or all, untouched, if a job's instance is near its maximum."""
+    largest = max(seats, key=lambda each: each.units)
+    jobs = for_bot.pick_for_bot(
+        connection,
+        replace(largest.bot, free_units=largest.units),
+        limit=sum(each.jobs for each in seats),
+        any_wait=settings.to_capacity,
+        literal=settings.backoff == "literal",
+        cooldown=cooldown,
+        cursor=head_cursors.of(largest.bot.cohort),
+    )
+    # Were all the others served first, a maximum would still have to leave the last bot its whole capacity.
+    if (
+        len(seats) > 1
+        and jobs
+        and quotas.any_short_of_quota(
+            connection,
+            largest.bot.cohort,
+            {job.instance for job in jobs},
+            units=sum(each.units for each in seats) + largest.bot.capacity,
+            cooldown=cooldown,
+        )
+    ):
+        return seats
+    seated = _assign_bots(jobs, seats)
+    grant_locked(
+        connection,
+        [Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY}) for job, bot in seated],
+        capacities,
+        assigner=[f"bot:{bot.name}" for _, bot in seated],
+        strategy=STRATEGY,
+        ack=ack,
+        cooldown=cooldown,
+    )
+    return [each for each in seats if each.jobs > 0 and each.units > 0] if len(seated) < len(jobs) else []
+
+
+def _assign_bots(jobs: Sequence[ReadyJob], seats: Sequence[FetchAllowance]) -> list[tuple[ReadyJob, FetchingBot]]:
+    """Each job, in its order, on the first of the bots that may have it; takes it off what that one may have."""
+    open_seats, seated = list(seats), []
+    for job in jobs:
+        for each in open_seats:
+            if each.units >= job.units:
+                each.jobs -= 1
+                each.units -= job.units
+                seated.append((job, each.bot))
+                if each.jobs == 0 or each.units == 0:
+                    open_seats.remove(each)
+                break
+    return seated
+
+
+# What bots are given at their calls beside what assigners have given them.
+
+
+def fetch_after_sync(
+    connection: Connection,
+    settled: Sequence[SyncCall],
+    settings: FetchSettings,
+    *,
+    ack: float,
+    cooldown: float,
+    head_cursors: HeadCursors,
+) -> None:
+    """Start what room was freed for, and fetch, but where it is the turn of jobs at gates; what room bots still have
+    and had not before is for the assigners, also for jobs at rest. The caller tells the bots what they have been given.
+    """
+    spoken = [sync_call for sync_call in settled if sync_call.sync is not None and sync_call.healthy]
+    free = [sync_call for sync_call in spoken if sync_call.bot_capacity.units > 0]
+    for sync_call in spoken:
+        if sync_call.bot_capacity.reserved:
+            _grant_reserved(connection, sync_call, ack=ack, cooldown=cooldown)
+    units_before = {sync_call.bot.id: sync_call.bot_capacity.units for sync_call in free}
+    capacities = {sync_call.bot.id: sync_call.bot_capacity for sync_call in free}
+    requests = _fetch_requests(connection, [sync_call for sync_call in free if not sync_call.constrained_first])
+    fetch(connection, settings, requests, capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
+    spare = [sync_call for sync_call in free if sync_call.bot_capacity.units > 0]
+    more = {
+        sync_call.bot.id: sync_call.bot_capacity.units
+        for sync_call in spare
+        if units_before[sync_call.bot.id] > _free_units_before(sync_call)
+    }
+    if more:
+        release(connection, more, limit=RELEASE_LIMIT)
+    if more or any(job.state == JobState.QUEUED for sync_call in spare for job in sync_call.ended):
+        wake(connection, "jobs")
+
+
+def _fetch_requests(connection: Connection, free: Sequence[SyncCall]) -> list[FetchRequest]:
+    requests = [
+        FetchRequest(
+            FetchingBot(
+                sync_call.bot.id,
+                sync_call.bot.name,
+                sync_call.bot.cohort,
+                sync_call.bot.instance,
+                sync_call.bot.pool,
+                sync_call.bot.capacity,
+                sync_call.bot_capacity.units,
+                returned=sorted({job.instance for job in sync_call.ended}),
+            ),
+            sync_call.bot.kind,
+            sum(job.verdict in call.COMPLETED for job in sync_call.ended),
+        )
+        for sync_call in free
+    ]
+    # What a call has returned matters only under a maximum; without one, bots are alike whatever they returned.
+    if len({tuple(request.bot.returned) for request in requests}) > 1 and not quotas.any_maximum(connection):
+        return [replace(request, bot=replace(request.bot, returned=())) for request in requests]
+    return requests
+
+
+def _grant_reserved(connection: Connection, sync_call: SyncCall, *, ack: float, cooldown: float) -> None:
+    """Start the jobs for which an eviction has freed room here; this transaction holds their quotas."""
+    bot = sync_call.bot
+    ids = lock_reserved_jobs(connection, bot.id, free_units=sync_call.bot_capacity.unused)
+    grant_locked(
+        connection,
+        [Placement(job_id, bot.id, {"bot": bot.name, "strategy": "preemption"}) for job_id in ids],
+        {bot.id: sync_call.bot_capacity},
+        assigner=[sync_call.actor] * len(ids),
+        strategy="preemption",
+        ack=ack,
+        cooldown=cooldown,
+    )
+
+
+def _free_units_before(sync_call: SyncCall) -> int:
+    """The units that others could have given the bot before its call."""
+    bot = sync_call.bot
+    return int(bot.capacity - bot.in_use - bot.reserved) if bot.free else 0

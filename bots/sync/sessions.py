@@ -1,0 +1,55 @@
+"""A bot introduces itself."""
+
+import hashlib
+import secrets
+
+from sqlalchemy import Connection, text
+
+from bots.protocol import OpenSession, Session
+from schema.fleet import candidates
+from schema.moves import sessions
+from schema.moves.sessions import OpenedSession
+from schema.postgres.engine import Database
+from schema.timing import Timing
+from schema.validation import normal_properties
+
+INTERN_INSTANCE = text("SELECT intern_instance(:name)")
+
+
+def digest(secret: str) -> bytes:
+    """What is stored of a session's secret."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
+    """Open a session; an older one of the same name is over and what it held is queued again, but not granted before
+    that session would have expired, unless the request says that it is dead. The same request with a secret of the
+    bot's own, repeated, finds the session that it opened.
+
+    Raises BadInput for properties that break the limits.
+    """
+    properties = normal_properties("properties", request.properties)
+    secret = request.secret or secrets.token_urlsafe(32)
+
+    def work(connection: Connection) -> OpenedSession:
+        candidates.freeze_requirement_sets(connection)
+        instance = None
+        if request.instance is not None:
+            instance = connection.execute(INTERN_INSTANCE, {"name": request.instance}).scalar_one()
+        return sessions.open_session(
+            connection,
+            request.bot,
+            session=digest(secret),
+            capacity=request.capacity,
+            priority=request.priority,
+            properties=properties,
+            instance=instance,
+            pool=request.pool,
+            labels=sorted(set(request.labels)),
+            ttl=timing.ttl,
+            supply=request.resources,
+            dead=None if request.dead_session is None else bytes.fromhex(request.dead_session),
+        )
+
+    opened = database.run(work, urgent=True)
+    return Session(bot=request.bot, epoch=opened.epoch, secret=secret, expires_in=timing.ttl, sync_in=timing.sync)

@@ -1,0 +1,283 @@
+"""The one call: what bots hold against what they should hold, settled for many of them in one transaction."""
+
+import zlib
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from bots.protocol import OutputReport, SyncAnswer
+from bots.sync import call as call_sync
+from bots.sync.call import Call, HeldCall, NewCall, SyncCall
+from bots.sync.fetch import FetchSettings, fetch_after_sync
+from schema import outputs
+from schema.accounting.quotas import EVICTION_COOLDOWN
+from schema.clock import Monotonic
+from schema.errors import BadInput, Conflict, LeaseholdError
+from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
+from schema.moves.end import end
+from schema.moves.preempt import lock_quotas
+from schema.moves.sessions import SyncUpdate, close, record_syncs, remember_localities
+from schema.picking.head_cursor import HeadCursors
+from schema.postgres.engine import Database
+from schema.postgres.fragments import newest_version
+from schema.postgres.notify import wake
+from schema.predicates import CONSTRAINED, assigner_is_placing
+from schema.states import BotStatus, JobState, LeaseState
+from schema.timing import Timing
+
+Answer = bytes | HeldCall
+
+# Names are looked up without a lock, so that the locks come in the order of ids.
+LOCK_BOTS = text(f"""
+WITH named AS MATERIALIZED (
+    SELECT f.id FROM unnest(CAST(:names AS text[])) AS n (name)
+    CROSS JOIN LATERAL {newest_version("bots", "name", "n.name", columns="id")} f ORDER BY f.id
+)
+SELECT b.id, b.name, b.epoch, b.session, b.sync_seq, b.status, b.draining, b.closing, b.cohort, b.instance, b.pool,
+    b.capacity, b.in_use, b.held, b.free, b.reserved, b.kind,
+    CASE WHEN :fetches AND EXISTS (SELECT FROM jobs WHERE {CONSTRAINED})
+        THEN EXISTS (SELECT FROM assigners a WHERE {assigner_is_placing("a")}) END AS gated
+FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
+""")
+STORED = text("""
+SELECT a.bot_id, a.answer
+FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:seqs AS bigint[])) AS s (bot_id, epoch, seq)
+JOIN bot_answers a ON a.bot_id = s.bot_id AND a.epoch = s.epoch AND a.sync_seq = s.seq
+""")
+# A call that waited may be answered later under its own number.
+STORE = text("""
+WITH said AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:before AS bigint[]),
+                         CAST(:seqs AS bigint[]), CAST(:answers AS bytea[]))
+        AS s (bot_id, epoch, before, sync_seq, answer)
+), old AS MATERIALIZED (
+    SELECT a.place FROM said s CROSS JOIN LATERAL (
+        SELECT ctid AS place FROM bot_answers
+        WHERE bot_id = s.bot_id AND epoch = s.epoch AND sync_seq = s.before OFFSET 0) a
+    WHERE s.before < s.sync_seq
+), gone AS (
+    DELETE FROM bot_answers a USING old o WHERE a.ctid = o.place
+)
+INSERT INTO bot_answers AS a (bot_id, epoch, sync_seq, answer) SELECT bot_id, epoch, sync_seq, answer FROM said
+ON CONFLICT (bot_id, epoch, sync_seq) DO UPDATE SET answer = EXCLUDED.answer
+""")
+
+
+class SyncService:
+    """Where bots synchronise. Stateless between calls: any process may answer any of them."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        timing: Timing,
+        fetch: FetchSettings,
+        now: Monotonic,
+        cooldown: float = EVICTION_COOLDOWN,
+    ) -> None:
+        self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
+        self.cooldown = cooldown
+        self._fronts = HeadCursors(now)
+
+    def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
+        """Settle calls of different bots together, in one transaction and a number of statements that does not depend
+        on how many they are, but for those of bots that leave, keep room for evictors, or fetch near a maximum; an
+        error is that of one call alone and has changed nothing.
+
+        A call that waited is answered, and so is a new one unless there is no news and the bot would wait. An error is
+        Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that name is open)
+        or `stale_seq` (a later call has been answered), or BadInput for a report that contradicts itself. Raises
+        ValueError for two calls of one bot.
+        """
+        names = [call_sync.bot_name(call) for call in calls]
+        if len(set(names)) < len(names):
+            raise ValueError("two calls of one bot cannot be settled together")
+        return self._database.run(
+            lambda connection: self._settle(connection, calls, names), urgent=True, undone=self._fronts.forget
+        )
+
+    def output(self, report: OutputReport) -> int:
+        """Keep output of a running lease; returns the chunks written, 0 if the lease is not this bot's any more."""
+
+        def work(connection: Connection) -> int:
+            bot = connection.execute(LOCK_BOTS, {"names": [report.bot], "fetches": False}).one_or_none()
+            bot = call_sync.check_session(bot, epoch=report.epoch, secret=report.secret)
+            try:
+                UUID(report.job)
+            except ValueError:
+                raise BadInput("job", "is not the id of a job") from None
+            chunks = call_sync.decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
+            count = outputs.append(connection, chunks)
+            if count:
+                wake(connection, "done", [report.job])
+            return count
+
+        return self._database.run(work)
+
+    def _settle(
+        self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
+    ) -> list[Answer | LeaseholdError]:
+        fetches = self._fetch.to_capacity or any(call_sync.ends_something(call) for call in calls)
+        asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
+        bots = {row.name: row for row in connection.execute(LOCK_BOTS, asked).all()}
+        found: dict[int, Answer | LeaseholdError] = {}
+        settled: list[SyncCall] = []
+        for nth, (call, name) in enumerate(zip(calls, names, strict=True)):
+            try:
+                settled.append(call_sync.check_call(nth, call, bots.get(name)))
+            except Conflict as refusal:
+                found[nth] = refusal
+        settled = self._without_repeated(connection, settled, found)
+        settled = self._compared(connection, settled, found)
+        self._apply(connection, settled)
+        settled = self._without_leaving(connection, settled, found)
+        fetch_after_sync(
+            connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown, head_cursors=self._fronts
+        )
+        self._sync(connection, settled)
+        self._reply(connection, settled, found)
+        return [found[nth] for nth in range(len(calls))]
+
+    def _without_repeated(
+        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+    ) -> list[SyncCall]:
+        """Answer what has been answered before, byte for byte; a call that still waits goes on waiting."""
+        repeated = [sync_call for sync_call in settled if sync_call.seq == sync_call.bot.sync_seq]
+        if not repeated:
+            return settled
+        keys = {
+            "bot_ids": [sync_call.bot.id for sync_call in repeated],
+            "epochs": [sync_call.bot.epoch for sync_call in repeated],
+            "seqs": [sync_call.seq for sync_call in repeated],
+        }
+        stored = {row.bot_id: row.answer for row in connection.execute(STORED, keys)}
+        for sync_call in repeated:
+            answer: bytes | None = stored[sync_call.bot.id]
+            if answer is not None:
+                found[sync_call.nth] = zlib.decompress(answer)
+            elif isinstance(sync_call.call, NewCall):
+                found[sync_call.nth] = _held_call(sync_call, sync_call.call)
+        return [sync_call for sync_call in settled if sync_call.nth not in found]
+
+    def _compared(
+        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+    ) -> list[SyncCall]:
+        """What each bot reports, against what it holds. Nothing has been written yet."""
+        call_sync.read_held_leases(connection, [sync_call for sync_call in settled if sync_call.sync is not None])
+        for sync_call in settled:
+            if sync_call.sync is None:
+                continue
+            try:
+                sync_call.account = call_sync.compare(
+                    sync_call.held,
+                    sync_call.sync.leases,
+                    bot_id=sync_call.bot.id,
+                    epoch=sync_call.bot.epoch,
+                    actor=sync_call.actor,
+                    leaves=sync_call.leaves,
+                )
+            except BadInput as refusal:
+                found[sync_call.nth] = refusal
+        return [sync_call for sync_call in settled if sync_call.nth not in found]
+
+    def _apply(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
+        """Acknowledgements, endings, and leases that a bot does not know of."""
+        spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
+        starts = [start for sync_call in spoken for start in sync_call.account.started]
+        endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
+        reserved = any(sync_call.bot.reserved for sync_call in spoken)
+        leaving = sum(sync_call.leaves for sync_call in spoken)
+        if reserved or bool(starts) + bool(endings) + leaving > 1:
+            lock_for_moves(connection, [lease.job_id for sync_call in spoken for lease in sync_call.held])
+        if reserved:
+            lock_quotas(connection, [sync_call.bot.id for sync_call in spoken])
+        outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
+        acknowledge(connection, starts, sync=self._timing.sync)
+        ended = end(
+            connection,
+            [ending for ending, _ in endings],
+            actor=[actor for _, actor in endings],
+            pace=self._fetch.pace,
+            capacities={sync_call.bot.id: sync_call.bot_capacity for sync_call in spoken},
+        )
+        by_bot = {sync_call.bot.id: sync_call for sync_call in spoken}
+        for job in ended:
+            by_bot[job.bot_id].ended.append(job)
+        hints = [
+            (job.bot_id, job.locality_hint) for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint
+        ]
+        remember_localities(connection, hints, limit=self._fetch.bot_locality_hint_limit)
+        for sync_call in spoken:
+            sync_call.size()
+
+    def _without_leaving(
+        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+    ) -> list[SyncCall]:
+        self._sync(connection, [sync_call for sync_call in settled if sync_call.leaves])
+        for sync_call in settled:
+            if sync_call.leaves:
+                close(connection, sync_call.bot.id, actor=sync_call.actor)
+                answer = SyncAnswer(seq=sync_call.seq, leases=[], expires_in=0, sync_in=0)
+                found[sync_call.nth] = answer.model_dump_json().encode()
+        return [sync_call for sync_call in settled if not sync_call.leaves]
+
+    def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
+        """The one time that a call writes its bot's row."""
+        for sync_call in settled:
+            sync_call.before = self._now() - sync_call.call.began
+        words = [
+            SyncUpdate(sync_call.bot.id, sync_call.seq, sync_call.status, sync_call.bot_capacity)
+            for sync_call in settled
+        ]
+        remaining = record_syncs(connection, words, ttl=self._timing.ttl)
+        for sync_call in settled:
+            sync_call.remaining = remaining[sync_call.bot.id]
+
+    def _reply(
+        self, connection: Connection, settled: Sequence[SyncCall], found: dict[int, Answer | LeaseholdError]
+    ) -> None:
+        """Say what each bot should have now, and keep it; a call without news that may wait is not answered yet."""
+        call_sync.read_due_leases(connection, settled)
+        answers = {sync_call.nth: self._reply_to(sync_call) for sync_call in settled}
+        deliver(
+            connection,
+            [
+                (lease.job_id, lease.fence)
+                for sync_call in settled
+                for lease in sync_call.due
+                if lease.state == LeaseState.PENDING and not lease.delivered
+            ],
+        )
+        if answers:
+            kept = {
+                "bot_ids": [sync_call.bot.id for sync_call in settled],
+                "epochs": [sync_call.bot.epoch for sync_call in settled],
+                "before": [sync_call.bot.sync_seq for sync_call in settled],
+                "seqs": [sync_call.seq for sync_call in settled],
+                "answers": [
+                    None if isinstance(answer, HeldCall) else zlib.compress(answer, 1) for answer in answers.values()
+                ],
+            }
+            connection.execute(STORE, kept)
+        found.update(answers)
+
+    def _reply_to(self, sync_call: SyncCall) -> Answer:
+        """The bot counts `expires_in` from when it sent the call."""
+        call = sync_call.call
+        if isinstance(call, NewCall) and call.sync.wait > 0 and not call.sync.leases and not sync_call.due:
+            told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value
+            if not told_to_drain:
+                return _held_call(sync_call, call)
+        answer = SyncAnswer(
+            seq=sync_call.seq,
+            leases=[call_sync.lease_message(row) for row in sync_call.due],
+            drain=sync_call.bot.draining,
+            expires_in=max(0.0, sync_call.remaining + sync_call.before),
+            sync_in=self._timing.sync,
+        )
+        return answer.model_dump_json(exclude_none=True).encode()
+
+
+def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:
+    return HeldCall(sync_call.bot.name, sync_call.bot.id, sync_call.bot.epoch, call.sync.seq, call.began)

@@ -1,0 +1,619 @@
+"""What a check says."""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, Dialect, PrimaryKeyConstraint, UniqueConstraint, text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex
+
+from schema import clock
+from schema.postgres.engine import Database
+from schema.postgres.notify import PREFIX
+from schema.tables.columns import SCHEMA, STORAGE, metadata
+from schema.validation import escaped
+
+#: Characters of a name from the server that are shown.
+MAX_NAME_SHOWN = 80
+
+
+class Verdict(StrEnum):
+    """How a check ended, the least grave first. `unknown` is for a check that could not be made."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    WARNING = "warning"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One answer: `found` is a sentence, `remedy` what to do unless all is well, `figures` the numbers behind them,
+    with their units in the names."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str | None = None
+    figures: Mapping[str, object] = field(default_factory=dict)
+
+
+def gravest(verdicts: Iterable[Verdict]) -> Verdict:
+    """The one that counts, ok if there is none."""
+    return max(verdicts, key=list(Verdict).index, default=Verdict.OK)
+
+
+def printable_name(name: object) -> str:
+    """A name from the server as it may be printed."""
+    return escaped(str(name), MAX_NAME_SHOWN)
+
+
+def quoted(text: str) -> str:
+    """A literal as it stands in the statements of a remedy."""
+    return "'" + printable_name(text).replace("'", "''") + "'"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+# What the server's settings promise: durability, room for connections, memory.
+
+
+#: Parts of the connections in use that are a warning, and bad.
+CROWDED, FULL = 0.8, 0.95
+#: Seconds a session of ours may sit inside a transaction; our own processes are cut off after less.
+IDLE = 10.0
+#: Sessions that are named.
+NAMED = 3
+#: The default of shared_buffers, bytes, and of work_mem.
+SMALL_BUFFERS, SMALL_WORK = 128 * 1024**2, 4 * 1024**2
+
+#: What is lost while a setting is off.
+LOSSES: Mapping[str, str] = {
+    "fsync": "the whole database may be damaged when the host loses power",
+    "full_page_writes": "pages may be damaged when the host loses power while they are written",
+    "synchronous_commit": "a submit that was acknowledged may be lost when the server crashes",
+}
+_RESET: Mapping[str, str] = {
+    "fsync": "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf()",
+    "full_page_writes": "ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf()",
+    "synchronous_commit": "set synchronous_commit = on where it was switched off: ALTER SYSTEM, DATABASE or ROLE",
+}
+
+_DURABILITY = text("SELECT name, setting FROM pg_settings WHERE name = ANY (CAST(:names AS text[])) ORDER BY name")
+_CONNECTIONS = text("""
+SELECT current_setting('max_connections')::integer AS most,
+    current_setting('superuser_reserved_connections')::integer
+        + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
+    (SELECT sum(numbackends)::integer FROM pg_stat_database WHERE datid <> 0) AS in_use,
+    (SELECT count(*) FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()) AS ours
+""")
+_IDLE = text("""
+SELECT pid, coalesce(application_name, '') AS name,
+    extract(epoch FROM clock_timestamp() - state_change)::float AS seconds
+FROM pg_stat_activity
+WHERE usename = current_user AND state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()
+ORDER BY state_change
+""")
+_MEMORY = text(f"""
+SELECT pg_size_bytes(current_setting('shared_buffers')) AS buffers, pg_size_bytes(current_setting('work_mem')) AS work,
+    (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+     WHERE relnamespace = to_regnamespace('{SCHEMA}') AND relkind = 'r') AS size
+""")
+
+
+@dataclass(frozen=True)
+class Connections:
+    """How many the server allows, keeps for superusers and has, and how many beside this one are of our role."""
+
+    most: int
+    reserved: int
+    in_use: int
+    ours: int
+
+
+@dataclass(frozen=True)
+class Idler:
+    """A session of our role that has sat inside a transaction for so many seconds."""
+
+    pid: int
+    name: str
+    seconds: float
+
+
+def check_durability(connection: Connection) -> Check:
+    """Whether what was acknowledged survives a crash."""
+    rows = connection.execute(_DURABILITY, {"names": list(LOSSES)})
+    return judge_durability({row.name: row.setting for row in rows})
+
+
+def judge_durability(settings: Mapping[str, str]) -> Check:
+    """Anything that is off is bad."""
+    found = ", ".join(f"{name} {value}" for name, value in sorted(settings.items()))
+    off = sorted(name for name, value in settings.items() if value == "off")
+    if not off:
+        return Check("durability", Verdict.OK, found, None, dict(settings))
+    said = "; ".join(f"{name} is off: {LOSSES[name]}" for name in off)
+    return Check("durability", Verdict.BAD, said, "; ".join(_RESET[name] for name in off), dict(settings))
+
+
+def check_connections(connection: Connection) -> Check:
+    """How many are left, and whether sessions of our role sit inside transactions."""
+    row = connection.execute(_CONNECTIONS).one()
+    idlers = [Idler(**each._mapping) for each in connection.execute(_IDLE)]
+    return judge_connections(Connections(**row._mapping), idlers)
+
+
+def judge_connections(counted: Connections, idlers: Sequence[Idler]) -> Check:
+    """Few that are left are a danger to every process that reconnects; one that idles holds locks and rows."""
+    allowed = counted.most - counted.reserved
+    used = counted.in_use / max(allowed, 1)
+    figures = {
+        "max_connections": counted.most,
+        "reserved": counted.reserved,
+        "in_use": counted.in_use,
+        "of_this_role": counted.ours + 1,
+        "idle_in_transaction": [idler.pid for idler in idlers if idler.seconds >= IDLE],
+    }
+    found = f"{counted.in_use} of {allowed} in use, {counted.ours + 1} of them of this role"
+    remedies = []
+    verdict = Verdict.BAD if used >= FULL else Verdict.WARNING if used >= CROWDED else Verdict.OK
+    if verdict is not Verdict.OK:
+        remedies.append("raise max_connections, lower database.pool, or put a pooler before the server")
+    for idler in [idler for idler in idlers if idler.seconds >= IDLE][:NAMED]:
+        verdict = Verdict.BAD if verdict is Verdict.BAD else Verdict.WARNING
+        found += (
+            f"; session {idler.pid} ({printable_name(idler.name)}) idles in a transaction for {duration(idler.seconds)}"
+        )
+        remedies.append(f"SELECT pg_terminate_backend({idler.pid})")
+    return Check("connections", verdict, found, "; ".join(remedies) or None, figures)
+
+
+def check_memory(connection: Connection) -> Check:
+    """What the server may keep in memory, against the size of our tables."""
+    row = connection.execute(_MEMORY).one()
+    return judge_memory(buffers=row.buffers, work=row.work, size=row.size)
+
+
+def judge_memory(*, buffers: int, work: int, size: int) -> Check:
+    """Sizes in bytes. The default of shared_buffers is enough for as long as the tables fit."""
+    figures = {"shared_buffers_bytes": buffers, "work_mem_bytes": work, "tables_bytes": size}
+    found = f"shared_buffers {_megabytes(buffers)}, work_mem {_megabytes(work)}, tables {_megabytes(size)}"
+    remedies = []
+    if buffers <= SMALL_BUFFERS and size > buffers:
+        remedies.append("raise shared_buffers to about a quarter of the memory, and restart the server")
+    if work < SMALL_WORK:
+        remedies.append("raise work_mem to 4 MB or more")
+    verdict = Verdict.WARNING if remedies else Verdict.OK
+    return Check("memory", verdict, found, "; ".join(remedies) or None, figures)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1024**2:.0f} MB"
+
+
+# The ways to the server: do wake-ups arrive, and do the two clocks agree.
+
+
+#: Seconds a wake-up may take until it counts as lost, and until it counts as slow.
+WAKEUP_TIMEOUT, SLOW = 2.0, 0.5
+#: Seconds by which the clocks may differ.
+OFFSET = 1.0
+#: Times that the database is asked for the time; the quickest answer counts.
+CLOCK_READS = 5
+
+_DIRECT = "set database.listen_url to a direct address of the same database if database.url goes through a pooler"
+_NOTIFY = text("SELECT pg_notify(:channel, ''), current_database() AS database")
+_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float")
+
+
+def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Check:
+    """Send a notification over the work connections and wait for it where wake-ups are listened for.
+
+    `patience` is in seconds.
+    """
+    channel = f"{PREFIX}doctor_{secrets.token_hex(8)}"
+    try:
+        with database.listen() as listener:
+            listener.execute(f"SET statement_timeout = {int(patience * 1000)}")
+            listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            there = listener.execute("SELECT current_database()").fetchone()
+            began = clock.monotonic()
+            sent = database.run(lambda connection: connection.execute(_NOTIFY, {"channel": channel}).one())
+            arrived = any(True for _ in listener.notifies(timeout=patience, stop_after=1))
+            seconds = clock.monotonic() - began
+    except psycopg.Error as error:
+        reason = printable_name(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+        return Check("wake-ups", Verdict.BAD, f"the listen connection does not work: {reason}", _DIRECT)
+    listening = there[0] if there else None
+    if not arrived:
+        where = "" if listening == sent.database else (
+            f"; work is on database {printable_name(sent.database)}, listening on {printable_name(listening)}"
+        )  # fmt: skip
+        found = f"a notification did not arrive within {patience:g} s, so that work waits for the next poll{where}"
+        return Check("wake-ups", Verdict.BAD, found, _DIRECT)
+    return judge_wakeup(seconds)
+
+
+def judge_wakeup(seconds: float) -> Check:
+    """A notification that arrived after so many seconds."""
+    found, figures = (
+        f"a notification arrived after {seconds * 1000:.1f} ms",
+        {"round_trip_ms": round(seconds * 1000, 3)},
+    )
+    if seconds > SLOW:
+        remedy = "look for a slow network or a server without free processor time"
+        return Check("wake-ups", Verdict.WARNING, found, remedy, figures)
+    return Check("wake-ups", Verdict.OK, found, None, figures)
+
+
+def check_clocks(connection: Connection) -> Check:
+    """Compare this host's clock with the database's."""
+    looks = []
+    for _ in range(CLOCK_READS):
+        before, start = clock.wall(), clock.monotonic()
+        now = float(connection.execute(_NOW).scalar_one())
+        half = (clock.monotonic() - start) / 2
+        looks.append((half, now - before - half))
+    uncertainty, offset = min(looks)
+    return judge_clocks(offset, uncertainty)
+
+
+def judge_clocks(offset: float, uncertainty: float) -> Check:
+    """The database's clock is `offset` seconds ahead of ours, give or take `uncertainty` seconds."""
+    figures = {"offset_ms": round(offset * 1000, 3) + 0.0, "uncertainty_ms": round(uncertainty * 1000, 3)}
+    way = "ahead of" if offset >= 0 else "behind"
+    size = f"{abs(offset) * 1000:.1f} ms" if abs(offset) < 10 else duration(abs(offset))
+    found = f"the database's clock is {size} {way} this host's, ± {uncertainty * 1000:.1f} ms"
+    if abs(offset) - uncertainty <= OFFSET:
+        return Check("clocks", Verdict.OK, found, None, figures)
+    remedy = "let both hosts follow NTP: stored times are the database's, so logs and histories do not match"
+    return Check("clocks", Verdict.WARNING, found, remedy, figures)
+
+
+# The oldest snapshot: rows that died after it was taken cannot be removed until it is gone.
+
+
+#: Seconds a snapshot may be old before it is a warning, and before it is bad.
+WARNING_SECONDS, BAD_SECONDS = 60.0, 600.0
+#: The same in transactions, for slots and standbys, of which the server does not know since when.
+WARNING_TRANSACTIONS, BAD_TRANSACTIONS = 10_000, 1_000_000
+
+# A transaction that has written holds the horizon of every database, since no snapshot may be newer than it; one that
+# only reads holds that of its own database. VACUUM itself does not count.
+_SESSIONS = text("""
+SELECT 'session' AS kind, a.pid, coalesce(a.application_name, '') AS name, a.usename::text AS owner, a.state,
+    a.datname::text AS database, extract(epoch FROM clock_timestamp() - a.xact_start)::float AS seconds,
+    greatest(CASE WHEN a.datname = current_database() THEN age(a.backend_xmin) END, age(a.backend_xid)) AS transactions
+FROM pg_stat_activity a
+WHERE a.pid <> pg_backend_pid() AND a.backend_type IS DISTINCT FROM 'walsender'
+    AND (a.datname = current_database() AND a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
+    AND a.pid NOT IN (SELECT v.pid FROM pg_stat_progress_vacuum v)
+""")
+_PREPARED = text("""
+SELECT 'prepared' AS kind, NULL AS pid, p.gid AS name, p.owner::text, NULL AS state, p.database::text AS database,
+    extract(epoch FROM clock_timestamp() - p.prepared)::float AS seconds, age(p.transaction) AS transactions
+FROM pg_prepared_xacts p
+""")
+_SLOTS = text("""
+SELECT 'slot' AS kind, s.active_pid AS pid, s.slot_name::text AS name, NULL AS owner,
+    CASE WHEN s.active THEN 'active' ELSE 'inactive' END AS state, s.database::text AS database,
+    NULL AS seconds, age(s.xmin) AS transactions
+FROM pg_replication_slots s WHERE s.xmin IS NOT NULL
+""")
+_STANDBYS = text("""
+SELECT 'standby' AS kind, r.pid, coalesce(r.application_name, '') AS name, r.usename::text AS owner, r.state,
+    NULL AS database, NULL AS seconds, age(r.backend_xmin) AS transactions
+FROM pg_stat_replication r WHERE r.backend_xmin IS NOT NULL
+""")
+
+
+@dataclass(frozen=True)
+class SnapshotHolder:
+    """Who keeps dead rows from being removed: a session, a prepared transaction, a replication slot or a standby.
+
+    `transactions` is the age of the oldest one it may still see, `seconds` how long it has held it, None if unknown.
+    """
+
+    kind: str
+    pid: int | None
+    name: str
+    owner: str | None
+    state: str | None
+    database: str | None
+    seconds: float | None
+    transactions: int
+
+
+def check_snapshots(connection: Connection) -> Check:
+    """Look for all of them."""
+    found = []
+    for statement in (_SESSIONS, _PREPARED, _SLOTS, _STANDBYS):
+        found += [SnapshotHolder(**row._mapping) for row in connection.execute(statement)]
+    return judge_snapshots(found)
+
+
+def judge_snapshots(holders: Sequence[SnapshotHolder]) -> Check:
+    """The gravest of them decides; the oldest is named first."""
+    if not holders:
+        return Check("snapshots", Verdict.OK, "nobody holds a snapshot")
+    ordered = sorted(holders, key=_weight, reverse=True)
+    verdict, oldest = gravest(map(judge_holder, holders)), ordered[0]
+    figures: dict[str, object] = {
+        "oldest_seconds": None if oldest.seconds is None else round(oldest.seconds, 3),
+        "oldest_transactions": max(each.transactions for each in holders),
+        "holders": [
+            {"kind": each.kind, "pid": each.pid, "name": each.name, "owner": each.owner, "state": each.state,
+             "age_seconds": each.seconds, "age_transactions": each.transactions}
+            for each in ordered[:NAMED]
+        ],
+    }  # fmt: skip
+    if verdict is Verdict.OK:
+        return Check("snapshots", verdict, f"the oldest is held by {describe_holder(oldest)}", None, figures)
+    if verdict is Verdict.UNKNOWN:
+        hidden = "; ".join(describe_holder(each) for each in ordered if judge_holder(each) is verdict)
+        remedy = "let this role see the sessions of others: GRANT pg_monitor TO it"
+        return Check("snapshots", verdict, f"since when is hidden from this role: {hidden}", remedy, figures)
+    named = [each for each in ordered if judge_holder(each) in (Verdict.WARNING, Verdict.BAD)][:NAMED]
+    found = f"dead rows stay because of {'; '.join(map(describe_holder, named))}"
+    return Check("snapshots", verdict, found, "; ".join(map(holder_remedy, named)), figures)
+
+
+def judge_holder(holder: SnapshotHolder) -> Verdict:
+    """How grave it is that it holds on."""
+    match holder.kind, holder.seconds:
+        case "slot" | "standby", _:
+            return _beyond(holder.transactions, WARNING_TRANSACTIONS, BAD_TRANSACTIONS)
+        case _, None:
+            return Verdict.UNKNOWN
+        case _, seconds:
+            return _beyond(seconds, WARNING_SECONDS, BAD_SECONDS)
+
+
+def describe_holder(holder: SnapshotHolder) -> str:
+    """Who it is, for people."""
+    age = f"{holder.transactions} transactions"
+    if holder.seconds is not None:
+        age = f"{duration(holder.seconds)}, {age}"
+    match holder.kind:
+        case "session":
+            name, owner = printable_name(holder.name) or "unnamed", printable_name(holder.owner)
+            who = f"session {holder.pid} ({name}, user {owner}, {holder.state})"
+        case "prepared":
+            who = f"prepared transaction {quoted(holder.name)} of user {printable_name(holder.owner)}"
+        case "slot":
+            who = f"replication slot {quoted(holder.name)}, {holder.state}"
+        case _:
+            who = f"the standby {printable_name(holder.name) or 'unnamed'} by its feedback (walsender {holder.pid})"
+    return f"{who}: {age}"
+
+
+def holder_remedy(holder: SnapshotHolder) -> str:
+    """How to end it."""
+    match holder.kind:
+        case "session":
+            return f"end session {holder.pid}: SELECT pg_terminate_backend({holder.pid})"
+        case "prepared":
+            database = printable_name(holder.database)
+            return f"in database {database}: COMMIT PREPARED or ROLLBACK PREPARED {quoted(holder.name)}"
+        case "slot" if holder.state == "inactive":
+            return f"if nobody needs the slot: SELECT pg_drop_replication_slot({quoted(holder.name)})"
+        case "slot":
+            return f"end the long query of whoever uses slot {quoted(holder.name)} (pid {holder.pid})"
+        case _:
+            return (
+                f"end the long query on standby {printable_name(holder.name)}, or set hot_standby_feedback = off there"
+            )
+
+
+def _beyond(age: float, warning: float, bad: float) -> Verdict:
+    return Verdict.BAD if age >= bad else Verdict.WARNING if age >= warning else Verdict.OK
+
+
+def _weight(holder: SnapshotHolder) -> tuple[int, float, int]:
+    return list(Verdict).index(judge_holder(holder)), holder.seconds or 0.0, holder.transactions
+
+
+# Indexes that the tables should have: those that are missing, and those that PostgreSQL cannot use.
+
+
+DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+
+_INDEXES = text(f"""
+SELECT i.relname::text AS name, x.indisvalid AND x.indisready AND x.indislive AS usable,
+    EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = x.indexrelid) AS building
+FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
+WHERE t.relnamespace = to_regnamespace('{SCHEMA}') ORDER BY 1
+""")
+
+
+@dataclass(frozen=True)
+class Index:
+    """One that is there; `building` tells that somebody makes it right now."""
+
+    name: str
+    usable: bool
+    building: bool = False
+
+
+def expected() -> dict[str, str]:
+    """The names of all indexes, those of constraints included, and the statement that makes each."""
+    made = {}
+    for table in metadata.tables.values():
+        for index in table.indexes:
+            statement = " ".join(str(CreateIndex(index).compile(dialect=DIALECT)).split())
+            made[str(index.name)] = statement.replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
+        for constraint in table.constraints:
+            if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
+                kind = "PRIMARY KEY" if isinstance(constraint, PrimaryKeyConstraint) else "UNIQUE"
+                columns = ", ".join(column.name for column in constraint.columns)
+                made[str(constraint.name)] = (
+                    f"ALTER TABLE {table.fullname} ADD CONSTRAINT {constraint.name} {kind} ({columns})"
+                )
+    return made
+
+
+def check_indexes(connection: Connection, *, is_current: bool) -> Check:
+    """Compare the tables' description with the server; `is_current` tells whether the schema is of this version."""
+    found = [Index(**row._mapping) for row in connection.execute(_INDEXES)]
+    return judge_indexes(expected(), found, is_current=is_current)
+
+
+def judge_indexes(wanted: Mapping[str, str], found: Sequence[Index], *, is_current: bool) -> Check:
+    """A wanted index that is missing or unusable is bad; any other that is unusable only costs its upkeep."""
+    there = {index.name for index in found}
+    missing = sorted(wanted.keys() - there)
+    building = sorted(index.name for index in found if not index.usable and index.building)
+    unusable = sorted(index.name for index in found if not index.usable and not index.building)
+    broken, left_over = [n for n in unusable if n in wanted], [n for n in unusable if n not in wanted]
+    figures = {"expected": len(wanted), "missing": missing, "invalid": unusable, "building": building}
+    kinds = (("missing", missing), ("invalid", broken), ("invalid and not ours", left_over), ("being built", building))
+    said = [f"{what}: {', '.join(map(printable_name, names))}" for what, names in kinds if names]
+    if not said:
+        return Check("indexes", Verdict.OK, f"all {len(wanted)} are there and valid", None, figures)
+    remedies = [f"REINDEX INDEX CONCURRENTLY {SCHEMA}.{name}" for name in broken]
+    remedies += [f"DROP INDEX CONCURRENTLY {SCHEMA}.{printable_name(name)}" for name in left_over]
+    remedies += [wanted[name] for name in missing] if is_current else ["leasehold db upgrade"] if missing else []
+    remedies += ["look again when they are built"] if building else []
+    verdict = Verdict.BAD if missing or broken else Verdict.WARNING
+    return Check("indexes", verdict, "; ".join(said), "; ".join(remedies), figures)
+
+
+# Whether dead rows are removed: autovacuum and its settings, and how many dead rows there are.
+
+
+#: A table with so many more dead rows than live ones is slow to read.
+MANY_DEAD = 5_000
+#: Seconds after which a table that needs a vacuum should have had one, and at least so many rounds of autovacuum.
+OVERDUE, OVERDUE_ROUNDS = 600.0, 10
+
+_TABLES = text(f"""
+SELECT c.relname::text AS name, coalesce(c.reloptions, '{{}}') AS options, s.n_live_tup AS live, s.n_dead_tup AS dead,
+    extract(epoch FROM clock_timestamp() - greatest(s.last_autovacuum, s.last_vacuum))::float AS vacuumed
+FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
+WHERE c.relnamespace = to_regnamespace('{SCHEMA}') AND c.relkind = 'r' ORDER BY 1
+""")
+_AUTOVACUUM_SETTINGS = text("""
+SELECT current_setting('autovacuum')::boolean AS autovacuum, current_setting('track_counts')::boolean AS track_counts,
+    current_setting('autovacuum_max_workers')::integer AS workers,
+    extract(epoch FROM current_setting('autovacuum_naptime')::interval)::float AS naptime,
+    current_setting('autovacuum_vacuum_threshold')::integer AS threshold,
+    current_setting('autovacuum_vacuum_scale_factor')::float AS scale_factor
+""")
+
+
+@dataclass(frozen=True)
+class TableStatistics:
+    """One of our tables: storage parameters, rows as the server estimates them, seconds since its last vacuum."""
+
+    name: str
+    options: Mapping[str, str]
+    live: int
+    dead: int
+    vacuumed: float | None
+
+    @property
+    def is_excluded(self) -> bool:
+        """Whether autovacuum is switched off for it."""
+        return self.options.get("autovacuum_enabled", "true").lower() in ("off", "false", "no", "0")
+
+
+@dataclass(frozen=True)
+class AutovacuumSettings:
+    """Autovacuum's settings in the server; naptime in seconds, threshold in rows, scale_factor of the live rows."""
+
+    autovacuum: bool = True
+    track_counts: bool = True
+    workers: int = 3
+    naptime: float = 60.0
+    threshold: int = 50
+    scale_factor: float = 0.2
+
+
+def read_tables(connection: Connection) -> list[TableStatistics]:
+    """All of our tables, by name."""
+    return [
+        TableStatistics(row.name, dict(each.split("=", 1) for each in row.options), row.live, row.dead, row.vacuumed)
+        for row in connection.execute(_TABLES)
+    ]
+
+
+def check_autovacuum(connection: Connection) -> Check:
+    """Look at the settings of the server and of the tables."""
+    row = connection.execute(_AUTOVACUUM_SETTINGS).one()
+    return judge_autovacuum(AutovacuumSettings(**row._mapping), read_tables(connection))
+
+
+def judge_autovacuum(settings: AutovacuumSettings, found: Sequence[TableStatistics]) -> Check:
+    """Whether dead rows will be removed in time."""
+    problems: list[tuple[Verdict, str, str]] = []
+    for name, is_on in (("autovacuum", settings.autovacuum), ("track_counts", settings.track_counts)):
+        if not is_on:
+            problems.append((Verdict.BAD, f"{name} is off", f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf()"))
+    for table in found:
+        if table.is_excluded:
+            said = f"autovacuum is off for {table.name}"
+            problems.append((Verdict.BAD, said, f"ALTER TABLE {SCHEMA}.{table.name} RESET (autovacuum_enabled)"))
+        problems += [(Verdict.WARNING, *each) for each in _different(table)]
+        if _is_overdue(table, settings):
+            when = "never" if table.vacuumed is None else f"{duration(table.vacuumed)} ago"
+            said = f"{table.name} has {table.dead} dead rows and was last vacuumed {when}"
+            problems.append((Verdict.WARNING, said, f"VACUUM {SCHEMA}.{table.name}, and look why it does not happen"))
+    figures = {
+        "workers": settings.workers,
+        "naptime_seconds": settings.naptime,
+        "vacuumed_seconds_ago": {table.name: table.vacuumed for table in found if table.name in STORAGE},
+    }
+    if not problems:
+        said = f"on, {settings.workers} workers, every {settings.naptime:g} s; the tables have their parameters"
+        return Check("autovacuum", Verdict.OK, said, None, figures)
+    verdict = gravest(verdict for verdict, _, _ in problems)
+    said, remedies = ("; ".join(each[n] for each in problems) for n in (1, 2))
+    return Check("autovacuum", verdict, said, remedies, figures)
+
+
+def check_dead_rows(connection: Connection, *, oldest: Check) -> Check:
+    """Count them; `oldest` is what was found about snapshots, which may be why they are there."""
+    return judge_dead_rows(read_tables(connection), oldest=oldest)
+
+
+def judge_dead_rows(found: Sequence[TableStatistics], *, oldest: Check) -> Check:
+    """A table with thousands more dead rows than live ones is slow."""
+    figures = {table.name: {"live_rows": table.live, "dead_rows": table.dead} for table in found if table.dead}
+    many = [table for table in found if table.dead > table.live + MANY_DEAD]
+    if not many:
+        most = max((table.dead for table in found), default=0)
+        return Check("dead rows", Verdict.OK, f"at most {most} in a table", None, figures)
+    said = "; ".join(f"{table.name} has {table.dead} dead rows and {table.live} live ones" for table in many)
+    vacuum = "; ".join(f"VACUUM {SCHEMA}.{table.name}" for table in many)
+    if oldest.verdict in (Verdict.WARNING, Verdict.BAD):
+        said, vacuum = f"{said}; {oldest.found}", f"first {oldest.remedy}; then {vacuum}"
+    return Check("dead rows", Verdict.WARNING, said, vacuum, figures)
+
+
+def _different(table: TableStatistics) -> list[tuple[str, str]]:
+    """What is wrong with the parameters of one table, and the statement that puts it right."""
+    found = []
+    for name, wanted in STORAGE.get(table.name, {}).items():
+        is_now = table.options.get(name)
+        if is_now is None or float(is_now) != wanted:
+            said = f"{name} of {table.name} is {is_now or 'not set'}, not {wanted:g}"
+            found.append((said, f"ALTER TABLE {SCHEMA}.{table.name} SET ({name} = {wanted:g})"))
+    return found
+
+
+def _is_overdue(table: TableStatistics, settings: AutovacuumSettings) -> bool:
+    """Whether it needs a vacuum by its own measure and has had none for long."""
+    scale = float(table.options.get("autovacuum_vacuum_scale_factor", settings.scale_factor))
+    base = float(table.options.get("autovacuum_vacuum_threshold", settings.threshold))
+    since = float("inf") if table.vacuumed is None else table.vacuumed
+    many = table.dead > max(MANY_DEAD, base + scale * table.live)
+    return many and since > max(OVERDUE, OVERDUE_ROUNDS * settings.naptime)

@@ -1,0 +1,84 @@
+"""Whether a database is fit for the pool: every check, made one after the other.
+
+Each runs in a short transaction of its own that may only read. One that cannot be made says so and why; only a database
+that cannot be reached at all ends the whole.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from schema.diagnostics import checks as checks_diagnostics
+from schema.diagnostics.checks import Check, Verdict, printable_name
+from schema.errors import NotReady
+from schema.postgres import migrate
+from schema.postgres.engine import Database
+
+_BOUNDED = text("""
+SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '5s'; SET LOCAL lock_timeout = '200ms'
+""")
+_REFUSED = "42501"
+
+
+def run_checks(database: Database) -> list[Check]:
+    """Make every check. Raises NotReady if the database cannot be reached."""
+    version = _run_check("schema", partial(_schema, database))
+    held = _run_in_transaction(database, "snapshots", checks_diagnostics.check_snapshots)
+    checks = [
+        version,
+        _run_check("wake-ups", partial(checks_diagnostics.check_wakeups, database)),
+        _run_in_transaction(database, "clocks", checks_diagnostics.check_clocks),
+        held,
+    ]
+    if version.verdict is Verdict.BAD and version.figures["current"] is None:
+        missing = "there are no tables of ours"
+        checks += [
+            Check(name, Verdict.UNKNOWN, missing, version.remedy) for name in ("indexes", "autovacuum", "dead rows")
+        ]
+    else:
+        is_current = version.verdict is Verdict.OK
+        checks += [
+            _run_in_transaction(database, "indexes", partial(checks_diagnostics.check_indexes, is_current=is_current)),
+            _run_in_transaction(database, "autovacuum", checks_diagnostics.check_autovacuum),
+            _run_in_transaction(database, "dead rows", partial(checks_diagnostics.check_dead_rows, oldest=held)),
+        ]
+    checks += [
+        _run_in_transaction(database, "durability", checks_diagnostics.check_durability),
+        _run_in_transaction(database, "connections", checks_diagnostics.check_connections),
+        _run_in_transaction(database, "memory", checks_diagnostics.check_memory),
+    ]
+    return checks
+
+
+def _schema(database: Database) -> Check:
+    version = migrate.status(database)
+    figures = {"current": version.current, "needed": version.needed}
+    try:
+        migrate.must_be_ready(version)
+    except NotReady as refusal:
+        found, _, remedy = str(refusal).partition("; ")
+        return Check("schema", Verdict.BAD, found, remedy.removeprefix("run: "), figures)
+    return Check("schema", Verdict.OK, f"version {version.current}, as needed", None, figures)
+
+
+def _run_in_transaction(database: Database, name: str, check: Callable[[Connection], Check]) -> Check:
+    def bounded(connection: Connection) -> Check:
+        connection.execute(_BOUNDED)
+        return check(connection)
+
+    return _run_check(name, lambda: database.run(bounded))
+
+
+def _run_check(name: str, check: Callable[[], Check]) -> Check:
+    """What the check says, or why it could not be made."""
+    try:
+        return check()
+    except DBAPIError as error:
+        reason = str(error.orig).strip().splitlines()
+        refused = getattr(error.orig, "sqlstate", None) == _REFUSED
+        remedy = "run this as the role that owns the tables, or grant it what it lacks" if refused else "try again"
+        return Check(
+            name, Verdict.UNKNOWN, f"could not be looked at: {printable_name(reason[0] if reason else '')}", remedy
+        )

@@ -1,0 +1,303 @@
+"""Evidence: what the gates of one job are judged by, read without locks at a cost that neither the queue nor the fleet
+decides. The gates are the expressions by which jobs are picked and granted."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, text
+
+from schema import graphs
+from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, KEPT, Guard
+from schema.fleet import candidates
+from schema.predicates import (
+    ASSIGNERS,
+    BACKOFF,
+    COHORT,
+    DEPENDENCIES,
+    DRAIN,
+    DUE,
+    HEALTHY,
+    PROBATION,
+    QUEUE_DEADLINE,
+    QUOTA,
+    READY,
+    REQUIREMENTS,
+    RESERVATION,
+    SERVES,
+    STATE,
+    UNITS,
+    assigner_is_placing,
+    can_take,
+)
+from schema.validation import Properties
+
+#: Bots of a cohort, and bots that offer what a job requires, that are looked at; and comparisons of the clauses of its
+#: requirements with bots.
+MAX_BOTS_READ, COMPARISONS = 1000, 4000
+#: Jobs ahead that are counted, and queues of an instance that are looked into for them.
+AHEAD, MAX_QUEUES_READ = 10_000, 1000
+#: With so few bots that offer what a job requires, each clause of the requirements is looked at.
+FEW = 3
+#: Clauses of the requirements that are looked at, names of bots that are told, and newest leases of the job.
+CLAUSES, NAMES, LEASES = 64, 5, 50
+
+Row = dict[str, Any]
+
+JOB = text(f"""
+WITH job AS MATERIALIZED (
+    SELECT j.*, i.name AS instance_name, i.pool, i.drain_deadline, {DRAIN.of(instance="i")} AS undrained,
+        coalesce(c.name, 'default') AS cohort_name, c.labels AS cohort_labels, p.properties
+    FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
+    LEFT JOIN cohorts c ON c.id = j.cohort
+    WHERE j.id = :id
+)
+SELECT j.id AS row_id, j.state, j.label, j.priority, j.units, j.queued_at, j.considered, j.reason,
+    j.attempts, j.max_attempts, j.cohort, j.cohort_name, j.cohort_labels, j.instance, j.instance_name, j.pool,
+    j.platform, j.properties,
+    extract(epoch FROM j.schedule_after - clock_timestamp()) AS rest,
+    extract(epoch FROM j.queue_deadline - clock_timestamp()) AS patience,
+    extract(epoch FROM j.drain_deadline - clock_timestamp()) AS drain_left,
+    q.cohort IS NOT NULL AS counted, q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max, h.headroom,
+    (SELECT count(*) FROM evictions e WHERE e.cohort = j.cohort AND e.instance = j.instance
+        AND e.at > clock_timestamp() - make_interval(secs => :cooldown)) AS evicted_lately,
+    b.name AS reserved_bot, v.units AS reserved_units, extract(epoch FROM v.until - clock_timestamp()) AS reserved_for,
+    g.public_id AS graph, g.name AS graph_name, n.node_no, n.pending_deps, n.missing,
+    {DEPENDENCIES.of(job="j")} AS "open_{DEPENDENCIES.name}",
+    {STATE.of(job="j")} AS "open_{STATE.name}",
+    {BACKOFF.of(job="j")} OR {DUE} AS "open_{BACKOFF.name}",
+    coalesce({RESERVATION.of(reservation="v")}, true) AS "open_{RESERVATION.name}",
+    j.undrained AS "open_{DRAIN.name}",
+    {QUOTA.of(job="j", headroom="h.headroom")} AS "open_{QUOTA.name}",
+    {QUEUE_DEADLINE.of(job="j")} AS "open_{QUEUE_DEADLINE.name}"
+FROM job j
+LEFT JOIN quotas q ON q.cohort = j.cohort AND q.instance = j.instance
+CROSS JOIN LATERAL (
+    SELECT sum(units) AS units FROM ({KEPT}) o
+    WHERE o.cohort = j.cohort AND o.instance = j.instance AND o.job_id <> j.id) k
+CROSS JOIN LATERAL (SELECT {HEADROOM[Guard.MAX]} AS headroom) h
+LEFT JOIN reservations v ON v.job_id = j.id
+LEFT JOIN bots b ON b.id = v.bot_id
+LEFT JOIN graph_nodes n ON n.job_id = j.id
+LEFT JOIN graphs g ON g.id = n.graph
+""")
+
+_WANT = """
+w AS MATERIALIZED (
+    SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance, CAST(:pool AS text) AS pool,
+        CAST(:platform AS integer) AS platform, CAST(:units AS integer) AS units
+)"""
+# Whoever may not see everything sees the bots that it may use. Those come first for everybody, so that they are looked
+# at however many others there are.
+_SERVES = SERVES.of(bot="b", want="w")
+_PRESENT = f"""
+present AS MATERIALIZED (
+    SELECT near.* FROM w CROSS JOIN LATERAL (
+        {candidates.serving_bots("*", "w", which="status <> 'gone'", limit=":look + 1")}
+        UNION ALL
+        (SELECT b.* FROM bots b
+         WHERE b.status <> 'gone' AND b.cohort = w.cohort AND CAST(:everything AS boolean) AND ({_SERVES}) IS NOT TRUE
+         ORDER BY {candidates.BOTS_ORDER} LIMIT :look + 1)
+    ) near LIMIT :look + 1
+)"""
+
+COHORT_BOTS = text(f"""
+WITH {_WANT}, {_PRESENT}
+SELECT count(*) AS present, count(*) FILTER (WHERE {HEALTHY.of(bot="b")}) AS healthy, count(*) > :look AS more
+FROM present b
+""")
+
+# The bots that offer what the job requires, and how many of them pass one gate after the other.
+MATCHING = text(f"""
+WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
+    SELECT platform, bot_id FROM bot_platforms
+    WHERE platform = :platform AND cohort = :cohort ORDER BY sample_key LIMIT :look + 1
+), near AS MATERIALIZED (
+    SELECT platform, bot_id FROM offering
+    UNION
+    SELECT bp.platform, bp.bot_id FROM (SELECT id FROM present b CROSS JOIN w WHERE {_SERVES}) b
+    CROSS JOIN LATERAL (
+        SELECT platform, bot_id FROM bot_platforms WHERE platform = :platform AND bot_id = b.id OFFSET 0) bp
+), matching AS MATERIALIZED (
+    SELECT b.name, b.status, b.draining, b.closing, b.capacity, b.capacity - b.in_use - b.reserved AS room,
+        {SERVES.of(bot="b", want="w")} AS serving, {HEALTHY.of(bot="b")} AS healthy,
+        {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {can_take("b", "w")} AS able
+    FROM near bp CROSS JOIN w CROSS JOIN LATERAL (SELECT * FROM bots c WHERE c.id = bp.bot_id OFFSET 0) b
+    WHERE {REQUIREMENTS.of(bot="b", want="w")} AND {COHORT.of(bot="b", want="w")} AND b.status <> 'gone'
+        AND (CAST(:everything AS boolean) OR {_SERVES})
+)
+SELECT count(*) AS matching,
+    (SELECT count(*) FROM offering) > :look AND (SELECT count(*) FROM present) > :look AS more,
+    count(*) FILTER (WHERE serving) AS serving,
+    count(*) FILTER (WHERE serving AND healthy) AS healthy,
+    count(*) FILTER (WHERE serving AND (draining OR closing OR status = 'draining')) AS leaving,
+    count(*) FILTER (WHERE serving AND status = 'unhealthy') AS unhealthy,
+    max(capacity) FILTER (WHERE serving AND healthy) AS largest,
+    count(*) FILTER (WHERE serving AND healthy AND large) AS large,
+    count(*) FILTER (WHERE serving AND healthy AND large AND trusted) AS trusted,
+    max(room) FILTER (WHERE serving AND healthy AND large AND trusted) AS roomiest,
+    count(*) FILTER (WHERE able) AS able,
+    (array_agg(name ORDER BY able DESC, serving AND healthy AND large DESC, room DESC, name))[1:{NAMES}] AS names
+FROM matching
+""")
+
+# For each clause of the requirements, the bots of the cohort that have it, and those that have all the others.
+CLAUSE_BOTS = text(f"""
+WITH {_WANT}, {_PRESENT}
+SELECT c.nth, count(*) FILTER (WHERE b.properties @> c.alone) AS alone,
+    count(*) FILTER (WHERE b.properties @> c.others) AS others
+FROM unnest(CAST(:alone AS jsonb[]), CAST(:others AS jsonb[])) WITH ORDINALITY AS c (alone, others, nth)
+LEFT JOIN present b ON true
+GROUP BY c.nth ORDER BY c.nth
+""")
+
+_BEFORE = "(priority, queued_at, id) < (:priority, CAST(:queued_at AS timestamptz), :id)"
+_OF_INSTANCE = f"cohort = :cohort AND instance = :instance AND {READY}"
+
+AHEAD_IN_QUEUE = text(f"""
+SELECT count(*) FROM (
+    SELECT FROM jobs WHERE {_OF_INSTANCE} AND platform = :platform AND {_BEFORE}
+    ORDER BY priority, queued_at, id LIMIT :limit) ahead
+""")
+
+# One step along the index for each queue of the instance in the cohort, and then into each of the others.
+AHEAD_IN_OTHERS = text(f"""
+WITH RECURSIVE queues AS (
+    (SELECT platform, 1 AS nth FROM jobs WHERE {_OF_INSTANCE} ORDER BY cohort, instance, platform LIMIT 1)
+    UNION ALL
+    SELECT following.platform, q.nth + 1 FROM queues q CROSS JOIN LATERAL (
+        SELECT platform FROM jobs WHERE {_OF_INSTANCE} AND platform > q.platform
+        ORDER BY cohort, instance, platform LIMIT 1) following
+    WHERE q.nth <= :queues
+)
+SELECT count(*) AS jobs, (SELECT count(*) FROM queues) > :queues AS more FROM (
+    SELECT FROM queues q CROSS JOIN LATERAL (
+        SELECT FROM jobs
+        WHERE {_OF_INSTANCE} AND platform = q.platform AND q.platform <> :platform AND {_BEFORE}
+        ORDER BY priority, queued_at, id LIMIT :limit) ahead
+    LIMIT :limit) counted
+""")
+
+POOL = text(f"""
+WITH w AS MATERIALIZED (
+    SELECT CAST(:cohort_name AS text) AS cohort_name,
+        ARRAY(SELECT name FROM instances WHERE id = :instance UNION
+              SELECT name FROM instances WHERE pool = CAST(:pool AS text)) AS peers
+)
+SELECT count(*) AS known, count(*) FILTER (WHERE {ASSIGNERS.of(assigner="a", want="w")}) AS working,
+    count(*) FILTER (WHERE {assigner_is_placing("a")}) AS at_work,
+    count(*) FILTER (WHERE a.draining AND a.stopped_at IS NULL) AS draining,
+    extract(epoch FROM clock_timestamp() - (SELECT max(at) FROM ticks WHERE name = 'reaper')) AS silence
+FROM (SELECT * FROM assigners ORDER BY name LIMIT :look) a CROSS JOIN w
+""")
+
+LEASES_OF = text("""
+SELECT l.fence, l.state, l.assigner, l.strategy, l.stop_reason, l.granted_at, l.acknowledged_at, l.ended_at,
+    b.name AS bot
+FROM leases l LEFT JOIN bots b ON b.id = l.bot_id
+WHERE l.job_id = :job_id ORDER BY l.fence DESC LIMIT :limit
+""")
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One property and value of the requirements, the bots that have it, and those that have all the others."""
+
+    name: str
+    value: str
+    alone: int
+    others: int
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
+
+
+@dataclass(frozen=True)
+class JobsAhead:
+    """Jobs that come before one; `more`: at least so many."""
+
+    jobs: int
+    more: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was found: rows of the queries of this module. Clauses are there if few bots offer what it requires."""
+
+    job: Row
+    cohort: Row
+    bots: Row
+    clauses: Sequence[Clause]
+    pool: Row
+    in_queue: JobsAhead
+    in_instance: JobsAhead
+
+
+def job(connection: Connection, job_id: int, *, cooldown: float) -> Row:
+    """The job with its instance, its quota and whether each of its own gates is open. `cooldown` is that of evictions,
+    in seconds. Of a blocked one also what it waits for, and by number the node because of which it waits for ever."""
+    found = _row(connection, JOB, {"id": job_id, "cooldown": cooldown})
+    if not found[f"open_{DEPENDENCIES.name}"]:
+        found |= graphs.unmet_dependencies(connection, job_id, limit=NAMES)
+    return found
+
+
+def gather(connection: Connection, job: Row, *, everything: bool) -> Evidence:
+    """All there is to judge a waiting job by. Without `everything` only bots that serve its instance are seen."""
+    want: Row = {name: job[name] for name in ("cohort", "instance", "pool", "platform", "units")} | {
+        "everything": everything
+    }
+    bots = _row(connection, MATCHING, want | {"look": MAX_BOTS_READ})
+    return Evidence(
+        job,
+        _row(connection, COHORT_BOTS, want | {"look": MAX_BOTS_READ}),
+        bots,
+        _clauses(connection, job["properties"], want) if bots["matching"] <= FEW else [],
+        _row(connection, POOL, want | {"look": MAX_BOTS_READ, "cohort_name": job["cohort_name"]}),
+        *_ahead(connection, job),
+    )
+
+
+def leases(connection: Connection, job_id: int) -> list[Row]:
+    """The newest leases of a job, oldest first."""
+    rows = connection.execute(LEASES_OF, {"job_id": job_id, "limit": LEASES}).mappings().all()
+    return [dict(row) for row in reversed(rows)]
+
+
+def _row(connection: Connection, query: TextClause, where: Mapping[str, Any]) -> Row:
+    return dict(connection.execute(query, where).mappings().one())
+
+
+def _clauses(connection: Connection, properties: Properties, want: Row) -> list[Clause]:
+    pairs = [(name, value) for name, values in sorted(properties.items()) for value in values][:CLAUSES]
+    if not pairs:
+        return []
+    alone = [{name: [value]} for name, value in pairs]
+    rows = connection.execute(
+        CLAUSE_BOTS,
+        {
+            **want,
+            "look": max(1, min(MAX_BOTS_READ, COMPARISONS // len(pairs))),
+            "alone": [json.dumps(clause) for clause in alone],
+            "others": [json.dumps(_without(properties, *pair)) for pair in pairs],
+        },
+    )
+    return [Clause(name, value, row.alone, row.others) for (name, value), row in zip(pairs, rows.all(), strict=True)]
+
+
+def _without(properties: Properties, name: str, value: str) -> Properties:
+    rest = {key: [each for each in values if (key, each) != (name, value)] for key, values in properties.items()}
+    return {key: values for key, values in rest.items() if values}
+
+
+def _ahead(connection: Connection, job: Row) -> tuple[JobsAhead, JobsAhead]:
+    where: Row = {name: job[name] for name in ("cohort", "instance", "platform", "priority", "queued_at")}
+    where["id"] = job["row_id"]
+    own: int = connection.execute(AHEAD_IN_QUEUE, where | {"limit": AHEAD + 1}).scalar_one()
+    if own > AHEAD:
+        return JobsAhead(AHEAD, True), JobsAhead(AHEAD, True)
+    left = AHEAD + 1 - own
+    others = connection.execute(AHEAD_IN_OTHERS, where | {"limit": left, "queues": MAX_QUEUES_READ}).one()
+    every = own + int(others.jobs)
+    return JobsAhead(own, False), JobsAhead(min(every, AHEAD), every > AHEAD or others.more)

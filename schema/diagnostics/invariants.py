@@ -1,0 +1,287 @@
+"""The safety invariants as queries: on a sound database every one of them gives no rows, at any instant.
+
+All of them are one statement and therefore see one snapshot, whatever isolation level the caller's transaction has.
+A test ends with `check`; an operator runs `verify`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, literal, select, text, union_all
+
+from schema.postgres.engine import Database
+
+#: Ids shown of the rows that break an invariant.
+SAMPLE = 5
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """`broken` selects one column, `id`: what breaks the invariant, as the title names it."""
+
+    id: str
+    title: str
+    broken: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How many rows break an invariant (0 on a sound database) and at most 5 of their ids, smallest first."""
+
+    id: str
+    title: str
+    rows: int
+    sample: list[str]
+
+
+ONE_LIVE_LEASE = Invariant(
+    "S1",
+    "jobs with more than one live lease",
+    "SELECT job_id AS id FROM live GROUP BY job_id HAVING count(*) > 1",
+)
+
+# A full join, so that a live lease of an absent job, or of an older fence of a job, is found as well.
+JOB_AND_LEASE_AGREE = Invariant(
+    "S2",
+    "jobs whose state and live lease contradict each other",
+    """SELECT DISTINCT coalesce(j.id, l.job_id) AS id
+       FROM jobs j FULL JOIN live l ON l.job_id = j.id AND l.fence = j.fence
+       WHERE (j.state IN ('leased', 'running', 'cancelling')) IS DISTINCT FROM (l.job_id IS NOT NULL)
+          OR (l.state = 'pending' AND j.state <> 'leased')
+          OR (l.state = 'active' AND j.state <> 'running')
+          OR (j.state = 'cancelling' AND l.state <> 'cancelling')""",
+)
+
+CAPACITY_IS_KEPT = Invariant(
+    "S3",
+    "bots whose units or leases are not those of their live leases or reservations, or exceed their capacity",
+    """SELECT b.id
+       FROM bots b
+       LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l
+           ON l.bot_id = b.id
+       LEFT JOIN (SELECT bot_id, sum(units) AS units FROM reservations GROUP BY bot_id) r ON r.bot_id = b.id
+       WHERE b.in_use <> coalesce(l.units, 0) OR b.in_use NOT BETWEEN 0 AND b.capacity
+          OR b.held <> coalesce(l.leases, 0) OR b.reserved <> coalesce(r.units, 0)""",
+)
+
+USAGE_IS_COUNTED = Invariant(
+    "S4",
+    "quotas (cohort/instance) whose usage is not that of the live leases",
+    """SELECT q.cohort || '/' || q.instance AS id
+       FROM quotas q
+       LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM live GROUP BY cohort, instance) l
+           ON l.cohort = q.cohort AND l.instance = q.instance
+       WHERE q.usage <> coalesce(l.units, 0)""",
+)
+
+RESULT_IS_CURRENT = Invariant(
+    "S6",
+    "jobs whose result is not that of their current fence, or that have one without a bot's verdict",
+    """SELECT id FROM jobs
+       WHERE result_fence IS DISTINCT FROM CASE WHEN state IN ('succeeded', 'failed') THEN fence END""",
+)
+
+FINAL_STAYS_FINAL = Invariant(
+    "S7",
+    "jobs that left a final state",
+    """SELECT DISTINCT job_id AS id FROM job_events
+       WHERE from_state IN ('succeeded', 'failed', 'cancelled', 'dead')""",
+)
+
+FENCE_NEVER_GOES_BACK = Invariant(
+    "S8",
+    "jobs whose fence went back",
+    """SELECT h.job_id AS id
+       FROM (SELECT job_id, fence, lag(fence) OVER (PARTITION BY job_id ORDER BY id) AS before FROM job_events) h
+       WHERE h.fence < h.before
+       UNION
+       SELECT j.id FROM jobs j
+       JOIN (SELECT job_id, max(fence) AS fence FROM leases GROUP BY job_id) l ON l.job_id = j.id
+       WHERE j.fence < l.fence
+       UNION
+       SELECT j.id FROM jobs j
+       JOIN (SELECT job_id, max(fence) AS fence FROM job_events GROUP BY job_id) e ON e.job_id = j.id
+       WHERE j.fence < e.fence""",
+)
+
+LEASES_OF_LIVE_SESSIONS = Invariant(
+    "S9",
+    "jobs with a live lease on a session that is over",
+    """SELECT l.job_id AS id FROM live l LEFT JOIN bots b ON b.id = l.bot_id
+       WHERE b.epoch IS DISTINCT FROM l.bot_epoch OR b.session IS NULL""",
+)
+
+NO_JOB_IS_DROPPED = Invariant(
+    "S10",
+    "jobs whose state is not that of their last event, and job ids elsewhere that are no job's",
+    """SELECT j.id
+       FROM jobs j
+       LEFT JOIN (SELECT DISTINCT ON (job_id) job_id, to_state FROM job_events ORDER BY job_id, id DESC) e
+           ON e.job_id = j.id
+       WHERE j.state IS DISTINCT FROM e.to_state
+       UNION ALL
+       SELECT o.job_id
+       FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
+             UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys
+             UNION SELECT job_id FROM reservations) o
+       LEFT JOIN jobs j ON j.id = o.job_id
+       WHERE j.id IS NULL""",
+)
+
+HISTORY_IS_A_CHAIN = Invariant(
+    "S11",
+    "jobs with an event that does not start where the one before it ended",
+    """SELECT DISTINCT h.job_id AS id
+       FROM (SELECT job_id, from_state, lag(to_state) OVER (PARTITION BY job_id ORDER BY id) AS before
+             FROM job_events) h
+       WHERE h.from_state IS DISTINCT FROM h.before""",
+)
+
+# A session that is over may have had other properties: only the current one can be judged.
+PLACEMENT_IS_LEGAL = Invariant(
+    "S13",
+    "jobs leased to a bot that lacks a required property, or does not serve their instance, or in another cohort",
+    """SELECT l.job_id AS id
+       FROM live l
+       JOIN jobs j ON j.id = l.job_id
+       JOIN bots b ON b.id = l.bot_id AND b.epoch = l.bot_epoch
+       LEFT JOIN platforms p ON p.id = j.platform
+       LEFT JOIN instances i ON i.id = j.instance
+       WHERE (b.properties @> p.properties) IS NOT TRUE
+          OR b.instance <> j.instance
+          OR b.pool IS NOT NULL AND b.pool IS DISTINCT FROM i.pool
+          OR l.cohort <> j.cohort
+          OR l.instance <> j.instance""",
+)
+
+# An edge counts until its parent has succeeded, or ended at all if it says so. Who was blocked may be cancelled at any
+# time. A parent's job may be deleted; its node tells how it ended.
+DEPENDENCIES_FIRST = Invariant(
+    "S14",
+    "jobs that could run before what they depend on ended as asked, or whose node counts other than its edges",
+    """SELECT n.job_id AS id
+       FROM graph_nodes n
+       LEFT JOIN jobs j ON j.id = n.job_id
+       LEFT JOIN (
+           SELECT e.child,
+               count(*) FILTER (WHERE (p.outcome = 'succeeded' OR p.outcome IS NOT NULL AND e.on_failure = 'run')
+                   IS NOT TRUE) AS unmet,
+               count(*) FILTER (WHERE p.outcome <> 'succeeded' AND e.on_failure <> 'run') AS dead
+           FROM graph_edges e LEFT JOIN graph_nodes p ON p.job_id = e.parent GROUP BY e.child) d ON d.child = n.job_id
+       WHERE n.pending_deps <> coalesce(d.unmet, 0) + cardinality(n.missing)
+          OR n.dead_ends <> coalesce(d.dead, 0) + cardinality(n.missing)
+          OR n.pending_deps > 0 AND (j.state NOT IN ('blocked', 'cancelled') OR j.attempts > 0)
+          OR n.pending_deps = 0 AND j.state = 'blocked' AND NOT n.due
+          OR n.outcome IS DISTINCT FROM CASE WHEN j.finished_at IS NOT NULL THEN j.state END AND j.id IS NOT NULL
+          OR n.outcome IS NULL AND j.id IS NULL
+       UNION
+       SELECT j.id FROM jobs j LEFT JOIN graph_nodes n ON n.job_id = j.id WHERE j.state = 'blocked' AND n.job_id IS NULL
+       UNION
+       SELECT e.child FROM graph_edges e
+       LEFT JOIN graph_nodes p ON p.job_id = e.parent LEFT JOIN graph_nodes c ON c.job_id = e.child
+       WHERE p.graph IS DISTINCT FROM c.graph OR c.graph IS NULL""",
+)
+
+ATTEMPTS_ARE_BOUNDED = Invariant(
+    "S16",
+    "jobs with more attempts than allowed, or alive after killing three bots",
+    """SELECT id FROM jobs
+       WHERE attempts > max_attempts OR (kills >= 3 AND state NOT IN ('dead', 'cancelled'))""",
+)
+
+CHARGES_ARE_LIVE = Invariant(
+    "S18",
+    "live leases of gated jobs that have taken nothing of counters, and what neither a live lease nor one that room is"
+    " reserved for has taken",
+    """SELECT coalesce(c.job_id, l.job_id) AS id
+       FROM charges c
+       FULL JOIN (SELECT live.job_id, live.fence FROM live JOIN jobs j ON j.id = live.job_id
+                  WHERE j.constraint_set IS NOT NULL) l ON l.job_id = c.job_id AND l.fence = c.fence
+       WHERE c.job_id IS NULL OR l.job_id IS NULL AND NOT EXISTS (
+           SELECT FROM reservations v JOIN jobs j ON j.id = v.job_id
+           WHERE v.job_id = c.job_id AND c.fence = j.fence + 1)""",
+)
+
+COUNTERS_ARE_RIGHT = Invariant(
+    "S19",
+    "counters that are not what live leases have taken and, of costs, what was used within the window",
+    """SELECT c.name AS id
+       FROM counters c
+       LEFT JOIN (SELECT t.name, sum(t.amount) AS amount FROM charges
+                  CROSS JOIN LATERAL unnest(names, amounts) AS t (name, amount) GROUP BY t.name) t ON t.name = c.name
+       LEFT JOIN (SELECT name, sum(amount) AS amount FROM usage WHERE NOT rolled GROUP BY name) u ON u.name = c.name
+       WHERE c.used <> coalesce(t.amount, 0) + coalesce(u.amount, 0)""",
+)
+
+RESOURCES_ARE_KEPT = Invariant(
+    "S20",
+    "resources of bots of which more is in use than they have, and live leases that have not taken what they need",
+    """SELECT name AS id FROM counters WHERE name LIKE 'bot:%' AND used > most
+       UNION ALL
+       SELECT live.job_id::text
+       FROM live JOIN jobs j ON j.id = live.job_id JOIN constraint_sets g ON g.id = j.constraint_set
+       CROSS JOIN LATERAL jsonb_each_text(g.terms->'resources') n
+       JOIN counters k ON k.name = 'bot:' || live.bot_id || ':' || n.key
+       LEFT JOIN charges c ON c.job_id = live.job_id AND c.fence = live.fence
+           AND c.amounts[array_position(c.names, k.name)] = n.value::numeric
+       WHERE c.job_id IS NULL""",
+)
+
+INVARIANTS = (
+    ONE_LIVE_LEASE,
+    JOB_AND_LEASE_AGREE,
+    CAPACITY_IS_KEPT,
+    USAGE_IS_COUNTED,
+    RESULT_IS_CURRENT,
+    FINAL_STAYS_FINAL,
+    FENCE_NEVER_GOES_BACK,
+    LEASES_OF_LIVE_SESSIONS,
+    NO_JOB_IS_DROPPED,
+    HISTORY_IS_A_CHAIN,
+    PLACEMENT_IS_LEGAL,
+    DEPENDENCIES_FIRST,
+    ATTEMPTS_ARE_BOUNDED,
+    CHARGES_ARE_LIVE,
+    COUNTERS_ARE_RIGHT,
+    RESOURCES_ARE_KEPT,
+)
+
+
+def _counted(place: int, invariant: Invariant) -> Select[Any]:
+    broken = text(invariant.broken).columns(column("id")).cte(f"broken_{place}")
+    shown = select(broken.c.id).order_by(broken.c.id).limit(SAMPLE).scalar_subquery()
+    return select(
+        literal(place).label("place"),
+        select(func.count()).select_from(broken).scalar_subquery().label("rows"),
+        cast(func.array(shown), ARRAY(Text)).label("sample"),
+    )
+
+
+# Counts and samples of all invariants, in their order.
+CHECK = union_all(*(_counted(place, invariant) for place, invariant in enumerate(INVARIANTS))).order_by("place")
+
+# Nothing may change while the invariants are looked at, and a large history takes longer than a move may.
+SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+NO_STATEMENT_TIMEOUT = text("SET LOCAL statement_timeout = 0")
+# Compiling one wide statement costs more than running it; reading whole tables is what this is about.
+NO_JIT = text("SET LOCAL jit = off")
+WHOLE_TABLES = text("SET LOCAL enable_seqscan = on")
+
+
+def check(connection: Connection) -> list[Finding]:
+    """Look at every invariant in one snapshot; all findings come back, also those of 0 rows."""
+    return [
+        Finding(id=invariant.id, title=invariant.title, rows=row.rows, sample=list(row.sample))
+        for invariant, row in zip(INVARIANTS, connection.execute(CHECK), strict=True)
+    ]
+
+
+def verify(database: Database) -> list[Finding]:
+    """`check` in a read-only transaction of its own, for as long as it takes. Raises NotReady without a database."""
+
+    def work(connection: Connection) -> list[Finding]:
+        for setting in (SNAPSHOT, NO_STATEMENT_TIMEOUT, NO_JIT, WHOLE_TABLES):
+            connection.execute(setting)
+        return check(connection)
+
+    return database.run(work, urgent=True)

@@ -1,0 +1,100 @@
+"""leased -> running: acknowledge."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from schema.timing import KILL_GRACE
+
+#: A lease that its bot has not acknowledged, in words that match no index of live leases: by its job and fence it is
+#: found by its primary key.
+PENDING = "l.ended_at IS NULL AND l.state IS NOT DISTINCT FROM 'pending'"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A bot's word that it runs a lease: the fence, and who says so."""
+
+    job_id: int
+    fence: int
+    bot_id: int
+    bot_epoch: int
+    actor: str
+
+
+# The server's own execution deadline is the job's timeout and some grace, because the bot enforces it first.
+ACKNOWLEDGE = text(f"""
+WITH told AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+                         CAST(:epochs AS bigint[]), CAST(:actors AS text[]))
+        AS t (job_id, fence, bot_id, bot_epoch, actor)
+), held AS MATERIALIZED (
+    SELECT j.id, j.timeout_seconds FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
+    WHERE j.state = 'leased' ORDER BY j.id FOR NO KEY UPDATE OF j
+), active AS (
+    UPDATE leases l SET state = 'active', acknowledged_at = clock_timestamp(),
+        due_at = now() + make_interval(secs => h.timeout_seconds + :sync + {KILL_GRACE})
+    FROM told t JOIN held h ON h.id = t.job_id
+    WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
+        AND {PENDING}
+    RETURNING l.job_id, t.actor
+), moved AS (
+    UPDATE jobs j SET state = 'running', started_at = clock_timestamp(), queue_deadline = NULL
+    FROM active a WHERE j.id = a.job_id AND j.state = 'leased'
+    RETURNING j.id, j.fence, a.actor
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+    SELECT id, 'acknowledge', 'leased', 'running', fence, actor FROM moved
+)
+SELECT id FROM moved
+""")
+
+LOCK_FOR_MOVES = text("SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")
+
+
+def lock_for_moves(connection: Connection, job_ids: Sequence[int]) -> None:
+    """Lock jobs that the transaction is about to move by more than one move.
+
+    Each move locks its own jobs in order, but two of them after each other would not: a job of the first and a lower
+    one of the second are locked the other way round by whoever cancels both.
+    """
+    connection.execute(LOCK_FOR_MOVES, {"job_ids": list(job_ids)})
+
+
+DELIVER = text(f"""
+UPDATE leases l SET delivered_at = clock_timestamp()
+FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
+WHERE l.job_id = t.job_id AND l.fence = t.fence AND {PENDING}
+""")
+
+
+def acknowledge(connection: Connection, starts: Sequence[Start], *, sync: float) -> list[int]:
+    """Bots run these leases; returns the ids of the jobs that moved. The caller holds the bots' rows.
+
+    `sync` is the bots' sync period in seconds, the time a bot's own report of a timeout may take to arrive.
+    """
+    if not starts:
+        return []
+    rows = connection.execute(
+        ACKNOWLEDGE,
+        {
+            "job_ids": [start.job_id for start in starts],
+            "fences": [start.fence for start in starts],
+            "bot_ids": [start.bot_id for start in starts],
+            "epochs": [start.bot_epoch for start in starts],
+            "actors": [start.actor for start in starts],
+            "sync": sync,
+        },
+    )
+    return [row.id for row in rows]
+
+
+def deliver(connection: Connection, leases: Sequence[tuple[int, int]]) -> None:
+    """These leases, given as (job id, fence), are about to be told to their bots, with everything needed to start.
+
+    They are locked without their jobs, but in the order of those, as by whoever holds the jobs to stop them.
+    """
+    if leases:
+        job_ids, fences = zip(*sorted(leases), strict=True)
+        connection.execute(DELIVER, {"job_ids": list(job_ids), "fences": list(fences)})

@@ -1,0 +1,158 @@
+"""blocked -> queued: unblock, and blocked -> cancelled: cancel, when what a node of a graph waits for ends.
+
+Every move that ends jobs calls `settle` in its transaction, after all that it locks itself. Each edge is walked once,
+when its parent ends. An edge is met if the parent succeeded, or if it says `run`; of a parent that ended otherwise,
+`block` leaves the child blocked for ever, and `cancel` cancels it, and with it what depends on it by such edges.
+
+Rows of nodes come last in the order of locks and are taken in one go, sorted by job. Jobs are locked by then, so that
+those of children are taken only if nobody else has them: what is left is due, and upkeep's.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+#: Whether there is a graph that is not over, true or null: the column with which a statement that ends jobs asks for
+#: `settle`. From the newest on, for those that are over may still stand in the index.
+ANY_OPEN_GRAPH = "(SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1)"
+
+# Nodes that end now, those that are cancelled with them, however deep they lie, and the rest of what is due.
+_ENDING = """
+told AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:states AS text[])) AS t (job_id, state)
+), ended AS MATERIALIZED (
+    SELECT t.job_id, t.state FROM told t
+    CROSS JOIN LATERAL (SELECT FROM graph_nodes n WHERE n.job_id = t.job_id AND n.outcome IS NULL OFFSET 0) n
+), due AS MATERIALIZED (
+    SELECT n.job_id, n.pending_deps FROM unnest(CAST(:due AS bigint[])) AS t (job_id)
+    CROSS JOIN LATERAL (
+        SELECT * FROM graph_nodes n WHERE n.job_id = t.job_id AND n.due AND n.outcome IS NULL OFFSET 0) n
+), doomed AS (
+    (SELECT job_id FROM due WHERE pending_deps > 0
+     UNION
+     SELECT e.child FROM ended p
+     CROSS JOIN LATERAL (SELECT * FROM graph_edges WHERE parent = p.job_id OFFSET 0) e
+     CROSS JOIN LATERAL (SELECT FROM graph_nodes WHERE job_id = e.child AND outcome IS NULL OFFSET 0) n
+     WHERE p.state <> 'succeeded' AND e.on_failure = 'cancel')
+    UNION
+    SELECT e.child FROM doomed p
+    CROSS JOIN LATERAL (SELECT * FROM graph_edges WHERE parent = p.job_id OFFSET 0) e
+    CROSS JOIN LATERAL (SELECT FROM graph_nodes WHERE job_id = e.child AND outcome IS NULL OFFSET 0) n
+    WHERE e.on_failure = 'cancel'
+)"""
+
+LOCK = text(f"""
+WITH RECURSIVE {_ENDING}, over AS MATERIALIZED (
+    SELECT job_id FROM ended UNION SELECT job_id FROM doomed
+), touched AS MATERIALIZED (
+    SELECT job_id FROM over UNION SELECT job_id FROM due UNION
+    SELECT e.child FROM over o CROSS JOIN LATERAL (SELECT child FROM graph_edges WHERE parent = o.job_id OFFSET 0) e
+)
+SELECT job_id FROM graph_nodes WHERE job_id = ANY (ARRAY(SELECT job_id FROM touched))
+ORDER BY job_id FOR NO KEY UPDATE
+""")
+
+# On the locked nodes, whose counters nobody changes any more. A job that somebody else has locked stays as it is. Ids
+# go into each update as one array, which leaves the planner nothing but the primary key.
+UNBLOCK = text(f"""
+WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
+    SELECT id, public_id, fence FROM jobs
+    WHERE id = ANY (ARRAY(SELECT job_id FROM doomed)) AND state = 'blocked'
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+), over AS MATERIALIZED (
+    SELECT job_id, state FROM ended UNION ALL SELECT id, 'cancelled' FROM stopped
+), walked AS MATERIALIZED (
+    SELECT e.child AS job_id, o.state = 'succeeded' OR e.on_failure = 'run' AS met
+    FROM over o CROSS JOIN LATERAL (SELECT child, on_failure FROM graph_edges WHERE parent = o.job_id OFFSET 0) e
+), changed AS MATERIALIZED (
+    SELECT job_id, max(outcome) AS outcome, sum(met)::integer AS met, sum(unmet)::integer AS unmet FROM (
+        SELECT job_id, state AS outcome, 0 AS met, 0 AS unmet FROM over
+        UNION ALL SELECT job_id, NULL, met::integer, (NOT met)::integer FROM walked
+        UNION ALL SELECT job_id, NULL, 0, 0 FROM due) each GROUP BY job_id
+), judged AS MATERIALIZED (
+    SELECT c.*, n.pending_deps - c.met AS pending, coalesce(c.outcome, n.outcome) IS NULL AS waits,
+        n.queue_timeout_seconds
+    FROM changed c CROSS JOIN LATERAL (SELECT * FROM graph_nodes WHERE job_id = c.job_id OFFSET 0) n
+), freed AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE id = ANY (ARRAY(SELECT job_id FROM judged WHERE waits AND pending = 0)) AND state = 'blocked'
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+), counted AS (
+    UPDATE graph_nodes n SET outcome = coalesce(n.outcome, j.outcome), pending_deps = j.pending,
+        dead_ends = n.dead_ends + j.unmet,
+        due = j.waits AND (j.pending = 0 OR j.job_id IN (SELECT job_id FROM doomed))
+            AND j.job_id NOT IN (SELECT id FROM freed)
+    FROM judged j WHERE n.job_id = ANY (ARRAY(SELECT job_id FROM judged)) AND n.job_id = j.job_id
+    RETURNING n.due, j.waits AND j.unmet > 0 AS stuck
+), queued AS (
+    UPDATE jobs j SET state = 'queued', queued_at = clock_timestamp(), cohort = cohort_of(j.label),
+        queue_deadline = now() + make_interval(secs => w.queue_timeout_seconds)
+    FROM judged w WHERE j.id = ANY (ARRAY(SELECT id FROM freed)) AND w.job_id = j.id
+    RETURNING j.id, j.fence
+), cancelled AS (
+    UPDATE jobs j SET state = 'cancelled', finished_at = clock_timestamp(),
+        reason = 'cancelled: what it depends on did not succeed'
+    WHERE j.id = ANY (ARRAY(SELECT id FROM stopped))
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+    SELECT id, 'unblock', 'blocked', 'queued', fence, 'graph' FROM queued
+    UNION ALL
+    SELECT id, 'cancel', 'blocked', 'cancelled', fence, 'graph' FROM stopped
+), told_waiting AS (
+    SELECT wake('jobs') FROM queued HAVING count(*) > 0
+), told_done AS (
+    SELECT wake('done', string_agg(public_id::text, ',')) FROM stopped HAVING count(*) > 0
+)
+SELECT (SELECT count(*) FROM queued) AS queued, (SELECT count(*) FROM stopped) AS cancelled,
+    (SELECT count(*) FROM counted WHERE stuck) AS stuck, (SELECT count(*) FROM counted WHERE due) AS due,
+    (SELECT count(*) FROM told_waiting) + (SELECT count(*) FROM told_done) AS woken
+""")
+
+OPEN = text(f"SELECT {ANY_OPEN_GRAPH}")
+DEAD_ENDS = text("""
+SELECT count(*) FROM (SELECT FROM graph_nodes WHERE dead_ends > 0 AND outcome IS NULL ORDER BY graph LIMIT :limit) stuck
+""")
+# Whoever has the whole table of jobs for himself waits for those who have written some, and they wait for nodes.
+JOBS_FIRST = text("LOCK TABLE jobs IN ROW EXCLUSIVE MODE")
+DUE = text("SELECT job_id FROM graph_nodes WHERE due AND outcome IS NULL ORDER BY job_id LIMIT :limit")
+
+
+@dataclass(frozen=True)
+class UnblockResult:
+    """Nodes that were queued or cancelled, those that have got a parent which will never let them run, and those that
+    are left to upkeep because somebody else has their jobs."""
+
+    queued: int = 0
+    cancelled: int = 0
+    stuck: int = 0
+    due: int = 0
+
+
+def unblock(connection: Connection, ended: Mapping[int, str], *, due: Collection[int] = ()) -> UnblockResult:
+    """Tell the nodes of graphs that wait for these jobs, given with their final states, that they have ended; each is
+    told once. Jobs of no graph are passed over. `due` are nodes of which something was left to do."""
+    where = {"ids": list(ended), "states": list(ended.values()), "due": list(due)}
+    if not connection.execute(LOCK, where).all():
+        return UnblockResult()
+    row = connection.execute(UNBLOCK, where).one()
+    return UnblockResult(row.queued, row.cancelled, row.stuck, row.due)
+
+
+def unblock_due(connection: Connection, limit: int) -> UnblockResult:
+    """Do what was left to do for up to `limit` nodes."""
+    due = [row.job_id for row in connection.execute(DUE, {"limit": limit})]
+    if not due:
+        return UnblockResult()
+    connection.execute(JOBS_FIRST)
+    return unblock(connection, {}, due=due)
+
+
+def any_open_graph(connection: Connection) -> bool:
+    """Whether there is a graph that is not over."""
+    return bool(connection.execute(OPEN).scalar_one())
+
+
+def count_dead_ends(connection: Connection, limit: int) -> int:
+    """How many nodes, up to `limit`, have a dependency that can never be met."""
+    return int(connection.execute(DEAD_ENDS, {"limit": limit}).scalar_one())

@@ -1,0 +1,394 @@
+"""leased, running, cancelling -> final or queued: the end of an attempt.
+
+All endings are one statement, because ending is where a lease stops being live and its bot gets the units back:
+that must happen in one place. What differs is the verdict.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from schema.accounting import counters
+from schema.accounting.counters import Settlement
+from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
+from schema.postgres import fragments
+from schema.postgres.fragments import newest_quota
+from schema.states import FINAL
+from schema.validation import MAX_KILLS
+
+# Whose credit an attempt's end is: the bot's, or the job's own, in the transaction that ends it.
+#
+# Of each job only the first failure is charged, to the bot that it happened on. When it fails on another bot too, the
+# job is to blame and the first one gets its charge back; when it passes on another one, the first one's charge is
+# upheld.
+
+
+#: Labels that are kept for each bot, those of its latest attempts.
+LABELS = 100
+
+
+@dataclass(frozen=True)
+class Credit:
+    """An attempt that has ended: its fence, its verdict, and the state in which that left its job."""
+
+    job_id: int
+    fence: int
+    verdict: str
+    state: str
+
+
+# What was asked to stop says nothing of its bot, unless it ran too long. The counts of a bot are changed by nobody who
+# does not hold its row: a charge is given back where upkeep holds it (`probation.review`).
+RECORD = text("""
+WITH told AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:verdicts AS text[]),
+                         CAST(:states AS text[])) AS t (job_id, fence, verdict, state)
+), over AS MATERIALIZED (
+    SELECT t.job_id, t.state, l.bot_id, j.label, t.verdict = 'succeeded' AS ok, b.known, b.blamed, b.due,
+        t.verdict IN ('succeeded', 'failed') AS finished, l.seconds
+    FROM told t
+    CROSS JOIN LATERAL (
+        SELECT bot_id, stop_reason, coalesce(acknowledged_at, delivered_at) IS NOT NULL AS started,
+            extract(epoch FROM ended_at - coalesce(acknowledged_at, delivered_at, granted_at)) AS seconds
+        FROM leases WHERE job_id = t.job_id AND fence = t.fence OFFSET 0) l
+    CROSS JOIN LATERAL (SELECT label FROM jobs WHERE id = t.job_id OFFSET 0) j
+    CROSS JOIN LATERAL (
+        SELECT count(*) > 0 AS known, max(bot_id) FILTER (WHERE returned_at IS NULL) AS blamed,
+            count(*) FILTER (WHERE returned_at IS NOT NULL AND bot_id IS NOT NULL) > 0 AS due
+        FROM blames WHERE job_id = t.job_id OFFSET 0) b
+    WHERE t.verdict = 'succeeded' OR l.stop_reason = 'timeout'
+        OR l.stop_reason IS NULL AND (t.verdict IN ('failed', 'error') OR t.verdict = 'lost' AND l.started)
+), blamed AS (
+    INSERT INTO blames (job_id, bot_id) SELECT job_id, bot_id FROM over WHERE NOT ok AND NOT known AND state = 'queued'
+), returned AS (
+    UPDATE blames SET returned_at = clock_timestamp()
+    WHERE job_id = ANY (ARRAY(SELECT job_id FROM over WHERE NOT ok AND blamed <> bot_id))
+), upheld AS (
+    UPDATE blames SET upheld_at = clock_timestamp()
+    WHERE job_id = ANY (ARRAY(SELECT job_id FROM over WHERE ok AND blamed <> bot_id))
+), settled AS (
+    DELETE FROM blames WHERE job_id = ANY (ARRAY(
+        SELECT job_id FROM over
+        WHERE known AND NOT due AND (ok OR state <> 'queued') AND coalesce(blamed, bot_id) = bot_id))
+), forgiven AS (
+    DELETE FROM blames WHERE bot_id = ANY (ARRAY(SELECT bot_id FROM over WHERE ok)) AND upheld_at IS NOT NULL
+), lifted AS (
+    UPDATE bots SET probation_until = NULL
+    WHERE id = ANY (ARRAY(SELECT bot_id FROM over WHERE ok)) AND probation_until IS NOT NULL
+), counted AS (
+    INSERT INTO bot_success AS s (bot_id, label, successes, failures, finished, seconds)
+    SELECT bot_id, label, count(*) FILTER (WHERE ok), count(*) FILTER (WHERE NOT ok), count(*) FILTER (WHERE finished),
+        coalesce(sum(seconds) FILTER (WHERE finished), 0)
+    FROM over WHERE ok OR NOT known GROUP BY bot_id, label
+    ON CONFLICT (bot_id, label) DO UPDATE SET (successes, failures, returned, finished, seconds, at) = (
+        SELECT (s.successes + EXCLUDED.successes) * w.share, (s.failures + EXCLUDED.failures) * w.share,
+            s.returned * w.share, (s.finished + EXCLUDED.finished) * w.share,
+            (s.seconds + EXCLUDED.seconds) * w.share, clock_timestamp()
+        FROM (SELECT least(1, (SELECT memory FROM success_policy)
+            / (s.successes + s.failures + EXCLUDED.successes + EXCLUDED.failures)) AS share) w)
+    RETURNING s.bot_id, s.xmax = 0 AS new
+)
+SELECT array_agg(bot_id) AS bot_ids FROM counted WHERE new
+""")
+TRIM = text("""
+DELETE FROM bot_success s WHERE s.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND s.label NOT IN (
+    SELECT r.label FROM bot_success r WHERE r.bot_id = s.bot_id ORDER BY r.at DESC, r.label LIMIT :limit)
+""")
+
+
+def credit(connection: Connection, credits: Sequence[Credit]) -> None:
+    """Count these ends for their bots. The caller holds the bots and the jobs, has just ended the attempts, and has
+    seen that successes are counted. A success ends its bot's probation."""
+    new = connection.execute(
+        RECORD,
+        {
+            "job_ids": [one.job_id for one in credits],
+            "fences": [one.fence for one in credits],
+            "verdicts": [one.verdict for one in credits],
+            "states": [one.state for one in credits],
+        },
+    ).scalar_one()
+    if new:
+        connection.execute(TRIM, {"bot_ids": sorted(set(new)), "limit": LABELS})
+
+
+# The units of a bot while its call is settled: its row is written once, when all is known.
+
+
+@dataclass
+class BotCapacity:
+    """A bot whose row this transaction holds: all of its units, those in use, its live leases, and units that are kept
+    for evictors. Whoever ends leases or grants some notes it here; `synced` writes it to the row."""
+
+    capacity: int
+    in_use: int
+    held: int
+    reserved: int
+
+    @property
+    def unused(self) -> int:
+        """Units without a lease."""
+        return self.capacity - self.in_use
+
+    @property
+    def units(self) -> int:
+        """Units for anybody."""
+        return self.unused - self.reserved
+
+    def give_back(self, units: int) -> None:
+        """A lease has ended."""
+        self.in_use -= units
+        self.held = max(0, self.held - 1)
+
+    def take(self, units: int, *, reserved: int) -> None:
+        """A lease has begun; so many of its units were reserved for it."""
+        self.in_use += units
+        self.held += 1
+        self.reserved -= reserved
+
+
+#: A live lease, in words that match no index of live leases: by its job and fence it is found by its primary key.
+LIVE = "l.ended_at IS NULL"
+
+
+class Verdict(StrEnum):
+    """Why an attempt ended.
+
+    SUCCEEDED, FAILED: the bot's own word, with a result. FAILED is retried where the job asks for it.
+    ERROR: the bot could not run it; charged. STOPPED: the bot confirms a requested stop.
+    RELEASED: given back unfinished, uncharged. LOST: the bot is gone; charged if it had been given the job, which it
+    may have started before it could say so.
+    """
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ERROR = "error"
+    STOPPED = "stopped"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """One lease and how it ended; all five first fields are the fence."""
+
+    job_id: int
+    fence: int
+    bot_id: int
+    bot_epoch: int
+    verdict: Verdict
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EndedAttempt:
+    """What became of a job whose attempt ended."""
+
+    job_id: int
+    public_id: str
+    bot_id: int
+    instance: int
+    verdict: Verdict
+    state: str
+    fence: int
+    units: int
+    locality_hint: str | None
+
+
+# Each step carries along what the next ones need: joins of steps would be nested loops, for nobody knows their sizes.
+# A job whose lease is cancelled by the server has been revoked, so its fence grows; a bot's own finish keeps it. What
+# was asked to stop for another's minimum is evicted only here, where it has not ended by itself meanwhile; the receipt
+# was written when it was asked.
+END = text(f"""
+WITH told AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
+                         {fragments.json_array("details")})
+        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details)
+), held AS MATERIALIZED (
+    SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
+        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details
+    FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
+    WHERE j.state IN ('leased', 'running', 'cancelling')
+    ORDER BY j.id FOR NO KEY UPDATE OF j
+), over AS (
+    UPDATE leases l SET ended_at = clock_timestamp(), due_at = NULL,
+        state = CASE WHEN h.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END
+    FROM held h
+    WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND {LIVE}
+    RETURNING h.*, l.cohort, l.instance, l.units, l.stop_reason, l.granted_at,
+        coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS started
+), judged AS MATERIALIZED (
+    SELECT o.*,
+        o.verdict IN ('stopped', 'released') OR o.verdict = 'lost' AND NOT o.started AS uncharged,
+        o.verdict = 'lost' AND o.started AS killed,
+        o.verdict IN ('stopped', 'released') AND o.stop_reason = 'preempt' AS evicted
+    FROM over o
+), decided AS MATERIALIZED (
+    SELECT *, CASE
+        WHEN verdict = 'succeeded' THEN 'succeeded'
+        WHEN verdict = 'failed' AND retry_failed AND attempts < max_attempts AND state <> 'cancelling' THEN 'queued'
+        WHEN verdict = 'failed' THEN 'failed'
+        WHEN state = 'cancelling' THEN 'cancelled'
+        WHEN stop_reason = 'timeout' THEN 'dead'
+        WHEN uncharged THEN 'queued'
+        WHEN killed AND kills + 1 >= {MAX_KILLS} THEN 'dead'
+        WHEN attempts >= max_attempts THEN 'dead'
+        ELSE 'queued' END AS to_state
+    FROM judged
+), moved AS (
+    UPDATE jobs j SET
+        state = d.to_state,
+        fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
+        result_fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence END,
+        attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
+        evictions = j.evictions + CASE WHEN d.evicted AND d.to_state = 'queued' THEN 1 ELSE 0 END,
+        cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
+        kills = CASE WHEN d.killed THEN least(j.kills + 1, {MAX_KILLS}) ELSE j.kills END,
+        finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
+        started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
+            WHEN d.to_state <> 'queued' THEN j.started_at END,
+        schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
+            THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
+            WHEN d.to_state = 'queued' AND d.killed AND CAST(:hold_until AS timestamptz) > now() THEN :hold_until END,
+        considered = 0,
+        queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
+        reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
+            WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
+            WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= {MAX_KILLS} THEN 'its bot was lost three times'
+            WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
+            ELSE d.details->>'reason' END
+    FROM decided d WHERE j.id = d.id
+    RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.units, d.state AS from_state,
+        d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence,
+        j.constraint_set IS NOT NULL AS gated
+), logged AS (
+    INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
+    SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
+    FROM moved m JOIN over o ON o.id = m.id
+    CROSS JOIN LATERAL (
+        SELECT details FROM job_events
+        WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
+    JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
+    WHERE m.evicted
+), freed AS (
+    UPDATE bots b SET in_use = b.in_use - s.units, held = b.held - s.leases
+    FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
+    WHERE :written AND b.id = s.bot_id
+), counted AS MATERIALIZED (
+    SELECT s.cohort, s.instance, s.units
+    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance
+          ORDER BY cohort, instance) s
+    CROSS JOIN LATERAL {newest_quota("s", columns="usage", lock="FOR NO KEY UPDATE")} q
+), returned AS (
+    UPDATE quotas q SET usage = q.usage - c.units FROM counted c
+    WHERE q.cohort = c.cohort AND q.instance = c.instance
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, CASE
+            WHEN state IN ('succeeded', 'failed') THEN 'finish'
+            WHEN state = 'cancelled' THEN 'confirm_cancel'
+            WHEN state = 'dead' THEN 'give_up'
+            WHEN verdict IN ('failed', 'error') THEN 'retry'
+            WHEN verdict = 'lost' THEN 'expire'
+            WHEN evicted THEN 'evict'
+            ELSE 'requeue' END,
+        from_state, state, fence, actor, details || jsonb_build_object('verdict', verdict)
+    FROM moved
+), woken AS (
+    SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
+)
+SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
+    gated, (SELECT count(*) FROM woken), {ANY_OPEN_GRAPH} AS graphs,
+    (SELECT EXISTS (SELECT FROM success_policy)) AS credited
+FROM moved ORDER BY id
+""")
+
+
+@dataclass(frozen=True)
+class RetryPace:
+    """Seconds before a retry: base x 2^(attempts - 1), at most cap. Doubling the base doubles every wait below it."""
+
+    base: float = 1.0
+    cap: float = 60.0
+
+
+def end(
+    connection: Connection,
+    endings: Sequence[AttemptEnd],
+    *,
+    actor: str | Sequence[str],
+    pace: RetryPace | None = None,
+    hold_until: datetime | None = None,
+    capacities: Mapping[int, BotCapacity] | None = None,
+) -> list[EndedAttempt]:
+    """End the attempts whose fences still hold; the others are left as they are and do not come back.
+
+    The caller holds the bots' rows locked; `actor` is who ends them, one for all or one for each. The bots' units and
+    the quotas' come back, and each job moves to where its verdict, its attempts and a pending cancellation send it; the
+    event of a final one keeps its result. Who waits for a job that is final now is woken, and so are the nodes of its
+    graph that depend on it. Until `hold_until` (database time) a lost bot may still run what it had been given: such
+    jobs are not granted again before that, while those it never heard of are. Where successes are counted, so are
+    these.
+    """
+    if not endings:
+        return []
+    pace = pace or RetryPace()
+    rows = connection.execute(
+        END,
+        {
+            "job_ids": [ending.job_id for ending in endings],
+            "fences": [ending.fence for ending in endings],
+            "bot_ids": [ending.bot_id for ending in endings],
+            "epochs": [ending.bot_epoch for ending in endings],
+            "verdicts": [ending.verdict.value for ending in endings],
+            "details": fragments.json_documents(ending.details for ending in endings),
+            "actors": [actor] * len(endings) if isinstance(actor, str) else list(actor),
+            "retry_base": pace.base,
+            "retry_cap": pace.cap,
+            "hold_until": hold_until,
+            "written": capacities is None,
+        },
+    ).all()
+    _settle(connection, rows, endings)
+    if rows and rows[0].credited:
+        credit(connection, [Credit(row.id, row.ended_fence, row.verdict, row.state) for row in rows])
+    ended = [
+        EndedAttempt(
+            row.id,
+            row.public_id,
+            row.bot_id,
+            row.instance,
+            Verdict(row.verdict),
+            row.state,
+            row.fence,
+            row.units,
+            row.locality_hint,
+        )
+        for row in rows
+    ]
+    final = {job.job_id: job.state for job in ended if job.state in FINAL}
+    if final and rows[0].graphs:
+        unblock(connection, final)
+    if capacities is not None:
+        for job in ended:
+            capacities[job.bot_id].give_back(job.units)
+    return ended
+
+
+def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:
+    """Give back what attempts have taken of counters. What they have cost is what the bot says."""
+    if not any(row.gated for row in rows):
+        return
+    told = {(ending.job_id, ending.fence): ending.details for ending in endings}
+    counters.settle(
+        connection,
+        [
+            Settlement(row.id, row.ended_fence, said.get("usage") or {}, said.get("seconds"), row.state in FINAL)
+            for row, said in ((row, told[row.id, row.ended_fence]) for row in rows if row.gated)
+        ],
+    )

@@ -1,0 +1,288 @@
+"""queued -> leased: grant."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.exc import DBAPIError
+
+from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT, Guard
+from schema.moves.end import BotCapacity
+from schema.postgres import fragments
+from schema.postgres.fragments import newest_quota, newest_version
+from schema.predicates import DRAIN, HEALTHY, RESERVATION, STATE, serves
+
+
+class Placement(NamedTuple):
+    """A wish: this job on that bot. `decision` is stored with the event, so that it can be explained later."""
+
+    job_id: int
+    bot_id: int
+    decision: Mapping[str, Any]
+
+
+class Granted(NamedTuple):
+    """A lease that came to be; so many of its units were reserved for it."""
+
+    job_id: int
+    public_id: str
+    bot_id: int
+    fence: int
+    units: int
+    reserved: int
+    instance: int
+
+
+# Bots have been locked after jobs, out of order, hence SKIP LOCKED, or a short patience in the order of their ids; one
+# takes placements in the order they are given for as long as they fit into the room that the locked row shows, and a
+# quota likewise. The bot's row also decides what the bot may have: since it was chosen, a new session may have given it
+# other properties, or another instance. A job's own reservation is room for that job, and for no other, on its bot and
+# in its quota; it is read once its bot is locked, because whoever gives it up holds that and not the job. A placement
+# and its quota are brought together by sorting: a join of two sets of unknown size might compare each with each.
+_GRANT = """
+WITH wanted AS MATERIALIZED (
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions})
+        WITH ORDINALITY AS w (job_id, bot_id, actor, decision, nth)
+    JOIN jobs j ON j.id = w.job_id AND {queued}
+    JOIN instances i ON i.id = j.instance AND {undrained}
+    JOIN platforms p ON p.id = j.platform
+    LEFT JOIN reservations v ON v.job_id = w.job_id AND v.bot_id <> w.bot_id AND NOT {over}
+    WHERE v.job_id IS NULL
+), room AS MATERIALIZED (
+    SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.properties,
+        coalesce(r.unused, b.capacity - b.in_use) AS free,
+        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted, b.ctid
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
+        AS r (id, place, unused, units)
+    CROSS JOIN LATERAL {locked_bot} b
+    WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
+), kept AS MATERIALIZED (
+    SELECT job_id, bot_id, units FROM reservations
+    WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND bot_id = ANY (ARRAY(SELECT id FROM room)) FOR UPDATE
+), filled AS MATERIALIZED (
+    SELECT w.*, coalesce(v.units, 0) AS reserved, r.epoch, r.free, r.units AS room, r.trusted,
+        sum(w.units) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS upto,
+        sum(w.units - coalesce(v.units, 0)) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS unreserved
+    FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
+        AND {serves} AND r.properties @> w.properties
+    LEFT JOIN kept v ON v.job_id = w.job_id AND v.bot_id = w.bot_id
+), seated AS MATERIALIZED (
+    SELECT f.* FROM filled f
+    WHERE f.upto <= f.free AND f.unreserved <= greatest(f.room, 0) AND (f.trusted OR f.upto = f.units)
+), limited AS MATERIALIZED (
+    SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
+    CROSS JOIN LATERAL {quota} q ORDER BY d.cohort, d.instance
+), allowed AS MATERIALIZED (
+    SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
+    LEFT JOIN LATERAL {locked_quota} q ON true
+), left_over AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {limit} - q.usage AS headroom, q.kept
+    FROM ROWS FROM (
+        unnest(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed),
+               ARRAY(SELECT min_quota FROM allowed), ARRAY(SELECT max_quota FROM allowed),
+               ARRAY(SELECT usage FROM allowed)),
+        withheld(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
+    ) AS q (cohort, instance, min_quota, max_quota, usage, kept, evicted)
+), weighed AS MATERIALIZED (
+    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, units, reserved,
+        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom, CAST(NULL AS bigint) AS kept FROM seated
+    UNION ALL
+    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom, kept FROM left_over
+), within AS MATERIALIZED (
+    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN {uncounted} WHEN bool_or(busy) OVER quota THEN false
+        WHEN max(headroom) OVER quota IS NULL THEN true
+        ELSE sum(units) OVER upto <= max(headroom) OVER quota
+            AND sum(units - reserved) OVER upto <= greatest(max(headroom - kept) OVER quota, 0)
+        END AS fits
+    FROM weighed w
+    WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
+), moved AS (
+    UPDATE jobs j SET state = 'leased', fence = j.fence + 1, attempts = j.attempts + 1,
+        schedule_after = NULL, considered = 0, reason = NULL
+    FROM within f
+    WHERE j.id = f.job_id AND f.fits AND {queued}
+    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
+        f.decision, f.reserved
+), taken AS (
+    UPDATE bots b SET in_use = b.in_use + s.units, reserved = b.reserved - s.reserved, held = b.held + s.leases
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.reserved) AS reserved, count(*) AS leases
+          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
+    WHERE {written} AND b.ctid = s.ctid
+), claimed AS (
+    DELETE FROM reservations v WHERE v.job_id = ANY (ARRAY(SELECT id FROM moved WHERE reserved > 0))
+), leased AS (
+    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
+                        delivered_at)
+    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor, :strategy,
+        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END
+    FROM moved
+), counted AS (
+    UPDATE quotas q SET usage = q.usage + s.units
+    FROM (SELECT cohort, instance, sum(units) AS units FROM moved GROUP BY cohort, instance) s
+    WHERE q.cohort = s.cohort AND q.instance = s.instance
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'grant', 'queued', 'leased', fence, actor, decision FROM moved
+), told AS (
+    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
+)
+SELECT id, public_id::text, bot_id, fence, units, reserved, instance, (SELECT count(*) FROM told) FROM moved
+"""
+
+
+def _grant(guard: Guard, *, again: bool, held: bool = False) -> TextClause:
+    """`held`: the caller knows what the bots have left, and writes them; otherwise it knows their places."""
+    newest_bot = newest_version("bots", "id", "r.id", columns="*, ctid")
+    return text(
+        _GRANT.format(
+            decisions=fragments.json_array("decisions"),
+            queued=STATE.of(job="j"),
+            undrained=DRAIN.of(instance="i"),
+            over=f"({RESERVATION.of(reservation='v')})",
+            locked_bot=newest_bot if held else "(SELECT *, ctid FROM bots WHERE ctid = r.place OFFSET 0)",
+            written=str(not held).lower(),
+            serves=serves("r", "w"),
+            quota=newest_quota("d", columns="usage"),
+            locked_quota=newest_quota(
+                "d",
+                columns="min_quota, max_quota, usage",
+                lock=f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}",
+            ),
+            limit=LIMIT[guard],
+            uncounted="true" if guard is Guard.MAX else "false",
+        )
+    )
+
+
+def _lock(*, patient: bool) -> TextClause:
+    healthy, held = HEALTHY.of(bot=""), "" if patient else "SKIP LOCKED"
+    bot = newest_version("bots", "id", "w.id", columns="id, ctid", where=healthy, lock=f"FOR NO KEY UPDATE {held}")
+    return text(f"""
+        SELECT b.id, b.ctid FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
+        CROSS JOIN LATERAL {bot} b
+    """)
+
+
+GRANT = {(guard, again): _grant(guard, again=again) for guard in Guard for again in (False, True)}
+GRANT_LOCKED = _grant(Guard.MAX, again=True, held=True)
+# A statement of its own: what the next one finds of a bot is then the version to change, and can be named by its place.
+LOCK = {patient: _lock(patient=patient) for patient in (False, True)}
+LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true), current_setting('lock_timeout') AS before")
+#: The lock that was waited for did not come in time.
+LOCK_NOT_AVAILABLE = "55P03"
+
+
+def grant(
+    connection: Connection,
+    placements: Sequence[Placement],
+    *,
+    assigner: str | Sequence[str],
+    strategy: str,
+    ack: float,
+    notify: bool = True,
+    guard: Guard = Guard.MAX,
+    again: bool = False,
+    cooldown: float = EVICTION_COOLDOWN,
+    patience: float = 0.0,
+) -> list[Granted]:
+    """Give each job to its bot, where the bot is still there, free, allowed to have it and not locked by somebody else,
+    and where the instance's quota allows it.
+
+    The caller holds the jobs' rows locked. Placements that do not come back lost a race and their jobs are
+    untouched. `assigner` is who chose, one for all or one for each. `ack` is the number of seconds the bot has to
+    acknowledge. `tell` wakes the bots' long polls; without it the caller tells the bots of their leases itself, before
+    the transaction ends, and they count as delivered. `guard` is the limit up to which quotas may be used; `again` says
+    that this transaction has granted or ended leases before and so may hold quotas already: then those that somebody
+    else holds count as used up, because waiting for them out of order could deadlock. `cooldown` is that of evictions,
+    in seconds. With `patience`, bots that others hold are waited for, so many seconds at most, instead of losing the
+    race at once; not together with `again`, for the same reason.
+    """
+    if not placements:
+        return []
+    values = {
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify),
+        "cooldown": cooldown,
+    }
+    granted = None
+    if patience and not again:
+        granted = _with_lock_timeout(connection, GRANT[guard, False], values, patience)
+    if granted is None:
+        granted = _locked(connection, GRANT[guard, again], values, patient=False)
+    return granted
+
+
+def grant_locked(
+    connection: Connection,
+    placements: Sequence[Placement],
+    capacities: Mapping[int, BotCapacity],
+    *,
+    assigner: Sequence[str],
+    strategy: str,
+    ack: float,
+    cooldown: float,
+) -> list[Granted]:
+    """As `grant` with `again` and without `tell`, for bots whose calls are settled: the caller has locked their rows,
+    found them healthy, and writes them later. `rooms` has one for each of them, says what it has left, and takes note.
+    """
+    if not placements:
+        return []
+    values = {
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=False),
+        "cooldown": cooldown,
+    }
+    bots = sorted(set(values["bot_ids"]))
+    left = {
+        "unused": [capacities[bot_id].unused for bot_id in bots],
+        "units": [capacities[bot_id].units for bot_id in bots],
+    }
+    granted = _granted(connection, GRANT_LOCKED, {**values, **left, "rooms": bots, "places": []})
+    for lease in granted:
+        capacities[lease.bot_id].take(lease.units, reserved=lease.reserved)
+    return granted
+
+
+def _values(
+    placements: Sequence[Placement], *, assigner: str | Sequence[str], strategy: str, ack: float, notify: bool
+) -> dict[str, Any]:
+    return {
+        "job_ids": [placement.job_id for placement in placements],
+        "bot_ids": [placement.bot_id for placement in placements],
+        "decisions": fragments.json_documents(placement.decision for placement in placements),
+        "actors": [assigner] * len(placements) if isinstance(assigner, str) else list(assigner),
+        "strategy": strategy,
+        "ack": ack,
+        "tell": notify,
+    }
+
+
+def _with_lock_timeout(
+    connection: Connection, statement: TextClause, values: Mapping[str, Any], patience: float
+) -> list[Granted] | None:
+    """What was granted, or None if somebody holds a bot, or a quota, for longer than that."""
+    try:
+        with connection.begin_nested():
+            before = connection.execute(LOCK_TIMEOUT, {"timeout": f"{patience * 1000:.0f}ms"}).one().before
+            granted = _locked(connection, statement, values, patient=True)
+            connection.execute(LOCK_TIMEOUT, {"timeout": before})
+            return granted
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == LOCK_NOT_AVAILABLE:
+            return None
+        raise
+
+
+def _locked(
+    connection: Connection, statement: TextClause, values: Mapping[str, Any], *, patient: bool
+) -> list[Granted]:
+    bots = connection.execute(LOCK[patient], {"bot_ids": values["bot_ids"]}).all()
+    if not bots:
+        return []
+    locked = {"rooms": [row.id for row in bots], "places": [row.ctid for row in bots], "unused": [], "units": []}
+    return _granted(connection, statement, {**values, **locked})
+
+
+def _granted(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> list[Granted]:
+    rows = connection.execute(statement, values)
+    return [Granted._make(row[: len(Granted._fields)]) for row in rows.all()]

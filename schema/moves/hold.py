@@ -1,0 +1,395 @@
+"""queued -> parked: hold, and parked -> queued: release."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from schema.errors import Conflict, Forbidden
+from schema.moves import cancel
+from schema.moves.cancel import Submission
+from schema.moves.submit import submitted_rows
+from schema.predicates import CONSTRAINED, IN_LINE, STILL_READY
+from schema.states import FINAL, JobState
+from schema.validation import escaped
+
+
+@dataclass(frozen=True)
+class HoldResult:
+    """What a hold or a release found. `state` is the job's state afterwards, None if there is no such job to see."""
+
+    public_id: str
+    state: str | None
+    changed: bool
+
+
+# A wait that others rely on, before a retry or because a lost bot may still run the job, stays with the parked job.
+PARK = text("""
+WITH found AS MATERIALIZED (
+    SELECT id, state FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))
+), moved AS (
+    UPDATE jobs j SET state = 'parked', reason = 'held' || coalesce(': ' || CAST(:reason AS text), '')
+    FROM found f WHERE j.id = f.id AND f.state = 'queued' AND j.state = 'queued'
+    RETURNING j.id, j.state, j.fence
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'hold', 'queued', 'parked', fence, :actor,
+        CASE WHEN CAST(:reason AS text) IS NOT NULL THEN jsonb_build_object('reason', CAST(:reason AS text)) END
+    FROM moved
+)
+SELECT f.id, coalesce(m.state, f.state) AS state, m.id IS NOT NULL AS changed
+FROM found f LEFT JOIN moved m ON m.id = f.id
+""")
+
+# The time a job was held does not count towards its time in the queue. The cohorts may have changed meanwhile.
+UNPARK = text("""
+WITH found AS MATERIALIZED (
+    SELECT j.id, j.state, coalesce(clock_timestamp() - e.at, interval '0') AS held
+    FROM jobs j LEFT JOIN LATERAL (
+        SELECT at FROM job_events
+        WHERE job_id = j.id AND from_state = 'queued' AND to_state = 'parked' ORDER BY id DESC LIMIT 1
+    ) e ON j.state = 'parked'
+    WHERE j.id = ANY (CAST(:ids AS bigint[]))
+), moved AS (
+    UPDATE jobs j SET state = 'queued', reason = NULL, considered = 0, cohort = cohort_of(j.label),
+        schedule_after = CASE WHEN j.considered = 0 AND j.schedule_after > now() THEN j.schedule_after END,
+        queue_deadline = j.queue_deadline + f.held
+    FROM found f WHERE j.id = f.id AND f.state = 'parked' AND j.state = 'parked'
+    RETURNING j.id, j.state, j.fence, f.held
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'release', 'parked', 'queued', fence, :actor, jsonb_strip_nulls(jsonb_build_object(
+        'held_seconds', round(extract(epoch FROM held), 3), 'reason', CAST(:reason AS text)))
+    FROM moved
+), told AS (
+    SELECT wake('jobs') FROM moved HAVING count(*) > 0
+)
+SELECT f.id, coalesce(m.state, f.state) AS state, m.id IS NOT NULL AS changed, (SELECT count(*) FROM told) AS woken
+FROM found f LEFT JOIN moved m ON m.id = f.id
+""")
+
+
+def park(
+    connection: Connection,
+    public_ids: Sequence[str],
+    *,
+    instances: Sequence[str] | None,
+    reason: str | None,
+    actor: str,
+) -> list[HoldResult]:
+    """Hold queued jobs aside until they are released; those in another state are left as they are.
+
+    Only jobs of `instances` are seen, None means all. Room that is reserved for a held job is given up by upkeep.
+    Who withdrew from a shared job cannot hold
+    it for the others. Answers are in the order of `public_ids`, which must be UUIDs.
+    """
+    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    ids = cancel.wanted_job_ids(known.values())
+    cancel.lock_jobs(connection, ids)
+    rows = connection.execute(PARK, {"ids": ids, "reason": reason, "actor": actor})
+    found = {row.id: (row.state, row.changed) for row in rows}
+    return [_hold_result(public_id, known.get(public_id), found) for public_id in public_ids]
+
+
+def unpark(
+    connection: Connection,
+    public_ids: Sequence[str],
+    *,
+    instances: Sequence[str] | None,
+    reason: str | None,
+    actor: str,
+) -> list[HoldResult]:
+    """Put held jobs back where they were in the queue: they keep their `queued_at`. As `park` otherwise."""
+    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    found = release_held(connection, cancel.wanted_job_ids(known.values()), reason=reason, actor=actor)
+    return [_hold_result(public_id, known.get(public_id), found) for public_id in public_ids]
+
+
+def release_held(
+    connection: Connection, ids: Sequence[int], *, reason: str | None, actor: str
+) -> dict[int, tuple[str, bool]]:
+    """Release those of the jobs that are held; returns for each its state afterwards and whether it was released."""
+    cancel.lock_jobs(connection, ids)
+    rows = connection.execute(UNPARK, {"ids": list(ids), "reason": reason, "actor": actor})
+    return {row.id: (row.state, row.changed) for row in rows}
+
+
+def _hold_result(public_id: str, submission: Submission | None, found: Mapping[int, tuple[str, bool]]) -> HoldResult:
+    if submission is not None and submission.withdrawn:
+        return HoldResult(public_id, JobState.CANCELLED, changed=False)
+    state, changed = (None, False) if submission is None else found.get(submission.job_id, (None, False))
+    return HoldResult(public_id, state, changed=changed)
+
+
+# queued -> parked: a job whose rate limit could not be checked, time after time.
+
+
+# However many assigners look, and however often, one failure counts in so many seconds.
+COUNT_SKIPS = text("""
+INSERT INTO rate_skips AS s (job_id, resource, skips, last_at)
+SELECT u.job_id, u.resource, 1, clock_timestamp()
+FROM unnest(CAST(:job_ids AS bigint[]), CAST(:resources AS text[])) AS u (job_id, resource) ORDER BY u.job_id
+ON CONFLICT (job_id) DO UPDATE SET resource = EXCLUDED.resource, skips = s.skips + 1, last_at = clock_timestamp()
+    WHERE s.last_at <= clock_timestamp() - make_interval(secs => :pace)
+RETURNING job_id, skips
+""")
+PARK_SKIPPED = text("""
+WITH moved AS (
+    UPDATE jobs j SET state = 'parked', reason = 'its rate limit could not be checked: ' || f.error
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:errors AS text[])) AS f (job_id, error)
+    WHERE j.id = f.job_id AND j.state = 'queued'
+    RETURNING j.id, j.public_id, j.fence, j.reason
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'hold', 'queued', 'parked', fence, :actor, jsonb_build_object('reason', reason, 'skips', :skips)
+    FROM moved
+), forgotten AS (
+    DELETE FROM rate_skips WHERE job_id = ANY (ARRAY(SELECT id FROM moved))
+)
+SELECT public_id FROM moved ORDER BY id
+""")
+DELETE_SKIPS = text("""
+DELETE FROM rate_skips WHERE resource = :resource AND job_id = ANY (ARRAY(
+    SELECT job_id FROM rate_skips WHERE resource = :resource ORDER BY job_id FOR UPDATE SKIP LOCKED))
+""")
+
+#: Bytes of an error that are kept with a job.
+MAX_ERROR = 300
+
+
+@dataclass(frozen=True)
+class SkippedJob:
+    """A job that could not start because the check of `resource` has failed with `error`."""
+
+    job_id: int
+    resource: str
+    error: str
+
+
+def skip(connection: Connection, skipped: Sequence[SkippedJob], *, most: int, pace: float, actor: str) -> list[str]:
+    """Count a failed check for each of these queued jobs, which the caller holds locked, at most one in `pace` seconds;
+    one that has `most` of them since a check has worked is parked until an operator releases it. Returns the public ids
+    of these."""
+    if not skipped:
+        return []
+    ids = {"job_ids": [each.job_id for each in skipped], "resources": [each.resource for each in skipped]}
+    counted = connection.execute(COUNT_SKIPS, {**ids, "pace": pace})
+    over = {row.job_id for row in counted if row.skips >= most}
+    errors = {each.job_id: each.error[:MAX_ERROR] for each in skipped if each.job_id in over}
+    if not errors:
+        return []
+    found = {"job_ids": list(errors), "errors": list(errors.values()), "skips": most, "actor": actor}
+    return [str(row.public_id) for row in connection.execute(PARK_SKIPPED, found)]
+
+
+def delete_skips(connection: Connection, resource: str) -> None:
+    """A check of this resource has worked: what failed before counts no more (A-20)."""
+    connection.execute(DELETE_SKIPS, {"resource": resource})
+
+
+# queued -> deferred: more jobs wait than may, and deferred -> queued: there is room again.
+
+
+#: Places that are looked at: of cohorts and priorities, and of queues and ranks.
+PLACES = 2000
+#: Names in one notification, whose payload is bounded.
+NAMES = 200
+
+
+def _low_priorities(name: str, columns: str, sort: str, waiting: str, least: str) -> str:
+    """Every value of `columns` and `sort` of which the latter is above `:normal`, one step along the index for each."""
+    step = f"SELECT {columns}, {sort} FROM jobs WHERE {waiting} AND ({columns}, {sort}) > ({{after}})"
+    step += f" ORDER BY {columns}, {sort} LIMIT 1"
+    after = ", ".join(f"z.{column}" for column in columns.split(", "))
+    beginning = ", ".join(["-1"] * len(columns.split(", ")))
+    return f"""{name} AS (
+        SELECT f.*, 1 AS steps FROM ({step.format(after=f"{beginning}, {least}")}) f
+        UNION ALL
+        SELECT f.*, z.steps + 1 FROM {name} z CROSS JOIN LATERAL (
+            {step.format(after=f"{after}, greatest(z.{sort}, :normal)")}) f WHERE z.steps < {PLACES}
+    )"""
+
+
+_ORDINARY, _GATED = "cohort", "cohort, instance, platform, constraint_set"
+
+
+def _newest(name: str, columns: str, sort: str, waiting: str) -> str:
+    """The newest of each of those, from the end of their stretch of the index. What somebody may join stays."""
+    same = " AND ".join(f"{column} = z.{column}" for column in [*columns.split(", "), sort])
+    back = ", ".join(f"{column} DESC" for column in [*columns.split(", "), sort])
+    return f"""SELECT n.id, n.queued_at FROM {name} z CROSS JOIN LATERAL (
+        SELECT id, queued_at FROM jobs WHERE {waiting} AND {same} AND dedup_key IS NULL
+        ORDER BY {back}, queued_at DESC, id DESC LIMIT :limit) n WHERE z.{sort} > :normal"""
+
+
+# What somebody else has locked is left for the next time.
+DEFER = text(f"""
+WITH RECURSIVE {_low_priorities("ordinary", _ORDINARY, "priority", IN_LINE, "-2147483648")},
+{_low_priorities("gated", _GATED, "rank", CONSTRAINED, "'-infinity'")},
+newest AS MATERIALIZED (
+    SELECT id, queued_at FROM (
+        {_newest("ordinary", _ORDINARY, "priority", IN_LINE)}
+        UNION ALL {_newest("gated", _GATED, "rank", CONSTRAINED)}) low
+    ORDER BY queued_at DESC, id DESC LIMIT :limit
+), held AS MATERIALIZED (
+    SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM newest)) AND {STILL_READY}
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE jobs j SET state = 'deferred', reason = 'more jobs wait than may'
+    FROM held h WHERE j.id = h.id AND j.state = 'queued' RETURNING j.id, j.public_id, j.fence
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'defer', 'queued', 'deferred', fence, :actor, jsonb_build_object('may_wait', CAST(:most AS integer))
+    FROM moved
+), told AS (
+    SELECT wake('deferred', string_agg(public_id::text, ',')) FROM (
+        SELECT public_id, row_number() OVER (ORDER BY id) / {NAMES} AS part FROM moved) parts GROUP BY part
+)
+SELECT public_id, (SELECT count(*) FROM told) AS woken FROM moved ORDER BY id
+""")
+
+# They keep their place in the order. The cohorts may have changed meanwhile.
+RETURN = text("""
+WITH oldest AS MATERIALIZED (
+    SELECT id FROM jobs WHERE state = 'deferred' ORDER BY queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE jobs j SET state = 'queued', reason = NULL, cohort = cohort_of(j.label)
+    FROM oldest o WHERE j.id = o.id AND j.state = 'deferred' RETURNING j.id, j.fence
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+    SELECT id, 'return', 'deferred', 'queued', fence, :actor FROM moved
+), told AS (
+    SELECT wake('jobs') FROM moved HAVING count(*) > 0
+)
+SELECT count(*), (SELECT count(*) FROM told) FROM moved
+""")
+
+
+def defer(connection: Connection, limit: int, *, normal: int, most: int, actor: str) -> list[str]:
+    """Take up to `limit` of the newest jobs of the low level, whose effective priority is above `normal`, off the
+    queue, because more than `most` wait; returns their public ids."""
+    rows = connection.execute(DEFER, {"limit": limit, "normal": normal, "most": most, "actor": actor})
+    return [str(row.public_id) for row in rows]
+
+
+def return_deferred(connection: Connection, limit: int, *, actor: str) -> int:
+    """Put up to `limit` of the oldest deferred jobs back where they were in the queue; returns how many."""
+    return int(connection.execute(RETURN, {"limit": limit, "actor": actor}).one()[0])
+
+
+# parked -> queued, and a new job in the place of one that failed, died or was cancelled: requeue.
+
+
+#: Most jobs of one call: their payloads are handed on in one value, of which PostgreSQL takes 256 MB.
+MAX_REQUEUED = 500
+#: With the name of the job it has to fit into the key of a submit.
+MAX_REQUEUE_KEY_BYTES = 150
+#: Final states in which the work was not done.
+REQUEUEABLE = frozenset({JobState.FAILED, JobState.DEAD, JobState.CANCELLED})
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """What a requeue found. `state` is the job's state afterwards, None if there is no such job to see.
+
+    `successor` is the job that is to be run now: the new one, or the job itself while it is not over. It is None for a
+    job that succeeded. `changed` is false when nothing had to be done, or an earlier call with the same key did it.
+    """
+
+    public_id: str
+    state: str | None
+    successor: str | None
+    changed: bool
+
+
+# Weak enough not to get in the way of any move; retention passes over it, so that what is read next is all there.
+LOCK_AGAINST_RETENTION = text("""
+SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
+""")
+
+# Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
+# anew.
+SUBMIT_AGAIN = text("""
+WITH old AS MATERIALIZED (
+    SELECT o.nth - 1 AS n, o.name, jsonb_build_object(
+        'from', o.name, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name,
+        'instance', i.name, 'properties', p.properties, 'payload', w.payload, 'label', j.label,
+        'priority', j.priority, 'units', j.units, 'locality_hint', j.locality_hint,
+        'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
+        'queue_timeout_seconds', e.queue_timeout_seconds
+    ) || jsonb_strip_nulls(jsonb_build_object(
+        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs
+    )) AS request
+    FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
+    JOIN jobs j ON j.id = o.id
+    JOIN instances i ON i.id = j.instance
+    JOIN platforms p ON p.id = j.platform
+    JOIN job_payloads w ON w.job_id = j.id
+    LEFT JOIN constraint_sets g ON g.id = j.constraint_set
+    LEFT JOIN job_constraints t ON t.job_id = j.id
+    LEFT JOIN LATERAL (
+        SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds FROM job_events
+        WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
+)
+SELECT o.name, s.public_id, s.created, s.same
+FROM submit((SELECT jsonb_agg(request ORDER BY n) FROM old), :actor) s JOIN old o ON o.n = s.n
+""")
+
+
+def requeue(
+    connection: Connection,
+    public_ids: Sequence[str],
+    *,
+    instances: Sequence[str] | None,
+    ceiling: int | None,
+    key: str | None,
+    reason: str | None,
+    actor: str,
+) -> list[Requeued]:
+    """Release held jobs, and make a new job like each one that failed, died or was cancelled; it stays what it is.
+
+    Only jobs of `instances` are seen, None means all. The same `key` (at most 150 bytes) makes no second job of the
+    same one. At most 500 answers, in the order of `public_ids`, which must be UUIDs. Raises Forbidden if a new job
+    would be more urgent than `ceiling` (None: any may be), QueueFull if a label has no room for its new jobs, Conflict
+    `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed then.
+    """
+    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    ids = sorted({submission.job_id for submission in known.values()})
+    kept = {row.id: row for row in connection.execute(LOCK_AGAINST_RETENTION, {"ids": ids})}
+    states = {
+        name: JobState.CANCELLED if submission.withdrawn else JobState(kept[submission.job_id].state)
+        for name, submission in known.items()
+        if submission.job_id in kept
+    }
+    over = {name: known[name].job_id for name, state in states.items() if state in REQUEUEABLE}
+    _check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
+    # Submitting comes first: it waits for limits of queues, which nobody waits for who has locked jobs.
+    again = _submit_again(connection, over, key=key, actor=actor) if over else {}
+    waiting = cancel.wanted_job_ids(known[name] for name in states if name not in over)
+    held = release_held(connection, waiting, reason=reason, actor=actor)
+
+    answers = dict.fromkeys(public_ids, (None, None, False)) | {
+        name: (states[name], *again[name]) if name in over else _kept(name, *held[known[name].job_id])
+        for name in states
+    }
+    return [Requeued(public_id, *answers[public_id]) for public_id in public_ids]
+
+
+def _kept(name: str, state: str, released: bool) -> tuple[str, str | None, bool]:
+    return state, None if state in FINAL else name, released
+
+
+def _check_ceiling(priorities: Mapping[str, int], ceiling: int | None) -> None:
+    for name, priority in priorities.items():
+        if ceiling is not None and priority < ceiling:
+            raise Forbidden(f"id: job '{name}' has the priority {priority}, this token may not exceed {ceiling}")
+
+
+def _submit_again(
+    connection: Connection, jobs: Mapping[str, int], *, key: str | None, actor: str
+) -> dict[str, tuple[str, bool]]:
+    values = {"names": list(jobs), "ids": list(jobs.values()), "key": key, "actor": actor}
+    rows = submitted_rows(connection, SUBMIT_AGAIN, values)
+    if not all(row.same for row in rows):
+        raise Conflict("key_reused", f"key: what it makes of '{escaped(key or '', 80)}' was used for another job")
+    return {str(row.name): (str(row.public_id), row.created) for row in rows}

@@ -1,0 +1,319 @@
+"""A change of priority while a job waits. Its state stays, its place in the order does not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from schema.moves import cancel
+from schema.moves.cancel import Submission
+from schema.picking.queues import backoff_queues, constrained_queues, ready_queues
+from schema.postgres.fragments import WANTED_SUBMISSIONS
+from schema.predicates import CONSTRAINED, READY, RESTING, STILL_READY
+from schema.states import JobState
+
+
+@dataclass(frozen=True)
+class Prioritised:
+    """What a change of priority found. `state` and `priority` are those afterwards, None if there is no job to see;
+    a submission that was withdrawn is cancelled and has no priority."""
+
+    public_id: str
+    state: str | None
+    priority: int | None
+    changed: bool
+
+
+@dataclass(frozen=True)
+class ManyPrioritised:
+    """How many jobs a bulk change changed, and whether it left others that it would have changed as well."""
+
+    changed: int
+    more: bool
+
+
+#: Job `j` is not shared by several submissions, or those may change as well.
+_ALLOWED = f"(:shared OR j.dedup_key IS NULL OR {WANTED_SUBMISSIONS} < 2)"
+
+CHANGE = text(f"""
+WITH found AS MATERIALIZED (
+    SELECT id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))
+), moved AS (
+    UPDATE jobs j SET priority = :priority,
+        rank = CASE WHEN j.constraint_set IS NOT NULL THEN CASE WHEN j.rank < -1000 THEN j.rank ELSE :priority END END
+    FROM found f
+    WHERE j.id = f.id AND f.state IN ('blocked', 'queued', 'parked') AND j.state = f.state AND f.priority <> :priority
+        AND {_ALLOWED}
+    RETURNING j.id, j.state, j.fence, j.priority, f.priority AS before
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'prioritise', state, state, fence, :actor, jsonb_strip_nulls(jsonb_build_object(
+        'before', before, 'after', priority, 'reason', CAST(:reason AS text)))
+    FROM moved
+), told AS (
+    SELECT wake('jobs') FROM moved WHERE state = 'queued' HAVING count(*) > 0
+)
+SELECT f.id, f.state, coalesce(m.priority, f.priority) AS priority, m.id IS NOT NULL AS changed,
+    (SELECT count(*) FROM told) AS woken
+FROM found f LEFT JOIN moved m ON m.id = f.id
+""")
+
+
+# Two stretches of an index that is ordered by priority: what has the new priority already is never read.
+def _others(source: str) -> str:
+    return f"""
+        (SELECT id FROM jobs j WHERE {source} AND {_ALLOWED} AND priority < :priority ORDER BY priority LIMIT :limit)
+        UNION ALL
+        (SELECT id FROM jobs j WHERE {source} AND {_ALLOWED} AND priority > :priority ORDER BY priority LIMIT :limit)"""
+
+
+def _in_queues(name: str, waiting: str) -> str:
+    source = f"cohort = q.cohort AND instance = q.instance AND platform = q.platform AND {waiting}"
+    return f"""
+    SELECT j.id FROM {name} q JOIN visible i ON i.id = q.instance CROSS JOIN LATERAL ({_others(source)}) j"""
+
+
+OF_INSTANCES = text(f"""
+WITH RECURSIVE {ready_queues("ready")}, {backoff_queues("resting")}, {constrained_queues("gated")},
+visible AS (
+    SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[]))
+)
+SELECT id FROM (
+    {_in_queues("ready", READY)}
+    UNION ALL
+    {_in_queues("resting", RESTING)}
+    UNION ALL
+    {_in_queues("gated", CONSTRAINED)}
+    UNION ALL
+    SELECT j.id FROM visible i CROSS JOIN LATERAL ({_others("instance = i.id AND state = 'parked'")}) j
+) waiting LIMIT :limit
+""")
+
+_LABELLED = """label = :label AND label <> '' AND state IN ('queued', 'parked') AND state = s.state
+        AND instance = i.id"""
+
+OF_LABEL = text(f"""
+SELECT j.id FROM instances i CROSS JOIN (VALUES ('queued'), ('parked')) s (state)
+CROSS JOIN LATERAL ({_others(_LABELLED)}) j
+WHERE CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[]))
+LIMIT :limit
+""")
+
+
+def set_priority(
+    connection: Connection,
+    public_ids: Sequence[str],
+    priority: int,
+    *,
+    instances: Sequence[str] | None,
+    shared: bool = True,
+    reason: str | None,
+    actor: str,
+) -> list[Prioritised]:
+    """Give blocked, queued and held-aside jobs another priority (lower = more urgent); all others keep theirs.
+
+    Only jobs of `instances` are seen, None means all; of those, jobs that several submissions share are left unless
+    `shared`. Answers are in the order of `public_ids`, which must be UUIDs.
+    """
+    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    found = _change(
+        connection, cancel.wanted_job_ids(known.values()), priority, shared=shared, reason=reason, actor=actor
+    )
+    return [_prioritised(public_id, known.get(public_id), found) for public_id in public_ids]
+
+
+def set_priority_where(
+    connection: Connection,
+    priority: int,
+    *,
+    instances: Sequence[str] | None,
+    label: str | None,
+    shared: bool = True,
+    limit: int,
+    reason: str | None,
+    actor: str,
+) -> ManyPrioritised:
+    """Give up to `limit` queued and held-aside jobs of these instances, or with this label, another priority.
+
+    With both it is the jobs of these instances that have the label. `instances` None means all of them and needs a
+    label, which must not be empty. Jobs that several submissions share are left unless `shared`.
+    """
+    assert instances is not None or label, "all jobs of the pool are never meant"
+    visible = None if instances is None else list(instances)
+    where = {"instances": visible, "priority": priority, "shared": shared, "limit": limit + 1}
+    if label is None:
+        rows = connection.execute(OF_INSTANCES, where)
+    else:
+        rows = connection.execute(OF_LABEL, where | {"label": label})
+    ids = [row.id for row in rows]
+    found = _change(connection, ids[:limit], priority, shared=shared, reason=reason, actor=actor)
+    return ManyPrioritised(sum(changed for _, _, changed in found.values()), more=len(ids) > limit)
+
+
+def _change(
+    connection: Connection, ids: Sequence[int], priority: int, *, shared: bool, reason: str | None, actor: str
+) -> dict[int, tuple[str, int, bool]]:
+    cancel.lock_jobs(connection, ids)
+    values = {"ids": list(ids), "priority": priority, "shared": shared, "reason": reason, "actor": actor}
+    return {row.id: (row.state, row.priority, row.changed) for row in connection.execute(CHANGE, values)}
+
+
+def _prioritised(
+    public_id: str, submission: Submission | None, found: Mapping[int, tuple[str, int, bool]]
+) -> Prioritised:
+    if submission is not None and submission.withdrawn:
+        return Prioritised(public_id, JobState.CANCELLED, None, changed=False)
+    absent = (None, None, False)
+    state, priority, changed = absent if submission is None else found.get(submission.job_id, absent)
+    return Prioritised(public_id, state, priority, changed=changed)
+
+
+# queued -> queued: reprice, when a class, a service level or what holds for all classes has changed.
+
+
+_ORDER = "cohort, instance, platform, constraint_set, rank, queued_at, id"
+#: Before every job.
+BEGINNING = (-1, -1, -1, -1, "-infinity", "-infinity", -1)
+
+# One stretch of the index of gated jobs. One whose priority is no longer what its points came to has been given
+# another by somebody, and keeps it. What has been promoted or hastened stays where it is, unless it gains by it.
+REPRICE = text(f"""
+WITH part AS MATERIALIZED (
+    SELECT {_ORDER} FROM jobs WHERE {CONSTRAINED} AND ({_ORDER}) > (:cohort, :instance, :platform, :constraint_set,
+        CAST(:rank AS float8), CAST(:queued_at AS timestamptz), :id)
+    ORDER BY {_ORDER} LIMIT :limit
+), held AS MATERIALIZED (
+    SELECT id, fence, priority, rank FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM part)) AND {STILL_READY}
+    ORDER BY id FOR NO KEY UPDATE
+), priced AS MATERIALIZED (
+    SELECT h.*, t.price AS before, priced(t.priority_inputs) AS price
+    FROM held h JOIN job_constraints t ON t.job_id = h.id
+    WHERE t.price IS NOT NULL
+), moved AS (
+    UPDATE jobs j SET priority = p.price,
+        rank = CASE WHEN p.rank = p.priority THEN p.price ELSE least(p.rank, p.price) END
+    FROM priced p WHERE j.id = p.id AND p.priority = p.before AND p.price <> p.before
+    RETURNING j.id, j.fence, p.before, j.priority AS after
+), kept AS (
+    UPDATE job_constraints t SET price = p.price, watch_at = least(t.watch_at, now())
+    FROM priced p WHERE t.job_id = p.id
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'reprice', 'queued', 'queued', fence, :actor, jsonb_build_object('before', before, 'after', after)
+    FROM moved
+)
+SELECT (SELECT count(*) FROM moved) AS changed, (SELECT count(*) FROM part) AS looked, last.*
+FROM (SELECT) one LEFT JOIN LATERAL (
+    SELECT cohort, instance, platform, constraint_set, rank, queued_at, id FROM part
+    ORDER BY cohort DESC, instance DESC, platform DESC, constraint_set DESC, rank DESC, queued_at DESC, id DESC LIMIT 1
+) last ON true
+""")
+
+
+@dataclass(frozen=True)
+class Repriced:
+    """How many jobs a batch changed, and where the next one begins, None after the last."""
+
+    changed: int
+    after: tuple[object, ...] | None
+
+
+def reprice(connection: Connection, after: tuple[object, ...] = BEGINNING, *, limit: int, actor: str) -> Repriced:
+    """Give up to `limit` waiting jobs behind `after` the priority that their points come to now.
+
+    The pool goes on meanwhile; what is repeated changes nothing. A job that rests, is held aside or deferred keeps what
+    it has.
+    """
+    names = ("cohort", "instance", "platform", "constraint_set", "rank", "queued_at", "id")
+    values = dict(zip(names, after, strict=True))
+    row = connection.execute(REPRICE, {**values, "limit": limit, "actor": actor}).one()
+    return Repriced(row.changed, tuple(getattr(row, name) for name in names) if row.looked == limit else None)
+
+
+# queued -> queued: promote a job that starves, hasten one whose deadline is near, and say that one will miss it.
+
+
+#: A job is hastened when its slack is less than this part of the time that remains.
+SLACK = 0.2
+#: Seconds after which a job that neither waits nor is over is looked at again.
+LATER = 600
+
+# A job is expected to run as long as it was said to, else as nine of ten of its class did. `latest` is when it has to
+# start; that, and when it is hastened, do not depend on the time, so each job is looked at when something changes and
+# not before. A hastened job's rank is below every priority, in the order of the slack. One that is promoted heads the
+# level above, so that nothing that keeps coming in can keep it waiting.
+REVIEW_WAITING = text(f"""
+WITH due AS MATERIALIZED (
+    SELECT job_id FROM job_constraints WHERE watch_at IS NOT NULL AND watch_at <= now() ORDER BY watch_at LIMIT :limit
+), held AS MATERIALIZED (
+    SELECT id, public_id, state, fence, rank, queued_at, constraint_set, finished_at FROM jobs
+    WHERE id = ANY (ARRAY(SELECT job_id FROM due)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+), known AS MATERIALIZED (
+    SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal, h.state = 'queued' AS waits,
+        t.price IS NOT NULL AS priced, make_interval(secs => s.starvation_seconds) AS patience,
+        make_interval(secs => coalesce(t.seconds, c.seconds_high, 0)) AS expected
+    FROM held h JOIN job_constraints t ON t.job_id = h.id CROSS JOIN scheduling s
+    LEFT JOIN constraint_sets g ON g.id = h.constraint_set LEFT JOIN job_classes c ON c.name = g.terms->>'job_class'
+), judged AS MATERIALIZED (
+    SELECT k.*, deadline - expected AS latest,
+        waits AND rank >= -1000 AND deadline - expected / {1 - SLACK} <= now() AS hastened,
+        waits AND NOT at_risk AND deadline - expected <= now() AS endangered,
+        waits AND priced AND rank > critical AND greatest(queued_at, promoted_at) + patience <= now() AS starved
+    FROM known k
+), ranked AS MATERIALIZED (
+    SELECT j.*, CASE WHEN hastened THEN -1e6 + (extract(epoch FROM latest) - 1.7e9) / 1e4
+        WHEN NOT starved IS TRUE THEN rank WHEN rank > normal THEN high + 0.5
+        WHEN rank > high THEN critical + 0.5 ELSE -1000 END AS becomes,
+        starved AND hastened IS NOT TRUE AS promoted
+    FROM judged j
+), moved AS (
+    UPDATE jobs j SET rank = r.becomes FROM ranked r WHERE j.id = r.id AND r.becomes <> r.rank
+), timed AS (
+    UPDATE job_constraints t SET promoted_at = CASE WHEN r.promoted THEN now() ELSE t.promoted_at END,
+        at_risk = t.at_risk OR r.endangered IS TRUE,
+        watch_at = CASE WHEN r.finished_at IS NOT NULL THEN NULL
+            WHEN NOT r.waits THEN now() + make_interval(secs => {LATER})
+            ELSE greatest(now() + interval '1 s', least(
+                CASE WHEN r.becomes >= -1000 THEN r.deadline - r.expected / {1 - SLACK} END,
+                CASE WHEN NOT r.at_risk AND r.endangered IS NOT TRUE THEN r.latest END,
+                CASE WHEN r.priced AND r.becomes > r.critical
+                    THEN greatest(r.queued_at, CASE WHEN r.promoted THEN now() ELSE r.promoted_at END) + r.patience
+                END)) END
+    FROM ranked r WHERE t.job_id = r.id
+), told AS MATERIALIZED (
+    SELECT r.id, r.public_id, r.fence, w.move, w.details FROM ranked r CROSS JOIN LATERAL (
+        SELECT 'promote' AS move, jsonb_build_object('from', level_of(r.rank), 'to', level_of(r.becomes),
+            'waited_seconds', round(extract(epoch FROM now() - r.queued_at), 3)) AS details WHERE r.promoted
+        UNION ALL
+        SELECT 'hasten', jsonb_build_object('deadline', r.deadline, 'latest_start', r.latest) WHERE r.hastened
+        UNION ALL
+        SELECT 'at_risk', jsonb_build_object('deadline', r.deadline, 'latest_start', r.latest) WHERE r.endangered) w
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, move, 'queued', 'queued', fence, :actor, details FROM told
+)
+SELECT (SELECT count(*) FROM due) AS looked, t.public_id, t.move, t.details->>'to' AS level
+FROM (SELECT) one LEFT JOIN told t ON true
+""")
+
+
+@dataclass(frozen=True)
+class ReviewedJob:
+    """What has become of one waiting job: `move` is `promote`, `hasten` or `at_risk`; `level`: what it was promoted
+    to."""
+
+    public_id: str
+    move: str
+    level: str | None
+
+
+def review_waiting(connection: Connection, limit: int, *, actor: str) -> tuple[int, list[ReviewedJob]]:
+    """Look at up to `limit` jobs that are due for it; returns how many were due, and what has become of them.
+
+    A job that has stayed in one level for as long as the policy allows moves up by one; its class stays. Rows that
+    somebody else has locked are left for the next time.
+    """
+    rows = connection.execute(REVIEW_WAITING, {"limit": limit, "actor": actor}).all()
+    return rows[0].looked, [
+        ReviewedJob(str(row.public_id), row.move, row.level) for row in rows if row.move is not None
+    ]

@@ -1,0 +1,93 @@
+"""nothing -> queued: submit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from pydantic_core import to_json
+from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy.exc import DBAPIError
+
+from schema.errors import BadInput, Conflict, LeaseholdError, QueueFull
+from schema.policy.priority_classes import UNKNOWN_POINTS
+from schema.postgres import engine
+from schema.validation import escaped
+
+# The function is the one implementation, for callers in SQL as well as for this one.
+SUBMIT = text("SELECT n, job_id, public_id, created, same FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n")
+SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
+#: What the function raises when a label's queue is full.
+QUEUE_FULL = "LH001"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One accepted submission; `created` is false when it made no job.
+
+    Its key had been used before by an equal request, or it joined a job by its deduplication key: `job_id` is then that
+    job, and `public_id` a name of its own for it.
+    """
+
+    job_id: int
+    public_id: str
+    created: bool
+
+
+def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, actor: str) -> list[Submitted]:
+    """Queue all `requests`, or none. Answers are in the order of the requests.
+
+    A request holds instance, properties (in normal form), payload, and optionally key, priority, units, label,
+    locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts and retry_failed. A request whose key
+    was used before in its instance gets the earlier job; raises Conflict `key_reused` when that one was submitted with
+    another content, QueueFull when a label has no room for all of its new jobs, BadInput when a class or a service
+    level is not known.
+    """
+    rows = submitted_rows(connection, SUBMIT, {"requests": to_json(list(requests)).decode(), "actor": actor})
+    for row in rows:
+        if not row.same:
+            raise _key_conflict(row.n, requests[row.n])
+    return [Submitted(row.job_id, str(row.public_id), row.created) for row in rows]
+
+
+def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
+    """Queue one request by one statement; for `Database.run_alone`. Takes, answers and raises what `submit` does."""
+    try:
+        (answer,) = engine.single_row(driver, SUBMIT_ALONE, to_json(request), actor.encode())
+    except psycopg.Error as error:
+        if (refused := _refused(error)) is not None:
+            raise refused from None
+        raise
+    assert answer is not None
+    job_id, public_id, created, same = answer[1:-1].decode().split(",")
+    if same != "t":
+        raise _key_conflict(0, request)
+    return Submitted(int(job_id), public_id, created == "t")
+
+
+def submitted_rows(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    """The rows of a statement that submits. Raises QueueFull when a label has no room, BadInput when a class or a
+    service level is not known."""
+    try:
+        return connection.execute(statement, values).all()
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error) and (refused := _refused(error.orig)) is not None:
+            raise refused from None
+        raise
+
+
+def _key_conflict(index: int, request: Mapping[str, Any]) -> Conflict:
+    key = escaped(str(request.get("key")), 80)
+    return Conflict("key_reused", f"jobs[{index}].key: '{key}' was used before for a different request")
+
+
+def _refused(error: psycopg.Error) -> LeaseholdError | None:
+    """What the function says by its SQLSTATE, None if it was something else."""
+    reason = escaped(error.diag.message_primary or "", 300)
+    match error.sqlstate:
+        case code if code == QUEUE_FULL:
+            return QueueFull(reason)
+        case code if code == UNKNOWN_POINTS:
+            return BadInput("jobs", reason)
+        case _:
+            return None

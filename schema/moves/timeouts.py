@@ -1,0 +1,106 @@
+"""queued -> dead: time_out, for jobs that nobody started in time."""
+
+from sqlalchemy import Connection, TextClause, text
+
+from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
+from schema.postgres.fragments import newest_leases
+from schema.states import JobState
+from schema.timing import KILL_GRACE
+
+# Judged on the locked rows: what somebody else is about to grant, to park or to cancel is left to them.
+TIME_OUT = text(f"""
+WITH late AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE state = 'queued' AND queue_deadline IS NOT NULL AND queue_deadline < now()
+    ORDER BY queue_deadline LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE jobs j SET state = 'dead', finished_at = clock_timestamp(), schedule_after = NULL,
+        reason = 'waited longer than its queue timeout'
+    WHERE j.id = ANY (ARRAY(SELECT id FROM late)) AND j.state = 'queued'
+    RETURNING j.id, j.public_id, j.fence, j.queue_deadline
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'time_out', 'queued', 'dead', fence, :actor, jsonb_build_object('queue_deadline', queue_deadline)
+    FROM moved
+), done AS (
+    SELECT wake('done', string_agg(public_id::text, ',')) FROM moved HAVING count(*) > 0
+)
+SELECT id, {ANY_OPEN_GRAPH} AS graphs, (SELECT count(*) FROM done) FROM moved
+""")
+
+
+def time_out(connection: Connection, limit: int, *, actor: str) -> int:
+    """Give up on up to `limit` jobs that have been queued beyond their deadline; returns how many.
+
+    A job that has been started once has no deadline any more, and a parked one is not queued. Rows that somebody else
+    has locked are left for the next time.
+    """
+    rows = connection.execute(TIME_OUT, {"limit": limit, "actor": actor}).all()
+    if rows and rows[0].graphs:
+        unblock(connection, {row.id: JobState.DEAD.value for row in rows})
+    return len(rows)
+
+
+# leased, running -> (asked to stop) -> queued: what a bot or an instance still runs when its drain's time is over.
+
+
+# The jobs are locked with their leases, so that the event names the state that the job is in. Both are taken without
+# their bot, hence SKIP LOCKED.
+_STOP = """
+WITH late AS MATERIALIZED (
+    SELECT j.id, j.state, l.fence, l.bot_id, {subject} AS subject
+    FROM leases l JOIN jobs j ON j.id = l.job_id AND j.fence = l.fence {of}
+    WHERE l.state IN ('pending', 'active') AND j.state IN ('leased', 'running') AND {where}
+    LIMIT :limit FOR NO KEY UPDATE OF j, l SKIP LOCKED
+), asked AS (
+    UPDATE leases l SET state = 'cancelling', stop_reason = 'drain',
+        due_at = now() + make_interval(secs => :sync + {grace})
+    FROM late d WHERE l.job_id = d.id AND l.fence = d.fence
+    RETURNING l.job_id, l.bot_id
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT d.id, 'drain', d.state, d.state, d.fence, :actor, jsonb_build_object('drained', d.subject)
+    FROM late d JOIN asked a ON a.job_id = d.id
+), told AS (
+    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM asked HAVING count(*) > 0
+)
+SELECT count(*), (SELECT count(*) FROM told) FROM asked
+"""
+
+
+def _stop(subject: str, of: str, where: str) -> TextClause:
+    return text(_STOP.format(subject=subject, of=of, where=where, grace=KILL_GRACE))
+
+
+_OF_BOT = newest_leases("d.id", "d.held", columns="job_id")
+# Arrays of ids leave the planner nothing but the leases of these jobs; and a range of one instance in the order of
+# instances nothing but their index.
+STOP_OF_BOTS = _stop(
+    "'bot:' || b.name",
+    "JOIN bots b ON b.id = l.bot_id",
+    f"l.job_id = ANY (ARRAY(SELECT n.job_id FROM bots d CROSS JOIN LATERAL {_OF_BOT} n"
+    " WHERE d.draining AND d.drain_deadline IS NOT NULL AND d.drain_deadline < now() AND d.held > 0))",
+)
+STOP_OF_INSTANCES = _stop(
+    "'instance:' || i.name",
+    "JOIN instances i ON i.id = l.instance",
+    "l.job_id = ANY (ARRAY(SELECT n.job_id FROM unnest(CAST(:instances AS integer[])) AS d (id) CROSS JOIN LATERAL ("
+    "SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND state IN ('pending', 'active')"
+    " ORDER BY instance LIMIT :limit) n))",
+)
+INSTANCES_OVER = text(
+    "SELECT id FROM instances WHERE draining AND drain_deadline IS NOT NULL AND drain_deadline < now()"
+)
+
+
+def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str) -> int:
+    """Ask for up to `limit` leases each of the bots and of the instances whose time to drain is over; returns how many.
+
+    What is stopped goes back to the queue uncharged, once its bot confirms. `sync` is the bots' sync period in seconds.
+    """
+    values = {"limit": limit, "sync": sync, "actor": actor}
+    asked = int(connection.execute(STOP_OF_BOTS, values).one()[0])
+    instances = [row.id for row in connection.execute(INSTANCES_OVER)]
+    if instances:
+        asked += int(connection.execute(STOP_OF_INSTANCES, {**values, "instances": instances}).one()[0])
+    return asked

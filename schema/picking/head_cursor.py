@@ -1,0 +1,195 @@
+"""The front of the line: the first ready jobs of a cohort, of whatever queue, read in their order.
+
+Where most of them can be placed, which is the rule, a pick needs no look into each queue. An index keeps an entry of a
+job that is ready no more for as long as somebody holds an old snapshot, and a walk from its beginning has to step over
+all of those. So where each urgency begins to live is remembered, and while a walk from the very beginning is slow, most
+walks begin there.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schema import clock
+from schema.clock import Monotonic
+from schema.predicates import IN_LINE
+
+#: Urgencies of one cohort whose beginning is remembered, the most urgent ones.
+MAX_LANES = 16
+#: A submit that is committed more than so many seconds after it began may come in front of what is remembered, and then
+#: waits for the next walk from the very beginning.
+LATE = 0.25
+#: A pick that read so many jobs from the very beginning on was quick if it took no more than so many seconds, which is
+#: little more than one takes that begins later. A job that waits for the next such walk there waits among many.
+MANY, QUICK = 200, 0.005
+#: After so many times that a wide walk sufficed, a narrower one is tried.
+AGAIN = 8
+#: After so many times that the front did not do, it is looked at again.
+ASIDE = 16
+
+_LEAST_PRIORITY, _BEYOND = -1000, 1001
+
+#: Where in a lane a job is: when it was queued, in seconds of the database's clock, and its id.
+Place = tuple[float, int]
+_QUEUE_START: Place = (float("-inf"), 0)
+
+#: Two CTEs, `stretches` and `front`, with places for a condition on the cohort `c`, a limit, and what is ready.
+_HEAD_JOBS = """
+stretches AS MATERIALIZED (
+    SELECT c.id AS cohort, coalesce(m.priority, {least}) AS priority, coalesce(m.until, {beyond}) AS until,
+        to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
+    FROM cohorts c
+    LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_priorities AS integer[]),
+                     CAST(:lane_sinces AS double precision[]), CAST(:lane_firsts AS bigint[]),
+                     CAST(:lane_untils AS integer[]))
+        AS m (cohort, priority, since, first, until) ON m.cohort = c.id
+    WHERE {cohorts}
+), front AS MATERIALIZED (
+    SELECT h.* FROM stretches s CROSS JOIN LATERAL (
+        SELECT id, cohort, instance, platform, priority, queued_at, units, considered FROM jobs
+        WHERE cohort = s.cohort AND (priority, queued_at, id) >= (s.priority, s.since, s.first)
+            AND priority < s.until AND {ready}
+        ORDER BY cohort, priority, queued_at, id LIMIT {limit}) h
+    ORDER BY h.priority, h.queued_at, h.id LIMIT {limit}
+)"""
+
+#: What a walk tells about itself, a value: how many jobs it read, when, and of each lane when the first one was queued
+#: and its id.
+SCANNED = """
+    SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
+        SELECT jsonb_agg(jsonb_build_array(cohort, priority, extract(epoch FROM queued_at), id))
+        FROM (SELECT DISTINCT ON (cohort, priority) cohort, priority, queued_at, id FROM front
+              ORDER BY cohort, priority, queued_at, id) lane))
+    FROM front"""
+
+
+def head_jobs(*, cohorts: str, limit: str) -> str:
+    """The CTE `front`: up to `limit` ready jobs, the first ones of the cohorts `c` for which the condition holds."""
+    return _HEAD_JOBS.format(cohorts=cohorts, limit=limit, ready=IN_LINE, least=_LEAST_PRIORITY, beyond=_BEYOND)
+
+
+@dataclass(frozen=True)
+class PriorityLane:
+    """Ready jobs of one urgency in one cohort."""
+
+    cohort: int
+    priority: int
+
+
+class HeadCursor:
+    """What is remembered of the front of some cohorts, always the same ones. Losing it costs one slow walk.
+
+    A job that comes to lie before what is remembered, because it was requeued, released, promoted or made more urgent,
+    or because its submit took long, is found by the next walk from the very beginning. Such walks are quick, and all
+    walks are such walks, unless the clean-up of indexes is held up.
+    """
+
+    def __init__(self, now: Monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._since: dict[PriorityLane, Place] = {}
+        self._full_scan_throttle = clock.Throttle(now)
+        self._disabled_for = 0
+        self._width = self._sufficed = 0
+
+    def begin(self) -> "Scan":
+        """Where the next walk is to begin."""
+        with self._lock:
+            whole = not self._since or self._full_scan_throttle.try_begin()
+            return Scan(self._now(), whole, {} if whole else dict(self._since))
+
+    def learn(self, walk: "Scan", told: tuple[int, float, Any], *, limit: int) -> int:
+        """A walk that might read so many jobs told `WALKED`; returns how many it read."""
+        seconds = self._now() - walk.began
+        walked, at, lanes = told
+        firsts: dict[PriorityLane, Place] = {
+            PriorityLane(cohort, priority): (since, first) for cohort, priority, since, first in lanes or ()
+        }
+        late = at - LATE, 0
+        with self._lock:
+            if walk.whole:
+                self._full_scan_throttle.finished(seconds, quick=QUICK if walked >= MANY else clock.QUICK_SECONDS)
+                if walked >= limit:
+                    self._since.clear()
+            if walked < limit:
+                for lane in self._since:
+                    firsts.setdefault(lane, late)
+            for lane, first in firsts.items():
+                begun = walk.since.get(lane, _QUEUE_START)
+                if not walk.whole and self._since.get(lane, begun) < begun:
+                    continue
+                self._since[lane] = min(first, late)
+            for cohort in {lane.cohort for lane in firsts}:
+                lanes = sorted((lane for lane in self._since if lane.cohort == cohort), key=lambda lane: lane.priority)
+                for lane in lanes[MAX_LANES:]:
+                    del self._since[lane]
+        return walked
+
+    def widths(self, widths: Sequence[int]) -> Sequence[int]:
+        """The widths to try, one after the other: from the one that sufficed last, and now and then a narrower one."""
+        with self._lock:
+            return widths[self._width :]
+
+    def remember_width(self, widths: Sequence[int], reach: int) -> None:
+        """This width sufficed."""
+        with self._lock:
+            width = widths.index(reach)
+            self._sufficed = self._sufficed + 1 if width == self._width else 0
+            self._width = width
+            if self._sufficed >= AGAIN:
+                self._width, self._sufficed = max(0, width - 1), 0
+
+    def is_worthwhile(self) -> bool:
+        """Whether to look at the front at all, or to go on without for a while because it did not do; counts as one
+        time of these."""
+        with self._lock:
+            self._disabled_for = max(0, self._disabled_for - 1)
+            return self._disabled_for == 0
+
+    def disable_for_a_while(self) -> None:
+        """The front did not do: most of it could not be placed, though there was more, or others came first."""
+        with self._lock:
+            self._disabled_for = ASIDE
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One walk: `whole` from the very beginning, else from where each of these lanes was seen to begin."""
+
+    began: float
+    whole: bool
+    since: dict[PriorityLane, Place]
+
+    def values(self) -> dict[str, Sequence[Any]]:
+        """What `front` asks for: stretches from the beginning of one lane to the next lane; before the first and
+        after the last one everything."""
+        rows: list[tuple[int, int, Place, int]] = []
+        for cohort in {lane.cohort for lane in self.since}:
+            lanes = sorted((lane for lane in self.since if lane.cohort == cohort), key=lambda lane: lane.priority)
+            starts = [(_LEAST_PRIORITY, _QUEUE_START), *((lane.priority, self.since[lane]) for lane in lanes)]
+            ends = [*(lane.priority for lane in lanes), _BEYOND]
+            rows += [(cohort, start, since, end) for (start, since), end in zip(starts, ends, strict=True)]
+        return {
+            "lane_cohorts": [row[0] for row in rows],
+            "lane_priorities": [row[1] for row in rows],
+            "lane_sinces": [row[2][0] for row in rows],
+            "lane_firsts": [row[2][1] for row in rows],
+            "lane_untils": [row[3] for row in rows],
+        }
+
+
+class HeadCursors:
+    """What a process remembers of the front of each cohort by itself."""
+
+    def __init__(self, now: Monotonic) -> None:
+        self._now = now
+        self._of: dict[int, HeadCursor] = {}
+
+    def forget(self) -> None:
+        """A transaction in which walks were made has not happened: what it saw of its own writes is not so."""
+        self._of = {}
+
+    def of(self, cohort: int) -> HeadCursor:
+        """That of one cohort."""
+        return self._of.setdefault(cohort, HeadCursor(self._now))

@@ -1,0 +1,263 @@
+"""What preemption looks at: jobs of instances below their minimum that wait too long, and who holds what they need."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, text
+
+from schema.picking.queues import backoff_queues, ready_queues
+from schema.picking.ready import MAX_JOBS_READ, Scope
+from schema.postgres.fragments import newest_leases
+from schema.predicates import DRAIN, HEALTHY, PROBATION, READY, RESTING, UNITS, serves
+from schema.timing import KILL_GRACE
+
+#: Bots looked at for victims of one job.
+MAX_BOTS_READ = 2000
+#: Jobs of one queue that are passed over at most, because they are larger than what their instance lacks.
+WALK = 10 * MAX_JOBS_READ
+
+
+@dataclass(frozen=True)
+class StarvedJob:
+    """A queued job, locked, whose instance is below its minimum, and that has waited `waited` seconds.
+
+    `short`: units that its instance lacks beside those that bots already free for it. `rule` is its cohort's:
+    `lower_priority_only` or `any`.
+    """
+
+    id: int
+    public_id: str
+    fence: int
+    cohort: int
+    instance: int
+    instance_name: str
+    platform: int
+    priority: int
+    units: int
+    waited: float
+    usage: int
+    min_quota: int
+    short: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """A job that holds units of a bot. `spare` are the units that its instance has above its own minimum, infinite
+    without a quota; `running` is false while it only starts or already stops."""
+
+    job_id: int
+    public_id: str
+    fence: int
+    instance: int
+    instance_name: str
+    priority: int
+    units: int
+    queued_at: datetime
+    started_at: datetime
+    evictions: int
+    running: bool
+    spare: float
+
+
+@dataclass(frozen=True)
+class OccupiedBot:
+    """A healthy bot that could run the job if it had room; `room` is what is free, or will be once those who have been
+    asked to stop have done so, and is not reserved."""
+
+    id: int
+    name: str
+    capacity: int
+    free_units: int
+    occupants: tuple[Occupant, ...]
+
+
+# Nothing is stopped for a job `{job}` that will have been given up by the time the room is there.
+IN_TIME = (
+    "({job}queue_deadline IS NULL"
+    f" OR {{job}}queue_deadline > clock_timestamp() + make_interval(secs => :sync + {KILL_GRACE}))"
+)
+
+# Ready jobs, and those that rest because every bot that is free is too small for them: only an eviction would help. The
+# first of each size come before the second of any, since where nothing can be done for one, nothing can for the next.
+_HEADS = """
+    SELECT w.cohort, w.instance, h.nth, h.id, h.priority, h.queued_at FROM {queues} w
+    JOIN below b ON b.cohort = w.cohort AND b.instance = w.instance AND b.short > 0
+    CROSS JOIN LATERAL (
+        SELECT id, priority, queued_at, units,
+            row_number() OVER (PARTITION BY units ORDER BY priority, queued_at, id) AS nth
+        FROM (
+            SELECT id, priority, queued_at, units, considered, queue_deadline FROM (
+                SELECT id, priority, queued_at, units, considered, queue_deadline FROM jobs
+                WHERE cohort = w.cohort AND instance = w.instance AND platform = w.platform AND {waiting}
+                ORDER BY priority, queued_at, id LIMIT :walk) walked
+            WHERE units <= b.short
+            ORDER BY priority, queued_at, id LIMIT :look) first
+        WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay) AND {condition}
+            AND {in_time}
+            AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = first.id)
+        ORDER BY nth, priority, queued_at, id LIMIT :limit) h"""
+
+# What is reserved for jobs of the instance already counts as if they ran.
+_BELOW = f"""below AS MATERIALIZED (
+    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, q.min_quota - q.usage - coalesce((
+        SELECT sum(v.units) FROM reservations v JOIN jobs j ON j.id = v.job_id
+        WHERE j.cohort = q.cohort AND j.instance = q.instance AND j.state = 'queued'), 0) AS short
+    FROM quotas q JOIN instances i ON i.id = q.instance JOIN cohorts c ON c.id = q.cohort
+    WHERE q.usage < q.min_quota AND {DRAIN.of(instance="i")}
+        AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[])))
+        AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
+)"""
+_FOUND = """SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
+    b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
+    clock_timestamp() AS now, b.short
+FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
+"""
+
+# Every instance, and in it every kind of job, gets its share of the batch, however urgent the jobs are for which
+# nothing can be done.
+STARVED_JOBS = text(f"""
+WITH RECURSIVE {_BELOW}, {ready_queues("queues")}, {backoff_queues("resting")}, heads AS MATERIALIZED (
+    SELECT id FROM (
+        {_HEADS.format(queues="queues", waiting=READY, condition="true", in_time=IN_TIME.format(job=""))}
+        UNION ALL
+        {_HEADS.format(queues="resting", waiting=RESTING, condition="considered > 0", in_time=IN_TIME.format(job=""))}
+    ) both_kinds
+    ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, priority, queued_at, id),
+        priority, queued_at, id
+    LIMIT :limit
+), held AS MATERIALIZED (
+    SELECT * FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
+    ORDER BY priority, queued_at, id FOR NO KEY UPDATE SKIP LOCKED
+)
+{_FOUND}ORDER BY j.priority, j.queued_at, j.id
+""")
+
+# Jobs that ask for more than a place, and that the caller has locked.
+STARVED_AMONG = text(f"""
+WITH {_BELOW}, held AS MATERIALIZED (
+    SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued' AND {IN_TIME.format(job="")}
+)
+{_FOUND}WHERE b.short > 0 AND j.queued_at <= clock_timestamp() - make_interval(secs => :delay)
+ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
+""")
+
+# A lease that is asked to stop counts as gone from its bot, where what is reserved may be what it frees, and from what
+# its instance has to spare.
+OCCUPIED_BOTS = text(f"""
+WITH want AS MATERIALIZED (
+    SELECT CAST(:instance AS integer) AS instance, (SELECT pool FROM instances WHERE id = :instance) AS pool,
+        CAST(:units AS integer) AS units
+), able AS MATERIALIZED (
+    SELECT b.id, b.name, b.capacity, b.held, b.capacity - b.in_use - b.reserved AS room
+    FROM (SELECT bot_id FROM bot_platforms WHERE platform = :platform AND cohort = :cohort
+          ORDER BY sample_key LIMIT :look) near
+    JOIN bots b ON b.id = near.bot_id CROSS JOIN want w
+    WHERE {HEALTHY.of(bot="b")} AND {PROBATION.of(bot="b")} AND b.cohort = :cohort
+        AND {UNITS.of(bot="b", want="w")} AND {serves("b", "w")}
+), stopping AS MATERIALIZED (
+    SELECT instance, sum(units) AS units FROM leases
+    WHERE state = 'cancelling' AND cohort = :cohort GROUP BY instance
+)
+SELECT a.id, a.name AS bot, a.capacity,
+    a.room + coalesce(sum(l.units) FILTER (WHERE l.state = 'cancelling') OVER (PARTITION BY a.id), 0) AS room,
+    l.job_id, j.public_id, l.fence, l.instance, i.name AS instance_name,
+    j.priority, l.units, j.queued_at, coalesce(j.started_at, l.granted_at) AS started_at, j.evictions,
+    l.state = 'active' AND j.state = 'running' AND l.cohort = :cohort AS running,
+    q.usage - q.min_quota - coalesce(s.units, 0) AS spare
+FROM able a
+LEFT JOIN LATERAL {newest_leases("a.id", "a.held", columns="*")} l ON true
+LEFT JOIN jobs j ON j.id = l.job_id
+LEFT JOIN instances i ON i.id = l.instance
+LEFT JOIN quotas q ON q.cohort = l.cohort AND q.instance = l.instance
+LEFT JOIN stopping s ON s.instance = l.instance
+ORDER BY a.id, l.job_id
+""")
+
+
+def starved_jobs(
+    connection: Connection, scope: Scope, *, delay: float, sync: float, limit: int
+) -> tuple[list[StarvedJob], datetime | None]:
+    """Lock up to `limit` jobs of instances below their minimum that have been ready for a bot and queued for `delay`
+    seconds, most urgent first, each of which would fit into its instance's minimum and may still wait until somebody
+    has stopped for it; with the database's time. `sync` is the bots' sync period in seconds.
+    """
+    where = {**scope.values(), "delay": delay, "sync": sync, "limit": limit, "look": MAX_JOBS_READ, "walk": WALK}
+    where.pop("cooldown")
+    return _read_starved(connection, STARVED_JOBS, where)
+
+
+def starved_among(
+    connection: Connection, scope: Scope, job_ids: Sequence[int], *, delay: float, sync: float
+) -> tuple[list[StarvedJob], datetime | None]:
+    """Those of these jobs, which the caller has locked, that `starved` would find if they asked for nothing but a
+    place, in the order in which they are given; with the database's time."""
+    where = {**scope.values(), "delay": delay, "sync": sync, "job_ids": list(job_ids)}
+    where.pop("cooldown")
+    return _read_starved(connection, STARVED_AMONG, where)
+
+
+def _read_starved(
+    connection: Connection, statement: TextClause, where: Mapping[str, Any]
+) -> tuple[list[StarvedJob], datetime | None]:
+    found: list[StarvedJob] = []
+    now: datetime | None = None
+    for row in connection.execute(statement, where):
+        now = row.now
+        found.append(
+            StarvedJob(
+                row.id,
+                str(row.public_id),
+                row.fence,
+                row.cohort,
+                row.instance,
+                row.name,
+                row.platform,
+                row.priority,
+                row.units,
+                float(row.waited),
+                row.usage,
+                row.min_quota,
+                row.short,
+                row.reclaim_min,
+            )
+        )
+    return found, now
+
+
+def occupied_bots(connection: Connection, job: StarvedJob) -> Sequence[OccupiedBot]:
+    """The healthy bots of the job's cohort that satisfy it and serve its instance, with what runs on each."""
+    rows = connection.execute(
+        OCCUPIED_BOTS,
+        {
+            "cohort": job.cohort,
+            "instance": job.instance,
+            "platform": job.platform,
+            "units": job.units,
+            "look": MAX_BOTS_READ,
+        },
+    ).all()
+    bots: dict[int, tuple[str, int, int, list[Occupant]]] = {}
+    for row in rows:
+        _, _, _, occupants = bots.setdefault(row.id, (row.bot, row.capacity, row.room, []))
+        if row.job_id is None:
+            continue
+        occupants.append(
+            Occupant(
+                row.job_id,
+                str(row.public_id),
+                row.fence,
+                row.instance,
+                row.instance_name,
+                row.priority,
+                row.units,
+                row.queued_at,
+                row.started_at,
+                row.evictions,
+                row.running,
+                float("inf") if row.spare is None else float(row.spare),
+            )
+        )
+    return [OccupiedBot(key, name, capacity, room, tuple(held)) for key, (name, capacity, room, held) in bots.items()]

@@ -1,0 +1,295 @@
+"""Points: classes of jobs, service levels, and what else decides how urgent a job is, as operators set them.
+
+More points are more urgent; what is stored with a job is its priority, 100 less its points, where lower is more urgent.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.exc import DBAPIError
+
+from schema import audit
+from schema.errors import BadInput, Conflict, NotFound
+from schema.predicates import AT_REST, CONSTRAINED
+from schema.validation import check_name, escaped
+
+#: What `priced` raises when a class or a service level is not known.
+UNKNOWN_POINTS = "LH003"
+#: Points that a class or a service level may have.
+LEAST_POINTS, MOST_POINTS = -900, 1100
+
+CLASSES = text("SELECT name, points, seconds, seconds_high FROM job_classes ORDER BY points DESC, name")
+PRICE = text("SELECT priced(CAST(:own AS jsonb))")
+SET_CLASS = text("""
+INSERT INTO job_classes AS c (name, points) VALUES (:name, :points)
+ON CONFLICT (name) DO UPDATE SET points = :points WHERE c.points <> :points
+""")
+LEVELS = text("SELECT name, points, timeout_seconds FROM service_levels ORDER BY points DESC, name")
+SET_LEVEL = text("""
+INSERT INTO service_levels AS l (name, points, timeout_seconds) VALUES (:name, :points, :timeout)
+ON CONFLICT (name) DO UPDATE SET points = :points, timeout_seconds = :timeout
+""")
+POLICY = text("SELECT * FROM scheduling")
+HOLD_POLICY = text("SELECT * FROM scheduling FOR NO KEY UPDATE")
+SET_POLICY = text("""
+UPDATE scheduling SET project_points = :project_points, user_points = :user_points, critical = :critical, high = :high,
+    normal = :normal, starvation_seconds = :starvation_seconds, max_queue_size = :max_queue_size
+""")
+# Who submits has read the class or the service level, and holds a weak lock on its table until the job can be seen.
+LOCK_CLASSES = text("LOCK TABLE job_classes IN ACCESS EXCLUSIVE MODE")
+LOCK_LEVELS = text("LOCK TABLE service_levels IN ACCESS EXCLUSIVE MODE")
+REMOVE_CLASS = text("DELETE FROM job_classes WHERE name = :name RETURNING points")
+REMOVE_LEVEL = text("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
+# Each kind of job that is not over, by the index of its kind.
+_UNFINISHED = f"""
+SELECT id, constraint_set FROM jobs WHERE {CONSTRAINED}
+UNION ALL SELECT id, constraint_set FROM jobs WHERE {AT_REST} AND constraint_set IS NOT NULL
+UNION ALL SELECT id, constraint_set FROM jobs WHERE state = 'parked' AND constraint_set IS NOT NULL
+UNION ALL SELECT id, constraint_set FROM jobs WHERE state = 'deferred'
+UNION ALL SELECT j.id, j.constraint_set FROM leases l JOIN jobs j ON j.id = l.job_id
+    WHERE l.state IN ('pending', 'active', 'cancelling') AND j.constraint_set IS NOT NULL
+UNION ALL SELECT j.id, j.constraint_set FROM graphs g JOIN graph_nodes n ON n.graph = g.id
+    JOIN jobs j ON j.id = n.job_id WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.constraint_set IS NOT NULL
+"""
+CLASS_IN_USE = text(f"""
+SELECT EXISTS (
+    SELECT FROM ({_UNFINISHED}) j LEFT JOIN job_constraints t ON t.job_id = j.id
+    LEFT JOIN constraint_sets g ON g.id = j.constraint_set
+    WHERE t.priority_inputs->>'class' = :name OR g.terms->>'job_class' = :name)
+""")
+LEVEL_IN_USE = text(f"""
+SELECT EXISTS (
+    SELECT FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id
+    WHERE t.priority_inputs->>'level' = :name)
+""")
+
+
+@dataclass(frozen=True)
+class JobClass:
+    """What jobs of the class are worth. `seconds`: how long one of two of them runs at most, `seconds_high` nine of
+    ten; None while too few have run."""
+
+    name: str
+    points: int
+    seconds: float | None
+    seconds_high: float | None
+
+
+@dataclass(frozen=True)
+class ServiceLevel:
+    """What its jobs are worth, and their timeout in seconds."""
+
+    name: str
+    points: int
+    timeout_seconds: float
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What holds for all classes.
+
+    project_points, user_points: for a job of a project, and for each step of its user's priority.
+    critical, high, normal: the largest effective priority of these levels; what is above is low.
+    starvation_seconds: after so long in one level a job moves up by one; None = never.
+    max_queue_size: when more jobs wait, the newest of the low level are deferred; None = any number may wait.
+    """
+
+    project_points: int = 10
+    user_points: int = 5
+    critical: int = 0
+    high: int = 40
+    normal: int = 60
+    starvation_seconds: float | None = 3600.0
+    max_queue_size: int | None = None
+
+    def level(self, effective: float) -> str:
+        """The level of a job with this effective priority."""
+        for name, most in (("critical", self.critical), ("high", self.high), ("normal", self.normal)):
+            if effective <= most:
+                return name
+        return "low"
+
+
+def classes(connection: Connection) -> list[JobClass]:
+    """All classes, the most urgent first."""
+    return [JobClass(**row) for row in connection.execute(CLASSES).mappings()]
+
+
+def service_levels(connection: Connection) -> list[ServiceLevel]:
+    """All service levels, the most urgent first."""
+    return [ServiceLevel(**row) for row in connection.execute(LEVELS).mappings()]
+
+
+def policy(connection: Connection, *, held: bool = False) -> Policy:
+    """What holds for all classes. `held`: nobody else changes it until this transaction ends."""
+    row = dict(connection.execute(HOLD_POLICY if held else POLICY).mappings().one())
+    del row["one"]
+    return Policy(**row)
+
+
+def priority_of(connection: Connection, priority_inputs: Mapping[str, Any]) -> int:
+    """The priority that a request with these `own` terms gets. Raises BadInput for a class that is not known."""
+    try:
+        return int(connection.execute(PRICE, {"own": json.dumps(priority_inputs)}).scalar_one())
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == UNKNOWN_POINTS:
+            raise BadInput("jobs", escaped(error.orig.diag.message_primary or "", 300)) from None
+        raise
+
+
+def put_class(connection: Connection, name: str, *, points: int, actor: str, reason: str = "") -> None:
+    """Make a class, or change its points. Jobs that wait keep theirs until `moves.reprice`. Raises BadInput."""
+    _check(name, points)
+    connection.execute(SET_CLASS, {"name": name, "points": points})
+    audit.write(connection, "class.set", actor=actor, subject=name, details={"points": points, "reason": reason})
+
+
+def remove_class(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
+    """Remove a class, after which no job can name it. Raises NotFound, and Conflict `class_in_use` while a job that is
+    not over has it."""
+    row = _removed(connection, name, noun="class", lock=LOCK_CLASSES, in_use=CLASS_IN_USE, remove=REMOVE_CLASS)
+    audit.write(connection, "class.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
+
+
+def put_service_level(
+    connection: Connection, name: str, *, points: int, timeout: float, actor: str, reason: str = ""
+) -> None:
+    """Make a service level, or change it; `timeout` in seconds. Jobs keep what they got. Raises BadInput."""
+    _check(name, points)
+    connection.execute(SET_LEVEL, {"name": name, "points": points, "timeout": timeout})
+    details = {"points": points, "timeout_seconds": timeout, "reason": reason}
+    audit.write(connection, "service_level.set", actor=actor, subject=name, details=details)
+
+
+def remove_service_level(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
+    """Remove a service level, after which no job can name it. Raises NotFound, and Conflict `service_level_in_use`
+    while a job that is not over has it."""
+    row = _removed(connection, name, noun="service level", lock=LOCK_LEVELS, in_use=LEVEL_IN_USE, remove=REMOVE_LEVEL)
+    audit.write(connection, "service_level.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
+
+
+def put_policy(connection: Connection, wanted: Policy, *, actor: str, reason: str = "") -> None:
+    """Replace what holds for all classes. Raises BadInput if the levels are not in order."""
+    if not wanted.critical < wanted.high < wanted.normal:
+        raise BadInput("levels", "must have critical < high < normal")
+    connection.execute(SET_POLICY, vars(wanted))
+    audit.write(
+        connection, "scheduling.set", actor=actor, subject="scheduling", details=vars(wanted) | {"reason": reason}
+    )
+
+
+def _removed(
+    connection: Connection, name: str, *, noun: str, lock: TextClause, in_use: TextClause, remove: TextClause
+) -> dict[str, Any]:
+    """Remove a row that no job uses; returns what it held. A submit that has read the row is waited for, and one that
+    comes later waits and finds it gone, so that no job slips in. The first look spares submits that wait if the row
+    is in use anyway."""
+    for fence in (None, lock):
+        if fence is not None:
+            connection.execute(fence)
+        if connection.execute(in_use, {"name": name}).scalar_one():
+            raise Conflict(
+                f"{noun.replace(' ', '_')}_in_use", f"{noun} '{escaped(name, 63)}' is used by unfinished jobs"
+            )
+    row = connection.execute(remove, {"name": name}).one_or_none()
+    if row is None:
+        raise NotFound(f"{noun}: there is no {noun} '{escaped(name, 63)}'")
+    return dict(row._mapping)
+
+
+def _check(name: str, points: int) -> None:
+    check_name("name", name)
+    if not LEAST_POINTS <= points <= MOST_POINTS:
+        raise BadInput("points", f"must be between {LEAST_POINTS} and {MOST_POINTS}")
+
+
+# How long jobs of a class are expected to run: what is known of those that ran last, and what was made of it.
+
+
+#: Finished jobs that are looked at, the newest.
+MAX_RUNS_READ = 5000
+
+EXPECTED_SECONDS = text("""
+SELECT name, seconds FROM job_classes WHERE name = ANY (CAST(:names AS text[])) AND seconds IS NOT NULL
+""")
+# Without a class nobody looks at jobs.
+RECENT_RUN_TIMES = text("""
+SELECT g.name, array_agg(extract(epoch FROM j.finished_at - j.started_at)::float8) AS seconds
+FROM (SELECT id, terms->>'job_class' AS name FROM constraint_sets WHERE terms ? 'job_class') g
+JOIN (SELECT constraint_set, state, started_at, finished_at FROM jobs
+      WHERE finished_at IS NOT NULL AND EXISTS (SELECT FROM constraint_sets WHERE terms ? 'job_class')
+      ORDER BY finished_at DESC LIMIT :most) j ON j.constraint_set = g.id
+WHERE j.state = 'succeeded' AND j.started_at IS NOT NULL AND j.finished_at >= j.started_at
+GROUP BY g.name
+""")
+STORE_PREDICTIONS = text("""
+UPDATE job_classes c SET seconds = w.seconds, seconds_high = w.high
+FROM unnest(CAST(:names AS text[]), CAST(:seconds AS float8[]), CAST(:highs AS float8[])) AS w (name, seconds, high)
+WHERE c.name = w.name AND (c.seconds, c.seconds_high) IS DISTINCT FROM (w.seconds, w.high)
+""")
+
+# Of the newest finished jobs, those that have a class.
+ACCURACY = text("""
+SELECT g.terms->>'job_class' AS name, count(*) AS jobs, count(t.seconds) AS estimated,
+    round((percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM j.finished_at - j.started_at) / t.seconds)
+        FILTER (WHERE t.seconds IS NOT NULL AND j.started_at IS NOT NULL))::numeric, 3)::float8 AS ratio,
+    count(t.deadline) AS dated, count(*) FILTER (WHERE j.finished_at > t.deadline) AS late
+FROM (SELECT id, constraint_set, started_at, finished_at FROM jobs WHERE finished_at IS NOT NULL
+      ORDER BY finished_at DESC LIMIT :most) j
+JOIN constraint_sets g ON g.id = j.constraint_set AND g.terms ? 'job_class' JOIN job_constraints t ON t.job_id = j.id
+GROUP BY 1 ORDER BY 1
+""")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The jobs of a class that ended last, those of them that had an estimate, the median of how long they ran by it,
+    those that had a deadline, and those that missed it."""
+
+    name: str
+    jobs: int
+    estimated: int
+    ratio: float | None
+    dated: int
+    late: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How long a job of a class runs: `seconds` at most in one of two cases, `high` in nine of ten."""
+
+    seconds: float
+    high: float
+
+
+def expected_seconds(connection: Connection, names: Sequence[str]) -> dict[str, float]:
+    """Seconds for which one of two jobs of each of these classes runs at most, where it is known."""
+    if not names:
+        return {}
+    return {row.name: row.seconds for row in connection.execute(EXPECTED_SECONDS, {"names": list(names)})}
+
+
+def recent_run_times(connection: Connection) -> dict[str, list[float]]:
+    """How many seconds each of the jobs of a class ran, of those that succeeded last."""
+    return {row.name: list(row.seconds) for row in connection.execute(RECENT_RUN_TIMES, {"most": MAX_RUNS_READ})}
+
+
+def accuracy(connection: Connection) -> list[Accuracy]:
+    """How well jobs of each class were estimated, of the newest finished jobs."""
+    return [Accuracy(**row) for row in connection.execute(ACCURACY, {"most": MAX_RUNS_READ}).mappings()]
+
+
+def store_predictions(connection: Connection, found: Mapping[str, Prediction]) -> None:
+    """Remember what was predicted for these classes; what is as before is not written."""
+    connection.execute(
+        STORE_PREDICTIONS,
+        {
+            "names": list(found),
+            "seconds": [each.seconds for each in found.values()],
+            "highs": [each.high for each in found.values()],
+        },
+    )

@@ -1,0 +1,124 @@
+"""How many queued and held jobs of one label may wait; a submit beyond that is refused (`refuse_full_queues`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, text
+
+from schema import audit, declarations
+from schema.errors import BadInput, NotFound
+from schema.predicates import AT_REST, CONSTRAINED, IN_LINE
+from schema.validation import MAX_LABEL, Label, check_text, escaped
+
+#: The largest limit, in jobs: each submit to the label counts up to it, while the others wait.
+MAX_QUEUED = 100_000
+
+_PUT = text("""
+INSERT INTO queue_limits AS q (label, max_queued) VALUES (:label, :max_queued)
+ON CONFLICT (label) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_queued <> EXCLUDED.max_queued
+RETURNING label
+""")
+_REMOVE = text("DELETE FROM queue_limits WHERE label = :label RETURNING label")
+_LIST = text("SELECT label, max_queued FROM queue_limits ORDER BY label")
+
+
+class QueueSettings(BaseModel):
+    """The queued jobs of one label, those that are held included.
+
+    max_queued: so many may wait; submits beyond that are refused. Unset takes a limit away. Doubling it doubles the
+        backlog that submitters of this label may build up, and what a submit costs while it is full.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    label: Label
+    max_queued: int | None = Field(default=None, ge=0, le=MAX_QUEUED)
+
+
+@dataclass(frozen=True)
+class QueueLimit:
+    """How many queued and held jobs with this label may wait."""
+
+    label: str
+    max_queued: int
+
+
+def queue_limits(connection: Connection) -> list[QueueLimit]:
+    """Every limit, by label."""
+    return [QueueLimit(row.label, row.max_queued) for row in connection.execute(_LIST)]
+
+
+def check_label(field: str, label: str) -> str:
+    """Return `label` if a job can have it; raise BadInput naming `field` otherwise."""
+    if not check_text(field, label, MAX_LABEL):
+        raise BadInput(field, "must not be empty")
+    return label
+
+
+def set_queue_limit(connection: Connection, label: str, *, max_queued: int, actor: str, reason: str = "") -> None:
+    """Let at most `max_queued` jobs with this label wait. What waits already stays. Raises BadInput."""
+    check_label("label", label)
+    if not 0 <= max_queued <= MAX_QUEUED:
+        raise BadInput("max_queued", f"must be between 0 and {MAX_QUEUED}")
+    _put(connection, label, max_queued, actor=actor, reason=reason)
+
+
+def remove_queue_limit(connection: Connection, label: str, *, actor: str, reason: str = "") -> None:
+    """Let any number of jobs with this label wait. Raises NotFound if the label has no limit."""
+    if not _put(connection, label, None, actor=actor, reason=reason):
+        raise NotFound(f"queue-limit: label '{escaped(label, MAX_LABEL)}' has none")
+
+
+def declare(connection: Connection, wanted: Sequence[QueueSettings], *, actor: str) -> None:
+    """Give the named labels the limits that the configuration says; the others keep theirs."""
+    declarations.replace(connection, "queue-limit", (each.label for each in wanted))
+    for each in sorted(wanted, key=lambda one: one.label):
+        _put(connection, each.label, each.max_queued, actor=actor, reason="configuration")
+
+
+def _put(connection: Connection, label: str, max_queued: int | None, *, actor: str, reason: str) -> bool:
+    """Set or remove a limit; returns whether that changed anything, which is then audited."""
+    values = {"label": label, "max_queued": max_queued}
+    if connection.execute(_REMOVE if max_queued is None else _PUT, values).one_or_none() is None:
+        return False
+    details = {"max_queued": max_queued, "reason": reason}
+    audit.write(connection, "queue.set", actor=actor, subject=f"label:{label}", details=details)
+    return True
+
+
+# How many jobs wait, as far as it matters: a look that costs no more when a million do.
+
+
+OVERFLOW_STATE = text("""
+SELECT s.max_queue_size, s.normal, EXISTS (SELECT FROM jobs WHERE state = 'deferred') AS deferred,
+    (SELECT last_value FROM jobs_id_seq) AS newest
+FROM scheduling s
+""")
+# Each part reads its own index, up to the limit.
+COUNT_WAITING = text("SELECT " + " + ".join(
+    f"(SELECT count(*) FROM (SELECT FROM jobs WHERE {waiting} LIMIT :most) w)"
+    for waiting in (IN_LINE, CONSTRAINED, AT_REST)
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OverflowState:
+    """`most`: how many jobs may wait, None = any number; `normal`: the largest effective priority that is not low;
+    `deferred`: some jobs are; `newest`: no job has a larger id."""
+
+    most: int | None
+    normal: int
+    deferred: bool
+    newest: int
+
+
+def overflow_state(connection: Connection) -> OverflowState:
+    """Whether the number of waiting jobs has a limit, and what is needed to know when to count them."""
+    row = connection.execute(OVERFLOW_STATE).one()
+    return OverflowState(row.max_queue_size, row.normal, row.deferred, row.newest)
+
+
+def count_waiting(connection: Connection, *, most: int) -> int:
+    """How many jobs wait, or at least `most` of each kind."""
+    return int(connection.execute(COUNT_WAITING, {"most": most}).scalar_one())

@@ -1,0 +1,335 @@
+"""Windows in which jobs of certain classes may start: hours of the day, and how far a meter may have gone by then."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Annotated, Literal, Self
+from zoneinfo import ZoneInfo, available_timezones
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from sqlalchemy import Connection, text
+
+from schema import audit, declarations
+from schema.errors import NotFound
+from schema.policy.meters import Meter
+from schema.postgres.notify import wake
+from schema.validation import Name, check_name, escaped
+
+# Hours of the day at which something may happen, on the clock of a named time zone. Pure.
+#
+# What counts is what the clock on the wall says: a window from 2 to 3 is open for two hours on the day on which that
+# hour comes twice, and not at all on the day on which it is left out.
+
+
+#: Clocks of all zones change, and their hours begin, at quarters of an hour of UTC.
+_STEP = timedelta(minutes=15)
+#: A time of day that is left out today comes tomorrow; no zone leaves out one on two days in a row.
+_FAR = timedelta(days=3)
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def load_zone(name: str) -> ZoneInfo:
+    """The time zone of that name, such as `UTC` or `Europe/Berlin`. Raises ValueError if there is none."""
+    if name not in _names():
+        raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
+    return ZoneInfo(name)
+
+
+#: The name of a time zone as a field of a model.
+Zone = Annotated[str, AfterValidator(lambda name: load_zone(name).key)]
+
+
+@dataclass(frozen=True)
+class Hours:
+    """From `start` (0 to 23) on, up to and without `end` (1 to 24), every day; past midnight if `end` is not later."""
+
+    start: int
+    end: int
+    zone: ZoneInfo
+
+    def open_at(self, at: datetime) -> bool:
+        """Whether it is within these hours at that instant."""
+        hour = at.astimezone(self.zone).hour
+        if self.start < self.end:
+            return self.start <= hour < self.end
+        return hour >= self.start or hour < self.end
+
+    def opens(self, at: datetime) -> datetime | None:
+        """The first instant after `at` at which they begin; None if they never end."""
+        return _first(at, lambda before, after: not before and after, self.open_at)
+
+    def closes(self, at: datetime) -> datetime | None:
+        """The first instant after `at` at which they end; None if they never do."""
+        return _first(at, lambda before, after: before and not after, self.open_at)
+
+
+@dataclass(frozen=True)
+class PreferredHours:
+    """Single hours of the day, 0 to 23."""
+
+    hours: frozenset[int]
+    zone: ZoneInfo
+
+    def open_at(self, at: datetime) -> bool:
+        """Whether it is one of these hours at that instant."""
+        return at.astimezone(self.zone).hour in self.hours
+
+    def opens(self, at: datetime) -> datetime | None:
+        """The first instant after `at` at which such an hour begins after one that is none; None if all of them are."""
+        return _first(at, lambda before, after: not before and after, self.open_at)
+
+
+def local_time(at: datetime, zone: ZoneInfo) -> str:
+    """An instant for people, on the clock of the zone."""
+    return f"{at.astimezone(zone):%Y-%m-%d %H:%M} {zone.key}"
+
+
+def _first(at: datetime, edge: Callable[[bool, bool], bool], open_at: Callable[[datetime], bool]) -> datetime | None:
+    instant = at.astimezone(UTC)
+    begins = instant.replace(minute=instant.minute // 15 * 15, second=0, microsecond=0)
+    before = open_at(instant)
+    for _ in range(_FAR // _STEP):
+        begins += _STEP
+        after = open_at(begins)
+        if edge(before, after):
+            return begins
+        before = after
+    return None
+
+
+#: Stands for jobs of every class.
+ALL = "all"
+
+Types = tuple[Name, ...]
+
+_COLUMNS = "name, starts, ends, zone, types, exempt_types, match, meter, usage_threshold, meter_max_age"
+READ = text(f"""
+SELECT w.*, m.used, m.most, m.resets_at, m.updated_at
+FROM (SELECT {_COLUMNS} FROM windows) w LEFT JOIN usage_meters m ON m.name = w.meter AND m.updated_at IS NOT NULL
+ORDER BY w.name
+""")
+# Two processes that start with different windows: the later one has its way, and nobody sees half of them.
+LOCK = text("LOCK TABLE windows IN SHARE ROW EXCLUSIVE MODE")
+REMOVE = text("DELETE FROM windows WHERE name = ANY (CAST(:names AS text[])) RETURNING name")
+PUT = text(f"""
+INSERT INTO windows ({_COLUMNS}) VALUES (:name, :start, :end, :zone, :types, :exempt_types, :match, :meter,
+    :usage_threshold, :meter_max_age)
+""")
+
+
+class WindowTerms(BaseModel):
+    """When jobs of certain classes may start: every day from `start` up to and without `end`, whole hours of the zone's
+    clock, past midnight if `end` is not later. A job that names no class waits for no window."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    start: int = Field(ge=0, le=23, description="hour of the day at which it opens, 0 to 23")
+    end: int = Field(ge=1, le=24, description="hour of the day at which it closes, 1 to 24")
+    zone: Zone = Field(default="UTC", description="time zone of both hours")
+    types: Types = Field(
+        default=(ALL,),
+        min_length=1,
+        max_length=100,
+        strict=False,
+        description="classes whose jobs may start then; all = every class",
+    )
+    exempt_types: Types = Field(
+        default=(),
+        max_length=100,
+        strict=False,
+        description="classes among them that start whatever the meter says",
+    )
+    match: Literal["exact", "prefix"] = Field(
+        default="exact", description="exact, or prefix: a type also stands for classes whose names begin with it"
+    )
+    meter: Name | None = Field(default=None, description="meter that it goes by; unset = none")
+    usage_threshold: float | None = Field(
+        default=None, ge=0, le=100, description="percent of the meter's limit from which on nothing starts"
+    )
+    meter_max_age: float = Field(
+        default=3600.0, gt=0, le=31_536_000, description="seconds after which a reading of the meter counts no more"
+    )
+
+    @model_validator(mode="after")
+    def _can_be_open(self) -> Self:
+        if self.start == self.end:
+            raise ValueError("end: a window that ends as it starts is never open; the whole day is from 0 to 24")
+        if (self.meter is None) != (self.usage_threshold is None):
+            raise ValueError("usage_threshold goes with a meter: set both or neither")
+        return self
+
+
+class WindowSettings(WindowTerms):
+    """One window that the configuration names.
+
+    types: classes of jobs that may start then; "all" is every class.
+    match: "exact", or "prefix": a type is also that of classes that begin with it.
+    meter: the meter that it goes by; unset = none.
+    usage_threshold: percent of the meter's limit, 0 to 100, from which on nothing starts. Doubling it lets jobs use
+        twice as much of what the meter counts.
+    exempt_types: classes that start whatever the meter says, if they are of its types.
+    meter_max_age: seconds after which a reading of the meter tells nothing any more, and nothing starts but what is
+        exempt. Doubling it lets jobs go by readings twice as old.
+    """
+
+    name: Name
+
+    @property
+    def hours(self) -> Hours:
+        """When it is open."""
+        return Hours(self.start, self.end, load_zone(self.zone))
+
+    def admits(self, job_class: str) -> bool:
+        """Whether jobs of the class may start then at all."""
+        return ALL in self.types or self._among(self.types, job_class)
+
+    def exempts(self, job_class: str) -> bool:
+        """Whether they may whatever the meter says."""
+        return ALL in self.exempt_types or self._among(self.exempt_types, job_class)
+
+    def _among(self, types: Types, job_class: str) -> bool:
+        return job_class in types or (self.match == "prefix" and job_class.startswith(types))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window, and the meter that it goes by as it was last read."""
+
+    settings: WindowSettings
+    meter: Meter | None = None
+
+    def held_back(self, job_class: str, at: datetime) -> str | None:
+        """Why a job of the class may not start although the window is open; None if it may."""
+        settings = self.settings
+        if settings.usage_threshold is None or settings.exempts(job_class):
+            return None
+        if self.meter is None:
+            return f"window '{settings.name}' goes by meter '{settings.meter}', which has not been read yet"
+        if not self.meter.fresh(at, settings.meter_max_age):
+            return (
+                f"window '{settings.name}' goes by meter '{settings.meter}', "
+                f"which was last read more than {settings.meter_max_age:g} s ago"
+            )
+        percent = self.meter.percent(at)
+        if percent >= settings.usage_threshold:
+            return (
+                f"meter '{settings.meter}' stands at {percent:.3g} % of its limit, "
+                f"and in window '{settings.name}' jobs start below {settings.usage_threshold:g} %"
+            )
+        return None
+
+    def spare(self, job_class: str, at: datetime) -> float:
+        """What is left of the threshold for jobs of the class while the window is open, 0 to 1; 1 without one."""
+        threshold = self.settings.usage_threshold
+        if threshold is None or self.settings.exempts(job_class):
+            return 1.0
+        if self.meter is None or not threshold or self.held_back(job_class, at) is not None:
+            return 0.0
+        return 1.0 - self.meter.percent(at) / threshold
+
+
+@dataclass(frozen=True)
+class WindowSchedule:
+    """All windows; where there are none, nothing waits for one."""
+
+    windows: Sequence[Window] = ()
+
+    def closed_for_class(self, job_class: str, at: datetime) -> str | None:
+        """Why no job of the class may start at that instant; None if it may."""
+        if not self.windows:
+            return None
+        taking = [window for window in self.windows if window.settings.admits(job_class)]
+        if not taking:
+            return f"no window lets jobs of class '{job_class}' start"
+        found = [window.held_back(job_class, at) for window in taking if window.settings.hours.open_at(at)]
+        if None in found:
+            return None
+        return "; ".join([*(why for why in found if why), self._following(taking, at)])
+
+    def spare(self, job_class: str, at: datetime) -> float:
+        """How far the windows that are open for jobs of the class are from closing to them, 0 to 1: what their meters
+        have left of their thresholds, the most of them; 1 without windows."""
+        if not self.windows:
+            return 1.0
+        taking = [window for window in self.windows if window.settings.admits(job_class)]
+        left = (window.spare(job_class, at) for window in taking if window.settings.hours.open_at(at))
+        return max(left, default=0.0)
+
+    @staticmethod
+    def _following(windows: Sequence[Window], at: datetime) -> str:
+        ahead = [(opens, each.settings) for each in windows if (opens := each.settings.hours.opens(at)) is not None]
+        if not ahead:
+            return "no other window opens later"
+        opens, settings = min(ahead, key=lambda each: (each[0], each[1].name))
+        return f"window '{settings.name}' opens at {local_time(opens, settings.hours.zone)}"
+
+
+def declare(connection: Connection, wanted: Sequence[WindowSettings], *, actor: str) -> None:
+    """Make the windows that the configuration names so, and remove those that it named before and no longer does.
+    Windows that operators made stay."""
+    connection.execute(LOCK)
+    named = {each.name for each in wanted}
+    before = declarations.replace(connection, "window", named) | named
+    if {each.settings for each in read(connection).windows if each.settings.name in before} == set(wanted):
+        return
+    connection.execute(REMOVE, {"names": sorted(before)})
+    for each in wanted:
+        _put(connection, each)
+    audit.write(connection, "windows.set", actor=actor, subject="windows", details={"windows": sorted(named)})
+
+
+def put_window(connection: Connection, name: str, terms: WindowTerms, *, actor: str, reason: str = "") -> None:
+    """Make a window, or replace the one of this name. Raises BadInput."""
+    check_name("name", name)
+    connection.execute(LOCK)
+    connection.execute(REMOVE, {"names": [name]})
+    given = {field: getattr(terms, field) for field in WindowTerms.model_fields}
+    _put(connection, WindowSettings(name=name, **given))
+    details = {"after": {**given, "types": list(terms.types), "exempt_types": list(terms.exempt_types)}}
+    audit.write(connection, "window.set", actor=actor, subject=f"window:{name}", details={**details, "reason": reason})
+    wake(connection, "jobs")
+
+
+def remove_window(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
+    """Remove a window. Jobs wait for no window once there is none. Raises NotFound."""
+    connection.execute(LOCK)
+    if connection.execute(REMOVE, {"names": [name]}).one_or_none() is None:
+        raise NotFound(f"window: no window '{escaped(name, 63)}'")
+    audit.write(connection, "window.rm", actor=actor, subject=f"window:{name}", details={"reason": reason})
+    wake(connection, "jobs")
+
+
+def _put(connection: Connection, window: WindowSettings) -> None:
+    lists = {"types": list(window.types), "exempt_types": list(window.exempt_types)}
+    connection.execute(PUT, window.model_dump() | lists)
+
+
+def read(connection: Connection) -> WindowSchedule:
+    """The windows, with their meters."""
+    return WindowSchedule(
+        [
+            Window(
+                WindowSettings(
+                    name=row.name,
+                    start=row.starts,
+                    end=row.ends,
+                    zone=row.zone,
+                    types=tuple(row.types),
+                    exempt_types=tuple(row.exempt_types),
+                    match=row.match,
+                    meter=row.meter,
+                    usage_threshold=row.usage_threshold,
+                    meter_max_age=row.meter_max_age,
+                ),
+                None
+                if row.updated_at is None
+                else Meter(row.meter, float(row.used), float(row.most), row.resets_at, row.updated_at),
+            )
+            for row in connection.execute(READ)
+        ]
+    )

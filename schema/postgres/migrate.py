@@ -1,0 +1,109 @@
+"""Bringing a database to the schema this program needs, and refusing any other.
+
+The steps are Alembic's and travel inside the package; nothing beside it is read. All pending steps run in one
+transaction under one advisory lock: several programs may upgrade at once, and a step that fails leaves nothing.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from schema.errors import NotReady
+from schema.postgres.engine import Database
+from schema.tables.columns import SCHEMA
+
+# A long step must not be killed by the timeouts that protect everyday work.
+_NO_TIMEOUTS = text("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
+_MIGRATION_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))")
+_CREATE_SCHEMA = text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+_HAS_VERSIONS = text(f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL")
+_CURRENT = text(f"SELECT version_num FROM {SCHEMA}.alembic_version")
+
+
+@dataclass(frozen=True)
+class Version:
+    """The schema a database has (`current`, None = none yet) and the one this program needs."""
+
+    current: str | None
+    needed: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether the program may work on the database."""
+        return self.current == self.needed
+
+
+def status(database: Database, *, urgent: bool = False) -> Version:
+    """What the database has and what is needed. Raises NotReady if the database cannot be reached.
+
+    `urgent` asks on a reserved connection, so that the answer does not wait for other work.
+    """
+    return Version(current=database.run(_current, urgent=urgent), needed=_needed())
+
+
+def require(database: Database) -> None:
+    """Return if the schema is the one this program was written for; raise NotReady otherwise."""
+    must_be_ready(status(database))
+
+
+def must_be_ready(version: Version) -> None:
+    """Return if this is the schema this program was written for; raise NotReady otherwise, with what to do."""
+    if version.ready:
+        return
+    _refuse_unknown(version)
+    raise NotReady(f"schema {version.current or 'none'}, need {version.needed}; run: leasehold db upgrade")
+
+
+def upgrade(database: Database) -> Version:
+    """Run every step the database lacks, waiting for another upgrade to end first.
+
+    Does nothing on a database that is up to date. Raises NotReady if the database cannot be reached or is newer than
+    this program; any error of a step is raised as it came, and then no step of this call stays.
+    """
+    return database.run(_upgrade, urgent=True)
+
+
+def _upgrade(connection: Connection) -> Version:
+    connection.execute(_NO_TIMEOUTS)
+    connection.execute(_MIGRATION_LOCK)
+    version = Version(current=_current(connection), needed=_needed())
+    _refuse_unknown(version)
+    if not version.ready:
+        connection.execute(_CREATE_SCHEMA)
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    return Version(current=_current(connection), needed=version.needed)
+
+
+def _refuse_unknown(version: Version) -> None:
+    if version.current is not None and version.current not in _known():
+        raise NotReady(
+            f"schema {version.current} was made by a newer leasehold, need {version.needed}; install the newer program"
+        )
+
+
+def _current(connection: Connection) -> str | None:
+    if not connection.execute(_HAS_VERSIONS).scalar_one():
+        return None
+    return connection.execute(_CURRENT).scalar_one_or_none()
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "schema:migrations")
+    return config
+
+
+@cache
+def _known() -> tuple[str, ...]:
+    """Every version this program has a step for, the newest first."""
+    return tuple(step.revision for step in ScriptDirectory.from_config(_config()).walk_revisions())
+
+
+def _needed() -> str:
+    return _known()[0]

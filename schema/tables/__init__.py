@@ -1,0 +1,9 @@
+"""The tables, as SQLAlchemy metadata. The baseline migration creates them from here.
+
+It imports only the ground modules of `schema`. Read first: jobs.py and admission.py.
+"""
+
+from schema.tables import admission, graphs, jobs, success, tenancy
+from schema.tables.columns import SCHEMA, metadata
+
+__all__ = ["SCHEMA", "admission", "graphs", "jobs", "metadata", "success", "tenancy"]

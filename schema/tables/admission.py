@@ -1,0 +1,271 @@
+"""The tables of what jobs may ask for beside a place: their gates, and what is counted against limits while they run.
+
+A job that asks for nothing of the kind has no row in any of them, and its own row says so by `constraint_set IS NULL`.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    Numeric,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from schema.tables.columns import NO_LABELS, NOW, TIME, identity, metadata, name_form
+
+#: Amounts of anything that is counted: exact, so that what is taken and given back leaves nothing.
+AMOUNT = Numeric(30, 6)
+
+# Jobs that ask for the same are judged together: one row for each set of terms.
+constraint_sets = Table(
+    "constraint_sets",
+    metadata,
+    identity(Integer),
+    Column("digest", LargeBinary, nullable=False),
+    Column("terms", JSONB, nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    UniqueConstraint("digest", name="constraint_sets_digest_key"),
+)
+
+# What a job does not share with others.
+job_constraints = Table(
+    "job_constraints",
+    metadata,
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("estimate", AMOUNT, nullable=False, server_default=text("1")),
+    Column("seconds", Double),
+    Column("deadline", TIME),
+    Column("priority_inputs", JSONB),
+    Column("price", Integer),
+    Column("watch_at", TIME),
+    Column("promoted_at", TIME),
+    Column("at_risk", Boolean, nullable=False, server_default=text("false")),
+    PrimaryKeyConstraint("job_id"),
+    Index("job_constraints_watch", "watch_at", postgresql_where=text("watch_at IS NOT NULL")),
+    CheckConstraint("estimate BETWEEN 0 AND 1e12", name="job_constraints_estimate_range"),
+    CheckConstraint("seconds > 0 AND seconds <= 31536000", name="job_constraints_seconds_range"),
+)
+
+# What is in use of something: live leases of an instance, cost in the window, a lock. No limit is no limit.
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("used", AMOUNT, nullable=False, server_default=text("0")),
+    Column("most", AMOUNT),
+    PrimaryKeyConstraint("name"),
+    CheckConstraint("used >= 0 AND used <> 'NaN'", name="counters_used_positive"),
+    CheckConstraint("most >= 0 AND most <> 'NaN'", name="counters_most_positive"),
+    Index("counters_of_instances", "name", postgresql_where=text("name LIKE 'instance:%'")),
+)
+
+# What a live lease has taken of counters; it comes back when the lease ends.
+charges = Table(
+    "charges",
+    metadata,
+    Column("job_id", BigInteger, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("names", ARRAY(Text), nullable=False),
+    Column("amounts", ARRAY(AMOUNT), nullable=False),
+    PrimaryKeyConstraint("job_id", "fence"),
+    CheckConstraint("cardinality(names) = cardinality(amounts)", name="charges_paired"),
+)
+
+# What ended attempts have really used of a counter, by the minute; what is older than the window counts no more.
+usage = Table(
+    "usage",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("bucket", TIME, nullable=False),
+    Column("amount", AMOUNT, nullable=False, server_default=text("0")),
+    Column("jobs", Integer, nullable=False, server_default=text("0")),
+    Column("rolled", Boolean, nullable=False, server_default=text("false")),
+    PrimaryKeyConstraint("name", "bucket"),
+    CheckConstraint("amount >= 0 AND amount <> 'NaN'", name="usage_amount_positive"),
+    CheckConstraint("jobs >= 0", name="usage_jobs_positive"),
+    Index("usage_counted", "bucket", postgresql_where=text("NOT rolled")),
+    Index("usage_rolled", "bucket", postgresql_where=text("rolled")),
+)
+
+# Instances that have a share of the pool: their weight beside each other, the unit in which they count, when they last
+# asked for anything, and what was added to their usage when they came back.
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("instance", Integer, autoincrement=False, nullable=False),
+    Column("credit_weight", Double, nullable=False, server_default=text("1")),
+    Column("unit", Text, nullable=False, server_default=text("'cost'")),
+    Column("demand_at", TIME, nullable=False, server_default=text("'-infinity'")),
+    Column("lift", Double, nullable=False, server_default=text("0")),
+    Column("lifted_at", TIME, nullable=False, server_default=text("'-infinity'")),
+    PrimaryKeyConstraint("instance"),
+    CheckConstraint("credit_weight >= 0 AND credit_weight <= 1e6", name="accounts_credit_weight_range"),
+    CheckConstraint(name_form("unit"), name="accounts_unit_form"),
+    CheckConstraint("lift >= 0 AND lift < 'infinity'", name="accounts_lift_range"),
+)
+
+
+# The tables of how fast jobs may start: rates of resource classes, what operators advise, checks that failed.
+
+
+_NAME = "[a-z0-9][a-z0-9._-]{0,62}"
+
+# Token buckets: what is in one at a later moment is `tokens` and `rate` for each second since, up to `burst`.
+rate_buckets = Table(
+    "rate_buckets",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("rate", Double, nullable=False),
+    Column("burst", Integer, nullable=False),
+    Column("tokens", Double, nullable=False),
+    Column("refilled_at", TIME, nullable=False, server_default=func.clock_timestamp()),
+    PrimaryKeyConstraint("name"),
+    CheckConstraint(f"name ~ '^rate:{_NAME}(/{_NAME})?$'", name="rate_buckets_name_form"),
+    CheckConstraint("rate > 0 AND rate <= 1e6", name="rate_buckets_rate_range"),
+    CheckConstraint("burst BETWEEN 1 AND 1000000", name="rate_buckets_burst_range"),
+    CheckConstraint("tokens >= 0 AND tokens <= burst", name="rate_buckets_tokens_range"),
+)
+
+# What operators advise for a resource class, '' for all jobs that ask for more than a place.
+backpressure = Table(
+    "backpressure",
+    metadata,
+    Column("resource_class", Text, nullable=False),
+    Column("allowed", Boolean, nullable=False),
+    Column("delay", Double, nullable=False, server_default=text("0")),
+    Column("until", TIME),
+    PrimaryKeyConstraint("resource_class"),
+    CheckConstraint(f"resource_class ~ '^({_NAME})?$'", name="backpressure_class_form"),
+    CheckConstraint("delay >= 0 AND delay <= 3600", name="backpressure_delay_range"),
+)
+
+# Failed checks of a job's rate limit since the last one that worked; at most so many before it is parked.
+rate_skips = Table(
+    "rate_skips",
+    metadata,
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("resource", Text, nullable=False),
+    Column("skips", Integer, nullable=False),
+    Column("last_at", TIME, nullable=False),
+    PrimaryKeyConstraint("job_id"),
+    CheckConstraint("skips >= 1", name="rate_skips_positive"),
+    Index("rate_skips_of_resource", "resource"),
+)
+
+
+# The tables by which jobs get points, and by which those that wait are promoted and deferred.
+
+
+# What a job is worth by its kind, and how long such jobs have lately run.
+job_classes = Table(
+    "job_classes",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("points", Integer, nullable=False),
+    Column("seconds", Double),
+    Column("seconds_high", Double),
+    PrimaryKeyConstraint("name"),
+    CheckConstraint(name_form(), name="job_classes_name_form"),
+    CheckConstraint("points BETWEEN -900 AND 1100", name="job_classes_points_range"),
+    CheckConstraint("seconds >= 0 AND seconds_high >= seconds", name="job_classes_seconds_range"),
+)
+
+# What a caller has been promised.
+service_levels = Table(
+    "service_levels",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("points", Integer, nullable=False),
+    Column("timeout_seconds", Double, nullable=False),
+    PrimaryKeyConstraint("name"),
+    CheckConstraint(name_form(), name="service_levels_name_form"),
+    CheckConstraint("points BETWEEN -900 AND 1100", name="service_levels_points_range"),
+    CheckConstraint("timeout_seconds > 0 AND timeout_seconds <= 31536000", name="service_levels_timeout_range"),
+)
+
+# One row. `critical`, `high` and `normal` are the largest effective priorities of these levels; the rest is low.
+scheduling = Table(
+    "scheduling",
+    metadata,
+    Column("one", Boolean, nullable=False, server_default=text("true")),
+    Column("project_points", Integer, nullable=False, server_default=text("10")),
+    Column("user_points", Integer, nullable=False, server_default=text("5")),
+    Column("critical", Integer, nullable=False, server_default=text("0")),
+    Column("high", Integer, nullable=False, server_default=text("40")),
+    Column("normal", Integer, nullable=False, server_default=text("60")),
+    Column("starvation_seconds", Double, server_default=text("3600")),
+    Column("max_queue_size", Integer),
+    PrimaryKeyConstraint("one"),
+    CheckConstraint("one", name="scheduling_is_one"),
+    CheckConstraint("critical < high AND high < normal", name="scheduling_levels_ordered"),
+    CheckConstraint("starvation_seconds > 0", name="scheduling_starvation_positive"),
+    CheckConstraint("max_queue_size > 0", name="scheduling_queue_size_positive"),
+)
+
+
+# The tables of execution windows and of the meters that they may go by.
+
+
+# At which hours jobs of which classes may start; as the configuration says.
+windows = Table(
+    "windows",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("starts", SmallInteger, nullable=False),
+    Column("ends", SmallInteger, nullable=False),
+    Column("zone", Text, nullable=False),
+    Column("types", ARRAY(Text), nullable=False),
+    Column("exempt_types", ARRAY(Text), nullable=False, server_default=NO_LABELS),
+    Column("match", Text, nullable=False),
+    Column("meter", Text),
+    Column("usage_threshold", Double),
+    Column("meter_max_age", Double, nullable=False),
+    PrimaryKeyConstraint("name"),
+    CheckConstraint("starts BETWEEN 0 AND 23 AND ends BETWEEN 1 AND 24 AND starts <> ends", name="windows_hours"),
+    CheckConstraint("match IN ('exact', 'prefix')", name="windows_match_known"),
+    CheckConstraint("(meter IS NULL) = (usage_threshold IS NULL)", name="windows_meter_with_threshold"),
+    CheckConstraint("usage_threshold >= 0 AND usage_threshold <= 100", name="windows_threshold_range"),
+)
+
+# What somebody else counts, as it was last read; `polled_at`: when a command was last begun that reads it.
+usage_meters = Table(
+    "usage_meters",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("used", AMOUNT),
+    Column("most", AMOUNT),
+    Column("resets_at", TIME),
+    Column("updated_at", TIME),
+    Column("polled_at", TIME),
+    PrimaryKeyConstraint("name"),
+    CheckConstraint(name_form(), name="usage_meters_name_form"),
+    CheckConstraint("used >= 0 AND used <> 'NaN'", name="usage_meters_used_positive"),
+    CheckConstraint("most > 0 AND most <> 'NaN'", name="usage_meters_most_positive"),
+    CheckConstraint(
+        "(used IS NULL) = (updated_at IS NULL) AND (most IS NULL) = (updated_at IS NULL)", name="usage_meters_read"
+    ),
+)
+
+# What meters stood at, in percent of their limits, by the hour.
+meter_hours = Table(
+    "meter_hours",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("hour", TIME, nullable=False),
+    Column("readings", Integer, nullable=False),
+    Column("percents", Double, nullable=False),
+    PrimaryKeyConstraint("name", "hour"),
+    CheckConstraint("readings >= 1", name="meter_hours_readings_positive"),
+)

@@ -1,0 +1,90 @@
+"""Graphs of jobs: which job is which node, what each still waits for, and who waits for whom.
+
+What a node waits for is counted here and not in `jobs`: whoever has no graphs pays for none of it.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, UUID
+
+from schema.tables.columns import NOW, TIME, identity, metadata, name_form
+
+graphs = Table(
+    "graphs",
+    metadata,
+    identity(),
+    Column("public_id", UUID(as_uuid=True), nullable=False, server_default=func.gen_random_uuid()),
+    Column("instance", Integer, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", Text, nullable=False, server_default="active"),
+    Column("key", Text),
+    Column("request_hash", LargeBinary),
+    Column("priority", Integer, nullable=False, server_default=text("0")),
+    Column("nodes", Integer, nullable=False),
+    Column("edges", Integer, nullable=False),
+    Column("ready", Integer, nullable=False),
+    Column("missing", ARRAY(Integer), nullable=False, server_default=text("'{}'::integer[]")),
+    Column("actor", Text, nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    Column("finished_at", TIME),
+    UniqueConstraint("public_id", name="graphs_public_id_key"),
+    UniqueConstraint("instance", "key", name="graphs_key_key"),
+    CheckConstraint(name_form(), name="graphs_name_form"),
+    CheckConstraint("state IN ('active', 'replaced', 'cancelled', 'finished')", name="graphs_state_known"),
+    CheckConstraint("state <> 'finished' OR finished_at IS NOT NULL", name="graphs_finished_is_over"),
+    CheckConstraint("octet_length(key) BETWEEN 1 AND 200", name="graphs_key_bounded"),
+    CheckConstraint("nodes >= 1 AND edges >= 0 AND ready BETWEEN 0 AND nodes", name="graphs_counts_sound"),
+    Index("graphs_of_name", "instance", "name", "id"),
+    Index("graphs_active", "instance", "name", unique=True, postgresql_where=text("state = 'active'")),
+    Index("graphs_open", "id", postgresql_where=text("finished_at IS NULL")),
+    Index("graphs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
+)
+
+graph_nodes = Table(
+    "graph_nodes",
+    metadata,
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("graph", BigInteger, nullable=False),
+    Column("node_no", Integer, nullable=False),
+    Column("depth", Integer, nullable=False),
+    Column("pending_deps", Integer, nullable=False),
+    Column("dead_ends", Integer, nullable=False),
+    Column("missing", ARRAY(Integer), nullable=False, server_default=text("'{}'::integer[]")),
+    Column("queue_timeout_seconds", Double),
+    Column("outcome", Text),
+    Column("due", Boolean, nullable=False, server_default=text("false")),
+    PrimaryKeyConstraint("job_id"),
+    UniqueConstraint("graph", "node_no", name="graph_nodes_no_key"),
+    CheckConstraint("depth >= 0", name="graph_nodes_depth_positive"),
+    CheckConstraint("dead_ends >= 0 AND pending_deps >= dead_ends", name="graph_nodes_counts_sound"),
+    CheckConstraint("outcome IN ('succeeded', 'failed', 'cancelled', 'dead')", name="graph_nodes_outcome_final"),
+    Index("graph_nodes_open", "graph", postgresql_where=text("outcome IS NULL")),
+    Index("graph_nodes_stuck", "graph", postgresql_where=text("dead_ends > 0 AND outcome IS NULL")),
+    Index("graph_nodes_due", "job_id", postgresql_where=text("due AND outcome IS NULL")),
+)
+
+graph_edges = Table(
+    "graph_edges",
+    metadata,
+    Column("parent", BigInteger, nullable=False),
+    Column("child", BigInteger, nullable=False),
+    Column("on_failure", Text, nullable=False),
+    PrimaryKeyConstraint("parent", "child"),
+    CheckConstraint("parent <> child", name="graph_edges_no_loop"),
+    CheckConstraint("on_failure IN ('block', 'run', 'cancel')", name="graph_edges_on_failure_known"),
+    Index("graph_edges_of_child", "child", "parent"),
+)

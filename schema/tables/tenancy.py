@@ -1,0 +1,155 @@
+"""The tables that operators and upkeep write: who may have how much, who may do what, and what was done."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from schema.tables.columns import NO_LABELS, NOW, TIME, identity, metadata, name_form
+
+instances = Table(
+    "instances",
+    metadata,
+    identity(Integer),
+    Column("name", Text, nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    Column("pool", Text),
+    Column("draining", Boolean, nullable=False, server_default=text("false")),
+    Column("drain_deadline", TIME),
+    Column("managed", Boolean, nullable=False, server_default=text("false")),
+    UniqueConstraint("name", name="instances_name_key"),
+    CheckConstraint(name_form(), name="instances_name_form"),
+    CheckConstraint(name_form("pool"), name="instances_pool_form"),
+    Index(
+        "instances_drain_deadline", "drain_deadline", postgresql_where=text("draining AND drain_deadline IS NOT NULL")
+    ),
+)
+
+cohorts = Table(
+    "cohorts",
+    metadata,
+    identity(Integer),
+    Column("name", Text, nullable=False),
+    Column("labels", ARRAY(Text), nullable=False, server_default=NO_LABELS),
+    Column("position", Integer, nullable=False, server_default=text("0")),
+    Column("reclaim_min", Text, nullable=False, server_default="lower_priority_only"),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    UniqueConstraint("name", name="cohorts_name_key"),
+    CheckConstraint(name_form(), name="cohorts_name_form"),
+    CheckConstraint("reclaim_min IN ('lower_priority_only', 'any')", name="cohorts_reclaim_min_known"),
+)
+
+quotas = Table(
+    "quotas",
+    metadata,
+    Column("cohort", Integer, nullable=False),
+    Column("instance", Integer, nullable=False),
+    Column("min_quota", Integer, nullable=False, server_default=text("0")),
+    Column("max_quota", Integer),
+    Column("usage", Integer, nullable=False, server_default=text("0")),
+    PrimaryKeyConstraint("cohort", "instance"),
+    CheckConstraint("min_quota >= 0", name="quotas_min_positive"),
+    CheckConstraint("max_quota >= min_quota", name="quotas_min_below_max"),
+    CheckConstraint("usage >= 0", name="quotas_usage_positive"),
+)
+
+evictions = Table(
+    "evictions",
+    metadata,
+    identity(),
+    Column("at", TIME, nullable=False, server_default=func.clock_timestamp()),
+    Column("cohort", Integer, nullable=False),
+    Column("instance", Integer, nullable=False),
+    Column("job_id", BigInteger, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("bot_id", BigInteger, nullable=False),
+    Column("preemptor", BigInteger, nullable=False),
+    Column("preemptor_instance", Integer, nullable=False),
+    Column("rule", Text, nullable=False),
+    Column("details", JSONB, nullable=False),
+    Index("evictions_of_instance", "cohort", "instance", "at"),
+)
+
+queue_limits = Table(
+    "queue_limits",
+    metadata,
+    Column("label", Text, nullable=False),
+    Column("max_queued", Integer, nullable=False),
+    PrimaryKeyConstraint("label"),
+    CheckConstraint("octet_length(label) BETWEEN 1 AND 64", name="queue_limits_label_bounded"),
+    CheckConstraint("max_queued >= 0", name="queue_limits_max_positive"),
+)
+
+# What configuration files declare: only they change it.
+declarations = Table(
+    "declarations",
+    metadata,
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    PrimaryKeyConstraint("kind", "name"),
+)
+
+assigners = Table(
+    "assigners",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("draining", Boolean, nullable=False, server_default=text("false")),
+    Column("drained_at", TIME),
+    Column("started_at", TIME, nullable=False, server_default=NOW),
+    Column("seen_at", TIME, nullable=False, server_default=NOW),
+    Column("stopped_at", TIME),
+    Column("serves", JSONB, nullable=False, server_default="[{}]"),
+    PrimaryKeyConstraint("name"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("instance", Text),
+    Column("bot", Text),
+    Column("priority_ceiling", Integer),
+    Column("properties", JSONB),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    Column("expires_at", TIME),
+    Column("revoked_at", TIME),
+    Column("labels", ARRAY(Text)),
+    Column("pool", Text),
+    PrimaryKeyConstraint("id"),
+    CheckConstraint("kind IN ('submitter', 'bot', 'operator')", name="tokens_kind_known"),
+)
+
+ticks = Table(
+    "ticks",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("at", TIME, nullable=False),
+    Column("grace_until", TIME, nullable=False),
+    PrimaryKeyConstraint("name"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    identity(),
+    Column("at", TIME, nullable=False, server_default=func.clock_timestamp()),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("details", JSONB),
+    Index("audit_of_actor", "actor", "action", "subject", "at"),
+)

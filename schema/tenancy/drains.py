@@ -1,0 +1,173 @@
+"""Instances and assigner processes that an operator takes out of service for a while, each change audited.
+
+A drained instance's queues are closed: what it runs goes on, until the drain's deadline if it has one. A drained
+assigner process places nothing; its upkeep goes on. The drain of a bot is a move, see `moves.drain`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, text
+
+from schema import audit
+from schema.accounting.quotas import LOCK_LEASES
+from schema.errors import BadInput, NotFound
+from schema.postgres.notify import wake
+from schema.timing import DEAD_AFTER
+from schema.validation import escaped
+
+#: Longest time a drain may leave what runs, seconds: a year.
+MAX_DEADLINE = 31_536_000.0
+
+_INSTANCE = text("""
+UPDATE instances SET draining = :draining,
+    drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
+WHERE name = :name RETURNING id
+""")
+_HELD = text("""
+SELECT i.draining, (
+    SELECT count(*) FROM leases l WHERE l.instance = i.id AND l.state IN ('pending', 'active', 'cancelling')) AS leases
+FROM instances i WHERE i.name = :name
+""")
+
+_SEEN = text("""
+INSERT INTO assigners AS a (name, serves) VALUES (:name, coalesce(CAST(:serves AS jsonb), '[{}]'))
+ON CONFLICT (name) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL,
+    serves = coalesce(CAST(:serves AS jsonb), a.serves),
+    started_at = CASE WHEN :starts THEN clock_timestamp() ELSE a.started_at END,
+    drained_at = CASE WHEN a.draining AND :idle THEN coalesce(a.drained_at, clock_timestamp()) END
+RETURNING draining
+""")
+_STOPPED = text("UPDATE assigners SET stopped_at = clock_timestamp() WHERE name = :name")
+_DRAIN_ASSIGNER = text("""
+UPDATE assigners SET draining = :draining, drained_at = NULL WHERE name = :name RETURNING name
+""")
+_ASSIGNERS = text("""
+SELECT name, CASE WHEN stopped_at IS NOT NULL THEN 'stopped'
+        WHEN seen_at < clock_timestamp() - make_interval(secs => :dead_after) THEN 'dead'
+        WHEN NOT draining THEN 'running' WHEN drained_at IS NULL THEN 'draining' ELSE 'drained' END AS state,
+    draining, started_at, seen_at, stopped_at
+FROM assigners WHERE CAST(:name AS text) IS NULL OR name = :name ORDER BY name
+""")
+
+
+@dataclass(frozen=True)
+class AssignerProcess:
+    """One assigner process for an operator. `state`: running, draining (it has not obeyed yet), drained, stopped, or
+    dead, which is one that has not been seen for a minute. `draining` is the operator's wish, which outlives it."""
+
+    name: str
+    state: str
+    draining: bool
+    started_at: datetime
+    seen_at: datetime
+    stopped_at: datetime | None
+
+
+def check_deadline(field: str, deadline: float | None, *, draining: bool) -> None:
+    """Raise BadInput unless `deadline` is a time that a drain may have."""
+    if deadline is not None and not draining:
+        raise BadInput(field, "is only for a drain")
+    if deadline is not None and not 0 <= deadline <= MAX_DEADLINE:
+        raise BadInput(field, f"must be between 0 and {MAX_DEADLINE:.0f} seconds")
+
+
+def drain_instance(
+    connection: Connection, name: str, *, draining: bool, actor: str, reason: str = "", deadline: float | None = None
+) -> None:
+    """Close the instance's queues, or open them again. What it runs goes on, for `deadline` seconds from now, after
+    which it is asked to stop; None is for as long as it takes. Raises NotFound."""
+    where = {"name": name, "draining": draining, "deadline": deadline}
+    if connection.execute(_INSTANCE, where).one_or_none() is None:
+        raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
+    details = {"reason": reason} | ({"deadline": deadline} if deadline is not None else {})
+    action = "instance.drain" if draining else "instance.undrain"
+    audit.write(connection, action, actor=actor, subject=f"instance:{name}", details=details)
+    wake(connection, "jobs")
+
+
+def instance_leases(connection: Connection, name: str) -> int | None:
+    """How many leases a draining instance still has, None if it is not draining. Raises NotFound.
+
+    None are left when this is 0: whoever may still be granting from before the drain has been waited for.
+    """
+    held = connection.execute(_HELD, {"name": name}).one_or_none()
+    if held is not None and held.draining and not held.leases:
+        connection.execute(LOCK_LEASES)
+        held = connection.execute(_HELD, {"name": name}).one_or_none()
+    if held is None:
+        raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
+    return int(held.leases) if held.draining else None
+
+
+def record_assigner_alive(
+    connection: Connection,
+    name: str,
+    *,
+    starts: bool = False,
+    idle: bool = False,
+    serves: Sequence[Mapping[str, Sequence[str] | None]] | None = None,
+) -> bool:
+    """The process is there; tells whether an operator wants it to place nothing. `idle`: it obeys that wish.
+
+    `serves` has, for each of its assigners, the names of the `instances` and `cohorts` that it serves, None = all;
+    unset = as it said before, or everything.
+    """
+    told = None if serves is None else json.dumps([dict(each) for each in serves])
+    where = {"name": name, "starts": starts, "idle": idle, "serves": told}
+    draining: bool = connection.execute(_SEEN, where).scalar_one()
+    return draining
+
+
+def record_assigner_stopped(connection: Connection, name: str) -> None:
+    """The process ends."""
+    connection.execute(_STOPPED, {"name": name})
+
+
+def drain_assigner(connection: Connection, name: str, *, draining: bool, actor: str, reason: str = "") -> None:
+    """Ask an assigner process to place nothing, or to go on; it obeys within seconds. Raises NotFound."""
+    if connection.execute(_DRAIN_ASSIGNER, {"name": name, "draining": draining}).one_or_none() is None:
+        raise NotFound(f"assigner: no assigner process '{escaped(name, 63)}'")
+    action = "assigner.drain" if draining else "assigner.undrain"
+    audit.write(connection, action, actor=actor, subject=f"assigner:{name}", details={"reason": reason})
+
+
+def assigners(connection: Connection, name: str | None = None) -> list[AssignerProcess]:
+    """Every assigner process of the last day, or the one of this name."""
+    rows = connection.execute(_ASSIGNERS, {"name": name, "dead_after": DEAD_AFTER})
+    return [AssignerProcess(**row._mapping) for row in rows]
+
+
+# Proof that upkeep is alive, and the grace that follows when it was not.
+
+
+# A gap (no upkeep anywhere, an outage) or a clock that jumped, in either direction, means that bots may have been
+# unable to call: for one full session life nobody is expired.
+BEGIN_TICK = text("""
+INSERT INTO ticks (name, at, grace_until)
+VALUES (:name, clock_timestamp(), clock_timestamp() + make_interval(secs => :grace))
+ON CONFLICT (name) DO NOTHING
+""")
+# Taken before the clock is read, or a tick that waited for another one would see time go back.
+LOCK_TICK = text("SELECT FROM ticks WHERE name = :name FOR NO KEY UPDATE")
+WRITE_TICK = text("""
+UPDATE ticks t SET at = n.now, grace_until = CASE
+    WHEN n.now - t.at > make_interval(secs => :gap) OR n.now < t.at THEN n.now + make_interval(secs => :grace)
+    ELSE least(t.grace_until, n.now + make_interval(secs => :grace)) END
+FROM (SELECT clock_timestamp() AS now) n
+WHERE t.name = :name
+RETURNING t.grace_until > t.at AS in_grace
+""")
+
+
+def tick(connection: Connection, name: str, *, gap: float, grace: float) -> bool:
+    """Write the tick `name`; True while nobody may be expired.
+
+    A silence longer than `gap` seconds since any process's last tick starts `grace` seconds without expiry.
+    """
+    connection.execute(BEGIN_TICK, {"name": name, "grace": grace})
+    connection.execute(LOCK_TICK, {"name": name})
+    in_grace: bool = connection.execute(WRITE_TICK, {"name": name, "gap": gap, "grace": grace}).scalar_one()
+    return in_grace

@@ -1,0 +1,140 @@
+"""Instances: who shares the pool. An instance may belong to one pool of instances that are served together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from schema import audit
+from schema.accounting.accounts import Account
+from schema.accounting.quotas import LOCK_LEASES
+from schema.errors import Conflict, NotFound
+from schema.postgres.notify import wake
+from schema.predicates import CONSTRAINED, READY, RESTING
+from schema.validation import MAX_LIST, Name, check_name, escaped
+
+#: Jobs of one instance and state that are counted; more are shown as this many.
+MAX_COUNTED = 10_000
+
+_INTERN = text("SELECT intern_instance(:name)")
+_POOL = text("SELECT pool FROM instances WHERE id = :id FOR NO KEY UPDATE")
+_PUT = text("UPDATE instances SET pool = :pool WHERE id = :id")
+_KNOWN = text("SELECT pool FROM instances WHERE name = :name")
+_POOLS = text("SELECT name, pool FROM instances WHERE name = ANY (CAST(:names AS text[]))")
+_ON_POOLS = text("""
+SELECT EXISTS (
+    SELECT FROM leases l JOIN bots b ON b.id = l.bot_id
+    WHERE l.instance = :id AND l.state IN ('pending', 'active', 'cancelling') AND b.pool IS NOT NULL)
+""")
+# The indexes of queues begin with the cohort, of which there are few. OFFSET 0 keeps the planner from joining, and so
+# reading, the whole table of jobs; so does a range of one instance in the order of instances, that of leases.
+_SHOWN = f"""
+SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight, a.unit,
+    used.used::double precision AS used, used.most::double precision AS budget,
+    jobs.most::double precision AS max_concurrent, slots.most::double precision AS slots,
+    (SELECT count(*) FROM (
+        SELECT FROM (SELECT id FROM cohorts OFFSET 0) c CROSS JOIN LATERAL (
+            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {READY}
+             ORDER BY cohort, instance, platform LIMIT :most)
+            UNION ALL
+            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {RESTING}
+             ORDER BY cohort, instance, platform LIMIT :most)
+            UNION ALL
+            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {CONSTRAINED}
+             ORDER BY cohort, instance, platform LIMIT :most)
+        ) j LIMIT :most) w) AS queued,
+    (SELECT count(*) FROM (
+        SELECT FROM leases WHERE instance >= i.id AND instance <= i.id AND state IN ('pending', 'active', 'cancelling')
+        ORDER BY instance LIMIT :most) w) AS running
+FROM (SELECT * FROM instances WHERE {{which}}) i
+LEFT JOIN LATERAL (
+    SELECT sum(usage)::bigint AS usage, sum(min_quota)::bigint AS min_quota,
+        CASE WHEN bool_and(max_quota IS NOT NULL) THEN sum(max_quota)::bigint END AS max_quota
+    FROM quotas WHERE instance = i.id) q ON true
+LEFT JOIN accounts a ON a.instance = i.id
+LEFT JOIN counters used ON a.instance IS NOT NULL AND used.name = 'instance:' || i.name || '\\:cost'
+LEFT JOIN counters jobs ON a.instance IS NOT NULL AND jobs.name = 'instance:' || i.name || '\\:jobs'
+LEFT JOIN counters slots ON a.instance IS NOT NULL AND slots.name = 'instance:' || i.name || '\\:slots'
+ORDER BY i.name
+"""
+_LIST = text(_SHOWN.format(which="name > :after ORDER BY name LIMIT :limit"))
+_SHOW = text(_SHOWN.format(which="name = :name"))
+
+
+class InstanceSettings(Account):
+    """One instance that the configuration names, with its share of the pool if any of that is given.
+
+    pool: the instances of one pool are served together, by bots of that pool and by assigners of any of them.
+    """
+
+    name: Name
+    pool: Name | None = None
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One instance for an operator. `usage`, `min_quota` and `max_quota` are units in all cohorts with a quota, None
+    without one (or without a maximum); `queued` and `running` jobs are counted up to MAX_COUNTED.
+
+    `credit_weight` and `unit` are None if it is not managed; `used` is its cost within the window with what is
+    reserved, of `budget`; limits are None for any number."""
+
+    name: str
+    pool: str | None
+    draining: bool
+    usage: int | None
+    min_quota: int | None
+    max_quota: int | None
+    queued: int
+    running: int
+    credit_weight: float | None = None
+    unit: str | None = None
+    used: float | None = None
+    budget: float | None = None
+    max_concurrent: float | None = None
+    slots: float | None = None
+
+
+def put_instance(connection: Connection, name: str, *, pool: str | None, actor: str, reason: str = "") -> None:
+    """Make the instance if it is new, and put it into the pool, or into none.
+
+    Raises Conflict `instance_in_use` for a change while bots that serve a pool run its jobs: they would serve what is
+    none of theirs.
+    """
+    check_name("name", name)
+    if pool is not None:
+        check_name("pool", pool)
+    is_new = connection.execute(_KNOWN, {"name": name}).one_or_none() is None
+    instance = connection.execute(_INTERN, {"name": name}).scalar_one()
+    before = connection.execute(_POOL, {"id": instance}).scalar_one()
+    if before == pool and not is_new:
+        return
+    if before != pool:
+        connection.execute(_PUT, {"id": instance, "pool": pool})
+        connection.execute(LOCK_LEASES)
+        if connection.execute(_ON_POOLS, {"id": instance}).scalar_one():
+            raise Conflict("instance_in_use", f"bots that serve a pool run jobs of instance '{name}': drain it first")
+    details = {"before": before, "after": pool, "reason": reason}
+    audit.write(connection, "instance.set", actor=actor, subject=f"instance:{name}", details=details)
+    wake(connection, "jobs")
+
+
+def changed_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -> list[InstanceSettings]:
+    """Those of the wanted instances that are not there or are of another pool, by name."""
+    found = connection.execute(_POOLS, {"names": [each.name for each in wanted]})
+    known = {(row.name, row.pool) for row in found}
+    return sorted((each for each in wanted if (each.name, each.pool) not in known), key=lambda one: one.name)
+
+
+def instances(connection: Connection, *, after: str = "", limit: int = MAX_LIST) -> list[Instance]:
+    """Instances by name, from the first after `after`."""
+    rows = connection.execute(_LIST, {"after": after, "limit": limit, "most": MAX_COUNTED})
+    return [Instance(**row._mapping) for row in rows]
+
+
+def instance(connection: Connection, name: str) -> Instance:
+    """One instance. Raises NotFound."""
+    row = connection.execute(_SHOW, {"name": name, "most": MAX_COUNTED}).one_or_none()
+    if row is None:
+        raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
+    return Instance(**row._mapping)

@@ -1,0 +1,350 @@
+"""Tokens: who may talk to the gateway, and as what.
+
+A token reads `lh_<kind>_<id>_<secret><checksum>`: 12 hex digits of id, 64 of secret (32 random bytes) and 8 of a
+CRC-32 of all before it, so that a slip of the hand is told apart before the database is asked. Only the SHA-256 of
+the text is stored; it is compared in constant time.
+"""
+
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import assert_never
+
+from sqlalchemy import Connection, bindparam, false, func, insert, null, select, update
+
+from schema import audit, validation
+from schema.errors import BadInput, Forbidden, NotFound, Unauthorised
+from schema.tables.tenancy import tokens
+
+# Who a verified token stands for, and what it may do.
+
+
+#: An allowed value that stands for every value of its key, and for every label.
+ANY_VALUE = "*"
+
+
+class Kind(StrEnum):
+    """What the holder of a token is."""
+
+    SUBMITTER = "submitter"
+    BOT = "bot"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True)
+class Principal:
+    """The holder of a verified token, and what it may do.
+
+    instance: the only instance it may touch; None = every one. For a bot: the only one it may serve.
+    bot: the bot name it may use, exact or a prefix that ends in `*`; only bots have one.
+    priority_ceiling: the most urgent (lowest) priority it may ask for; None = any.
+    properties: the keys and values a bot may declare (`*` = any value); None = any.
+    labels: those a bot may declare (`*` = any); pool: the only pool whose instances it may serve. A bot token that is
+        limited in any way allows no labels and no pool but these; one without limits allows any.
+    """
+
+    kind: Kind
+    id: str
+    instance: str | None = None
+    bot: str | None = None
+    priority_ceiling: int | None = None
+    properties: Mapping[str, Sequence[str]] | None = None
+    labels: Sequence[str] | None = None
+    pool: str | None = None
+
+    @property
+    def actor(self) -> str:
+        """How events and the audit name this holder."""
+        return f"{self.kind}:{self.id}"
+
+    @property
+    def is_operator(self) -> bool:
+        return self.kind is Kind.OPERATOR
+
+    @property
+    def instances(self) -> list[str] | None:
+        """The instances whose jobs it may see; None = all."""
+        return None if self.instance is None else [self.instance]
+
+    def may_use_instance(self, name: str) -> bool:
+        """Whether it may submit to, and see, the instance `name`."""
+        match self.kind:
+            case Kind.OPERATOR:
+                return True
+            case Kind.SUBMITTER:
+                return self.instance is None or self.instance == name
+            case Kind.BOT:
+                return False
+            case _ as never:
+                assert_never(never)
+
+    def may_use_priority(self, priority: int) -> bool:
+        """Whether `priority` (lower = more urgent) is not above its ceiling."""
+        return self.priority_ceiling is None or priority >= self.priority_ceiling
+
+    def may_be_bot(self, name: str) -> bool:
+        """Whether it may speak for the bot `name`."""
+        if self.kind is not Kind.BOT or self.bot is None:
+            return False
+        if self.bot.endswith("*"):
+            return name.startswith(self.bot[:-1])
+        return name == self.bot
+
+    def check_bot(self, name: str) -> None:
+        """Raise Forbidden unless it may speak for the bot `name`."""
+        if not self.may_be_bot(name):
+            raise Forbidden(f"bot: this token is not for a bot named '{validation.escaped(name, 80)}'")
+
+    def check_session(
+        self,
+        name: str,
+        *,
+        instance: str | None,
+        properties: Mapping[str, Sequence[str] | str],
+        labels: Sequence[str] = (),
+        pool: str | None = None,
+    ) -> None:
+        """Raise Forbidden unless it may open a session as bot `name` that declares all this."""
+        self.check_bot(name)
+        if self.instance is not None and instance != self.instance:
+            raise Forbidden(f"instance: this token is for bots that serve only '{self.instance}'")
+        if self.pool is not None and pool != self.pool:
+            raise Forbidden(f"pool: this token is for bots that serve only the pool '{self.pool}'")
+        limited = any(each is not None for each in (self.instance, self.properties, self.labels, self.pool))
+        if not limited:
+            return
+        if pool != self.pool:
+            raise Forbidden("pool: this token may not serve a pool")
+        allowed = self.labels or ()
+        for label in labels:
+            if ANY_VALUE not in allowed and label not in allowed:
+                raise Forbidden(f"labels: this token may not declare '{validation.escaped(label, 80)}'")
+        self._check_properties(properties)
+
+    def _check_properties(self, properties: Mapping[str, Sequence[str] | str]) -> None:
+        if self.properties is None:
+            return
+        for key, given in properties.items():
+            allowed = self.properties.get(key, ())
+            values = [given] if isinstance(given, str) else given
+            if ANY_VALUE not in allowed and not set(values) <= set(allowed):
+                raise Forbidden(f"properties.{validation.escaped(key, 60)}: this token may not declare that value")
+
+
+#: Longest life a token may be given, seconds (a year).
+MAX_LIFE = 31_536_000.0
+
+_FORM = re.compile(r"lh_(submitter|bot|operator)_([0-9a-f]{12})_([0-9a-f]{64})([0-9a-f]{8})")
+_ID = re.compile(r"[0-9a-f]{12}")
+#: Compared against when there is no such token, so that an absent one takes as long as a wrong one.
+_NOBODY = hashlib.sha256(b"nobody").digest()
+
+
+@dataclass(frozen=True)
+class StoredToken:
+    """A stored token as an operator sees it: everything but the secret."""
+
+    id: str
+    kind: Kind
+    instance: str | None
+    bot: str | None
+    priority_ceiling: int | None
+    properties: Mapping[str, Sequence[str]] | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    labels: Sequence[str] | None
+    pool: str | None
+
+
+# One token by its id, with the database's word on its age.
+_FIND = select(
+    tokens,
+    (tokens.c.revoked_at.is_not(None)).label("revoked"),
+    func.coalesce(tokens.c.expires_at <= func.now(), false()).label("expired"),
+).where(tokens.c.id == bindparam("token_id"))
+
+# Revoking twice keeps the first time.
+_REVOKE = (
+    update(tokens)
+    .where(tokens.c.id == bindparam("token_id"))
+    .values(revoked_at=func.coalesce(tokens.c.revoked_at, func.now()))
+    .returning(tokens.c.kind)
+)
+
+# Newest first.
+_LIST = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
+
+
+def create(
+    connection: Connection,
+    kind: Kind | str,
+    *,
+    instance: str | None = None,
+    bot: str | None = None,
+    priority_ceiling: int | None = None,
+    properties: Mapping[str, str | Sequence[str]] | None = None,
+    labels: Sequence[str] | None = None,
+    pool: str | None = None,
+    expires_in: float | None = None,
+    actor: str = "local",
+) -> str:
+    """Store a new token and return its text, which cannot be had again.
+
+    A submitter may have an instance and a priority ceiling (-1000…1000), a bot must have a name pattern and may have
+    an instance or a pool, and allow-lists of properties and labels, an operator has none of them. `expires_in` is in
+    seconds, at most a year. Raises BadInput naming the argument.
+    """
+    chosen = _kind(kind)
+    _check_scope(chosen, instance=instance, bot=bot, ceiling=priority_ceiling)
+    _check_declared(chosen, properties=properties, labels=labels, pool=pool, instance=instance)
+    if expires_in is not None and not 0 < expires_in <= MAX_LIFE:
+        raise BadInput("expires_in", f"must be more than 0 and at most {MAX_LIFE:.0f} seconds")
+    allowed = None if properties is None else validation.normal_properties("properties", properties)
+    identity = secrets.token_hex(6)
+    body = f"lh_{chosen}_{identity}_{secrets.token_hex(32)}"
+    token = body + _checksum(body)
+    row = {
+        "id": identity,
+        "kind": str(chosen),
+        "digest": digest(token),
+        "instance": instance,
+        "bot": bot,
+        "priority_ceiling": priority_ceiling,
+        "properties": null() if allowed is None else allowed,
+        "labels": None if labels is None else sorted(set(labels)),
+        "pool": pool,
+    }
+    expires = None if expires_in is None else func.now() + timedelta(seconds=expires_in)
+    connection.execute(insert(tokens).values(**row, expires_at=expires))
+    scope = {
+        "kind": str(chosen),
+        "instance": instance,
+        "bot": bot,
+        "pool": pool,
+        "labels": row["labels"],
+        "expires_in": expires_in,
+    }
+    audit.write(connection, "token.create", actor=actor, subject=identity, details=scope)
+    return token
+
+
+def verify(connection: Connection, token: str) -> Principal:
+    """Return whose token this is. Raises Unauthorised, in words that do not tell an absent token from a wrong one."""
+    identity = parse(token)
+    row = connection.execute(_FIND, {"token_id": identity}).mappings().one_or_none()
+    stored = _NOBODY if row is None else bytes(row["digest"])
+    same = hmac.compare_digest(stored, digest(token))
+    if row is None or not same:
+        raise Unauthorised("the token is not known")
+    if row["revoked"]:
+        raise Unauthorised("the token was revoked")
+    if row["expired"]:
+        raise Unauthorised("the token has expired")
+    return Principal(
+        kind=Kind(row["kind"]),
+        id=identity,
+        instance=row["instance"],
+        bot=row["bot"],
+        priority_ceiling=row["priority_ceiling"],
+        properties=row["properties"],
+        labels=row["labels"],
+        pool=row["pool"],
+    )
+
+
+def parse(token: str) -> str:
+    """Return the id in a token's text. Raises Unauthorised if the form or the checksum is wrong."""
+    found = _FORM.fullmatch(token)
+    if found is None:
+        raise Unauthorised("this is not a token: it should read lh_<kind>_<id>_<secret>")
+    if not hmac.compare_digest(_checksum(token[:-8]), found[4]):
+        raise Unauthorised("the token has a typing error: its checksum does not fit")
+    return found[2]
+
+
+def revoke(connection: Connection, token_id: str, *, actor: str = "local") -> None:
+    """End a token for good. Gateways notice within their `token_cache_seconds`. Raises NotFound."""
+    row = connection.execute(_REVOKE, {"token_id": token_id}).one_or_none() if _ID.fullmatch(token_id) else None
+    if row is None:
+        raise NotFound(f"there is no token '{validation.escaped(token_id, 40)}'")
+    audit.write(connection, "token.revoke", actor=actor, subject=token_id, details={"kind": row.kind})
+
+
+def list_tokens(connection: Connection) -> list[StoredToken]:
+    """Every token, newest first, also those that are over."""
+    fields = [name for name in tokens.c.keys() if name != "digest"]  # noqa: SIM118 - a column collection, not a dict
+    rows = connection.execute(_LIST).mappings()
+    return [StoredToken(**{name: row[name] for name in fields} | {"kind": Kind(row["kind"])}) for row in rows]
+
+
+def digest(token: str) -> bytes:
+    """The SHA-256 of a token's text: what is stored, and what caches may be keyed by."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _checksum(body: str) -> str:
+    return f"{binascii.crc32(body.encode()):08x}"
+
+
+def _kind(kind: Kind | str) -> Kind:
+    try:
+        return Kind(kind)
+    except ValueError:
+        raise BadInput("kind", f"'{validation.escaped(kind, 40)}' is not one of submitter, bot, operator") from None
+
+
+def _check_scope(kind: Kind, *, instance: str | None, bot: str | None, ceiling: int | None) -> None:
+    if instance is not None:
+        validation.check_name("instance", instance)
+    match kind:
+        case Kind.SUBMITTER:
+            foreign = {"bot": bot is not None}
+        case Kind.BOT:
+            foreign = {"priority_ceiling": ceiling is not None}
+            if bot is None:
+                raise BadInput("bot", "a bot token needs a bot name, or a prefix that ends in '*'")
+            if bot != ANY_VALUE:
+                validation.check_name("bot", bot.removesuffix("*"))
+        case Kind.OPERATOR:
+            names = {"instance": instance, "bot": bot, "priority_ceiling": ceiling}
+            foreign = {name: value is not None for name, value in names.items()}
+        case _ as never:
+            assert_never(never)
+    for name, given in foreign.items():
+        if given:
+            raise _meaningless(name, kind)
+    if ceiling is not None and not validation.PRIORITY_MIN <= ceiling <= validation.PRIORITY_MAX:
+        raise BadInput("priority_ceiling", f"must be between {validation.PRIORITY_MIN} and {validation.PRIORITY_MAX}")
+
+
+def _check_declared(
+    kind: Kind,
+    *,
+    properties: Mapping[str, str | Sequence[str]] | None,
+    labels: Sequence[str] | None,
+    pool: str | None,
+    instance: str | None,
+) -> None:
+    """Raise BadInput unless a token of this kind may limit its holder to what bots declare."""
+    if kind is not Kind.BOT:
+        for name, value in {"properties": properties, "labels": labels, "pool": pool}.items():
+            if value is not None:
+                raise _meaningless(name, kind)
+    for label in labels or ():
+        if not validation.check_text("labels", label, validation.MAX_LABEL):
+            raise BadInput("labels", "a label must not be empty")
+    if pool is not None:
+        validation.check_name("pool", pool)
+        if instance is not None:
+            raise BadInput("pool", "means nothing together with instance: a bot serves one of them")
+
+
+def _meaningless(field: str, kind: Kind) -> BadInput:
+    return BadInput(field, f"means nothing for a token of kind {kind}")

@@ -1,0 +1,216 @@
+"""Heads are read as they are used up, and those that start are the same as if all had been read."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from assigner.admission import admit, controller, rules
+from assigner.admission.controller import LEAST, AdmissionController, HeadReader
+from assigner.admission.rules import RULES
+from schema.accounting import accounts, counters
+from schema.accounting.accounts import Account
+from schema.moves.grant import Placement, grant
+from schema.picking import constrained
+from schema.picking.constrained import QueueHead, QueueScan
+from schema.picking.ready import Scope
+from tests.support.plans import watching
+from tests.support.pool import Pool
+from tests.support.tenancy import Tenancy
+
+ARRANGEMENT = RULES.ordering.policy()
+
+
+def filled(pool: Pool, weights: Sequence[float], *, jobs: int) -> None:
+    for nth, weight in enumerate(weights):
+        account = Account(credit_weight=weight)
+        name = f"i-{nth}"
+        pool.database.run(lambda c, name=name, account=account: accounts.put_account(c, name, account, actor="test"))
+        for priority in (3, 1, 2):
+            pool.submit(jobs // 3, instance=name, priority=priority)
+
+
+def queues(connection: Connection, *, batch: int) -> QueueScan:
+    return constrained.queues(connection, Scope(), batch=batch, start=0.5, after=constrained.FIRST_PLACE)
+
+
+def of_all(connection: Connection, *, free_units: int) -> list[int]:
+    """The jobs that would start if every head had been read."""
+    found = queues(connection, batch=free_units)
+    assert found.now is not None
+    admission_state = rules.read_admission_state(connection, found.queues, now=found.now, rules=RULES)
+    heads = constrained.heads(connection, found.queues, limits=[1000] * len(found.queues), now=found.now)
+    admitted = admit.admit(heads, admission_state, free_units=free_units, ordering=ARRANGEMENT.ordering)
+    return [head.job.id for head in admitted.heads]
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 40), (1, 2, 3, 4, 5, 6), (0, 1), (7,)])
+def test_what_starts_is_what_would_start_if_all_had_been_read(pool: Pool, weights: Sequence[float]) -> None:
+    filled(pool, weights, jobs=90)
+    pool.bot(capacity=100)
+    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+
+    def both(connection: Connection) -> tuple[list[int], list[int]]:
+        expected = of_all(connection, free_units=80)
+        # The second look knows from the first which part each queue has.
+        picked = [keeper.pick(connection, Scope(), batch=80, pace=1.0).heads for _ in range(2)]
+        found = [[head.job.id for head in heads] for heads in picked]
+        assert found[0] == found[1]
+        return found[0], expected
+
+    found, expected = pool.database.run(both)
+    assert found == expected
+    assert len(found) == 80
+
+
+def test_hardly_more_is_read_than_starts(pool: Pool) -> None:
+    filled(pool, range(1, 11), jobs=90)
+    pool.bot(capacity=100)
+
+    def read(connection: Connection) -> tuple[Sequence[QueueHead], set[int]]:
+        found = queues(connection, batch=100)
+        assert found.now is not None
+        heads = HeadReader(connection, ARRANGEMENT, free_units=100, now=found.now)
+        first = heads.first(found.queues)
+        assert heads.cut == {queue.place for queue in found.queues}
+        # One has used up all that was read, the others three of theirs.
+        asked = [head for nth, head in enumerate(first) if head.queue.instance_name == "i-9" or nth % 5 == 0]
+        left = [head for head in first if head not in asked]
+        more = heads.more(left, Counter(head.queue.place for head in asked))
+        assert {head.queue.instance_name for head in more} == {"i-9"}
+        return [*first, *more], {head.job.id for head in [*first, *more]}
+
+    heads, ids = pool.database.run(read)
+    assert len(heads) == len(ids) <= 200
+
+
+def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: Pool) -> None:
+    filled(pool, (1, 1), jobs=90)
+    pool.bot(capacity=100)
+
+    def read(connection: Connection) -> list[int]:
+        found = queues(connection, batch=20)
+        assert found.now is not None
+        heads = HeadReader(connection, ARRANGEMENT, free_units=20, now=found.now)
+        with pool.database.engine.connect() as other:
+            held = constrained.heads(other, found.queues, limits=[5] * len(found.queues), now=found.now)
+            first = heads.first(found.queues)
+            other.rollback()
+        assert not {head.job.id for head in held} & {head.job.id for head in first}
+        more = heads.more([], Counter(head.queue.place for head in first[::2]))
+        return [head.job.id for head in [*first, *more]]
+
+    ids = pool.database.run(read)
+    assert len(ids) == len(set(ids)) > 20
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many heads are read from now on, and by how many statements."""
+    read, heads = Counter[str](), constrained.heads
+
+    def counting(*arguments: Any, **fields: Any) -> list[QueueHead]:
+        found = heads(*arguments, **fields)
+        read.update(heads=len(found), times=1)
+        return found
+
+    monkeypatch.setattr(constrained, "heads", counting)
+    return read
+
+
+def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(pool, [1] * 8, jobs=90)
+    for nth in range(4):
+        Tenancy(pool).quota(f"i-{nth}", maximum=1)
+        pool.database.run(lambda c, nth=nth: counters.limit(c, f"instance:i-{nth + 4}:cost", 1.5))
+    pool.change("UPDATE job_constraints SET estimate = 2")
+    pool.bot(capacity=500)
+    read = counted(monkeypatch)
+    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    started = pool.database.run(lambda c: keeper.pick(c, Scope(), batch=500, pace=1.0).heads)
+    assert sorted(head.queue.instance_name for head in started) == [f"i-{nth}" for nth in range(4)]
+    assert read["times"] <= 4
+    assert read["heads"] <= 4 * (LEAST + 4) + 4 * 78, "no more than at first"
+
+
+def test_what_many_queues_cost_grows_with_their_number(pool: Pool) -> None:
+    pool.bot(capacity=50)
+
+    def touched(connection: Connection) -> float:
+        connection.execute(text("SET LOCAL plan_cache_mode = force_generic_plan"))
+        with watching(connection) as watch:
+            found = queues(connection, batch=50)
+        rows = sum(node.touched for plan in watch.plans for node in plan.nodes)
+        connection.rollback()
+        return rows / len(found.queues)
+
+    filled(pool, [1] * 20, jobs=30)
+    pool.change("ANALYZE")
+    few = pool.database.run(touched)
+    filled(pool, [1] * 300, jobs=3)
+    assert pool.database.run(touched) <= 1.5 * few, "rows for each queue"
+
+
+def test_of_many_instances_those_that_come_first_are_read(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(pool, range(1, 61), jobs=60)
+    pool.bot(capacity=1000)
+    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    start(pool, keeper, free_units=200)
+    read = counted(monkeypatch)
+    for _ in range(20):
+        expected = set(pool.database.run(lambda c: of_all(c, free_units=8)))
+        read.clear()
+        started = {head.job.id for head in start(pool, keeper, free_units=8)}
+        assert len(started & expected) >= 7, "what all have used grows, which moves the heavy ones past others"
+        assert read["heads"] <= 3 * 11, "of the room, one in eight and two more instances"
+
+
+def test_many_instances_that_are_alike_take_turns(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "MANY_ALIKE", 10)
+    filled(pool, [1] * 60, jobs=30)
+    pool.bot(capacity=1000)
+    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    read, had = counted(monkeypatch), Counter[str]()
+    for _ in range(21):
+        had.update(head.queue.instance_name for head in start(pool, keeper, free_units=8))
+        assert read["heads"] <= 3 * 11
+        read.clear()
+    assert set(had.values()) == {2, 3}, "168 jobs of 60 instances that weigh the same"
+
+
+def test_instances_whose_jobs_may_not_start_do_not_change_who_comes_next(pool: Pool) -> None:
+    filled(pool, [1] * 40, jobs=30)
+    pool.bot(capacity=1000)
+    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    # Those furthest behind have a budget of which too little is left for any of their jobs; then comes a single one.
+    for nth in range(40):
+        if nth < 10:
+            pool.change("INSERT INTO counters (name, most) VALUES (:name, 2)", name=f"instance:i-{nth}:cost")
+        else:
+            lift = "UPDATE accounts SET lift = :lift, lifted_at = now() WHERE instance = (SELECT id FROM instances"
+            pool.change(f"{lift} WHERE name = :name)", lift=10 if nth == 30 else 11, name=f"i-{nth}")
+    pool.change("UPDATE job_constraints SET estimate = 5")
+    found = Counter(head.queue.instance_name for head in start(pool, keeper, free_units=8))
+    assert found.total() == 8
+    assert max(found.values()) == 1, "each of them puts its instance behind the others"
+    assert found["i-30"] == 1
+
+
+def start(pool: Pool, keeper: AdmissionController, *, free_units: int) -> Sequence[QueueHead]:
+    """What starts of what `keeper` picks, which is all of it."""
+
+    def placed(connection: Connection) -> Sequence[QueueHead]:
+        admitted = keeper.pick(connection, Scope(), batch=free_units, pace=1.0)
+        bot = connection.execute(text("SELECT id FROM bots")).scalar_one()
+        wanted = [Placement(head.job.id, bot, {}) for head in admitted.heads]
+        granted = grant(connection, wanted, assigner="test", strategy="capacity", ack=60.0)
+        assert len(granted) == len(wanted)
+        keeper.charge(connection, admitted, granted)
+        return admitted.heads
+
+    started = pool.database.run(placed)
+    keeper.after_commit()
+    return started

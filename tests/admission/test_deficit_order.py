@@ -1,0 +1,239 @@
+"""Who comes first when instances share the pool, on a working copy alone: the same code as in every cycle."""
+
+import random
+from collections import Counter as Count
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from assigner.admission import admit, fair_share
+from assigner.admission.fair_share import DeficitOrder, jain_index
+from assigner.admission.ordering import RankOrder
+from assigner.admission.state import AdmissionState
+from schema.accounting.counters import Counter
+from schema.accounting.fair_share import Mode, Share, Shares
+from schema.picking.constrained import ConstrainedQueue, QueueHead
+from schema.picking.ready import ReadyJob
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Pool:
+    """A snapshot, as a cycle reads it: weights, what was used, and which jobs wait."""
+
+    weights: Mapping[str, float]
+    used: Mapping[str, float] = field(default_factory=dict)
+    completed: Mapping[str, int] = field(default_factory=dict)
+    running: Mapping[str, int] = field(default_factory=dict)
+    lifts: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, float] = field(default_factory=dict)
+    missing_units: Mapping[str, int] = field(default_factory=dict)
+    guarantee: int = 1
+    mode: Mode = "waiting"
+
+    def id(self, name: str) -> int:
+        return sorted(self.weights).index(name)
+
+    def admission_state(self) -> AdmissionState:
+        counters = {f"instance:{name}:cost": Counter(amount) for name, amount in self.used.items()}
+        counters |= {f"instance:{name}:jobs": Counter(float(count)) for name, count in self.running.items()}
+        for name, most in self.limits.items():
+            counters[name] = Counter(counters.get(name, Counter()).used, most)
+        waiting = {
+            self.id(name): Share(name, weight, self.lifts.get(name, 0.0), self.completed.get(name, 0))
+            for name, weight in self.weights.items()
+        }
+        others = (len(self.others), sum(self.others.values()), sum(self.used[name] for name in self.others))
+        return AdmissionState(NOW, counters, shares=Shares(waiting, *others, guarantee=self.guarantee, mode=self.mode))
+
+    def head(self, name: str, number: int, *, cost: float = 1.0, rank: float = 0.0, age: float = 0.0) -> QueueHead:
+        queue = ConstrainedQueue(0, self.id(name), 0, 0, name, {}, None, self.missing_units.get(name, 0), managed=True)
+        job = ReadyJob(number, str(number), 0, self.id(name), 0, 0, 1, None, 0)
+        return QueueHead(job, queue, rank, NOW - timedelta(seconds=age), 0, cost, None, None, {})
+
+    def admitted(self, heads: Sequence[QueueHead], *, free_units: int) -> list[str]:
+        admission_state = self.admission_state()
+        found = admit.admit(heads, admission_state, free_units=free_units, ordering=DeficitOrder(RankOrder())).heads
+        return [head.queue.instance_name for head in found]
+
+    def order(self, *, free_units: int = 1000, jobs: int = 4) -> list[str]:
+        """The instances in the order in which the first of so many equal jobs of each start."""
+        names = sorted(self.weights)
+        heads = [self.head(name, 100 * nth + job) for nth, name in enumerate(names) for job in range(jobs)]
+        return self.admitted(heads, free_units=free_units)
+
+
+def deficits(pool: Pool) -> dict[str, float]:
+    admission_state = pool.admission_state()
+    assert admission_state.shares is not None
+    weighed = fair_share.weigh_usage(admission_state.shares, admission_state)
+    all_used = max(1.0, weighed.all_used)
+    ids = {name: pool.id(name) for name in pool.weights}
+    return {name: weighed.used[nth] / all_used - weighed.target(nth) for name, nth in ids.items()}
+
+
+GOLDEN = Pool({"a": 3, "b": 1}, used={"a": 1000, "b": 500}, completed={"a": 9, "b": 9})
+
+
+def test_aq_07_aq_08_aq_09_aq_26_the_worked_example_gives_the_stated_deficits_and_a_first() -> None:
+    assert deficits(GOLDEN) == pytest.approx({"a": -1 / 12, "b": 1 / 12})
+    assert GOLDEN.order()[0] == "a"
+    assert jain_index([1000 / 3, 500 / 1]) == pytest.approx(0.962, abs=5e-4)
+    admission_state = GOLDEN.admission_state()
+    assert admission_state.shares is not None
+    assert fair_share.fairness_index(admission_state.shares, admission_state) == pytest.approx(0.962, abs=5e-4)
+
+
+def test_aq_01_aq_02_aq_03_aq_04_aq_25_the_same_snapshot_gives_the_same_actions_in_whatever_order_jobs_come() -> None:
+    heads = [GOLDEN.head(name, nth, cost=1 + nth) for nth, name in enumerate("abab" * 3)]
+    wanted = GOLDEN.admitted(heads, free_units=7)
+    assert len(wanted) == 7
+    for seed in range(20):
+        shuffled = random.Random(seed).sample(heads, len(heads))
+        assert GOLDEN.admitted(shuffled, free_units=7) == wanted
+
+
+def test_aq_05_aq_06_who_has_had_nothing_in_the_window_comes_before_the_lowest_deficit() -> None:
+    pool = Pool({"a": 1, "b": 1000}, used={"a": 5, "b": 0.001}, completed={"a": 0, "b": 1})
+    assert pool.order(free_units=3) == ["a", "b", "b"]
+
+
+def test_a_12_a_job_that_runs_counts_for_the_guarantee_and_a_14_it_may_be_more_or_none() -> None:
+    last = {"used": {"a": 500, "b": 1}, "completed": {"b": 1}}
+    assert Pool({"a": 1, "b": 1}, running={"a": 1}, **last).order(free_units=1) == ["b"]  # type: ignore[arg-type]
+    assert Pool({"a": 1, "b": 1}, guarantee=0, **last).order(free_units=1) == ["b"]  # type: ignore[arg-type]
+    two = Pool({"a": 1, "b": 1}, running={"a": 1}, guarantee=2, **last)  # type: ignore[arg-type]
+    assert two.order(free_units=3)[:2] in (["a", "b"], ["b", "a"])
+
+
+def test_aq_10_the_first_round_divides_by_nothing() -> None:
+    assert deficits(Pool({"a": 3, "b": 1})) == {"a": -0.75, "b": -0.25}
+    assert Pool({"a": 3, "b": 1}, guarantee=0).order(jobs=8, free_units=8).count("a") in (6, 7)
+
+
+def test_aq_13_aq_22_an_instance_at_its_limit_is_passed_over_and_the_next_one_is_served() -> None:
+    for limits in ({"instance:a:cost": 1000}, {"instance:a:jobs": 0}, {"instance:a:slots": 0}):
+        pool = Pool({"a": 3, "b": 1}, used=GOLDEN.used, completed=GOLDEN.completed, limits=limits)
+        assert pool.order() == ["b"] * 4
+    everybody = Pool({"a": 3, "b": 1}, used=GOLDEN.used, limits={"pool:cost": 0})
+    assert everybody.order() == []
+
+
+def test_aq_15_a_16_what_is_assigned_counts_at_once_so_that_one_winner_does_not_take_every_bot() -> None:
+    heads = [GOLDEN.head(name, 10 * nth + job, cost=200) for nth, name in enumerate("ab") for job in range(8)]
+    admitted = GOLDEN.admitted(heads, free_units=8)
+    assert Count(admitted) == {"a": 6, "b": 2}
+    assert admitted[0] == "a"
+
+
+def test_aq_18_a_13_within_an_instance_the_lower_rank_comes_first_and_then_the_older_one() -> None:
+    pool = Pool({"a": 1})
+    heads = [pool.head("a", 1, rank=5), pool.head("a", 2, age=1), pool.head("a", 3, age=9), pool.head("a", 4, age=9)]
+    found = admit.admit(heads, pool.admission_state(), free_units=9, ordering=DeficitOrder(RankOrder())).heads
+    assert [head.job.id for head in found] == [3, 4, 2, 1]
+
+
+def test_aq_19_aq_20_aq_21_aq_23_no_room_no_jobs_or_no_instances_give_nothing_and_no_job_comes_twice() -> None:
+    pool = Pool({"a": 1, "b": 2})
+    assert pool.order(free_units=0) == []
+    assert pool.order(jobs=0) == []
+    assert Pool({}).order() == []
+    heads = [pool.head("ab"[nth % 2], nth) for nth in range(30)]
+    found = admit.admit(heads, pool.admission_state(), free_units=20, ordering=DeficitOrder(RankOrder())).heads
+    assert len({head.job.id for head in found}) == len(found) == 20
+
+
+def test_an_instance_below_its_minimum_quota_comes_before_all_others() -> None:
+    pool = Pool({"a": 0, "b": 5}, used={"a": 50}, completed={"a": 3}, missing_units={"a": 2})
+    assert pool.order(free_units=4) == ["a", "a", "b", "b"]
+
+
+def test_a_15_the_parts_are_those_of_whom_jobs_wait_or_who_have_used_anything_and_literally_of_the_former() -> None:
+    asks = {"used": {"a": 30, "b": 10, "idle": 60}, "others": {"idle": 4}}
+    demand = Pool({"a": 3, "b": 1}, mode="demand", **asks)  # type: ignore[arg-type]
+    assert deficits(demand) == pytest.approx({"a": 0.3 - 3 / 8, "b": 0.1 - 1 / 8})
+    literal = Pool({"a": 3, "b": 1}, mode="literal", **asks)  # type: ignore[arg-type]
+    assert deficits(literal) == pytest.approx({"a": 0.3 - 3 / 4, "b": 0.1 - 1 / 4})
+
+
+@pytest.mark.parametrize(("weight", "amount"), [(100, 1), (1, 1000)])
+def test_those_that_wait_share_by_their_weights_whatever_idle_ones_weigh_or_have_used(weight: int, amount: int) -> None:
+    used = {"a": 0.0, "b": 0.0, "idle": float(amount)}
+    for _ in range(200):
+        pool = Pool({"a": 3, "b": 1}, dict(used), {"a": 1, "b": 1}, others={"idle": weight})
+        used[pool.order(free_units=1, jobs=1)[0]] += 1
+    assert (used["a"], used["b"]) == (150, 50)
+
+
+def test_a_17_weights_that_are_all_zero_are_equal_and_beside_others_zero_gets_what_they_leave() -> None:
+    assert deficits(Pool({"a": 0, "b": 0}, used={"a": 3, "b": 1})) == {"a": 0.25, "b": -0.25}
+    assert Pool({"a": 0, "b": 2}, used={"b": 99}).order() == ["b"] * 4 + ["a"] * 4
+    assert Pool({"a": 0, "b": 2}, limits={"instance:b:jobs": 2}).order() == ["b", "b", "a", "a", "a", "a"]
+
+
+def test_a_18_a_reserved_budget_is_not_overshot_and_an_unreserved_one_by_the_last_job_alone() -> None:
+    for reserve, starts in ((True, 2), (False, 3)):
+        pool = Pool({"a": 1}, limits={"instance:a:cost": 5})
+        admission_state = pool.admission_state()
+        admission_state.reserve = reserve
+        heads = [pool.head("a", nth, cost=2) for nth in range(9)]
+        assert (
+            len(admit.admit(heads, admission_state, free_units=9, ordering=DeficitOrder(RankOrder())).heads) == starts
+        )
+
+
+def test_a_lift_counts_as_usage_in_the_weighing_and_not_against_the_budget() -> None:
+    pool = Pool(
+        {"a": 1, "b": 1},
+        used={"a": 1, "b": 10},
+        completed={"a": 1, "b": 1},
+        lifts={"a": 20},
+        limits={"instance:a:cost": 5},
+    )
+    assert pool.order(free_units=1) == ["b"]
+    assert pool.order().count("a") == 4
+
+
+@pytest.mark.parametrize("assigners", [1, 2, 4])
+def test_shares_converge_whatever_the_sizes_of_the_jobs_and_with_assigners_that_know_less_than_all(
+    assigners: int,
+) -> None:
+    """A virtual clock: whoever's turn it is plans on what it read some turns ago, and others have planned since."""
+    for seed in range(6):
+        chance = random.Random(seed)
+        weights = {"a": 5.0, "b": 3.0, "c": 2.0}
+        mean = {name: chance.choice([1.0, 4.0, 9.0]) for name in weights}
+        used = dict.fromkeys(weights, 0.0)
+        done: Count[str] = Count()
+        ends: list[tuple[float, str, float, float]] = []
+        reserved = dict.fromkeys(weights, 0.0)
+        running: Count[str] = Count()
+        clock, free, seen = 0.0, 12, []
+        for turn in range(1200):
+            seen.append(Pool(weights, {n: used[n] + reserved[n] for n in weights}, dict(done), dict(running)))
+            snapshot = seen[max(0, turn - chance.randrange(assigners))]
+            heads = [
+                snapshot.head(n, 10 * nth + job, cost=mean[n]) for nth, n in enumerate(weights) for job in range(3)
+            ]
+            for name in snapshot.admitted(heads, free_units=min(free, chance.randint(1, 3))):
+                cost = mean[name] * chance.uniform(0.2, 1.8)
+                ends.append((clock + cost, name, mean[name], cost))
+                reserved[name] += mean[name]
+                running[name] += 1
+                free -= 1
+            ends.sort()
+            clock, name, estimate, cost = ends.pop(0)
+            reserved[name] -= estimate
+            running[name] -= 1
+            used[name] += cost
+            done[name] += 1
+            free += 1
+        total = sum(used.values())
+        assert all(abs(used[n] / total - weight / 10) < 0.02 for n, weight in weights.items()), (seed, used)
+        index = jain_index(used[n] / weight for n, weight in weights.items())
+        assert index is not None
+        assert index >= 0.99

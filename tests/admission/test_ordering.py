@@ -1,0 +1,238 @@
+"""Ageing: what waits becomes more urgent, to the point, whoever reads the queue and however long it is."""
+
+import random
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from assigner.admission.ordering import OrderingSettings, RankOrder, ScoreOrder, Weights, effective_priority, score
+from assigner.admission.rules import Rules
+from schema.picking import constrained
+from schema.picking.constrained import Ageing
+from schema.picking.ready import Scope
+from schema.policy import priority_classes
+from schema.policy.meters import Meter
+from schema.policy.time_windows import Window, WindowSchedule, WindowSettings
+from schema.requests import JobRequest
+from tests.support.pool import Pool, admission_state, at, head, queue
+
+HOUR = 3600.0
+SLEEPLESS = Ageing(2.0, 20.0)
+
+
+def test_sa_03_the_golden_job_has_ninety_points(pool: Pool) -> None:
+    request = JobRequest(command=["true"], job_class="serious", project="site", user_priority=2).normal()
+    (job,) = pool.submit(**{name: request[name] for name in ("terms", "own")})
+    stored = pool.job(job)
+    old = head(1, stored.rank, since=-5 * HOUR)
+    assert effective_priority(old, admission_state(), SLEEPLESS) == 10
+    assert pool.database.run(priority_classes.policy).level(10) == "high"
+
+
+def test_sa_04_age_gives_two_points_an_hour_and_twenty_at_most() -> None:
+    assert [SLEEPLESS.gain(hours * HOUR) for hours in (0, 0.5, 5, 10, 11, 1000)] == [0, 1, 10, 20, 20, 20]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_10_the_order_is_that_of_the_formula_at_every_moment(seed: int) -> None:
+    chance = random.Random(seed)
+    heads = [head(n, chance.randint(-20, 90), since=-chance.uniform(0, 20) * HOUR) for n in range(40)]
+    for clock in (0.0, HOUR, 9 * HOUR, 30 * HOUR):
+        now = admission_state(clock)
+        found = RankOrder(SLEEPLESS).sorted_heads(heads, now)
+        ages = {each.job.id: (now.now - each.queued_at).total_seconds() / HOUR for each in heads}
+        formula = [100 - each.rank + min(2 * ages[each.job.id], 20) for each in found]
+        assert formula == sorted(formula, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_10_what_is_read_of_a_long_queue_is_the_first_by_the_formula(pool: Pool, seed: int) -> None:
+    chance, count = random.Random(seed), 300
+    priorities = [chance.choice([0, 20, 35, 40, 60, 90]) for _ in range(count)]
+    for priority in set(priorities):
+        pool.submit(priorities.count(priority), terms={}, priority=priority)
+    for row in pool.rows("SELECT id FROM jobs ORDER BY id"):
+        pool.change(
+            "UPDATE jobs SET queued_at = now() - make_interval(secs => :age) WHERE id = :id",
+            id=row.id,
+            age=chance.uniform(0, 30) * HOUR,
+        )
+    pool.bot(capacity=1000)
+    jobs = pool.rows("SELECT id, priority, queued_at FROM jobs")
+
+    def read(connection: Connection, hours: float) -> tuple[list[int], list[int]]:
+        found = constrained.queues(connection, Scope(None), batch=20, start=0.5, after=constrained.FIRST_PLACE)
+        assert found.now is not None
+        now = found.now + timedelta(hours=hours)
+        taken = constrained.heads(connection, found.queues, limits=[20] * len(found.queues), now=now, ageing=SLEEPLESS)
+
+        def worth(job: Any) -> tuple[float, float]:
+            age = (now - job.queued_at).total_seconds()
+            return job.priority - SLEEPLESS.gain(age), -age
+
+        return sorted(each.job.id for each in taken), sorted(job.id for job in sorted(jobs, key=worth)[:20])
+
+    for hours in (0.0, 5.0, 40.0):
+        found, expected = pool.database.run(partial(read, hours=hours))
+        assert found == expected
+
+
+def test_a_10_another_rate_takes_effect_with_the_next_cycle_and_writes_nothing(pool: Pool) -> None:
+    (old,) = pool.submit(terms={}, priority=50)
+    (new,) = pool.submit(terms={}, priority=40)
+    pool.change("UPDATE jobs SET queued_at = now() - interval '6 hours' WHERE public_id = CAST(:id AS uuid)", id=old)
+    bot = pool.bot(capacity=1)
+    assigner = pool.assigner()
+    settings = assigner._settings, assigner._quotas
+    assigner.reconfigure(*settings, Rules(OrderingSettings(ageing_rate=2.0)))
+    assigner.run_once()
+    assert [lease["job"] for lease in bot.take()] == [old], "12 points for its age outdo 10 of its class"
+    assert pool.job(old).rank == 50
+    assigner.reconfigure(*settings)
+    pool.bot("bot-2", capacity=1)
+    assigner.run_once()
+    assert pool.job(new).state == "leased"
+
+
+def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) -> None:
+    pool.submit(30, terms={}, priority=5)
+    pool.bot(capacity=100)
+
+    def both(connection: Connection) -> None:
+        found = constrained.queues(connection, Scope(None), batch=5, start=0.5, after=constrained.FIRST_PLACE)
+        assert found.now is not None
+        mine = constrained.heads(
+            connection, found.queues, limits=[5] * len(found.queues), now=found.now, ageing=SLEEPLESS
+        )
+        theirs = pool.database.run(
+            lambda other: constrained.heads(
+                other, found.queues, limits=[5] * len(found.queues), now=found.now, ageing=SLEEPLESS
+            )
+        )
+        assert len(mine) == len(theirs) == 5
+        assert not {one.job.id for one in mine} & {one.job.id for one in theirs}
+
+    pool.database.run(both)
+
+
+def test_a_10_a_long_queue_is_read_no_further_than_the_first_of_each_rank(pool: Pool) -> None:
+    for priority in (10, 20, 30):
+        pool.submit(2000, terms={}, priority=priority)
+    queue = pool.row("SELECT DISTINCT cohort, instance, platform, constraint_set, now() AS now FROM jobs")
+    values = {
+        **{"cohorts": [queue.cohort], "instances": [queue.instance], "platforms": [queue.platform]},
+        **{
+            "constraint_sets": [queue.constraint_set],
+            "limits": [8],
+            "skips": [0],
+            "rate": 2.0,
+            "cap": 20.0,
+            "now": queue.now,
+            "ranks": 64,
+        },
+    }
+    (plan,) = pool.row(f"EXPLAIN (ANALYZE, FORMAT JSON) {constrained.AGED.text}", **values)[0]
+    nodes, scans = [plan["Plan"]], []
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", [])
+        if node.get("Relation Name") == "jobs":
+            scans.append(node)
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan"}
+    assert max(node["Actual Rows"] for node in scans) <= 16
+
+
+# The score of four terms: each counts what its weight says, and age counts once.
+
+
+HOUR_SCORE, DAY = 3600.0, 86400.0
+
+
+@pytest.mark.parametrize(
+    ("points", "wait", "efficiency", "window", "expected"),
+    [
+        (150, DAY, 1, 1, 1.0),
+        (150, 0, 0, 0, 0.4),
+        (0, DAY, 0, 0, 0.3),
+        (0, 0, 1, 0, 0.2),
+        (0, 0, 0, 1, 0.1),
+        (90, DAY / 2, 1, 1, 0.4 * 0.6 + 0.15 + 0.3),
+        (1000, 9 * DAY, 0, 0, 0.7),
+        (-50, 0, 0, 0, 0),
+    ],
+)
+def test_sa_08_each_term_is_brought_to_one_before_its_weight(
+    points: float, wait: float, efficiency: float, window: float, expected: float
+) -> None:
+    found = score(Weights(), points=points, gained=0, wait=wait, efficiency=efficiency, window=window)
+    assert found == pytest.approx(expected)
+
+
+def test_a_02_age_counts_once_unless_somebody_asks_for_twice_or_the_wait_has_no_weight() -> None:
+    asked = {"points": 60.0, "gained": 20.0, "wait": 10 * HOUR_SCORE}
+    once = score(Weights(), **asked)
+    twice = score(Weights(count_age_once=False), **asked)
+    assert twice - once == pytest.approx(0.4 * 20 / 150)
+    assert score(Weights(wait=0), **asked) == pytest.approx(0.4 * 80 / 150 + 0.3)
+
+
+def test_a_02_raw_is_the_arithmetic_of_the_original() -> None:
+    found = score(Weights(raw=True), points=80, gained=10, wait=DAY / 4)
+    assert found == pytest.approx(0.4 * 90 + 0.3 * 0.25 + 0.2 + 0.1)
+
+
+def test_sa_08_what_is_known_of_resources_and_windows_counts() -> None:
+    line = ScoreOrder(Ageing(2.0, 20.0))
+    quiet, used_up = (
+        Window(
+            WindowSettings(name=name, start=0, end=24, types=(name,), meter="plan", usage_threshold=80),
+            Meter("plan", used, 100, None, at(0)),
+        )
+        for name, used in (("quiet", 8.0), ("busy", 72.0))
+    )
+    heads = [
+        head(1, 40, of=queue(job_class="quiet"), seconds=HOUR_SCORE),
+        head(2, 40, of=queue(job_class="busy")),
+        head(3, 40, of=queue(job_class="quiet")),
+    ]
+    now = admission_state(60, openings=WindowSchedule([quiet, used_up]))
+    assert [round(now.window(each), 2) for each in heads] == [0.9, 0.1, 0.9]
+    assert [now.efficiency(each) for each in heads] == [0.5, 1, 1]
+    assert [each.job.id for each in line.sorted_heads(heads, now)] == [3, 2, 1]
+    assert now.openings.spare("unknown", now.now) == 0, "no window lets it start"
+
+
+def test_sa_08_an_assigner_that_goes_by_the_score_takes_what_has_waited_for_a_day(pool: Pool) -> None:
+    def submitted(job_class: str) -> str:
+        (job,) = pool.submit(**JobRequest(command=["true"], job_class=job_class).normal())
+        return job
+
+    old, new = submitted("random"), submitted("serious")
+    pool.change("UPDATE jobs SET queued_at = now() - interval '1 day' WHERE public_id = CAST(:id AS uuid)", id=old)
+    bot = pool.bot(capacity=1)
+    assigner = pool.assigner()
+    assigner.reconfigure(assigner._settings, assigner._quotas, Rules(OrderingSettings(kind="score")))
+    assigner.run_once()
+    assert [lease["job"] for lease in bot.take()] == [old]
+    assert pool.job(new).state == "queued"
+
+
+def test_sa_08_an_order_that_nobody_knows_is_refused_with_those_that_are_there() -> None:
+    with pytest.raises(ValueError, match="'scores' is not an order: there are 'graph', 'rank', 'score'"):
+        OrderingSettings(kind="scores")
+
+
+def test_a_38_a_hastened_job_comes_first_by_score_too() -> None:
+    ordering = OrderingSettings(kind="score").policy().ordering
+    assert [
+        each.job.id for each in ordering.sequence([head(1, -60, since=-DAY), head(2, -1e6)], admission_state())
+    ] == [2, 1]
+
+
+def test_sa_28_the_shortest_come_first_only_where_all_else_is_equal() -> None:
+    ordering = OrderingSettings(shortest_first=True).policy().ordering
+    heads = [head(1, 5, seconds=600), head(2, 5, since=9, seconds=6), head(3, 4, seconds=9000), head(4, 5)]
+    assert [each.job.id for each in ordering.sequence(heads, admission_state(60))] == [3, 2, 1, 4]

@@ -1,0 +1,161 @@
+"""What an agent does with the leases it is given: run, report, kill, forget. Commands and HTTP are real."""
+
+from pathlib import Path
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from bots.agent.run import CHUNK_BYTES
+from schema import validation
+from tests.support.agents import NEEDS_PROC, Pool, processes, serving
+from tests.support.http import Answer, ReceivedRequest, problem
+
+pytestmark = NEEDS_PROC
+
+
+def test_a_lease_is_acknowledged_when_it_runs_and_reported_when_it_has_ended(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path, capacity=3, properties={"os": "linux"}, instance="tenant", priority=4):
+        key = pool.grant("sh", "-c", "echo hello; sleep 0.2; echo $LEASEHOLD_JOB $LEASEHOLD_BOT")
+        outcome = pool.until(lambda: pool.outcomes.get(key))
+        pool.until(lambda: pool.syncs[-1].wait)
+    assert (outcome["verdict"], outcome["exit_code"], outcome["output_bytes"]) == ("succeeded", 0, 18)
+    assert bytes(pool.output[key]) == b"hello\njob-1 bot-1\n"
+    assert pool.reported(key)[-2:] == ["active", "completed"]
+    [opened] = pool.opened
+    assert (opened.bot, opened.capacity, opened.properties, opened.instance, opened.priority) == (
+        "bot-1",
+        3,
+        {"os": "linux"},
+        "tenant",
+        4,
+    )
+    assert [sync.seq for sync in pool.syncs] == list(range(1, len(pool.syncs) + 1))
+    assert all((sync.wait > 0) == (not sync.leases) for sync in pool.syncs if sync.status == "ok")
+
+
+def test_ten_short_jobs_one_after_the_other_need_no_timer(tmp_path: Path) -> None:
+    pool = Pool(ttl=7200, sync_in=3600)
+    with serving(pool, tmp_path):
+        for number in range(10):
+            key = pool.grant("true", job=f"job-{number}")
+            pool.until(lambda key=key: key in pool.outcomes)
+        assert len(pool.syncs) < 40
+
+
+def test_a_bot_with_room_gets_another_lease_at_its_next_sync(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    with serving(pool, tmp_path, capacity=2):
+        long = pool.grant("sleep", "60", job="long")
+        pool.until(lambda: "active" in pool.reported(long))
+        short = pool.grant("true", job="short")
+        pool.until(lambda: short in pool.outcomes)
+        assert long not in pool.outcomes
+
+
+def test_a_call_without_an_answer_is_repeated_word_for_word(tmp_path: Path) -> None:
+    pool = Pool()
+    failures = [Answer(cut=True), problem(503, "starting"), problem(500, "internal"), Answer(b"<html>")]
+    seen: list[Any] = []
+
+    def instead(asked: ReceivedRequest) -> Answer | None:
+        if asked.path == "/v1/sync" and any(lease["state"] == "completed" for lease in asked.body["leases"]):
+            seen.append(asked.body)
+            return failures.pop() if failures else None
+        return None
+
+    pool.instead = instead
+    with serving(pool, tmp_path):
+        key = pool.grant("true")
+        pool.until(lambda: key in pool.outcomes and not pool.syncs[-1].leases)
+    assert len(seen) == 5
+    assert all(body == seen[0] for body in seen)
+
+
+def test_a_cancelled_lease_is_killed_and_confirmed(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    with serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", "trap '' TERM; setsid sleep 60 & sleep 60")
+        pool.until(lambda: len(processes(tmp_path)) >= 3)
+        pool.cancel(key)
+        outcome = pool.until(lambda: pool.outcomes.get(key))
+        assert outcome["verdict"] == "stopped"
+        assert not processes(tmp_path)
+
+
+def test_the_agent_logs_once_why_a_lease_is_to_be_stopped(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.05)
+    with capture_logs() as logs, serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", "trap 'sleep 0.3; exit' TERM; sleep 60 & wait")
+        pool.until(lambda: len(processes(tmp_path)) >= 2)
+        pool.cancel(key, reason="preempt")
+        pool.until(lambda: pool.outcomes.get(key))
+    told = [(each["job"], each["reason"]) for each in logs if each["event"] == "lease is to be stopped"]
+    assert told == [("job-1", "preempt")]
+
+
+def test_a_lease_that_is_cancelled_before_the_bot_knew_it_is_confirmed_without_running(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path):
+        key = pool.grant("touch", str(tmp_path / "ran"), state="cancelling")
+        assert pool.until(lambda: pool.outcomes.get(key)) == {"verdict": "stopped", "output_truncated": False}
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_lease_that_is_not_listed_any_more_is_killed_and_forgotten(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    with serving(pool, tmp_path):
+        key = pool.grant("sleep", "60")
+        pool.until(lambda: processes(tmp_path))
+        pool.revoke(key)
+        pool.until(lambda: not processes(tmp_path))
+        pool.until(lambda: pool.syncs[-1].wait and not pool.syncs[-1].leases)
+    assert "completed" not in pool.reported(key)
+
+
+def test_the_next_grant_of_a_job_waits_until_the_last_one_is_dead(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.05)
+    log = tmp_path / "log"
+    command = ["sh", "-c", f"echo start $LEASEHOLD_FENCE >> {log}; trap 'sleep 0.1; exit' TERM; sleep 0.2; exit 0"]
+    with serving(pool, tmp_path):
+        first = pool.grant("sh", "-c", "sleep 60")
+        pool.until(lambda: processes(tmp_path))
+        with pool.changed:
+            pool.leases = {}
+            second = pool.grant(*command, fence=3)
+        pool.until(lambda: second in pool.outcomes)
+        assert log.read_text() == "start 3\n"
+        assert first not in pool.outcomes
+
+
+def test_a_payload_that_cannot_run_and_a_missing_one_are_reported(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path, capacity=2):
+        bad = pool.grant(job="bad")
+        missing = pool.grant(job="missing", payload=None)
+        pool.until(lambda: {bad, missing} <= set(pool.outcomes))
+    assert pool.outcomes[bad]["verdict"] == "failed"
+    assert pool.outcomes[bad]["reason"].startswith("invalid payload: command")
+    assert pool.outcomes[missing]["reason"] == "the lease came without a payload"
+
+
+def test_output_is_streamed_while_the_command_runs(tmp_path: Path) -> None:
+    pool = Pool(sync_in=30)
+    with serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", "echo one; sleep 0.3; echo two; sleep 60")
+        pool.until(lambda: bytes(pool.output.get(key, b"")) == b"one\ntwo\n")
+        assert [chunk.start for report in pool.streamed for chunk in report.output] == [0, 4]
+
+
+def test_output_that_could_not_be_streamed_travels_with_the_reports_of_the_ends(tmp_path: Path) -> None:
+    pool = Pool()
+    pool.instead = lambda asked: problem(503, "busy") if asked.path == "/v1/output" else None
+    size = validation.MAX_OUTPUT_BYTES - CHUNK_BYTES // 2
+    with serving(pool, tmp_path, capacity=3):
+        keys = [pool.grant("head", "-c", str(size), "/dev/zero", job=f"job-{number}") for number in range(3)]
+        pool.until(lambda: set(keys) <= set(pool.outcomes))
+    assert [len(pool.output[key]) for key in keys] == [size] * 3
+    for sync in pool.syncs:
+        assert (
+            sum(len(chunk.data) for lease in sync.leases for chunk in lease.output) < 1.4 * validation.MAX_OUTPUT_BYTES
+        )

@@ -1,0 +1,214 @@
+"""What an agent does when its session is superseded, over, refused or about to expire."""
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from bots.agent.gateway_calls import Heartbeat
+from schema import clock
+from schema.errors import BadInput, LeaseholdError
+from tests.support.agents import NEEDS_PROC, Pool, processes, serving
+from tests.support.http import Answer, ReceivedRequest, problem
+from tests.support.patience import MINUTE
+
+pytestmark = NEEDS_PROC
+
+
+def test_the_older_of_two_agents_kills_its_work_and_stops(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    with serving(pool, tmp_path, kill_grace=60) as bot:
+        pool.grant("sleep", "60")
+        pool.until(lambda: processes(tmp_path))
+        pool.change(instead=lambda _: problem(409, "a newer session is open", code="session_superseded"))
+        assert bot.end() == 4
+        assert not processes(tmp_path)
+    assert len(pool.opened) == 1
+
+
+@pytest.mark.parametrize("code", ["session_over", "stale_seq"])
+def test_a_session_the_server_does_not_know_any_more_is_replaced(tmp_path: Path, code: str) -> None:
+    pool = Pool(sync_in=0.1)
+    with serving(pool, tmp_path):
+        lost = pool.grant("sleep", "60")
+        pool.until(lambda: processes(tmp_path))
+        first = processes(tmp_path)
+        alive_at_opening: list[set[int]] = []
+
+        def instead(asked: ReceivedRequest) -> Answer | None:
+            if asked.path == "/v1/sync" and asked.body["epoch"] == 1:
+                pool.leases.pop(lost, None)
+                return problem(409, "this session is over", code=code)
+            if asked.path == "/v1/sessions":
+                alive_at_opening.append(first & processes(tmp_path))
+            return None
+
+        pool.change(instead=instead)
+        pool.until(lambda: len(pool.opened) == 2 and pool.syncs[-1].epoch == 2)
+        assert alive_at_opening == [set()]
+    assert pool.opened[1].dead_session == hashlib.sha256(b"s").hexdigest()
+    assert next(sync.seq for sync in pool.syncs if sync.epoch == 2) == 1
+    assert lost not in pool.outcomes
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sync"])
+def test_an_agent_that_is_refused_stops_with_2(tmp_path: Path, status: int, path: str) -> None:
+    pool = Pool()
+    pool.instead = lambda asked: problem(status, "this token is not yours") if asked.path == path else None
+    with serving(pool, tmp_path) as bot:
+        assert bot.end() == 2
+
+
+def test_work_is_killed_before_the_server_gives_it_away_also_while_a_call_hangs(tmp_path: Path) -> None:
+    pool = Pool(ttl=40, sync_in=0.1)
+    hanging, released = threading.Event(), threading.Event()
+    with serving(pool, tmp_path, kill_grace=60, margin=36) as bot:
+        key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+        pool.until(lambda: "active" in pool.reported(key))
+
+        def instead(asked: ReceivedRequest) -> Answer | None:
+            if asked.path == "/v1/sync" and not released.is_set() and not hanging.is_set():
+                hanging.set()
+                pool.changed.wait_for(released.is_set, MINUTE)
+                return Answer(cut=True)
+            return None if released.is_set() else Answer(cut=True)
+
+        pool.change(instead=instead)
+        assert hanging.wait(MINUTE)
+        began = clock.monotonic()
+        pool.until(lambda: not processes(tmp_path))
+        assert clock.monotonic() - began < pool.ttl
+        with pool.changed:
+            pool.leases = {}
+            released.set()
+            pool.changed.notify_all()
+        pool.until(lambda: len(pool.opened) == 2)
+        assert bot.code is None
+    assert "completed" not in pool.reported(key)
+    last_of_the_old = [sync for sync in pool.syncs if sync.epoch == 1][-1]
+    assert (last_of_the_old.status, last_of_the_old.leases) == ("gone", [])
+
+
+def test_an_agent_whose_session_expired_does_not_take_over_from_a_newer_one(tmp_path: Path) -> None:
+    pool = Pool(ttl=3, sync_in=0.1)
+    with serving(pool, tmp_path) as bot:
+        pool.until(lambda: pool.syncs)
+
+        def instead(asked: ReceivedRequest) -> Answer:
+            if asked.path == "/v1/sync" and asked.body["status"] == "gone":
+                return problem(409, "a newer session is open", code="session_superseded")
+            return problem(503, "away")
+
+        pool.change(instead=instead, closing=True)
+        assert bot.end() == 4
+    assert len(pool.opened) == 1
+
+
+def test_a_margin_as_long_as_the_session_is_refused(tmp_path: Path) -> None:
+    with serving(Pool(ttl=1.0), tmp_path, margin=1.0) as bot:
+        bot.end()
+        assert isinstance(bot.failure, BadInput)
+        assert str(bot.failure) == "margin: 1 s is not less than the 1 s of a session"
+
+
+def test_no_session_is_opened_while_something_of_the_last_one_cannot_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(sync_in=0.1)
+    monkeypatch.setattr("bots.agent.workspace._DYING", 0.2)
+    with serving(pool, tmp_path) as bot:
+        pool.until(lambda: pool.syncs)
+        unkillable = {2**31 - 1}
+        monkeypatch.setattr("bots.agent.workspace.marked_processes", lambda _root: unkillable)
+        pool.change(instead=lambda _: problem(409, "this session is over", code="session_over"), closing=True)
+        bot.end()
+    assert isinstance(bot.failure, LeaseholdError)
+    assert str(bot.failure) == "processes [2147483647] of an earlier agent or session cannot be killed"
+    assert len(pool.opened) == 1
+
+
+def test_an_idle_agent_whose_call_is_held_for_longer_than_its_session_lives_goes_on_with_it(tmp_path: Path) -> None:
+    pool = Pool(ttl=2, sync_in=0.1)
+    with serving(pool, tmp_path):
+        pool.until(lambda: pool.syncs and pool.syncs[-1].wait)
+        began, calls = clock.monotonic(), len(pool.syncs)
+        pool.until(lambda: clock.monotonic() - began > 1.5 * pool.ttl)
+        assert len(pool.syncs) == calls
+        key = pool.grant("sleep", "2.5")
+        outcome = pool.until(lambda: pool.outcomes.get(key))
+    assert outcome["verdict"] == "succeeded"
+    assert len(pool.opened) == 1
+
+
+def test_an_agent_whose_held_call_came_to_nothing_asks_anew_without_waiting(tmp_path: Path) -> None:
+    pool = Pool(ttl=2, sync_in=0.1)
+    held, cut = threading.Event(), threading.Event()
+    with serving(pool, tmp_path):
+
+        def instead(asked: ReceivedRequest) -> Answer | None:
+            if asked.path == "/v1/sync" and asked.body["wait"] and not cut.is_set():
+                held.set()
+                pool.changed.wait_for(cut.is_set, MINUTE)
+                return Answer(cut=True)
+            return None
+
+        pool.change(instead=instead)
+        assert held.wait(MINUTE)
+        began = clock.monotonic()
+        pool.until(lambda: clock.monotonic() - began > 1.5 * pool.ttl)
+        seen = len(pool.syncs)
+        with pool.changed:
+            cut.set()
+            pool.changed.notify_all()
+        pool.until(lambda: len(pool.syncs) >= seen + 2)
+    assert [sync.wait > 0 for sync in pool.syncs[seen : seen + 2]] == [False, True]
+    assert len(pool.opened) == 1
+    seqs = [sync.seq for sync in pool.syncs]
+    assert seqs == sorted(set(seqs)), "a call that was held is not repeated"
+
+
+# The agent's own count of the time its session has left.
+
+
+def test_a_beat_after_the_deadline_does_not_revive_the_session() -> None:
+    now = [100.0]
+    lost = threading.Event()
+    heart = Heartbeat(1.0, on_lost=lost.set, now=lambda: now[0])
+    assert heart.beat(100.0, expires_in=10.0)
+    now[0] = 108.9
+    assert not heart.lost
+    assert heart.beat(105.0, expires_in=10.0)
+    now[0] = 114.0
+    assert not heart.beat(113.0, expires_in=10.0)
+    assert heart.lost
+    heart.start()
+    assert lost.wait(MINUTE)
+    heart.stop()
+
+
+def test_an_answer_that_took_longer_than_the_session_lives_is_late() -> None:
+    heart = Heartbeat(1.0, on_lost=lambda: None, now=lambda: 100.0)
+    assert not heart.beat(80.0, expires_in=10.0)
+
+
+def test_a_session_at_rest_has_no_deadline_until_the_next_beat() -> None:
+    now = [100.0]
+    heart = Heartbeat(1.0, on_lost=lambda: None, now=lambda: now[0])
+    assert heart.beat(100.0, expires_in=10.0)
+    heart.rest()
+    now[0] = 150.0
+    assert not heart.lost
+    assert heart.beat(101.0, expires_in=59.0)
+    now[0] = 159.5
+    assert heart.lost
+
+
+def test_rest_does_not_revive_a_session() -> None:
+    now = [100.0]
+    heart = Heartbeat(1.0, on_lost=lambda: None, now=lambda: now[0])
+    assert heart.beat(100.0, expires_in=10.0)
+    now[0] = 109.5
+    heart.rest()
+    assert heart.lost

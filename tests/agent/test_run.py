@@ -1,0 +1,286 @@
+"""One command of a lease, with real processes: what it gets, what it gives back, and why it may not start."""
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bots.agent.guardian import descendants, process_tree
+from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason
+from schema import clock, validation
+from tests.support.agents import NEEDS_PROC, RUNAWAY, finish, sleeping, start, text_of
+from tests.support.patience import MINUTE, eventually
+
+pytestmark = NEEDS_PROC
+
+
+def test_a_command_that_exits_with_0_succeeded_and_its_output_keeps_the_order_of_writing(place: RunContext) -> None:
+    run = start(place, "sh", "-c", "echo one; echo two >&2; echo three")
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("succeeded", 0, None)
+    assert text_of(run) == "one\ntwo\nthree\n"
+    assert (outcome.output_bytes, outcome.output_truncated) == (14, False)
+    assert outcome.seconds is not None
+
+
+def test_another_exit_code_is_a_failure_and_a_signal_is_negative(place: RunContext) -> None:
+    outcome = finish(start(place, "sh", "-c", "exit 3"))
+    assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", 3, "exit code 3")
+    outcome = finish(start(place, "sh", "-c", "kill -SEGV $$"))
+    assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", -11, "killed by SIGSEGV")
+
+
+def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(place: RunContext) -> None:
+    run = start(place, "env", env={"COLOUR": "blue", "LEASEHOLD_JOB": "forged", "TZ": "UTC"})
+    finish(run)
+    seen = dict(line.split("=", 1) for line in text_of(run).splitlines())
+    directory = seen.pop("LEASEHOLD_WORK")
+    assert Path(directory).parent == place.workplace.root
+    assert seen.pop("LEASEHOLD_USAGE").startswith(f"{directory}/")
+    assert seen == {
+        "PATH": os.defpath,
+        "HOME": directory,
+        "TMPDIR": f"{directory}/tmp",
+        "COLOUR": "blue",
+        "TZ": "UTC",
+        "LEASEHOLD_JOB": "a-job",
+        "LEASEHOLD_FENCE": "7",
+        "LEASEHOLD_ATTEMPT": "2",
+        "LEASEHOLD_INSTANCE": "tenant",
+        "LEASEHOLD_BOT": "bot-1",
+    }
+
+
+def test_a_command_works_in_a_private_directory_with_its_own_session_and_default_signals(place: RunContext) -> None:
+    program = (
+        "import os,signal; print(os.getcwd() == os.environ['HOME'], oct(os.stat('.').st_mode & 0o777), os.getsid(0) =="
+        " os.getpid() == os.getpgrp(), [n for n in signal.Signals if signal.getsignal(n) == signal.SIG_IGN])"
+    )
+    run = start(place, sys.executable, "-S", "-c", program)
+    finish(run)
+    # Python itself ignores SIGPIPE and SIGXFSZ.
+    assert text_of(run) == f"True 0o700 True {[signal.SIGPIPE, signal.SIGXFSZ]}\n"
+
+
+def test_standard_input_is_the_payloads_or_empty(place: RunContext) -> None:
+    run = start(place, "cat", stdin="käse\n" * 20_000)
+    finish(run)
+    assert text_of(run) == "käse\n" * 20_000
+    run = start(place, "cat")
+    assert finish(run).verdict == "succeeded"
+    assert text_of(run) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("no-such-program", "command not found: 'no-such-program' (or the interpreter it names)"),
+        ("/etc/passwd", "command is not executable: '/etc/passwd'"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_an_error_of_the_bot(place: RunContext, command: str, reason: str) -> None:
+    outcome = finish(start(place, command))
+    assert (outcome.verdict, outcome.reason, outcome.exit_code) == ("error", reason, None)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (None, "payload: Input should be a valid dictionary or instance of Payload"),
+        ({}, "command: Field required"),
+        ({"command": []}, "command: List should have at least 1 item after validation, not 0"),
+        ({"command": [""]}, "command.0: is empty"),
+        ({"command": ["echo", "\0"]}, "command or env holds a NUL character"),
+        ({"command": ["env"], "env": {"A=B": "c"}}, "env: a name is empty or holds '='"),
+        ({"command": ["env"], "shell": True}, "shell: Extra inputs are not permitted"),
+    ],
+)
+def test_a_payload_that_no_bot_can_run_failed(place: RunContext, payload: Any, reason: str) -> None:
+    assignment = Assignment(job="j", fence=1, attempt=1, instance="i", timeout=None, payload=payload)
+    run = Run(assignment, place, notify=lambda: None)
+    run.start()
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.reason) == ("failed", f"invalid payload: {reason}")
+
+
+def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(place: RunContext) -> None:
+    root = place.workplace.root
+    root.rmdir()
+    root.write_text("in the way")
+    outcome = finish(start(place, "true"))
+    root.unlink()
+    root.mkdir()
+    assert (outcome.verdict, outcome.reason) == ("error", "the work directory cannot be made: Not a directory")
+
+
+def test_output_beyond_the_cap_is_counted_but_not_kept(place: RunContext) -> None:
+    size = validation.MAX_OUTPUT_BYTES + 12_345
+    run = start(place, "sh", "-c", f"head -c {size} /dev/zero")
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.output_bytes, outcome.output_truncated) == ("succeeded", size, True)
+    assert run.output.unsent == validation.MAX_OUTPUT_BYTES
+
+
+# However a command ends, its whole tree of processes ends with it.
+
+
+def test_a_timeout_kills_the_whole_tree_also_what_ran_away(place: RunContext) -> None:
+    tree = f"trap '' TERM; {sys.executable} -c \"$RUNAWAY\" 1001 & setsid sleep 1001 & sleep 1001"
+    run = start(place, "sh", "-c", tree, timeout=0.5, env={"RUNAWAY": RUNAWAY})
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", -9, "timeout after 0.5 s")
+    assert not sleeping("1001")
+
+
+def test_a_command_may_use_its_grace_to_end_by_itself(place: RunContext) -> None:
+    run = start(place, "sh", "-c", "trap 'echo bye; exit 5' TERM; echo hello; while :; do sleep 0.01; done")
+    eventually(lambda: run.output.written)
+    run.stop(StopReason.CANCELLED, grace=5.0)
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.exit_code) == ("stopped", 5)
+    assert text_of(run).startswith("hello\n")
+    assert text_of(run).endswith("bye\n")
+
+
+def test_a_second_stop_can_shorten_the_grace_but_not_change_the_reason(place: RunContext) -> None:
+    run = start(place, "sh", "-c", "trap '' TERM; echo; while :; do sleep 0.01; done")
+    eventually(lambda: run.output.written)
+    run.stop(StopReason.CANCELLED, grace=60.0)
+    run.stop(StopReason.RELEASED, grace=0.0)
+    assert finish(run).verdict == "stopped"
+
+
+def test_what_a_command_leaves_in_the_background_dies_and_does_not_hold_up_the_job(place: RunContext) -> None:
+    run = start(
+        place,
+        "sh",
+        "-c",
+        f"{sys.executable} -c \"$RUNAWAY\" 1002 & (trap '' TERM; sleep 1002) & wait %1; echo done",
+        env={"RUNAWAY": RUNAWAY},
+    )
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.exit_code) == ("succeeded", 0)
+    assert text_of(run) == "done\n"
+    assert not sleeping("1002")
+
+
+def test_a_stranger_that_holds_the_pipe_open_does_not_hang_the_job(place: RunContext) -> None:
+    run = start(place, "sh", "-c", "echo $$; sleep 1003")
+    pid = int(eventually(lambda: text_of(run).strip()))
+    stranger = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY)
+    run.stop(StopReason.CANCELLED)
+    assert finish(run).verdict == "stopped"
+    os.close(stranger)
+
+
+def test_a_lost_lease_is_killed_and_says_nothing(place: RunContext) -> None:
+    run = start(place, "sleep", "1004")
+    assert run.started.wait(MINUTE)
+    run.stop(StopReason.CANCELLED)
+    run.stop(StopReason.LOST, grace=0.0)
+    assert run.over.wait(MINUTE)
+    assert run.outcome is None
+    assert not sleeping("1004")
+
+
+def test_a_run_stopped_before_it_began_starts_nothing(place: RunContext) -> None:
+    first = start(place, "sleep", "1005")
+    second = Run(first.assignment, place, notify=lambda: None, after=first)
+    second.start()
+    second.stop(StopReason.RELEASED)
+    assert not second.over.is_set()
+    first.stop(StopReason.CANCELLED)
+    assert finish(second).verdict == "released"
+    assert not second.started.is_set()
+
+
+# The processes that watch over commands: what happens when one of them, or the agent, is killed.
+
+
+def test_a_killed_supervisor_leaves_nothing_and_is_an_error_of_the_bot(place: RunContext) -> None:
+    run = start(place, "sh", "-c", f'{sys.executable} -c "$RUNAWAY" 1006; sleep 1006', env={"RUNAWAY": RUNAWAY})
+    eventually(lambda: len(sleeping("1006")) == 2)
+    assert place.launcher.pid is not None
+    [supervisor] = process_tree()[place.launcher.pid]
+    os.kill(supervisor, signal.SIGKILL)
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.reason) == ("error", "the process that supervised the command was killed")
+    eventually(lambda: not sleeping("1006"))
+
+
+def test_a_killed_guardian_is_replaced_and_running_commands_go_on(place: RunContext) -> None:
+    run = start(place, "sleep", "1010")
+    assert run.started.wait(MINUTE)
+    assert place.launcher.pid is not None
+    os.kill(place.launcher.pid, signal.SIGKILL)
+    assert finish(start(place, "true")).verdict == "succeeded"
+    assert sleeping("1010")
+    run.stop(StopReason.CANCELLED)
+    assert finish(run).verdict == "stopped"
+    assert not sleeping("1010")
+
+
+def test_the_alarm_kills_everything_unless_it_is_put_off(place: RunContext) -> None:
+    place.launcher.arm(clock.monotonic() + 3)
+    doomed = start(place, "sleep", "1007")
+    assert doomed.started.wait(MINUTE)
+    assert doomed.over.wait(MINUTE)
+    assert doomed.outcome is None
+    assert finish(start(place, "true")).verdict == "error"
+    place.launcher.arm(clock.monotonic() + 2)
+    place.launcher.arm(clock.monotonic() + 600)
+    assert finish(start(place, "sleep", "2.5")).verdict == "succeeded"
+    place.launcher.disarm()
+
+
+AGENT = """
+import sys, threading
+from pathlib import Path
+from bots.launcher import Launcher
+from bots.runner import Assignment, Place, Run
+from bots.workplace import Workplace
+workplace = Workplace(Path(sys.argv[1]), "bot-2")
+launcher = Launcher(workplace.guard, open_files=1024)
+place = Place(workplace=workplace, launcher=launcher, grace=2.0, environment={})
+for number in range(3):
+    script = f"{sys.argv[3]} -c '{sys.argv[4]}' {sys.argv[2]}; trap '' TERM; sleep {sys.argv[2]}"
+    command = ["/bin/sh", "-c", script]
+    run = Run(Assignment(job=f"j{number}", fence=1, attempt=1, instance="i", timeout=None,
+              payload={"command": command}), place, notify=lambda: None)
+    run.start()
+threading.Event().wait()
+"""
+
+
+def test_after_kill_9_of_the_agent_all_its_commands_die(tmp_path: Path) -> None:
+    runaway = RUNAWAY.replace("'", '"')
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, str(tmp_path), "1008", sys.executable, runaway])
+    eventually(lambda: len(sleeping("1008")) == 6)
+    below = descendants([agent.pid], process_tree())
+    agent.kill()
+    agent.wait()
+    eventually(lambda: not sleeping("1008"))
+    eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in below))
+
+
+# The output that waits to be sent.
+
+
+def test_output_is_cut_into_chunks_whose_offsets_go_on_where_the_gateway_has_it() -> None:
+    output = Output(cap=CHUNK_BYTES + 10)
+    output.write(b"a" * CHUNK_BYTES)
+    output.write(b"b" * 20)
+    pending = output.pending()
+    assert [(chunk.start, len(base64.b64decode(chunk.data))) for chunk in pending.chunks] == [
+        (0, CHUNK_BYTES),
+        (CHUNK_BYTES, 10),
+    ]
+    output.sent(CHUNK_BYTES + 3)
+    output.sent(5)
+    assert [chunk.start for chunk in output.pending().chunks] == [CHUNK_BYTES + 3]
+    assert (output.unsent, output.written, output.truncated) == (7, CHUNK_BYTES + 20, True)

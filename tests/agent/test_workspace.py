@@ -1,0 +1,105 @@
+"""The directories of one agent: whose they are, and how they are cleared."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bots.agent import agent
+from bots.agent.agent import Agent, AgentSettings
+from bots.agent.workspace import Workspace, marked_processes, remove_tree
+from schema.errors import BadInput, LeaseholdError
+from tests.support.agents import NEEDS_PROC
+from tests.support.patience import MINUTE, eventually
+
+pytestmark = NEEDS_PROC
+
+
+def test_one_name_in_one_work_directory_belongs_to_one_agent(tmp_path: Path, workplace: Workspace) -> None:
+    with pytest.raises(BadInput, match="name: an agent named 'bot-1' already runs in"):
+        Workspace(tmp_path, "bot-1")
+    Workspace(tmp_path, "bot-2").close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"work_dir: .* cannot be used"):
+        Workspace(tmp_path / "file", "bot-1")
+
+
+def test_leftovers_of_an_earlier_agent_are_killed_and_removed_but_nothing_else(tmp_path: Path) -> None:
+    workplace, other = Workspace(tmp_path, "bot-1"), Workspace(tmp_path, "bot-10")
+    ours, theirs = workplace.make(), other.make()
+    left = subprocess.Popen(["sleep", "1009"], env={"LEASEHOLD_WORK": str(ours)}, start_new_session=True)
+    kept = subprocess.Popen(["sleep", "1009"], env={"LEASEHOLD_WORK": str(theirs)}, start_new_session=True)
+    eventually(lambda: marked_processes(workplace.root) and marked_processes(other.root))
+    assert workplace.clear() == 1
+    assert left.wait(MINUTE) == -signal.SIGKILL
+    assert kept.poll() is None
+    assert list(workplace.root.iterdir()) == []
+    assert list(other.root.iterdir()) == [theirs]
+    assert other.clear() == 1
+    kept.wait(MINUTE)
+    workplace.close()
+    other.close()
+
+
+def test_a_guardian_of_an_earlier_agent_has_to_be_gone_before_the_place_is_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.agent.workspace._DYING", 0.1)
+    earlier = Workspace(tmp_path, "bot-1")
+    earlier.clear()
+    guardian = subprocess.Popen(["sleep", "1009"], pass_fds=[earlier.guard])
+    earlier.close()
+    later = Workspace(tmp_path, "bot-1")
+    with pytest.raises(LeaseholdError, match="a guardian process of an earlier agent or session cannot be killed"):
+        later.clear()
+    guardian.kill()
+    guardian.wait(MINUTE)
+    assert later.clear() == 0
+    later.close()
+
+
+def test_a_place_remembers_the_last_session_for_as_long_as_the_kernel_runs(
+    tmp_path: Path, workplace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert workplace.predecessor() is None
+    for session in ("a" * 64, "b" * 64):
+        workplace.remember(session)
+        assert workplace.predecessor() == session
+    (other_kernel := tmp_path / "boot_id").write_text("another-run\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("bots.agent.workspace._KERNEL", other_kernel)
+        assert workplace.predecessor() is None
+    (tmp_path / "bot-1.session").write_text("b" * 63)
+    assert workplace.predecessor() is None
+
+
+def test_a_tree_with_closed_folders_and_links_out_of_it_is_removed_and_nothing_beyond(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o500)
+    closed = tmp_path / "tree" / "closed"
+    (closed / "inner").mkdir(parents=True)
+    (closed / "link").symlink_to(outside)
+    closed.chmod(0o000)
+    assert remove_tree(tmp_path / "tree")
+    assert outside.stat().st_mode & 0o777 == 0o500
+
+
+def bot(tmp_path: Path) -> Agent:
+    return Agent(AgentSettings(name="b1", work_dir=tmp_path / "work"), "http://127.0.0.1:1", "lh_bot_x_y")
+
+
+def test_a_bot_on_another_system_says_so_before_it_does_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(LeaseholdError, match=r"^a bot runs on Linux only, and this system is 'darwin'$"):
+        bot(tmp_path).run()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bot_that_could_not_find_processes_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "_PROC", tmp_path / "proc")
+    with pytest.raises(LeaseholdError, match=r"^a bot needs /proc, which is not mounted here$"):
+        bot(tmp_path).run()

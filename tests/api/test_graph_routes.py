@@ -1,0 +1,222 @@
+"""Graphs over HTTP and on the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from schema.errors import BadInput, LeaseholdError, NotFound
+from tests.support.http import Answer, Gateway, call, in_turn
+from tests.support.pool import Pool
+from tests.support.servers import Served, counts
+
+GRAPH: dict[str, Any] = {
+    "name": "build",
+    "nodes": [
+        {"node": 1, "command": ["true"], "priority": 3},
+        {"node": 2, "command": ["true"], "after": [1], "label": "x"},
+        {"node": 3, "command": ["true"], "after": [1, {"node": 2, "on_failure": "run"}]},
+    ],
+}
+
+
+def with_node(**fields: Any) -> dict[str, Any]:
+    """The graph with a first node that says more."""
+    return GRAPH | {"nodes": [GRAPH["nodes"][0] | fields, *GRAPH["nodes"][1:]]}
+
+
+@pytest.fixture
+def commanding(served: Served, monkeypatch: pytest.MonkeyPatch, no_pool_of_our_own: None) -> None:
+    monkeypatch.setenv("LEASEHOLD_URL", served.url)
+    monkeypatch.setenv("LEASEHOLD_TOKEN", served.token("operator"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path / "graph.json", GRAPH)
+
+
+def written(path: Path, graph: Any) -> Path:
+    path.write_text(json.dumps(graph))
+    return path
+
+
+def test_a_graph_is_submitted_shown_listed_and_cancelled(operator: httpx.Client) -> None:
+    answer = operator.post("/v1/graphs", json=GRAPH)
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    assert (made["created"], made["edges"], made["ready"], made["warnings"]) == (True, 3, 1, [])
+    assert [node["node"] for node in made["nodes"]] == [1, 2, 3]
+    shown = operator.get("/v1/graphs/build").json()
+    assert shown["id"] == made["id"]
+    assert (shown["state"], shown["blocked"], shown["queued"]) == ("active", 2, 1)
+    assert [(node["state"], node["depth"], node["waits_for"]) for node in shown["page"]] == [
+        ("queued", 0, 0), ("blocked", 1, 1), ("blocked", 2, 2)
+    ]  # fmt: skip
+    assert operator.get("/v1/jobs", params={"state": "blocked"}).json()["jobs"][0]["state"] == "blocked"
+    assert [graph["name"] for graph in operator.get("/v1/graphs", params={"open": "true"}).json()["graphs"]] == [
+        "build"
+    ]
+    cancelled = [operator.post("/v1/graphs/cancel", json={"graph": made["id"]}).json() for _ in range(2)]
+    assert [(each["state"], each["jobs"]) for each in cancelled] == [("cancelled", 3), ("cancelled", 0)]
+
+
+def test_nodes_come_page_by_page(operator: httpx.Client) -> None:
+    made = operator.post("/v1/graphs", json=GRAPH).json()
+    page = operator.get(f"/v1/graphs/{made['id']}", params={"limit": 1, "after": 1}).json()["page"]
+    assert [node["node"] for node in page] == [2]
+
+
+def test_a_submitter_sees_graphs_of_its_own_instance_only(served: Served, operator: httpx.Client) -> None:
+    mine = served.client(served.token("submitter", instance="ci"))
+    own = mine.post("/v1/graphs", json=GRAPH).json()
+    foreign = operator.post("/v1/graphs", json=GRAPH | {"instance": "qa", "name": "other"}).json()
+    assert operator.get(f"/v1/graphs/{own['id']}").json()["instance"] == "ci"
+    for graph in (foreign["id"], "other", "0" * 8 + foreign["id"][8:], "nonsense"):
+        assert mine.get(f"/v1/graphs/{graph}").status_code == 404
+        assert mine.post("/v1/graphs/cancel", json={"graph": graph}).status_code == 404
+    assert [graph["id"] for graph in mine.get("/v1/graphs").json()["graphs"]] == [own["id"]]
+    assert mine.post("/v1/graphs", json=GRAPH | {"instance": "qa"}).status_code == 403
+
+
+def test_a_name_that_several_instances_use_needs_its_instance(operator: httpx.Client) -> None:
+    for instance in ("ci", "qa"):
+        operator.post("/v1/graphs", json=GRAPH | {"instance": instance})
+    answer = operator.get("/v1/graphs/build")
+    assert (answer.status_code, answer.json()["field"]) == (400, "instance")
+    assert operator.get("/v1/graphs/build", params={"instance": "qa"}).json()["instance"] == "qa"
+
+
+def test_a_token_keeps_all_nodes_to_its_priorities(served: Served) -> None:
+    mine = served.client(served.token("submitter", instance="ci", priority_ceiling=2))
+    assert mine.post("/v1/graphs", json=GRAPH).status_code == 403
+    allowed = mine.post("/v1/graphs", json=GRAPH | {"priority": 2})
+    assert allowed.status_code == 200, allowed.text
+    assert mine.post("/v1/graphs", json=with_node(priority=1) | {"priority": 2}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (GRAPH | {"nodes": []}, 422, "nodes"),
+        (GRAPH | {"name": "Not A Name"}, 422, "name"),
+        (GRAPH | {"on_failure": "explode"}, 422, "on_failure"),
+        (with_node(node=-1), 422, "nodes.0.node"),
+        (with_node(node="1"), 422, "nodes.0.node"),
+        (with_node(after=["2"]), 422, "nodes.0.after.0"),
+        (with_node(after=[{"node": 2, "on_failure": "no"}]), 422, "nodes.0.after.0.on_failure"),
+        (with_node(command=[]), 422, "nodes.0.command"),
+        (with_node(key="k"), 400, "nodes.0.key"),
+        (with_node(dedup_key="k"), 400, "nodes.0.dedup_key"),
+        (with_node(instance="ci"), 400, "nodes.0.instance"),
+        (with_node(after=[7, 7]), 400, "nodes.0.after"),
+        (with_node(label="x" * 65), 400, "nodes.0.label"),
+        (with_node(after=[3]), 400, "nodes"),
+        (with_node(node=3), 400, "nodes"),
+        (with_node(after=[9]) | {"on_phantom": "reject"}, 400, "nodes"),
+        (GRAPH | {"nodes": [{"node": n, "command": ["x"]} for n in range(10_001)]}, 422, "nodes"),
+        (GRAPH | {"nodes": [{"node": n, "command": ["x"], "after": list(range(n))} for n in range(450)]}, 400, "nodes"),
+    ],
+)
+def test_what_is_no_graph_is_refused_with_its_place_and_nothing_is_written(
+    served: Served, operator: httpx.Client, body: dict[str, Any], status: int, field: str
+) -> None:
+    before = counts(served.database)
+    answer = operator.post("/v1/graphs", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
+    assert counts(served.database) == before
+
+
+def test_the_same_key_is_the_same_graph_and_another_content_a_conflict(operator: httpx.Client) -> None:
+    first, second = (operator.post("/v1/graphs", json=GRAPH | {"key": "k"}).json() for _ in range(2))
+    assert (second["id"], second["nodes"], second["created"]) == (first["id"], first["nodes"], False)
+    answer = operator.post("/v1/graphs", json=with_node(priority=9) | {"key": "k"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "key_reused")
+
+
+def test_a_graph_that_a_queue_has_no_room_for_is_refused_whole(pool: Pool, operator: httpx.Client) -> None:
+    pool.change("INSERT INTO queue_limits (label, max_queued) VALUES ('x', 0)")
+    answer = operator.post("/v1/graphs", json=GRAPH)
+    assert (answer.status_code, answer.json()["code"]) == (409, "queue_full")
+    assert pool.row("SELECT count(*) FROM jobs")[0] == 0
+
+
+def test_ma_29_what_happens_to_graphs_is_told_in_the_log(operator: httpx.Client) -> None:
+    with capture_logs() as logs:
+        for _ in range(2):
+            made = operator.post("/v1/graphs", json=with_node(after=[9, 8])).json()
+        operator.post("/v1/graphs/cancel", json={"graph": "build"})
+        operator.post("/v1/graphs/cancel", json={"graph": "nobody"})
+    assert made["warnings"] == ["no node has the numbers 8, 9: what depends on them will never become ready"]
+    assert [entry["event"] for entry in logs if entry["event"].startswith("leasehold.")] == [
+        "leasehold.phantom_dependencies",
+        "leasehold.job_registered",
+        "leasehold.duplicate_register",
+        "leasehold.phantom_dependencies",
+        "leasehold.job_registered",
+        "leasehold.job_deregistered",
+        "leasehold.deregister_unknown_job",
+    ]
+
+
+@pytest.mark.usefixtures("commanding")
+def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.CaptureFixture[str], pool: Pool) -> None:
+    call("graph", "submit", str(file))
+    graph = capsys.readouterr().out.split()[-1]
+    call("graph", "show", "build")
+    shown = capsys.readouterr().out
+    assert graph in shown
+    assert "3, with 3 dependencies" in shown
+    call("graph", "list", "--open", "--json")
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["id"], listed["blocked"], listed["state"]) == (graph, 2, "active")
+    call("graph", "cancel", "build")
+    assert f"{graph} cancelled, 3 jobs cancelled or asked to stop\n" in capsys.readouterr().out
+    with pytest.raises(LeaseholdError, match="3 of 3 nodes did not succeed"):
+        call("graph", "wait", graph)
+    with pytest.raises(NotFound):
+        call("graph", "show", "nobody")
+
+
+def test_wait_goes_on_until_nothing_of_the_graph_can_run(
+    stands: Gateway, monkeypatch: pytest.MonkeyPatch, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is stalled will not end by itself; a cancelled graph is over when its bots have stopped what ran."""
+    monkeypatch.setattr("bots.cli.graphs.POLL_INTERVAL", 0.0)
+    seen = dict.fromkeys(("blocked", "blocked_forever", "queued", "parked", "active", "failed", "cancelled"), 0)
+    shown = seen | {"id": "g", "name": "build", "instance": "ci", "nodes": 3, "edges": 3, "missing": [], "dead": 0}
+    going = Answer(shown | {"state": "active", "active": 1, "succeeded": 2})
+    stands.script = in_turn(
+        Answer({"id": "g", "warnings": ["no node 9"]}), going, Answer(shown | {"state": "finished", "succeeded": 3})
+    )
+    call("graph", "submit", str(file), "--wait")
+    told = capsys.readouterr()
+    assert told.err == "warning: no node 9\n"
+    assert "finished" in told.out
+    assert len(stands.asked) == 3
+    stalled = Answer(shown | {"state": "stalled", "succeeded": 1, "failed": 1, "blocked": 1, "blocked_forever": 1})
+    stands.script = in_turn(Answer(shown | {"state": "cancelled", "active": 1, "succeeded": 1}), stalled)
+    with pytest.raises(LeaseholdError, match="2 of 3 nodes did not succeed"):
+        call("graph", "wait", "g")
+    stands.script = in_turn(going)
+    with pytest.raises(LeaseholdError, match="not over after 0 s: g"):
+        call("graph", "wait", "g", "--timeout", "0")
+
+
+@pytest.mark.usefixtures("commanding")
+def test_a_file_that_holds_no_graph_is_refused_with_its_place(file: Path, pool: Pool) -> None:
+    with pytest.raises(BadInput, match=r"Circular dependency detected in job build: 1 → 2 → 1$"):
+        call("graph", "submit", str(written(file, with_node(after=[2]))))
+    for broken, field in (
+        ([], ""),
+        (with_node(after=["x"]), ": nodes.0.after.0"),
+        (with_node(key="k"), ": nodes.0.key"),
+    ):
+        written(file, broken)
+        with pytest.raises(BadInput) as refused:
+            call("graph", "submit", str(file))
+        assert refused.value.field == f"{file}{field}"
+    assert pool.row("SELECT count(*) FROM audit WHERE action = 'graphs.submit'")[0] == 0

@@ -1,0 +1,605 @@
+"""Submitting over the wire: what is kept, what is refused, and what is safe to repeat."""
+
+import base64
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from assigner.api import submission
+from schema import clock, outputs, requests
+from schema.moves.end import AttemptEnd, RetryPace, Verdict, end
+from schema.postgres.engine import Database
+from schema.tenancy import tokens
+from schema.timing import Timing
+from tests.support.http import JOB, audited, granted, submitted
+from tests.support.patience import NEWS, eventually
+from tests.support.pool import Pool
+from tests.support.servers import Bot, Served, counts, serving
+
+
+def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Database) -> None:
+    job = {
+        "command": ["make", "-j"],
+        "env": {"A": "1"},
+        "stdin": "yes\n",
+        "instance": "ci",
+        "properties": {"os": "linux", "arch": ["x86", "arm"]},
+        "priority": -3,
+        "units": 2,
+        "label": "nightly",
+        "locality_hint": "core",
+        "timeout_seconds": 60,
+        "queue_timeout_seconds": 3600,
+        "dedup_key": "nightly",
+        "max_attempts": 7,
+        "retry_failed": True,
+    }
+    (identity,) = submitted(operator, job)
+    shown = operator.get(f"/v1/jobs/{identity}").json()
+    assert shown["payload"] == {"command": ["make", "-j"], "env": {"A": "1"}, "stdin": "yes\n"}
+    assert shown["properties"] == {"os": ["linux"], "arch": ["arm", "x86"]}
+    same = (
+        "instance",
+        "priority",
+        "units",
+        "label",
+        "locality_hint",
+        "timeout_seconds",
+        "dedup_key",
+        "max_attempts",
+        "retry_failed",
+    )
+    assert {name: shown[name] for name in same} == {name: job[name] for name in same}
+    assert (shown["state"], shown["attempts"], shown["result"], shown["bot"]) == ("queued", 0, None, None)
+    created, deadline = (datetime.fromisoformat(shown[name]) for name in ("created_at", "queue_deadline"))
+    assert (deadline - created).total_seconds() == 3600
+    (event,) = shown["events"]
+    assert (event["move"], event["from"], event["to"]) == ("submit", None, "queued")
+    assert event["actor"].startswith("operator:")
+    assert audited(database)[-2:] == ["jobs.submit", "job.read"]
+
+
+def test_the_flat_and_the_nested_form_of_a_request_are_the_same_job(operator: httpx.Client) -> None:
+    flat = {
+        "command": ["ship", "42"],
+        "key": "order-42",
+        "units": 2,
+        "locks": ["dock"],
+        "resources": {"gpu_milli": 500},
+    }
+    nested = {
+        "payload": {"command": ["ship", "42"]},
+        "key": "order-42",
+        "units": 2,
+        "terms": {"locks": ["dock"], "resources": {"gpu_milli": 500}, "units": 2},
+    }
+    (first,), (again,) = submitted(operator, flat), submitted(operator, nested)
+    assert again == first
+    refused = operator.post("/v1/jobs", json={"jobs": [flat, {"payload": {"command": ["a"]}, "terms": {"locks": [5]}}]})
+    assert (refused.status_code, refused.json()["field"]) == (422, "jobs.1.locks.0")
+
+
+def test_a_key_makes_a_submit_safe_to_repeat(operator: httpx.Client) -> None:
+    body = {"jobs": [JOB | {"key": "k1"}]}
+    first, again = (operator.post("/v1/jobs", json=body).json()["jobs"][0] for _ in range(2))
+    assert (first["created"], again["created"], first["id"] == again["id"]) == (True, False, True)
+    other = operator.post("/v1/jobs", json={"jobs": [JOB, {"command": ["false"], "key": "k1"}]})
+    assert (other.status_code, other.json()["code"]) == (409, "key_reused")
+    assert len(operator.get("/v1/jobs").json()["jobs"]) == 1
+
+
+BAD_JOBS: list[tuple[str, dict[str, Any]]] = [
+    ("command", {"command": []}),
+    ("command", {"command": [""]}),
+    ("command", {"command": "true"}),
+    ("command.0", {"command": [1]}),
+    ("env", {"env": {"A=B": "1"}}),
+    ("env", {"env": {"": "1"}}),
+    ("env.A", {"env": {"A": 1}}),
+    ("instance", {"instance": "Not A Name"}),
+    ("instance", {"instance": "x" * 64}),
+    ("instance", {"instance": "ci\n"}),
+    ("properties", {"properties": {str(n): "x" for n in range(65)}}),
+    ("properties.k", {"properties": {"k": "x" * 1025}}),
+    ("properties.k", {"properties": {"k": []}}),
+    ("key", {"key": ""}),
+    ("key", {"key": "k" * 201}),
+    ("priority", {"priority": 1001}),
+    ("priority", {"priority": -1001}),
+    ("priority", {"priority": "0"}),
+    ("priority", {"priority": 0.5}),
+    ("priority", {"priority": True}),
+    ("priority", {"priority": 10**40}),
+    ("units", {"units": 0}),
+    ("units", {"units": 2**31}),
+    ("label", {"label": "é" * 33}),
+    ("locality_hint", {"locality_hint": "h" * 201}),
+    ("timeout_seconds", {"timeout_seconds": 0}),
+    ("timeout_seconds", {"timeout_seconds": 31536001}),
+    ("timeout_seconds", {"timeout_seconds": 10**400}),
+    ("queue_timeout_seconds", {"queue_timeout_seconds": 0}),
+    ("queue_timeout_seconds", {"queue_timeout_seconds": 31536001}),
+    ("queue_timeout_seconds", {"queue_timeout_seconds": "60"}),
+    ("dedup_key", {"dedup_key": ""}),
+    ("dedup_key", {"dedup_key": "é" * 101}),
+    ("dedup_key", {"dedup_key": 1}),
+    ("max_attempts", {"max_attempts": 0}),
+    ("max_attempts", {"max_attempts": 101}),
+    ("retry_failed", {"retry_failed": "yes"}),
+    ("comand", {"comand": ["true"]}),
+    ("command", {"stdin": "x" * 256 * 1024}),
+]
+
+
+def test_every_bad_job_is_named_by_its_place_and_nothing_is_written(operator: httpx.Client, database: Database) -> None:
+    before = counts(database)
+    for field, change in BAD_JOBS:
+        answer = operator.post("/v1/jobs", json={"jobs": [JOB, JOB | change]})
+        assert answer.status_code in (400, 422), (change, answer.text)
+        named = answer.json()["field"]
+        assert named == f"jobs.1.{field}" or named.startswith(f"jobs.1.{field}."), named
+        assert len(answer.json()["detail"]) < 500
+    assert operator.post("/v1/jobs", json={"jobs": []}).json()["field"] == "jobs"
+    assert operator.post("/v1/jobs", json={"jobs": [JOB] * 10_001}).status_code == 422
+    assert counts(database) == before
+
+
+@pytest.mark.parametrize("kind", ["operator", "submitter"])
+def test_a_commit_that_came_with_a_warning_is_not_acknowledged(served: Served, database: Database, kind: str) -> None:
+    caller = served.client(served.token(kind))
+    warning = """
+        CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE WARNING 'canceling wait for synchronous replication due to user request'; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER late AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION warn();
+    """
+    database.run(lambda c: c.execute(text(warning)))
+    unsure = caller.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]})
+    assert (unsure.status_code, unsure.json()["code"]) == (503, "outcome_unknown")
+    assert unsure.headers["retry-after"] == "1"
+    database.run(lambda c: c.execute(text("DROP TRIGGER late ON jobs; DROP FUNCTION warn()")))
+    sure = caller.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]}).json()["jobs"][0]
+    assert sure["created"] is False
+
+
+@pytest.mark.parametrize("kind", [tokens.Kind.OPERATOR, tokens.Kind.SUBMITTER])
+def test_a_submit_without_a_key_is_not_tried_again_when_its_commit_may_have_happened(
+    database: Database, monkeypatch: pytest.MonkeyPatch, kind: tokens.Kind
+) -> None:
+    caller = tokens.Principal(kind, "x")
+    keyless = submission.normalised_requests([requests.JobRequest(**JOB)], caller=caller)
+    run = database.run
+
+    def twice(once: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def repeated(work: Any) -> Any:
+            once(work)  # the commit happened, the connection broke before anybody was told
+            return once(work)
+
+        return repeated
+
+    for name in ("run", "run_alone"):
+        monkeypatch.setattr(database, name, twice(getattr(database, name)))
+    with pytest.raises(submission.OutcomeUnknown):
+        submission.submit(database, keyless, caller=caller)
+    keyed = submission.normalised_requests([requests.JobRequest(**JOB, key="k")], caller=caller)
+    (again,) = submission.submit(database, keyed, caller=caller)
+    assert again.created is False
+    assert run(lambda c: c.execute(text("SELECT count(*) FROM jobs")).scalar_one()) == 2
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_a_submit_inside_a_callers_transaction_leaves_its_settings_alone(pool: Pool, setting: str) -> None:
+    with pool.database.engine.begin() as connection:
+        connection.exec_driver_sql(f"SET LOCAL enable_nestloop = {setting}")
+        connection.exec_driver_sql("""SELECT * FROM submit('[{"payload": {"command": ["true"]}}]')""")
+        assert connection.exec_driver_sql("SHOW enable_nestloop").scalar_one() == setting
+
+
+# What callers and operators can read of jobs, bots and the pool, and what is hidden from them.
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/jobs?limit=0",
+        "/v1/jobs?limit=1001",
+        "/v1/jobs?limit=x",
+        "/v1/jobs?state=asleep",
+        "/v1/jobs?instance=%00",
+        "/v1/jobs?label=%00",
+        "/v1/jobs?label=" + "x" * 65,
+        "/v1/jobs?before=nonsense",
+        "/v1/jobs?before=%00",
+        "/v1/jobs/nonsense",
+        "/v1/jobs/%00",
+        "/v1/jobs/%ff",
+        "/v1/jobs/" + "0" * 32,
+        "/v1/jobs/" + "0" * 32 + "/output",
+        "/v1/jobs/" + "0" * 32 + "/output?start=-1",
+        "/v1/jobs/" + "0" * 32 + "/output?start=99999999999999999999",
+        "/v1/jobs/" + "0" * 32 + "/output?wait=nan",
+        "/v1/jobs/" + "0" * 32 + "/output?wait=61",
+        "/v1/bots?limit=0",
+        "/v1/bots?after=%00",
+    ],
+)
+def test_bad_queries_are_refused(operator: httpx.Client, path: str) -> None:
+    answer = operator.get(path)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_submitter_sees_and_submits_only_to_its_own_instance(served: Served, operator: httpx.Client) -> None:
+    mine = served.client(served.token("submitter", instance="ci", priority_ceiling=-10))
+    (own,) = submitted(mine, JOB)
+    (foreign,) = submitted(operator, JOB | {"instance": "qa"})
+    assert mine.get(f"/v1/jobs/{own}").json()["instance"] == "ci"
+    absent = "0" * 8 + foreign[8:]
+    for path in ("/v1/jobs/{}", "/v1/jobs/{}/output", "/v1/jobs?before={}"):
+        hidden, missing = mine.get(path.format(foreign)), mine.get(path.format(absent))
+        assert hidden.status_code == missing.status_code == 404
+        assert hidden.text.replace(foreign, "") == missing.text.replace(absent, "")
+    for path in ("/v1/jobs/cancel", "/v1/jobs/wait"):
+        assert mine.post(path, json={"ids": [foreign]}).status_code == 404
+    assert [job["id"] for job in mine.get("/v1/jobs").json()["jobs"]] == [own]
+    assert mine.get("/v1/jobs?instance=qa").json() == {"jobs": []}
+    assert mine.get("/v1/status").json()["instances"] == {"ci": {"queued": 1}}
+    assert operator.get("/v1/status").json()["jobs"] == {"queued": 2}
+    refused = mine.post("/v1/jobs", json={"jobs": [JOB | {"instance": "qa"}]})
+    urgent = mine.post("/v1/jobs", json={"jobs": [JOB | {"priority": -11}]})
+    assert (refused.status_code, urgent.status_code) == (403, 403)
+    assert urgent.json()["detail"] == "jobs.0.priority: this token may not be more urgent than -10"
+    assert operator.get(f"/v1/jobs/{foreign}").json()["state"] == "queued"
+
+
+def test_pages_follow_each_other_without_gaps(operator: httpx.Client) -> None:
+    ids = submitted(operator, *[JOB | {"label": "odd" if n % 2 else "even"} for n in range(9)])
+    first = [job["id"] for job in operator.get("/v1/jobs?limit=5").json()["jobs"]]
+    second = [job["id"] for job in operator.get(f"/v1/jobs?limit=5&before={first[-1]}").json()["jobs"]]
+    every = [job["id"] for job in operator.get("/v1/jobs").json()["jobs"]]
+    assert (first + second, sorted(every)) == (every, sorted(ids))
+    odd = operator.get("/v1/jobs?label=odd&state=queued&instance=default").json()["jobs"]
+    assert [job["id"] for job in odd] == [job for job in every if job in ids[1::2]]
+    assert operator.get("/v1/jobs?state=running").json() == {"jobs": []}
+
+
+def test_a_queued_job_says_why_it_waits(served: Served, operator: httpx.Client, database: Database) -> None:
+    nobody, large, fits = submitted(
+        operator, JOB | {"properties": {"gpu": "h100"}}, JOB | {"units": 3}, JOB | {"label": "fits"}
+    )
+    Bot(served)
+
+    def waiting(job: str) -> dict[str, Any]:
+        found: dict[str, Any] = operator.get(f"/v1/jobs/{job}").json()["waiting"]
+        return found
+
+    assert waiting(nobody) == {
+        "unmatchable": True,
+        "sentence": "no bot that serves the instance 'default' offers gpu=h100",
+    }
+    assert waiting(large) == {"unmatchable": True, "sentence": "it needs 3 units, the largest of 1 matching bots has 2"}
+    assert waiting(fits)["unmatchable"] is False
+    assert "next assigner cycle" in waiting(fits)["sentence"]
+    assert operator.get("/v1/status").json()["unmatchable"] == 2
+    operator.post("/v1/bots/b1/drain", json={})
+    assert "draining" in waiting(fits)["sentence"]
+    database.run(
+        lambda c: c.execute(text("UPDATE jobs SET schedule_after = now() + interval '1 hour' WHERE label = 'fits'"))
+    )
+    assert waiting(fits)["sentence"].startswith("in backoff for another 3")
+
+
+def test_status_bots_and_drain(served: Served, operator: httpx.Client, database: Database) -> None:
+    Bot(served, "b1", properties={"os": "linux"})
+    Bot(served, "b2", instance="ci")
+    submitted(operator, JOB, JOB | {"instance": "ci"})
+    database.run(lambda c: c.execute(text("INSERT INTO ticks VALUES ('reap', now() - interval '3 s', now())")))
+    status = operator.get("/v1/status").json()
+    assert status["jobs"] == {"queued": 2}
+    assert status["instances"] == {"ci": {"queued": 1}, "default": {"queued": 1}}
+    assert status["oldest_queued_seconds"] >= 0
+    assert status["bots"] == {"ok": {"bots": 2, "capacity": 4, "in_use": 0}}
+    assert (status["capacity"], status["in_use"], status["unmatchable"]) == (4, 0, 0)
+    assert status["upkeep"][0]["name"] == "reap"
+    assert 3 <= status["upkeep"][0]["age_seconds"] < 60
+    assert status["rates"]["submitted"] == pytest.approx(2 / 60, abs=0.001)
+    assert operator.post("/v1/bots/b1/drain", json={"draining": True, "reason": "disk"}).json() == {
+        "name": "b1",
+        "draining": True,
+    }
+    listed = {bot["name"]: bot for bot in operator.get("/v1/bots").json()["bots"]}
+    assert (listed["b1"]["draining"], listed["b1"]["properties"]) == (True, {"os": ["linux"]})
+    assert (listed["b2"]["draining"], listed["b2"]["instance"]) == (False, "ci")
+    assert operator.post("/v1/bots/absent/drain", json={}).status_code == 404
+    assert operator.post("/v1/bots/Bad%20Name/drain", json={}).status_code == 400
+    assert "drain" in audited(database)
+
+
+def test_endings_show_up_as_events_with_their_details(
+    served: Served, operator: httpx.Client, database: Database, timing: Timing
+) -> None:
+    Bot(served)
+    (job,) = submitted(operator, JOB)
+    row, fence = granted(database, timing, job)
+
+    def work(connection: Any) -> None:
+        bot = connection.execute(text("SELECT id, epoch FROM bots")).one()
+        ending = AttemptEnd(row, fence, bot.id, bot.epoch, Verdict.FAILED, {"verdict": "failed", "exit_code": 3})
+        end(connection, [ending], actor="bot:b1", pace=RetryPace())
+
+    database.run(work)
+    shown = operator.get(f"/v1/jobs/{job}").json()
+    assert (shown["state"], shown["result"]["exit_code"]) == ("failed", 3)
+    assert [event["to"] for event in shown["events"]] == ["queued", "leased", "failed"]
+
+
+# Cancelling, waiting for the end and following the output over the wire.
+
+
+def test_cancel_tells_what_became_of_each_and_keeps_what_is_finished(
+    operator: httpx.Client, database: Database
+) -> None:
+    one, two = submitted(operator, JOB, JOB)
+    assert operator.post("/v1/jobs/cancel", json={"ids": [one]}).json() == {
+        "jobs": [{"id": one, "state": "cancelled", "changed": True}]
+    }
+    answer = operator.post("/v1/jobs/cancel", json={"ids": [two.upper(), "nonsense", one]}).json()
+    assert [(job["state"], job["changed"]) for job in answer["jobs"]] == [
+        ("cancelled", True),
+        (None, False),
+        ("cancelled", False),
+    ]
+    assert operator.post("/v1/jobs/cancel", json={"ids": ["nonsense"]}).status_code == 404
+    assert operator.get(f"/v1/jobs/{one}").json()["events"][-1]["move"] == "cancel"
+    assert audited(database).count("jobs.cancel") == 2
+
+
+def test_many_jobs_can_be_cancelled_while_somebody_waits(operator: httpx.Client, served: Served) -> None:
+    ids = submitted(operator, *[JOB] * 500)
+    waiter = served.client(served.token("submitter"))
+    with ThreadPoolExecutor() as threads:
+        held = threads.submit(waiter.post, "/v1/jobs/wait", json={"ids": ids, "wait": 60})
+        eventually(lambda: served.waits("done") == 1)
+        answer = operator.post("/v1/jobs/cancel", json={"ids": ids})
+        assert answer.status_code == 200, answer.text
+        assert held.result(NEWS).json()["done"] is True
+
+
+@pytest.mark.parametrize("wakeups", [True, False], ids=["wake-ups", "poll only"])
+def test_wait_returns_once_all_are_final_and_not_before(database: Database, timing: Timing, wakeups: bool) -> None:
+    with serving(database, timing, wakeups=wakeups) as served, served.client(served.token("operator")) as http:
+        ids = submitted(http, JOB, JOB)
+        waiter = served.client(served.token("submitter"))
+        began = clock.monotonic()
+        short = waiter.post("/v1/jobs/wait", json={"ids": ids, "wait": 0.3}).json()
+        assert (short["done"], [job["state"] for job in short["jobs"]]) == (False, ["queued", "queued"])
+        assert clock.monotonic() - began >= 0.3
+        with ThreadPoolExecutor() as threads:
+            held = threads.submit(waiter.post, "/v1/jobs/wait", json={"ids": ids, "wait": 60})
+            eventually(lambda: served.waits("done") == 1)
+            http.post("/v1/jobs/cancel", json={"ids": ids[:1]})
+            assert not held.done()
+            http.post("/v1/jobs/cancel", json={"ids": ids[1:]})
+            answer = held.result(NEWS).json()
+        assert answer["done"] is True
+        assert [job["id"] for job in answer["jobs"]] == ids
+        assert {job["state"] for job in answer["jobs"]} == {"cancelled"}
+        assert waiter.post("/v1/jobs/wait", json={"ids": [ids[0], "0" * 32]}).status_code == 404
+
+
+def test_output_is_followed_while_it_is_written(
+    served: Served, operator: httpx.Client, database: Database, timing: Timing
+) -> None:
+    bot = Bot(served)
+    (job,) = submitted(operator, JOB)
+    assert operator.get(f"/v1/jobs/{job}/output").json() == {
+        "start": 0,
+        "data": "",
+        "next": 0,
+        "state": "queued",
+        "attempt": 0,
+        "final": False,
+    }
+    row, fence = granted(database, timing, job)
+    with ThreadPoolExecutor() as threads:
+        held = threads.submit(operator.get, f"/v1/jobs/{job}/output?start=0&wait=60")
+        eventually(lambda: served.waits("done") == 1)
+        report = {
+            **bot.identity,
+            "job": job,
+            "fence": fence,
+            "output": [{"start": 0, "data": base64.b64encode(b"hello\n").decode()}],
+        }
+        assert bot.http.post("/v1/output", json=report).status_code == 204
+        first = held.result(NEWS).json()
+    assert (base64.b64decode(first["data"]), first["next"], first["attempt"], first["final"]) == (
+        b"hello\n",
+        6,
+        1,
+        False,
+    )
+    finished = bot.sync(
+        leases=[{"job": job, "fence": fence, "state": "completed", "outcome": {"verdict": "succeeded"}}]
+    )
+    assert finished.status_code == 200
+    last = operator.get(f"/v1/jobs/{job}/output?start=6&wait=60").json()
+    assert (last["data"], last["state"], last["final"]) == ("", "succeeded", True)
+    shown = operator.get(f"/v1/jobs/{job}").json()
+    assert (shown["state"], shown["bot"], shown["events"][-1]["to"]) == ("succeeded", "b1", "succeeded")
+    assert database.run(lambda c: outputs.read(c, row, fence=fence, start=0, limit=100)) == b"hello\n"
+
+
+# One job under several ids, over the wire: reading, waiting, following and cancelling what others share.
+
+
+SHARED = JOB | {"dedup_key": "nightly"}
+
+
+@pytest.fixture(params=[True, False], ids=["wake-ups", "poll only"])
+def either(request: pytest.FixtureRequest, database: Database, timing: Timing) -> Iterator[Served]:
+    """A gateway with wake-ups, and one that only looks."""
+    with serving(database, timing, wakeups=request.param) as served:
+        yield served
+
+
+def states(http: httpx.Client, *ids: str) -> list[str]:
+    return [job["state"] for job in http.post("/v1/jobs/wait", json={"ids": ids}).json()["jobs"]]
+
+
+def cancel(http: httpx.Client, *ids: str, **fields: Any) -> httpx.Response:
+    return http.post("/v1/jobs/cancel", json={"ids": ids, **fields})
+
+
+def finish(bot: Bot, job: str, fence: int) -> None:
+    work = {"job": job, "fence": fence, "state": "completed", "outcome": {"verdict": "succeeded", "exit_code": 0}}
+    assert bot.sync(leases=[work]).status_code == 200
+
+
+def test_a_submission_that_joined_is_answered_under_its_own_id_and_names_the_job(operator: httpx.Client) -> None:
+    taken = operator.post("/v1/jobs", json={"jobs": [SHARED, SHARED]}).json()["jobs"]
+    assert [one["created"] for one in taken] == [True, False]
+    job, joined = (one["id"] for one in taken)
+    (plain,) = submitted(operator, JOB)
+    first, second, other = (operator.get(f"/v1/jobs/{each}").json() for each in (job, joined, plain))
+
+    assert [each["id"] for each in (first, second)] == [job, joined]
+    assert [each["joined"] for each in (first, second, other)] == [None, job, None]
+    assert [each["submissions"] for each in (first, second, other)] == [2, 2, 1]
+    assert [each["dedup_key"] for each in (first, second, other)] == ["nightly", "nightly", None]
+    assert second["events"] == first["events"]
+    assert [event["move"] for event in second["events"]] == ["submit", "join"]
+    assert [row["id"] for row in operator.get("/v1/jobs").json()["jobs"]] == [plain, job], "a shared job is listed once"
+    assert [row["id"] for row in operator.get(f"/v1/jobs?before={plain}").json()["jobs"]] == [job]
+    assert operator.get(f"/v1/jobs?before={joined}").json()["jobs"] == []
+
+
+def test_a_submission_that_joined_is_seen_only_in_its_own_instance(served: Served, operator: httpx.Client) -> None:
+    mine = served.client(served.token("submitter", instance="ci"))
+    theirs = served.client(served.token("submitter", instance="qa"))
+    _, joined = submitted(operator, SHARED | {"instance": "ci"}, SHARED | {"instance": "ci"})
+    assert mine.get(f"/v1/jobs/{joined}").json()["id"] == joined
+    for path in ("/v1/jobs/{}", "/v1/jobs/{}/output", "/v1/jobs?before={}"):
+        assert theirs.get(path.format(joined)).status_code == 404
+    assert theirs.post("/v1/jobs/wait", json={"ids": [joined]}).status_code == 404
+    assert cancel(theirs, joined).status_code == 404
+    assert states(mine, joined) == ["queued"]
+
+
+def test_a_key_of_another_instance_is_not_joined(served: Served) -> None:
+    mine, theirs = (served.client(served.token("submitter", instance=name)) for name in ("ci", "qa"))
+    first = mine.post("/v1/jobs", json={"jobs": [SHARED]}).json()["jobs"][0]
+    second = theirs.post("/v1/jobs", json={"jobs": [SHARED]}).json()["jobs"][0]
+    assert (first["created"], second["created"]) == (True, True)
+
+
+def test_everybody_who_shares_a_job_is_told_of_its_end(either: Served, database: Database, timing: Timing) -> None:
+    http = either.client(either.token("operator"))
+    bot = Bot(either)
+    job, joined = submitted(http, SHARED, SHARED)
+    _, fence = granted(database, timing, job)
+    with ThreadPoolExecutor() as threads:
+        held = [
+            threads.submit(http.post, "/v1/jobs/wait", json={"ids": ids, "wait": 60})
+            for ids in ([joined], [job, joined])
+        ]
+        eventually(lambda: either.waits("done") == 2)
+        finish(bot, job, fence)
+        one, both = (each.result(NEWS).json() for each in held)
+    assert (one["done"], both["done"]) == (True, True)
+    assert [(each["id"], each["joined"], each["state"]) for each in both["jobs"]] == [
+        (job, None, "succeeded"),
+        (joined, job, "succeeded"),
+    ]
+    assert one["jobs"][0]["result"]["exit_code"] == 0
+
+
+def test_who_waits_is_told_of_a_withdrawal_and_the_others_wait_on(either: Served) -> None:
+    http = either.client(either.token("operator"))
+    job, joined = submitted(http, SHARED, SHARED)
+    with ThreadPoolExecutor() as threads:
+        leaves, stays, both = (
+            threads.submit(http.post, "/v1/jobs/wait", json={"ids": ids, "wait": 60})
+            for ids in ([joined], [job], [job, joined])
+        )
+        eventually(lambda: either.waits("done") == 3)
+        assert cancel(http, joined).json() == {"jobs": [{"id": joined, "state": "cancelled", "changed": True}]}
+        assert leaves.result(NEWS).json()["done"] is True
+        eventually(lambda: either.waits("done") == 2)
+        assert not stays.done()
+        assert not both.done()
+        assert states(http, job, joined) == ["queued", "cancelled"]
+        cancel(http, job)
+        assert [job["state"] for job in both.result(NEWS).json()["jobs"]] == ["cancelled", "cancelled"]
+        assert stays.result(NEWS).json()["done"] is True
+
+
+def test_output_is_followed_under_every_id_until_its_submission_is_over(
+    either: Served, database: Database, timing: Timing
+) -> None:
+    http = either.client(either.token("operator"))
+    bot = Bot(either)
+    job, joined, left = submitted(http, SHARED, SHARED, SHARED)
+    _, fence = granted(database, timing, job)
+    report = {**bot.identity, "job": job, "fence": fence, "output": [{"start": 0, "data": "aGkK"}]}
+    with ThreadPoolExecutor() as threads:
+        held = [threads.submit(http.get, f"/v1/jobs/{each}/output?wait=60") for each in (job, joined)]
+        eventually(lambda: either.waits("done") == 2)
+        assert bot.http.post("/v1/output", json=report).status_code == 204
+        pieces = [each.result(NEWS).json() for each in held]
+        assert [base64.b64decode(piece["data"]) for piece in pieces] == [b"hi\n", b"hi\n"]
+        assert [piece["final"] for piece in pieces] == [False, False]
+        ends, ends_early = (
+            threads.submit(http.get, f"/v1/jobs/{each}/output?start=3&wait=60") for each in (joined, left)
+        )
+        eventually(lambda: either.waits("done") == 2)
+        cancel(http, left)
+        over = ends_early.result(NEWS).json()
+        assert (over["state"], over["final"], over["data"]) == ("cancelled", True, "")
+        assert not ends.done()
+        finish(bot, job, fence)
+        assert (ends.result(NEWS).json()["state"], ends.result(NEWS).json()["final"]) == ("succeeded", True)
+
+
+def test_a_cancelled_submission_is_shown_as_such_while_the_job_goes_on(
+    operator: httpx.Client, database: Database
+) -> None:
+    job, joined = submitted(operator, SHARED, SHARED)
+    assert cancel(operator, job).json()["jobs"] == [{"id": job, "state": "cancelled", "changed": True}]
+    assert cancel(operator, job).json()["jobs"] == [{"id": job, "state": "cancelled", "changed": False}]
+    mine, theirs = (operator.get(f"/v1/jobs/{each}").json() for each in (job, joined))
+
+    assert (mine["state"], mine["reason"], mine["waiting"]) == (
+        "cancelled",
+        "cancelled; the job goes on for others who share it",
+        None,
+    )
+    assert mine["finished_at"] is not None
+    assert (theirs["state"], theirs["finished_at"], theirs["submissions"]) == ("queued", None, 1)
+    assert theirs["events"][-1]["move"] == "withdraw"
+    assert [row["state"] for row in operator.get("/v1/jobs").json()["jobs"]] == ["queued"]
+    assert audited(database).count("jobs.cancel") == 2
+
+
+def test_only_an_operator_may_cancel_what_others_share(
+    served: Served, operator: httpx.Client, database: Database
+) -> None:
+    submitter = served.client(served.token("submitter"))
+    job, joined = submitted(submitter, SHARED, SHARED)
+    refused = cancel(submitter, joined, all_submissions=True)
+    assert (refused.status_code, states(operator, job, joined)) == (403, ["queued", "queued"])
+    assert cancel(operator, joined, all_submissions=True).json()["jobs"][0]["state"] == "cancelled"
+    assert states(submitter, job, joined) == ["cancelled", "cancelled"]
+    assert "jobs.cancel" in audited(database)
+
+
+def test_a_duplicate_may_not_be_more_urgent_than_its_token_allows(served: Served, operator: httpx.Client) -> None:
+    mine = served.client(served.token("submitter", priority_ceiling=0))
+    (job,) = submitted(operator, SHARED | {"priority": 5})
+    assert mine.post("/v1/jobs", json={"jobs": [SHARED | {"priority": -1}]}).status_code == 403
+    submitted(mine, SHARED)
+    assert operator.get(f"/v1/jobs/{job}").json()["priority"] == 0

@@ -1,0 +1,380 @@
+"""Everything that operators set: each resource has its routes, its commands and its place in the documents, and can be
+set, listed, shown and removed over HTTP, by its operator's name."""
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import pytest
+from sqlalchemy import text
+
+from assigner.cli import operations
+from assigner.cli.main import cli
+from assigner.config import loading
+from assigner.operator_resources.declaration import Irremovable, Resource, given
+from assigner.operator_resources.registry import RESOURCES, resource
+from assigner.process.assign import declare
+from assigner.settings import PoolSettings
+from bots.cli.options import caller_options
+from schema.errors import BadInput, Conflict
+from schema.policy import priority_classes, time_windows
+from schema.policy.time_windows import WindowTerms
+from schema.requests import JobRequest
+from tests.support.pool import Pool, completed
+from tests.support.race import Race, outcome
+from tests.support.servers import Served
+
+Answer = Callable[..., tuple[int, str]]
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = ROOT / "ops" / "docs" / "operations.md"
+
+# What sets a thing, its keys on the command line, what its row then holds, and a heading that names a unit.
+ROUND_TRIPS: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "instance": ("set ci --pool builds", "ci", {"name": "ci", "pool": "builds"}, "max (units)"),
+    "account": ("set ci --weight 2 --lock tree=3", "ci", {"name": "ci", "credit_weight": 2.0}, "slots (jobs)"),
+    "cohort": ("set gpus --label gpu", "gpus", {"name": "gpus", "labels": ["gpu"]}, "labels"),
+    "quota": ("set ci --max 4", "ci", {"instance": "ci", "min_quota": 0, "max_quota": 4}, "max (units)"),
+    "owner-quota": ("set ci ann 2.5", "ci ann", {"instance": "ci", "owner": "ann", "cost": 2.5}, "max (cost)"),
+    "project-quota": ("set ci site 0", "ci site", {"instance": "ci", "project": "site", "cost": 0.0}, "max (cost)"),
+    "pool-limit": ("set --budget 9", "", {"budget": {"used": 0.0, "most": 9.0}}, "max concurrent jobs"),
+    "lock": ("set ci tree 3", "ci tree", {"instance": "ci", "lock": "tree", "slots": 3.0}, "slots (jobs)"),
+    "rate": ("set cli/opus --per-second 0.5", "cli/opus", {"resource": "cli/opus", "per_second": 0.5}, "per second"),
+    "backpressure": ("set cli --delay 2", "cli", {"resource_class": "cli", "allowed": True, "delay": 2.0}, "delay (s)"),
+    "meter": ("set plan --used 1 --limit 4", "plan", {"name": "plan", "used": 1.0, "percent": 25.0}, "percent"),
+    "queue-limit": ("set a/b..c 5", "a/b..c", {"label": "a/b..c", "max_queued": 5}, "max queued (jobs)"),
+    "window": (
+        "set night --start 20 --end 8 --type random --type nightly --meter plan --usage-threshold 80",
+        "night",
+        {"name": "night", "start": 20, "types": ["random", "nightly"], "usage_threshold": 80.0},
+        "threshold (%)",
+    ),
+    "class": ("set nightly -5", "nightly", {"name": "nightly", "points": -5, "priority": 105}, "limit (jobs)"),
+    "class-limit": ("set random 2", "random", {"name": "random", "jobs": 2.0}, "limit (jobs)"),
+    "service-level": (
+        "set slow --points -10 --timeout 2h",
+        "slow",
+        {"name": "slow", "points": -10, "timeout_seconds": 7200.0},
+        "timeout (s)",
+    ),
+    "scheduling": ("set --starvation 30m", "", {"starvation_seconds": 1800.0, "high": 40}, "starvation (s)"),
+}
+
+FILE = """
+[fair_share]
+budget = 100.0
+
+[[cohorts]]
+name = "gpus"
+labels = ["gpu"]
+
+[[queues]]
+label = "nightly"
+max_queued = 5
+
+[[rates]]
+resource = "cli/opus"
+per_second = 2.0
+
+[[windows]]
+name = "night"
+start = 20
+end = 8
+
+[[instances]]
+name = "ci"
+pool = "builds"
+locks = { tree = 2 }
+"""
+
+# What the file declares, and the key of it that a refusal names.
+DECLARED = [
+    ("pool-limit set --budget 5", "[fair_share]"),
+    ("instance limit-all --budget 5", "[fair_share]"),
+    ("cohort set gpus --label other", "[[cohorts]]"),
+    ("cohort rm gpus", "[[cohorts]]"),
+    ("queue-limit set nightly 6", "[[queues]]"),
+    ("queue-limit rm nightly", "[[queues]]"),
+    ("rate set cli/opus --per-second 1", "[[rates]]"),
+    ("rate rm cli/opus", "[[rates]]"),
+    ("window set night --start 1 --end 2", "[[windows]]"),
+    ("window rm night", "[[windows]]"),
+    ("instance set ci --pool other", "[[instances]]"),
+    ("instance set ci --weight 3", "[[instances]]"),
+    ("account set ci --weight 3", "[[instances]]"),
+    ("account rm ci", "[[instances]]"),
+    ("lock set ci tree 9", "[[instances]]"),
+]
+# What it says nothing of.
+FREE = [
+    "pool-limit set --max-concurrent 5",
+    "cohort set cpus --label cpu",
+    "queue-limit set daily 6",
+    "rate set cli --per-second 1",
+    "window set day --start 8 --end 20",
+    "instance set qa --pool other --weight 2",
+    "lock set ci forest 9",
+    "instance drain ci",
+    "quota set ci --max 3",
+]
+
+
+@pytest.fixture
+def good(operate: Answer) -> Callable[[str], str]:
+    def call(line: str) -> str:
+        code, said = operate(*line.split())
+        assert code == 0, f"{line}: {said}"
+        return said
+
+    return call
+
+
+def configured(pool: Pool, tmp_path: Path, written: str) -> None:
+    """An assigner process starts with this file."""
+    path = tmp_path / "leasehold.toml"
+    path.write_text(written)
+    declare(pool.database, loading.load(path, PoolSettings, {}))
+
+
+def acts(pool: Pool) -> list[Any]:
+    return pool.rows("SELECT action, actor, details FROM audit WHERE action <> 'token.create' ORDER BY id")
+
+
+def missing(each: Resource[Any], routes: dict[str, set[str]], commands: click.Group | None, document: str) -> list[str]:
+    """Where somebody who adds a resource still has to write something."""
+    item = "/v1" + each.item_path
+    found = [] if "get" in routes.get(f"/v1/{each.plural}", set()) else [f"GET /v1/{each.plural}: assigner/api/"]
+    found += [
+        f"{method} {item}: assigner/api/resources.py"
+        for method in ("get", each.set.method.lower(), "delete")
+        if method not in routes.get(item, set())
+    ]
+    known = set() if commands is None else set(commands.commands)
+    found += [
+        f"leasehold {each.name} {command}: assigner/cli_operations.py"
+        for command in ("list", "show", "set", "rm")
+        if command not in known
+    ]
+    row = rf"^\| `{re.escape(each.name)}` \|.*`/v1/{re.escape(each.plural)}`"
+    found += [] if re.search(row, document, re.MULTILINE) else [f"a row for `{each.name}`: {DOCUMENT.name}"]
+    found += [] if each.name in ROUND_TRIPS else [f"a round trip of {each.name}: tests/{Path(__file__).name}"]
+    return found
+
+
+def test_every_resource_has_its_routes_its_commands_its_document_and_its_test(served: Served) -> None:
+    paths = served.client().get("/openapi.json").json()["paths"]
+    routes = {path: set(ways) for path, ways in paths.items()}
+    for each in RESOURCES:
+        commands = operations.command(each.name, caller_options)
+        assert isinstance(commands, click.Group)
+        assert missing(each, routes, commands, DOCUMENT.read_text()) == []
+        assert each.name in cli.list_commands(click.Context(cli))
+    assert len(missing(resource("rate"), {}, None, "")) == 9
+
+
+def test_whatever_has_a_unit_says_so_in_the_description_of_the_routes(served: Served) -> None:
+    schemas = served.client().get("/openapi.json").json()["components"]["schemas"]
+    for each in RESOURCES:
+        for model in {each.row.__name__, each.set.model.__name__}:
+            for name, field in schemas[model]["properties"].items():
+                kinds = {part.get("type") for part in [field, *field.get("anyOf", ())]}
+                if kinds & {"number", "integer"}:
+                    assert field.get("description"), f"{model}.{name} does not say what it is, and in which unit"
+    assert schemas["Rate"]["properties"]["per_second"]["unit"] == "jobs per second"
+    assert "(jobs per second)" in schemas["Rate"]["properties"]["per_second"]["description"]
+
+
+@pytest.mark.parametrize("name", [each.name for each in RESOURCES])
+def test_what_is_set_is_listed_shown_and_removed_in_the_name_of_who_did_it(
+    good: Callable[[str], str], operate: Answer, pool: Pool, name: str
+) -> None:
+    line, keys, expected, heading = ROUND_TRIPS[name]
+    declared = resource(name)
+    good(f"{name} {line} --reason why")
+    listed = json.loads(good(f"{name} list --json"))
+    rows = listed if isinstance(listed, list) else [listed]
+    assert any(expected.items() <= row.items() for row in rows), rows
+    shown = json.loads(good(f"{name} show {keys} --json"))
+    assert expected.items() <= shown.items()
+    assert heading in good(f"{name} list")
+    assert heading in good(f"{name} show {keys}")
+    code, said = operate(name, "rm", *keys.split(), "--reason", "over")
+    if isinstance(declared.remove, Irremovable):
+        assert (code, said) == (2, f"error: {name}: cannot be removed: {declared.remove.reason}\n")
+    else:
+        assert code == 0, said
+        code, said = operate(name, "rm", *keys.split())
+        assert (code, said.startswith("error: ")) == (2, True)
+    (token,) = pool.rows("SELECT id FROM tokens")
+    assert {row.actor for row in acts(pool)} == {f"operator:{token.id}"}
+    assert acts(pool)[0].details["reason"] == "why"
+    if not isinstance(declared.remove, Irremovable):
+        assert acts(pool)[-1].details["reason"] == "over"
+
+
+def test_nobody_but_operators_may_use_them(served: Served) -> None:
+    with served.client(served.token("submitter")) as http:
+        for each in RESOURCES:
+            path = "/v1" + each.item_path.format(**{key.name: "x" for key in each.keys})
+            assert http.get(f"/v1/{each.plural}").status_code == 403
+            assert http.get(path).status_code == 403
+            assert http.request(each.set.method, path, json={}).status_code == 403
+            assert http.delete(path).status_code == 403
+
+
+def test_what_the_configuration_declares_is_changed_there_alone(
+    good: Callable[[str], str], operate: Answer, operator: httpx.Client, pool: Pool, tmp_path: Path
+) -> None:
+    configured(pool, tmp_path, FILE)
+    before = len(acts(pool))
+    for line, place in DECLARED:
+        code, said = operate(*line.split())
+        assert (code, said.count("\n")) == (2, 1), line
+        assert f"is declared in the configuration: change {place} there" in said
+    assert len(acts(pool)) == before
+    refused = operator.put("/v1/rates/cli/opus", json={"per_second": 1})
+    assert (refused.status_code, refused.json()["code"]) == (409, "declared")
+    assert operator.put("/v1/instances/ci", json={"pool": None}).status_code == 409
+    for line in FREE:
+        good(line)
+    configured(pool, tmp_path, "")
+    for line in ("rate set cli/opus --per-second 1", "cohort rm gpus", "instance set ci --no-pool", "account rm ci"):
+        good(line)
+
+
+def test_windows_that_operators_made_stay_when_the_configuration_changes(
+    good: Callable[[str], str], pool: Pool, tmp_path: Path
+) -> None:
+    good("window set day --start 8 --end 20")
+    configured(pool, tmp_path, FILE)
+    assert [each.settings.name for each in pool.database.run(time_windows.read).windows] == ["day", "night"]
+    configured(pool, tmp_path, "")
+    assert [each.settings.name for each in pool.database.run(time_windows.read).windows] == ["day"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("class set nightly --pionts", "No such option '--pionts'"),
+        ("class set nightly -5 --pionts", "unexpected extra argument"),
+        ("class set --pionts -5", "No such option '--pionts'"),
+        ("class set -x 5", "No such option '-x'"),
+        ("class set nightly -1000", "POINTS: must be greater than or equal to -900"),
+        ("class set nightly -5.5", "POINTS: '-5.5' is not a whole number"),
+        ("class set nightly none", "POINTS: 'none' is not a whole number"),
+        ("class set nightly", "POINTS: is missing"),
+        ("owner-quota set ci ann -1", "COST: must be greater than or equal to 0"),
+        ("window set w --start 8 --end 8", "request: end: a window that ends as it starts is never open"),
+        ("window set w --start 8 --end 9 --type Bad", "--type: 'Bad' is not a name"),
+        ("service-level set slow --points 5 --timeout soon", "'soon' is not a duration"),
+        ("queue-limit set nightly none", "MAX_QUEUED: 'none' is not a whole number"),
+        ("lock set ci Tree 1", "lock: 'Tree' is not a name"),
+        ("quota show ci --cohort ..", "--cohort: '..' is not a name"),
+        ("window show absent", "window: there is no 'absent'"),
+    ],
+)
+def test_negative_numbers_are_arguments_and_what_is_wrong_is_refused_in_one_line(
+    operate: Answer, line: str, said: str
+) -> None:
+    code, told = operate(*line.split())
+    assert (code, told.count("\n"), said in told) == (2, 1, True), told
+
+
+def test_the_list_of_instances_is_whole_however_many_there_are(good: Callable[[str], str], pool: Pool) -> None:
+    pool.change("INSERT INTO instances (name) SELECT 'i' || lpad(n::text, 4, '0') FROM generate_series(1, 1500) n")
+    names = [each["name"] for each in json.loads(good("instance list --json"))]
+    assert names == sorted(names)
+    assert len(names) == 1500
+
+
+def submitted(pool: Pool, **fields: Any) -> str:
+    (job,) = pool.submit(**JobRequest(command=["true"], **fields).normal())
+    return job
+
+
+def test_a_class_or_level_is_removed_only_when_no_unfinished_job_uses_it(
+    good: Callable[[str], str], operate: Answer, pool: Pool
+) -> None:
+    good("class set nightly 5")
+    good("service-level set slow --points 5 --timeout 60")
+    jobs = [submitted(pool, job_class="nightly"), submitted(pool, service_level="slow", job_class="background")]
+    bot = pool.bot(capacity=2)
+    for _ in ("queued", "leased"):
+        for name, noun in (("class rm nightly", "class"), ("service-level rm slow", "service level")):
+            code, said = operate(*name.split())
+            assert (code, said) == (2, f"error: {noun} '{name.split()[-1]}' is used by unfinished jobs\n")
+        assert operate("class", "rm", "background")[0] == 2
+        pool.assigner().run_once()
+    assert {pool.job(job).state for job in jobs} == {"leased"}
+    bot.sync(*(completed(work) for work in bot.take()))
+    good("class rm nightly")
+    good("service-level rm slow")
+    assert "nightly" not in good("class list")
+    with pytest.raises(BadInput, match="there is no job class 'nightly'"):
+        submitted(pool, job_class="nightly")
+
+
+def remove_class(pool: Pool) -> None:
+    pool.database.run(lambda c: priority_classes.remove_class(c, "random", actor="test"))
+
+
+def test_a_class_is_not_removed_under_a_submit_that_is_not_committed_yet(pool: Pool, race: Race) -> None:
+    with race.first() as ahead:
+        submitted(ahead, job_class="random")
+        removed = race.second(partial(remove_class, pool), behind=ahead)
+        ahead.commit()
+        with pytest.raises(Conflict, match="is used by unfinished jobs"):
+            outcome(removed)
+    assert pool.row("SELECT count(*) AS n FROM job_classes WHERE name = 'random'").n == 1
+
+
+def test_a_submit_behind_the_removal_of_its_class_is_refused(pool: Pool, race: Race) -> None:
+    with race.first() as ahead:
+        remove_class(ahead)
+        late = race.second(lambda: submitted(pool, job_class="random"), behind=ahead)
+        ahead.commit()
+        with pytest.raises(BadInput, match="there is no job class 'random'"):
+            outcome(late)
+    assert pool.rows("SELECT FROM jobs") == []
+
+
+def test_a_lock_that_nobody_has_set_has_one_slot(good: Callable[[str], str], operate: Answer, pool: Pool) -> None:
+    good("lock set default tree 2")
+    jobs = [submitted(pool, locks=["tree"]) for _ in range(3)]
+    pool.bot(capacity=5)
+    pool.assigner().run_once()
+    assert sorted(pool.job(job).state for job in jobs) == ["leased", "leased", "queued"]
+    assert good("lock rm default tree") == "one job of default may hold tree at a time\n"
+    (lock,) = json.loads(good("lock list --json"))
+    assert (lock["used"], lock["slots"]) == (2, 1)
+    assert operate("lock", "rm", "default", "tree")[0] == 2
+
+
+def test_the_list_of_classes_shows_their_limits(good: Callable[[str], str]) -> None:
+    good("class limit random 3")
+    found = {each["name"]: each for each in json.loads(good("class list --json"))}
+    assert (found["random"]["jobs"], found["critical"]["jobs"]) == (3, None)
+    line = next(each for each in good("class list").splitlines() if each.startswith("random"))
+    assert line.split()[-2:] == ["0", "3"]
+
+
+def test_a_field_with_a_unit_names_it() -> None:
+    assert given(unit="jobs", says="that wait").description == "that wait (jobs)"
+
+
+def test_a_window_that_an_operator_makes_closes_the_pool_to_other_classes(pool: Pool) -> None:
+    job = submitted(pool, job_class="random")
+    terms = WindowTerms(start=0, end=24, types=("critical",))
+    pool.database.run(lambda c: time_windows.put_window(c, "all-day", terms, actor="test"))
+    pool.bot()
+    pool.assigner().run_once()
+    assert pool.job(job).state == "queued"
+    pool.database.run(lambda c: time_windows.remove_window(c, "all-day", actor="test"))
+    pool.assigner().run_once()
+    assert pool.job(job).state == "leased"
+    assert pool.database.run(lambda c: c.execute(text("SELECT count(*) FROM windows")).scalar_one()) == 0

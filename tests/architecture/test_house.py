@@ -1,0 +1,228 @@
+"""The rules of the house, read from the syntax trees: who imports whom, who asks for the time, who writes what."""
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).parent.parent.parent
+ROOMS = ("schema", "assigner", "bots")
+MAY_IMPORT = {"schema": {"schema"}, "assigner": {"schema", "assigner"}, "bots": {"schema", "bots"}}
+ROOT = "assigner/cli.py"
+CLOCK = "schema/clock.py"
+MAX_LINES = 500
+#: A test module may hold everything about one module.
+MAX_TEST_LINES = 700
+#: Sources of chance that are handed on as an argument, not the module's global one.
+CHANCE = ("Random", "SystemRandom")
+#: `live` is a view through which leases could be written.
+GUARDED = {"jobs", "leases", "live"}
+
+_TARGET = rf"(ONLY\s+)?(\"?leasehold\"?\.)?\"?({'|'.join(GUARDED)})\b"
+_VERB = r"\b(INSERT\s+INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO|TRUNCATE(\s+TABLE)?|COPY)"
+WRITES = re.compile(rf"{_VERB}\s+{_TARGET}", re.IGNORECASE)
+WRITES_UNKNOWN = re.compile(rf"{_VERB}\s+(\"?leasehold\"?\.)?\"?$", re.IGNORECASE)
+
+FILES = sorted(file for room in ROOMS for file in (HOUSE / room).rglob("*.py"))
+TESTS = sorted((HOUSE / "tests").glob("*.py"))
+
+
+def named(file: Path) -> str:
+    return file.relative_to(HOUSE).as_posix()
+
+
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(), filename=named(file))
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str, list[ast.alias]]]:
+    """Line, module and imported names; plain `import` has no names, a relative import a leading dot."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, "." * node.level + (node.module or ""), node.names
+
+
+def wrong_imports(tree: ast.AST, name: str) -> list[str]:
+    room = name.split("/")[0]
+    allowed = set(ROOMS) if name == ROOT else MAY_IMPORT[room]
+    forbidden = (set(ROOMS) | {"tests", "ops"}) - allowed
+    return [
+        f"{name}:{line}: imports {module}"
+        for line, module, _ in imported(tree)
+        if module.split(".")[0] in forbidden or module.startswith(".") or module == ROOT[:-3].replace("/", ".")
+    ]
+
+
+def real_time_and_chance(tree: ast.AST, name: str) -> list[str]:
+    found: list[tuple[int, str]] = []
+    for line, module, names in imported(tree):
+        if module == "time":
+            found.append((line, "time"))
+        if module == "random":
+            found += [(line, f"random.{alias.name}") for alias in names if alias.name not in CHANCE]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")
+            wall = owner in ("datetime", "date") and node.attr in ("now", "utcnow", "today")
+            if wall or (owner == "random" and isinstance(node.value, ast.Name) and node.attr not in CHANCE):
+                found.append((node.lineno, f"{owner}.{node.attr}"))
+    return [f"{name}:{line}: uses {what}" for line, what in found]
+
+
+def writers(tree: ast.AST, name: str) -> list[str]:
+    lines = {*sql_writes(tree), *core_writes(tree)}
+    return [f"{name}:{line}: writes jobs or leases outside schema/moves" for line in sorted(lines)]
+
+
+def sql_writes(tree: ast.AST) -> Iterator[int]:
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            if WRITES.search(node.value):
+                yield node.lineno
+        elif isinstance(node, ast.JoinedStr):
+            parts = zip(node.values, node.values[1:], strict=False)
+            if any(
+                isinstance(part, ast.Constant) and WRITES_UNKNOWN.search(str(part.value))
+                for part, filled in parts
+                if isinstance(filled, ast.FormattedValue)
+            ):
+                yield node.lineno
+
+
+def core_writes(tree: ast.AST) -> Iterator[int]:
+    """Lines of `insert(jobs)`, `tables.leases.update()` and the like, under whatever name the table was imported."""
+    guarded, modules = set[str](), set[str]()
+    for _, module, names in imported(tree):
+        for alias in names:
+            if module == "schema.tables.jobs" and alias.name in GUARDED:
+                guarded.add(alias.asname or alias.name)
+            if module == "schema" and alias.name == "tables":
+                modules.add(alias.asname or alias.name)
+
+    def is_guarded(node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in guarded
+        holder = node.value if isinstance(node, ast.Attribute) else None
+        through = (isinstance(holder, ast.Name) and holder.id in modules) or (
+            isinstance(holder, ast.Attribute) and holder.attr == "tables"
+        )
+        return through and isinstance(node, ast.Attribute) and node.attr in GUARDED
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if re.search("insert|update|delete", called):
+                receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+                if any(map(is_guarded, [*node.args[:1], *receiver])):
+                    yield node.lineno
+
+
+def test_imports_run_one_way_and_only_the_root_knows_both_wings() -> None:
+    assert [wrong for file in FILES for wrong in wrong_imports(parsed(file), named(file))] == []
+
+
+def test_no_two_files_import_each_other() -> None:
+    modules = {named(file)[:-3].replace("/", ".").removesuffix(".__init__"): file for file in FILES}
+    graph: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        wanted = set[str]()
+        for _, source, names in imported(parsed(file)):
+            inner = {f"{source}.{alias.name}" for alias in names} & modules.keys()
+            wanted |= inner or ({source} & modules.keys())
+        graph[module] = wanted - {module}
+    list(TopologicalSorter(graph).static_order())
+
+
+def test_only_the_clock_asks_for_the_time_and_chance_is_an_argument() -> None:
+    files = [file for file in FILES if named(file) != CLOCK]
+    assert [wrong for file in files for wrong in real_time_and_chance(parsed(file), named(file))] == []
+
+
+def test_only_the_moves_write_jobs_and_leases() -> None:
+    files = [file for file in FILES if not named(file).startswith(("schema/moves/", "schema/migrations/"))]
+    assert [wrong for file in files for wrong in writers(parsed(file), named(file))] == []
+
+
+def test_no_file_holds_a_second_idea() -> None:
+    files = [file for file in [*FILES, *TESTS] if file.parent.name != "versions"]  # a migration is a record
+    lengths = {named(file): len(file.read_text().splitlines()) for file in files}
+    allowed = {name: MAX_TEST_LINES if name.startswith("tests/") else MAX_LINES for name in lengths}
+    assert {name: length for name, length in lengths.items() if length > allowed[name]} == {}
+
+
+def test_no_test_module_imports_another() -> None:
+    assert [
+        f"{named(file)}:{line}: imports {module}"
+        for file in TESTS
+        for line, module, _ in imported(parsed(file))
+        if re.match(r"tests\.(.*\.)?test_", module)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import assigner.config", "bots/agent.py"),
+        ("from bots import client", "assigner/launch.py"),
+        ("def late():\n    from assigner import cycle", "schema/ready.py"),
+        ("from assigner.cli import main", "assigner/config.py"),
+        ("from . import states", "schema/ready.py"),
+    ],
+)
+def test_a_wrong_import_is_found(source: str, name: str) -> None:
+    assert wrong_imports(ast.parse(source), name)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from time import monotonic",
+        "from datetime import datetime\ndatetime.now()",
+        "import datetime\ndatetime.datetime.utcnow()",
+        "import random\nrandom.choice([1])",
+        "from random import shuffle",
+        "import random\nrandom.seed(1)",
+    ],
+)
+def test_real_time_and_global_chance_are_found(source: str) -> None:
+    assert real_time_and_chance(ast.parse(source), "bots/agent.py")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "X = text('UPDATE jobs SET state = 1')",
+        "X = 'WITH a AS (delete\\n from leasehold.leases RETURNING 1) SELECT 1'",
+        "X = f'INSERT INTO leases {columns}'",
+        "X = f'UPDATE {table} SET state = 1'",
+        "X = 'UPDATE live SET state = 1'",
+        "from schema.tables import jobs\nupdate(jobs)",
+        "from schema.tables import leases as held\nheld.delete()",
+        "from schema import tables\npg_insert(tables.leases).values()",
+        "import schema.tables\nschema.tables.jobs.update()",
+    ],
+)
+def test_a_hidden_writer_is_found(source: str) -> None:
+    assert writers(ast.parse(source), "assigner/cycle.py")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import random\nfrom random import Random\ndef choose(chance: random.Random): return chance.choice([1])",
+        "X = 'SELECT 1 FROM jobs FOR UPDATE OF jobs'; Y = 'UPDATE bots SET in_use = 1'",
+        "'''We never UPDATE jobs here.'''",
+        "jobs = {}\njobs.update(a=1)",
+        "from schema.tables import jobs\nselect(jobs)",
+    ],
+)
+def test_what_is_allowed_is_left_alone(source: str) -> None:
+    tree = ast.parse(source)
+    assert not writers(tree, "assigner/cycle.py") + real_time_and_chance(tree, "assigner/cycle.py")

@@ -1,0 +1,289 @@
+"""The console script: exit codes, the one line on standard error, JSON on standard output."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import pytest
+import structlog
+from pydantic import BaseModel
+
+from assigner.cli import errors, operator
+from assigner.cli.main import cli, sections
+from assigner.config import keys, loading
+from bots.cli.jobs import COMMANDS
+from schema.diagnostics import invariants
+from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from schema.postgres.engine import Database
+from schema.tenancy import tokens
+from schema.validation import escaped
+from tests.support.http import Gateway, gateway, in_turn, problem
+from tests.support.patience import MINUTE
+from tests.support.servers import LEASEHOLD, Console
+
+SAMPLE = Path(__file__).parent.parent.parent / "ops" / "leasehold.toml"
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The same for what is refused before anything is done, in this process: another one takes seconds to start."""
+    for name in [name for name in os.environ if name.startswith("LEASEHOLD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LEASEHOLD_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    # What a program sets up for itself would outlive it here.
+    monkeypatch.setattr(structlog, "configure", lambda **_: None)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+
+    def call(*arguments: str) -> str:
+        assert errors.run(cli, arguments) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert re.fullmatch(r"error: [^\n]+\n", said.err), said.err
+        return said.err.removeprefix("error: ").rstrip("\n")
+
+    return call
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Console:
+    """Without a database."""
+    return Console(tmp_path)
+
+
+@pytest.fixture
+def connected(tmp_path: Path, database_url: str) -> Console:
+    return Console(tmp_path, LEASEHOLD_DATABASE_URL=database_url)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "No such command 'nothing'."),
+        (["db", "statsu"], "No such command 'statsu'. Did you mean 'status'?"),
+        (["--verbose"], "No such option '--verbose'."),
+        (["up", "--bots", "many"], "--bots: 'many' is not a valid integer range."),
+        (["up", "--bots", "-1"], "--bots: -1 is not in the range 0<=x<=1000."),
+        (["up", "--port", "70000"], "--port: 70000 is not in the range 0<=x<=65535."),
+        (["token", "create", "king"], "KIND: 'king' is not one of 'submitter', 'bot', 'operator'."),
+        (["token", "create"], "KIND: is missing"),
+        (["token", "create", "bot", "--expires-in", "soon"], "--expires-in: 'soon' is not a duration"),
+        (["token", "create", "bot", "--property", "os"], "--property: 'os' is not KEY=VALUE"),
+        (["bot", "--capacity", "0"], "--capacity: must be greater than or equal to 1"),
+        (["bot", "--pool", "a", "--instance", "b"], "--pool: pool means nothing together with instance"),
+        (["bot", "--name", "Not A Name"], "--name: String should match pattern"),
+        (["show"], "ID: is missing"),
+        (["--config", "none.toml", "config", "check"], "none.toml: cannot be read: No such file or directory"),
+        (["config", "check", "none.toml"], "none.toml: cannot be read: No such file or directory"),
+        (["--data", "/etc/hostname", "db", "status"], "--data: Directory '/etc/hostname' is a file."),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_give_one_line_and_exit_2(refused: Callable[..., str], arguments: list[str], said: str) -> None:
+    assert refused(*arguments).startswith(said)
+
+
+def test_a_wrong_file_is_refused_by_every_command_that_reads_it(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "leasehold.toml").write_text("[timing]\n\nttll = 30\n")
+    for command in (["config", "show"], ["db", "status"], ["assign"], ["gateway"], ["bot"], ["up"]):
+        said = refused(*command)
+        assert said == "leasehold.toml:3: timing.ttll: is not a setting; did you mean 'ttl'?"
+
+
+def test_a_wrong_variable_is_refused(console: Console) -> None:
+    said = console.refused("config", "check", environ={"LEASEHOLD_GATEWAY_PROT": "1"})
+    assert said == "LEASEHOLD_GATEWAY_PROT: is not a setting; did you mean 'LEASEHOLD_GATEWAY_PORT'?"
+
+
+def test_a_url_that_is_none_of_postgresql_is_refused_without_showing_it(console: Console) -> None:
+    (console.directory / "leasehold.toml").write_text("[database]\npool = 3\nurl = 'mysql://me:hunter2@host/x'\n")
+    said = console.refused("db", "status")
+    assert said == "leasehold.toml:3: database: url must be a postgresql:// URL or 'embedded'"
+
+
+def test_configuration_is_shown_without_passwords(console: Console) -> None:
+    (console.directory / "leasehold.toml").write_text("[database]\nurl = 'postgresql://me:hunter2@host/x'\n")
+    shown = json.loads(console.good("config", "show", "--json"))
+    assert shown["database"]["url"] == "postgresql://me:***@host/x"
+    assert shown["assigners"][0]["batch"] == 500
+    assert "hunter2" not in console.good("config", "show")
+
+
+def test_check_warns_when_capacity_can_outweigh_priority(console: Console) -> None:
+    (console.directory / "leasehold.toml").write_text("[bot]\ncapacity = 11\n")
+    done = console.run("config", "check")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "leasehold.toml: ok")
+    assert done.stderr.startswith("warning: assigners[0].strategy.weights: free capacity can outweigh bot priority")
+    assert json.loads(console.run("config", "check", "--json").stdout)["warnings"] != []
+    assert operator.warnings(sections().model_validate({"bot": {"capacity": 10}})) == []
+    strategy = {"capacity_term": "normalised"}
+    quiet = {"bot": {"capacity": 1000}, "assigners": [{"strategy": strategy}]}
+    assert operator.warnings(sections().model_validate(quiet)) == []
+    loud = {"assigners": [{"strategy": {**strategy, "weights": {"capacity": 11.0}}}]}
+    assert len(operator.warnings(sections().model_validate(loud))) == 1
+
+
+def test_a_09_bg_38_check_says_which_term_can_dominate_and_from_how_many_units(console: Console) -> None:
+    said = (
+        "assigners[0].strategy.weights: one step of bot priority (10) outweighs a locality hit (5); "
+        "free capacity outweighs it from 11 more free units on"
+    )
+    assert console.good("config", "check").splitlines() == [said, "the defaults: ok"]
+    assert json.loads(console.good("config", "check", "--json"))["notes"] == [said]
+
+
+def test_the_sample_is_the_defaults_and_names_every_setting(console: Console) -> None:
+    assert loading.load(SAMPLE, sections(), {}) == sections()()
+    assert console.good("config", "check", str(SAMPLE)).splitlines()[-1] == f"{SAMPLE}: ok"
+    # Keys that are unset stand in the sample as comments: set them, and all must be there.
+    text = re.sub(r"^# (?=[a-z_]+ = |\[\[[a-z]+\]\]$)", "", SAMPLE.read_text(), flags=re.MULTILINE)
+    named = {tuple(step for step in path if isinstance(step, str)) for path in keys.lines(text)}
+    assert set(settings_of(sections())) - named == set()
+
+
+def settings_of(annotation: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, inner in keys.fields(annotation).items():
+        below = keys.item(inner) or inner
+        if any(isinstance(each, type) and issubclass(each, BaseModel) for each in keys.members(below)):
+            yield from settings_of(below, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def test_a_database_that_is_away_gives_exit_3_and_says_why(console: Console) -> None:
+    environ = {
+        "LEASEHOLD_DATABASE_URL": "postgresql://me:hunter2@127.0.0.1:1/x",
+        "LEASEHOLD_DATABASE_OUTAGE_SECONDS": "0",
+    }
+    for command in (["db", "status"], ["assign"], ["gateway"]):
+        said = console.refused(*command, code=3, environ=environ)
+        assert said.startswith("the database cannot be reached: connection")
+        assert "hunter2" not in said
+
+
+def test_a_database_of_another_version_gives_exit_3(tmp_path: Path, empty_url: str) -> None:
+    console = Console(tmp_path, LEASEHOLD_DATABASE_URL=empty_url)
+    for command in (["assign"], ["gateway"], ["db", "verify"], ["token", "list"]):
+        said = console.refused(*command, code=3)
+        assert re.fullmatch(r"schema none, need \d{4}; run: leasehold db upgrade", said)
+    done = console.run("db", "status", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["ready"] is False
+
+    assert re.fullmatch(r"schema (\d{4}), need \1\n", console.good("db", "upgrade"))
+    assert json.loads(console.good("db", "status", "--json"))["ready"] is True
+
+
+def test_verify_counts_every_invariant(connected: Console) -> None:
+    found = json.loads(connected.good("db", "verify", "--json"))
+    assert found.keys() == {invariant.id for invariant in invariants.INVARIANTS}
+    assert all(each["rows"] == 0 for each in found.values())
+
+
+@pytest.mark.breaks_invariants
+def test_verify_exits_1_when_an_invariant_does_not_hold(connected: Console, database: Database) -> None:
+    database.run(
+        lambda connection: connection.exec_driver_sql(
+            "INSERT INTO jobs (instance, platform, state) VALUES (1, 1, 'leased')"
+        )
+    )
+    done = connected.run("db", "verify", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["S2"]["rows"] == 1
+    assert re.fullmatch(r"error: \d of \d+ invariants do not hold: S2.*\n", done.stderr)
+
+
+def test_a_token_is_shown_once_listed_without_its_secret_and_revoked(connected: Console, database: Database) -> None:
+    made = json.loads(
+        connected.good("token", "create", "submitter", "--instance", "team", "--expires-in", "1h", "--json")
+    )
+    holder = database.run(lambda connection: tokens.verify(connection, made["token"]))
+    assert (holder.kind, holder.instance) == ("submitter", "team")
+    listed = connected.good("token", "list", "--json")
+    assert made["token"] not in listed
+    assert [(each["id"], each["instance"]) for each in json.loads(listed)] == [(made["id"], "team")]
+    assert made["id"] in connected.good("token", "list")
+
+    assert connected.good("token", "revoke", made["id"]) == f"{made['id']} is revoked\n"
+    assert json.loads(connected.good("token", "list", "--json"))[0]["revoked_at"] is not None
+
+
+def test_a_bot_token_may_be_limited_to_labels_and_a_pool(connected: Console) -> None:
+    connected.good("token", "create", "bot", "--bot", "b1", "--label", "gpu", "--label", "a", "--pool", "blue")
+    (listed,) = json.loads(connected.good("token", "list", "--json"))
+    assert (listed["labels"], listed["pool"]) == (["a", "gpu"], "blue")
+    assert connected.refused("token", "create", "submitter", "--pool", "blue").startswith("pool: means nothing")
+
+
+def test_an_unknown_token_cannot_be_revoked(connected: Console) -> None:
+    assert connected.refused("token", "revoke", "nobody") == f"there is no token '{escaped('nobody')}'"
+
+
+def test_a_token_that_means_nothing_is_refused(connected: Console) -> None:
+    assert connected.refused("token", "create", "operator", "--bot", "x").startswith("bot: means nothing for a token")
+    assert connected.refused("token", "create", "bot").startswith("bot: a bot token needs a bot name")
+
+
+def test_a_reader_that_goes_away_is_not_an_error_to_talk_about(console: Console) -> None:
+    command = f"{LEASEHOLD} config show; echo $? >&2"
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command], cwd=console.directory, env=console.environ,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == "1\n"
+    process.stderr.close()
+    process.wait(MINUTE)
+
+
+JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    """A gateway that says of every job that it is over."""
+    detail = f"job '{JOB}' is succeeded already; results are kept"
+    with gateway(in_turn(problem(409, detail, code="already_final"))) as opened:
+        monkeypatch.setenv("LEASEHOLD_URL", opened.url)
+        monkeypatch.setenv("LEASEHOLD_TOKEN", "lh_operator_x_y")
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadInput("--data", "is not there"), 2),
+        (NotFound("id: there is no job 'x'"), 2),
+        (Conflict("key_reused", "jobs[0].key: 'k' was used before for a different request"), 2),
+        (NotReady("the database cannot be reached"), 3),
+        (Forbidden("operators only"), 1),
+        (Unauthorised("no token"), 2),
+        (LeaseholdError("it failed"), 1),
+        (click.exceptions.Abort(), 130),
+    ],
+)
+def test_every_error_has_its_exit_code(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def failing() -> NoReturn:
+        raise error
+
+    assert errors.run(failing, []) == code
+    assert capsys.readouterr().err == ("" if code == 130 else f"error: {error}\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_cancelling_what_is_over_is_one_line_and_exit_2(
+    refusing: Gateway, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cancel,) = (command for command in COMMANDS if command.name == "cancel")
+    assert errors.run(cancel, [*options, JOB]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"error: job '{JOB}' is succeeded already; results are kept\n")
+    assert refusing.asked[0].body == {"ids": [JOB]}

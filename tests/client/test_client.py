@@ -1,0 +1,332 @@
+"""The client against a gateway that answers what the test says."""
+
+import base64
+import json
+import random
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from assigner.api.submission import SubmitRequest
+from bots.client import client as client_client
+from bots.client.client import Client
+from bots.client.transport import TooLarge
+from bots.gateway.middleware import BodyReader
+from schema import validation
+from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from schema.postgres.engine import Database
+from schema.timing import Timing
+from tests.support.http import Answer, ReceivedRequest, accept, client_for, gateway, in_turn, problem
+from tests.support.servers import serving
+
+JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
+OTHER = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0002"
+
+
+def test_submit_sends_the_token_and_answers_in_order() -> None:
+    with gateway(accept) as stands, client_for(stands.url) as client:
+        taken = client.submit([{"command": ["true"], "label": "a"}, {"command": ["true"], "label": "b"}])
+    assert [job.id for job in taken] == ["a", "b"]
+    assert all(job.created for job in taken)
+    assert stands.asked[0].token == "Bearer lh_operator_x_y"
+
+
+def test_a_job_without_a_key_gets_one_and_a_given_key_is_kept() -> None:
+    with gateway(accept) as stands, client_for(stands.url) as client:
+        client.submit([{"command": ["x"], "label": "a"}, {"command": ["x"], "label": "b", "key": "mine"}])
+    first, second = stands.asked[0].body["jobs"]
+    assert UUID(first["key"])
+    assert second["key"] == "mine"
+
+
+def test_a_submit_whose_answer_was_lost_is_sent_again_with_the_same_keys() -> None:
+    with gateway(in_turn(Answer(cut=True), Answer({"jobs": [{"id": JOB, "created": False}]}))) as stands:
+        with client_for(stands.url) as client:
+            taken = client.submit([{"command": ["true"]}])
+    assert [job.id for job in taken] == [JOB]
+    assert len(stands.asked) == 2
+    assert stands.asked[0].body == stands.asked[1].body
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_gateway_that_is_busy_or_away_is_asked_again(status: int) -> None:
+    with gateway(in_turn(problem(status, "later"), Answer({"queued": 0}))) as stands:
+        with client_for(stands.url) as client:
+            assert client.status() == {"queued": 0}
+    assert len(stands.asked) == 2
+
+
+def test_patience_ends_and_the_last_answer_is_told() -> None:
+    with gateway(in_turn(problem(503, "the database cannot be reached"))) as stands:
+        with client_for(stands.url, patience=0.1) as client, pytest.raises(NotReady, match="cannot be reached"):
+            client.status()
+    assert len(stands.asked) > 1
+
+
+def test_nobody_at_the_address_is_one_clear_line() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        with client_for(url, patience=0.1) as client, pytest.raises(LeaseholdError) as caught:
+            client.status()
+    assert str(caught.value) == f"cannot reach the gateway at {url}: is it running?"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (problem(400, "priority: must be at most 1000", field="priority"), BadInput, "priority: must be at most 1000"),
+        (problem(401, "no token"), Unauthorised, "no token"),
+        (problem(403, "not yours"), Forbidden, "not yours"),
+        (problem(404, "no such job"), NotFound, "no such job"),
+        (problem(409, "the key is taken", code="key_reused"), Conflict, "the key is taken"),
+        (problem(500, "the gateway failed"), LeaseholdError, "the gateway answered 500: the gateway failed"),
+        (Answer(b"<html>", 404), NotFound, "Not Found"),
+        (Answer(b"<html>"), LeaseholdError, "is not a Leasehold gateway"),
+    ],
+)
+def test_a_refusal_becomes_the_error_it_stands_for(answer: Answer, kind: type[Exception], text: str) -> None:
+    with gateway(in_turn(answer)) as stands, client_for(stands.url) as client, pytest.raises(kind) as caught:
+        client.show(JOB)
+    assert type(caught.value) is kind
+    assert text in str(caught.value)
+
+
+def test_what_a_gateway_says_cannot_write_to_the_terminal() -> None:
+    with gateway(in_turn(problem(404, "\x1b[2J gone"))) as stands, client_for(stands.url) as client:
+        with pytest.raises(NotFound) as caught:
+            client.show(JOB)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_wait_tells_each_job_once_as_it_finishes() -> None:
+    def record(job: str, state: str) -> dict[str, Any]:
+        return {"id": job, "state": state}
+
+    script = in_turn(
+        Answer({"jobs": [record(JOB, "running"), record(OTHER, "succeeded")], "done": False}),
+        Answer({"jobs": [record(JOB, "failed")], "done": True}),
+    )
+    with gateway(script) as stands, client_for(stands.url) as client:
+        told = [(job["id"], job["state"]) for job in client.wait([JOB, OTHER])]
+    assert told == [(OTHER, "succeeded"), (JOB, "failed")]
+    assert [asked.body["ids"] for asked in stands.asked] == [[JOB, OTHER], [JOB]]
+
+
+def test_wait_ends_when_its_time_is_up() -> None:
+    with gateway(in_turn(Answer({"jobs": [{"id": JOB, "state": "queued"}], "done": False}))) as stands:
+        with client_for(stands.url) as client:
+            assert list(client.wait([JOB], timeout=0.05, poll=0.01)) == []
+    assert stands.asked[-1].body["wait"] <= 0.05
+
+
+def test_follow_reads_on_where_it_stopped_until_the_job_is_final() -> None:
+    written = b"one\ntwo\n"
+
+    def script(asked: ReceivedRequest) -> Answer:
+        start = int(asked.query["start"])
+        data = written[start : start + 4]
+        last = start + len(data) == len(written)
+        state = "succeeded" if last else "running"
+        return output(start, data, state=state, attempt=1, final=last)
+
+    with gateway(script) as stands, client_for(stands.url) as client:
+        assert [piece.data for piece in client.follow(JOB)] == [b"one\n", b"two\n"]
+    assert [asked.query["start"] for asked in stands.asked] == ["0", "4"]
+
+
+def test_follow_starts_again_when_the_job_does() -> None:
+    script = in_turn(
+        output(0, b"half", state="running", attempt=1, final=False),
+        output(4, b"tail", state="running", attempt=2, final=False),
+        output(0, b"full tail", state="succeeded", attempt=2, final=True),
+    )
+    with gateway(script) as stands, client_for(stands.url) as client:
+        assert [piece.data for piece in client.follow(JOB)] == [b"half", b"full tail"]
+    assert [asked.query["start"] for asked in stands.asked] == ["0", "4", "0"]
+
+
+def output(start: int, data: bytes, *, state: str, attempt: int, final: bool) -> Answer:
+    encoded = base64.b64encode(data).decode()
+    return Answer(
+        {"start": start, "data": encoded, "next": start + len(data), "state": state, "attempt": attempt, "final": final}
+    )
+
+
+def test_the_operators_calls_say_what_is_wanted() -> None:
+    with gateway(in_turn(Answer({"jobs": [], "bots": [], "name": "b1"}))) as stands, client_for(stands.url) as client:
+        client.list(instance="ci", state=None, limit=5)
+        client.bots()
+        client.drain("b1", reason="disk")
+        client.drain("b1", draining=False)
+        client.cancel([JOB])
+    assert stands.paths() == [
+        "GET /v1/jobs",
+        "GET /v1/bots",
+        "POST /v1/bots/b1/drain",
+        "POST /v1/bots/b1/drain",
+        "POST /v1/jobs/cancel",
+    ]
+    assert stands.asked[0].query == {"instance": "ci", "limit": "5"}
+    assert [asked.body for asked in stands.asked[2:]] == [
+        {"draining": True, "reason": "disk"},
+        {"draining": False},
+        {"ids": [JOB]},
+    ]
+
+
+def test_jobs_that_had_ended_are_refused_only_if_there_are_no_others() -> None:
+    ids = [str(UUID(int=n)) for n in range(client_client.MAX_IDS + 1)]
+    over = problem(409, "job is dead already; results are kept", code="already_final")
+    cancelled = Answer({"jobs": [{"id": ids[-1], "state": "cancelled", "changed": True}]})
+    states = Answer({"jobs": [{"id": job, "state": "dead"} for job in ids[:-1]]})
+    with gateway(in_turn(over, states, cancelled)) as stands, client_for(stands.url) as client:
+        answers = client.cancel(ids)
+    assert [job["id"] for job in answers] == ids
+    assert [job["changed"] for job in answers] == [False] * client_client.MAX_IDS + [True]
+    with gateway(in_turn(over, states, over)) as stands, client_for(stands.url) as client:
+        with pytest.raises(Conflict) as refused:
+            client.cancel(ids)
+    assert refused.value.code == "already_final"
+
+
+def test_a_gateway_on_a_unix_socket_is_reached() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory) / "gateway.sock")
+        with gateway(in_turn(Answer({"queued": 3})), unix=path) as stands, client_for(stands.url) as client:
+            assert client.status() == {"queued": 3}
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:80", "ftp://host", "http://", "http://h:99999", "http+unix://a/b", "http://u:p@h"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(BadInput):
+        client_for(url)
+
+
+@pytest.mark.parametrize("job", ["", "..", "x/y", "../../healthz", "é"])
+def test_an_id_that_is_none_is_refused_before_anything_is_sent(job: str) -> None:
+    with gateway(accept) as stands, client_for(stands.url) as client:
+        for call in (client.show, lambda id: client.cancel([id]), lambda id: list(client.follow(id))):
+            with pytest.raises(BadInput, match="not the id of a job"):
+                call(job)
+    assert stands.asked == []
+
+
+def test_the_client_and_a_real_gateway_understand_each_other(database: Database, timing: Timing) -> None:
+    with serving(database, timing) as served:
+        with Client(served.url, served.token("operator"), chance=random.Random(5)) as client:
+            request = {"command": ["true"], "label": "x", "key": "k", "properties": {"os": "plan9"}}
+            first, again = client.submit([request]), client.submit([request])
+            assert (first[0].created, again[0].created) == (True, False)
+            assert first[0].id == again[0].id
+            job = client.show(first[0].id)
+            assert job["waiting"]["unmatchable"]
+            assert [event["move"] for event in job["events"]] == ["submit"]
+            assert [row["id"] for row in client.list(label="x", limit=5)] == [first[0].id]
+            assert client.status()["jobs"] == {"queued": 1}
+            assert client.bots() == []
+            assert client.output(first[0].id).data == b""
+            assert list(client.wait([first[0].id], timeout=0.1)) == []
+            assert [row["state"] for row in client.cancel([first[0].id])] == ["cancelled"]
+            assert [row["state"] for row in client.wait([first[0].id])] == ["cancelled"]
+            assert [(end.data, end.final) for end in client.follow(first[0].id)] == [(b"", True)]
+            with pytest.raises(Conflict) as caught:
+                client.submit([request | {"command": ["false"]}])
+            assert caught.value.code == "key_reused"
+            with pytest.raises(BadInput) as refused:
+                client.submit([{"command": ["true"]}, {"command": ["true"], "priority": 5000}])
+            assert refused.value.field == "jobs.1.priority"
+            with pytest.raises(NotFound):
+                client.show(OTHER)
+            with pytest.raises(NotFound):
+                client.drain("nobody")
+        with Client(served.url, served.token("bot", bot="b1"), chance=random.Random(6)) as client:
+            with pytest.raises(Forbidden):
+                client.status()
+        with Client(served.url, "lh_operator_x_y", chance=random.Random(7)) as client:
+            with pytest.raises(Unauthorised):
+                client.status()
+
+
+# How the client cuts large submits into requests that a gateway, and what stands before it, takes.
+
+
+def test_large_submits_are_split_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_client, "MAX_JOBS", 3)
+    monkeypatch.setattr(client_client, "MAX_BYTES", 1000)
+    jobs = [{"command": ["x"], "label": str(n), "key": str(n)} for n in range(7)]
+    jobs[1]["stdin"] = "x" * 2000
+    with gateway(accept) as stands, client_for(stands.url) as client:
+        taken = client.submit(jobs)
+    assert [job.id for job in taken] == [str(n) for n in range(7)]
+    assert [len(asked.body["jobs"]) for asked in stands.asked] == [1, 1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("job", "count"),
+    [
+        ({"command": ["x"], "stdin": "\u00e9\\\n" * 40_000}, 30),
+        ({"command": ["x", *[""] * 4_000], "properties": {"os": ["a"] * 1_000}}, 210),
+    ],
+    ids=["many bytes", "many values"],
+)
+def test_no_part_is_more_than_every_gateway_takes(job: dict[str, object], count: int) -> None:
+    jobs = [job | {"label": str(n)} for n in range(count)]
+    with gateway(accept) as stands, client_for(stands.url) as client:
+        taken = client.submit(jobs)
+    assert [one.id for one in taken] == [str(n) for n in range(count)]
+    assert len(stands.asked) > 1
+    for asked in stands.asked:
+        raw = json.dumps(asked.body, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(raw) <= validation.LEAST_BODY
+        BodyReader(SubmitRequest).read(raw)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [problem(413, "body: is larger than 300 bytes", field="body"), Answer(b"<html>Request Entity Too Large", 413)],
+    ids=["by the gateway", "by a proxy"],
+)
+def test_a_part_that_is_too_large_for_something_on_the_way_is_sent_in_smaller_ones(refusal: Answer) -> None:
+    def narrow(asked: ReceivedRequest) -> Answer:
+        return accept(asked) if len(asked.body["jobs"]) <= 2 else refusal
+
+    with gateway(narrow) as stands, client_for(stands.url) as client:
+        taken = client.submit([{"command": ["x"], "label": str(n)} for n in range(7)])
+    assert [job.id for job in taken] == [str(n) for n in range(7)]
+    keys = [job["key"] for asked in stands.asked if len(asked.body["jobs"]) <= 2 for job in asked.body["jobs"]]
+    assert keys == [job["key"] for job in stands.asked[0].body["jobs"]]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (problem(413, "body: is larger than 300 bytes", field="body"), "jobs.1: is larger than 300 bytes"),
+        (Answer(b"<html>", 413), "jobs.1: is larger than what is taken on the way to the gateway"),
+    ],
+    ids=["by the gateway", "by a proxy"],
+)
+def test_a_job_that_is_too_large_alone_is_named_by_its_place(refusal: Answer, said: str) -> None:
+    def narrow(asked: ReceivedRequest) -> Answer:
+        return refusal if any("stdin" in job for job in asked.body["jobs"]) else accept(asked)
+
+    jobs = [{"command": ["x"], "label": "a"}, {"command": ["x"], "label": "b", "stdin": "x" * 300}]
+    with gateway(narrow) as stands, client_for(stands.url) as client, pytest.raises(TooLarge) as caught:
+        client.submit(jobs)
+    assert str(caught.value) == said
+
+
+def test_a_refusal_in_a_later_part_names_the_place_in_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_client, "MAX_JOBS", 2)
+    refusal = problem(400, "jobs.1.priority: too large", field="jobs.1.priority")
+    with gateway(in_turn(Answer({"jobs": [{"id": JOB, "created": True}] * 2}), refusal)) as stands:
+        with client_for(stands.url) as client, pytest.raises(BadInput) as caught:
+            client.submit([{"command": ["x"]}] * 4)
+    assert caught.value.field == "jobs.3.priority"
+    assert caught.value.reason == "too large"

@@ -1,0 +1,120 @@
+"""`leasehold up`: a whole pool from one command, and nothing of it left behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schema.postgres import embedded
+from tests.support.patience import eventually
+
+LEASEHOLD = Path(sys.executable).parent / "leasehold"
+#: Seconds a pool gets to start on a machine that runs other tests as well.
+STARTS_WITHIN = 120.0
+
+
+@dataclass
+class Up:
+    """A running `leasehold up`."""
+
+    popen: subprocess.Popen[str]
+    told: dict[str, Any]
+
+    @property
+    def processes(self) -> dict[str, int]:
+        found: dict[str, int] = self.told["processes"]
+        return found
+
+
+class Home:
+    """A data directory of its own, and what is started in it."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+        self.environ = {**kept, "LEASEHOLD_DATA": str(data), "LEASEHOLD_TIMING_TTL": "6", "LEASEHOLD_TIMING_SYNC": "1"}
+
+    def up(self) -> Up:
+        popen = subprocess.Popen(
+            [LEASEHOLD, "up", "--json", "--port", "0", "--bots", "1", "--assigners", "1"],
+            cwd=self.data, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert popen.stdout is not None
+        line = popen.stdout.readline()
+        assert line, f"`leasehold up` ended with {popen.wait()}"
+        return Up(popen, json.loads(line))
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [LEASEHOLD, *arguments], cwd=self.data, env=self.environ,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=STARTS_WITHIN, check=False,
+        )  # fmt: skip
+
+    def here(self) -> list[int]:
+        """Processes whose command line names the data directory: ours, PostgreSQL and commands of jobs."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    named = os.fsencode(self.data) in (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if named:
+                    found.append(int(entry.name))
+        return found
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    made = Home(embedded.scratch("leasehold-up-"))
+    yield made
+    for pid in made.here():
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not made.here())
+    shutil.rmtree(made.data)
+
+
+@pytest.mark.timeout(600)
+def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent(home: Home) -> None:
+    up = home.up()
+    assert set(up.processes) == {"assigner-1", "gateway", "bot-1"}
+    for name in ("operator.token", "bot.token"):
+        assert (home.data / name).stat().st_mode & 0o777 == 0o600
+    done = home.run("submit", "--wait", "--json", "--", "echo", "hello")
+    assert done.returncode == 0, done
+    job = json.loads(done.stdout)[0]["id"]
+    assert home.run("logs", job).stdout == "hello\n"
+    second = home.run("up", "--port", "0")
+    assert (second.returncode, second.stderr) == (
+        2, f"error: a pool already runs in {home.data}; stop it, or give another --data\n"
+    )  # fmt: skip
+
+    # Ctrl-C in the middle of a job: it goes back to the queue, and the next `up` runs it again.
+    script = f"echo run >> {home.data}/ran; test $(wc -l < {home.data}/ran) -gt 1 || exec sleep 600"
+    long = home.run("submit", "--", "sh", "-c", script).stdout.strip()
+    eventually((home.data / "ran").exists, STARTS_WITHIN)
+    up.popen.send_signal(signal.SIGINT)
+    assert up.popen.wait(STARTS_WITHIN) == 130
+    assert home.here() == []
+
+    tokens = (home.data / "operator.token").read_text()
+    up = home.up()
+    assert (home.data / "operator.token").read_text() == tokens
+    assert home.run("wait", long, "--timeout", "60").returncode == 0
+    assert json.loads(home.run("show", job, "--json").stdout)["state"] == "succeeded"
+    verified = home.run("db", "verify")
+    assert verified.returncode == 0, verified
+
+    up.popen.kill()
+    up.popen.wait()
+    pids = up.processes.values()
+    eventually(lambda: not set(pids) & set(home.here()), what="the children have ended")
+    eventually(lambda: home.here() == [], what="PostgreSQL has been stopped by its last user")

@@ -1,0 +1,411 @@
+"""Why a job does not run for its own sake: prepared situations, the gate that is closed, and what would help."""
+
+import httpx
+import pytest
+
+from schema.tenancy import drains
+from tests.support.explain import closed, cohort, explained, gates_of, park, reserve, rest, status
+from tests.support.pool import Pool, graph_of, submitted, taken, work_off
+from tests.support.race import cancel
+from tests.support.tenancy import Tenancy
+
+
+def test_nothing_stands_in_the_way_of_a_job_with_a_free_bot(pool: Pool) -> None:
+    _, job = pool.submit(2)
+    pool.bot("bot-1", capacity=3)
+    found = explained(pool, job)
+    assert (closed(found), found.change) == ([], [])
+    assert found.sentence == (
+        "nothing stands in its way: 1 bot with room, and 1 job before it in its queue, 1 job in its instance and cohort"
+    )
+    assert gates_of(found)["room"].evidence == {
+        "free_bots": 1, "units": 1, "most_free_units": 3, "bots": ["bot-1"],
+    }  # fmt: skip
+
+
+def test_a_job_held_aside_waits_for_its_release(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    park(pool, job, "disk is full")
+    found = explained(pool, job)
+    assert found.state == "parked"
+    assert (closed(found), found.change) == (["state"], ["release it"])
+    assert gates_of(found)["state"].sentence == "it is parked (held: disk is full)"
+
+
+def test_a_job_in_backoff_tells_how_long_and_why(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    rest(pool, job, 30, looks=2, reason="no healthy bot offers what it requires")
+    found = explained(pool, job)
+    assert closed(found) == ["backoff"]
+    gate = gates_of(found)["backoff"]
+    assert 25 < gate.evidence["rest_seconds"] <= 30
+    assert gate.evidence["considered"] == 2
+    assert gate.sentence.endswith("s after 2 looks without a place: no healthy bot offers what it requires")
+    assert found.change == [f"wait {gate.evidence['rest_seconds']:.1f} s"]
+
+
+def test_a_job_whose_backoff_is_over_has_nothing_closed(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    rest(pool, job, -1)
+    found = explained(pool, job)
+    assert (closed(found), found.change) == ([], [])
+    assert gates_of(found)["backoff"].sentence == "its rest after 2 looks without a place is over"
+
+
+def test_a_retry_rests_after_its_attempt(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    rest(pool, job, 9, looks=0, reason="exit 3")
+    pool.change("UPDATE jobs SET attempts = 1")
+    assert "after 1 attempt: exit 3" in gates_of(explained(pool, job))["backoff"].sentence
+    pool.change("UPDATE jobs SET attempts = 0")
+
+
+def test_a_job_that_a_bot_is_being_freed_for_waits_for_that_bot(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.bot("bot-1", capacity=1)
+    reserve(pool, job, "bot-1", seconds=20)
+    found = explained(pool, job)
+    assert closed(found) == ["backoff", "reservation", "room"]
+    gate = gates_of(found)["reservation"]
+    assert (gate.evidence["bot"], gate.evidence["units"]) == ("bot-1", 1)
+    assert 15 < gate.evidence["left_seconds"] <= 20
+    (change,) = found.change
+    left = f"{gate.evidence['left_seconds']:.1f} s"
+    assert change == f"wait at most {left} for the bot that is being freed for it"
+
+
+def test_a_drained_instance_starts_nothing(pool: Pool) -> None:
+    (job,) = pool.submit(instance="team-a")
+    pool.bot()
+    pool.database.run(lambda c: drains.drain_instance(c, "team-a", draining=True, actor="operator:o"))
+    found = explained(pool, job)
+    assert (closed(found), found.change) == (["drain"], ["end the drain of instance 'team-a'"])
+    assert found.sentence == "it does not run because instance 'team-a' is drained: it starts nothing"
+
+
+def test_a_quota_that_is_used_up_shows_the_sum(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=1, maximum=4)
+    *_, job = pool.submit(5, instance="team-a")
+    pool.bot(capacity=9)
+    for _ in range(2):
+        pool.assigner().run_once()
+    found = explained(pool, job)
+    assert closed(found) == ["quota"]
+    gate = gates_of(found)["quota"]
+    assert gate.sentence == "'team-a' in cohort 'default' uses 4 of 4, this job needs 1: 4 + 1 > 4"
+    assert gate.evidence == {
+        "usage": 4, "min_quota": 1, "max_quota": 4, "effective_max": 4, "headroom": 0, "units": 1, "evicted_lately": 0,
+    }  # fmt: skip
+    assert found.change == ["raise the maximum of team-a in cohort default from 4 to 5"]
+
+
+def test_a_quota_that_evictions_have_lowered_says_so(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", maximum=5)
+    pool.submit(3, instance="team-a")
+    pool.bot(capacity=9)
+    pool.assigner().run_once()
+    tenancy.evicted("team-a")
+    tenancy.evicted("team-a")
+    (job,) = pool.submit(instance="team-a")
+    found = explained(pool, job)
+    gate = gates_of(found)["quota"]
+    assert "uses 3 of 3 (its maximum 5 less 2 lately evicted), this job needs 1: 3 + 1 > 3" in gate.sentence
+    assert (gate.evidence["effective_max"], gate.evidence["evicted_lately"]) == (3, 2)
+    assert found.change == ["raise the maximum of team-a in cohort default from 5 to 6"]
+
+
+def test_a_maximum_lowered_below_the_usage_starts_nothing_new(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", maximum=5)
+    pool.submit(3, instance="team-a")
+    pool.bot(capacity=9)
+    pool.assigner().run_once()
+    tenancy.quota("team-a", maximum=1)
+    (job,) = pool.submit(instance="team-a", units=2)
+    found = explained(pool, job)
+    assert gates_of(found)["quota"].evidence["headroom"] == -2
+    assert found.change == ["raise the maximum of team-a in cohort default from 1 to 5"]
+
+
+def test_an_instance_without_a_quota_may_have_any_number(pool: Pool) -> None:
+    (job,) = pool.submit(instance="team-a")
+    gate = gates_of(explained(pool, job))["quota"]
+    assert gate.open
+    assert gate.sentence == "'team-a' in cohort 'default' has no quota: any number of units"
+
+
+def test_a_quota_without_a_maximum_is_open(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=2)
+    (job,) = pool.submit(instance="team-a")
+    gate = gates_of(explained(pool, job))["quota"]
+    assert gate.open
+    assert gate.sentence == "'team-a' in cohort 'default' uses 0 units and has no maximum"
+
+
+def test_several_closed_gates_take_several_changes(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", maximum=0)
+    (job,) = pool.submit(instance="team-a", properties={"gpu": "a100"})
+    pool.bot()
+    park(pool, job)
+    found = explained(pool, job)
+    assert closed(found) == ["state", "quota", "requirements"]
+    assert found.change == [
+        "release it",
+        "raise the maximum of team-a in cohort default from 0 to 1",
+        "a bot with gpu=a100",
+    ]
+
+
+def test_assigners_that_all_stopped_place_nothing(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    assert "assigners" not in gates_of(explained(pool, job)), "there is nothing to judge by"
+    pool.database.run(lambda c: drains.record_assigner_alive(c, "one", starts=True))
+    assert gates_of(explained(pool, job))["assigners"].open
+    pool.database.run(lambda c: drains.drain_assigner(c, "one", draining=True, actor="operator:o"))
+    found = explained(pool, job)
+    assert (closed(found), found.change) == (["assigners"], ["end the drain of an assigner, or start one"])
+    pool.database.run(lambda c: drains.drain_assigner(c, "one", draining=False, actor="operator:o"))
+    pool.database.run(lambda c: drains.record_assigner_stopped(c, "one"))
+    assert explained(pool, job).change == ["start an assigner"]
+
+
+def test_a_job_that_no_assigner_serves_is_not_about_to_run(pool: Pool) -> None:
+    cohort(pool, "linux", "linux")
+    job, labelled = pool.submit(instance="team-a")[0], pool.submit(instance="team-a", label="linux")[0]
+    pool.submit(instance="team-b")
+    pool.bot()
+    pool.bot("penguin", labels=["linux"])
+
+    def serve(*entries: dict[str, list[str] | None]) -> None:
+        pool.database.run(lambda c: drains.record_assigner_alive(c, "one", serves=entries))
+
+    serve({"instances": ["team-b"], "cohorts": None}, {"instances": None, "cohorts": ["linux"]})
+    assert explained(pool, labelled).change == []
+    found = explained(pool, job)
+    assert closed(found) == ["assigners"]
+    assert found.sentence == (
+        "it does not run because 0 assigners at work for instance 'team-a' in cohort 'default', 1 only for others"
+    )
+    assert found.change == ["an assigner that serves instance 'team-a' in cohort 'default'"]
+    pool.change("UPDATE instances SET pool = 'both'")
+    assert closed(explained(pool, job)) == [], "assigners take the others of their pools too"
+    serve({"instances": ["team-b"], "cohorts": ["linux"]}, {"instances": ["team-a"], "cohorts": ["default"]})
+    assert closed(explained(pool, job)) == []
+
+
+def test_without_a_table_of_assigners_the_age_of_upkeep_tells(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    pool.change("INSERT INTO ticks VALUES ('reaper', now() - interval '5 min', now())")
+    found = explained(pool, job)
+    assert (closed(found), found.change) == (["assigners"], ["start an assigner"])
+    assert gates_of(found)["assigners"].evidence["upkeep_seconds_ago"] >= 300
+
+
+def test_a_queue_timeout_is_told_and_closes_nothing(pool: Pool) -> None:
+    (job,) = pool.submit(queue_timeout_seconds=50)
+    pool.bot()
+    found = explained(pool, job)
+    assert closed(found) == []
+    assert 40 < gates_of(found)["queue deadline"].evidence["left_seconds"] <= 50
+
+
+def test_the_place_in_the_order_counts_what_is_more_urgent_or_older(pool: Pool) -> None:
+    pool.submit(2, priority=-1)
+    pool.submit(1, properties={"os": "linux"})
+    (job,) = pool.submit(properties={})
+    pool.submit(4)
+    pool.submit(3, instance="team-b", priority=-5)
+    found = explained(pool, job)
+    assert found.order is not None
+    assert (found.order.in_queue.jobs, found.order.in_queue.more) == (2, False)
+    assert (found.order.in_instance.jobs, found.order.in_instance.more) == (3, False)
+
+
+# Why a job does not run for want of a bot: prepared situations, the gate that is closed, and what would help.
+
+
+def test_a_pool_without_bots_has_no_healthy_bot_in_the_cohort(pool: Pool) -> None:
+    (job,) = pool.submit(units=2)
+    found = explained(pool, job)
+    assert (closed(found), found.change) == (["cohort"], ["a bot with 2 units"])
+    assert gates_of(found)["requirements"].open is None
+    assert gates_of(found)["cohort"].evidence == {"label": "", "cohort": "default", "present": 0, "healthy": 0}
+
+
+def test_a_label_parts_a_job_from_the_bots_of_other_cohorts(pool: Pool) -> None:
+    cohort(pool, "linux", "gpu", "cpu")
+    (job,) = pool.submit(label="gpu")
+    pool.bot(capacity=4)
+    found = explained(pool, job)
+    assert (found.cohort, closed(found)) == ("linux", ["cohort"])
+    gate = gates_of(found)["cohort"]
+    assert gate.sentence == "its label 'gpu' belongs to cohort 'linux', with 0 of 0 bots healthy"
+    assert found.change == ["a bot in cohort 'linux'"]
+    pool.bot("bot-2", labels=["gpu"])
+    assert closed(explained(pool, job)) == []
+
+
+def test_a_label_that_no_cohort_has_belongs_to_the_default(pool: Pool) -> None:
+    cohort(pool, "linux", "gpu")
+    (job,) = pool.submit(label="nightly")
+    pool.bot()
+    gate = gates_of(explained(pool, job))["cohort"]
+    assert gate.open
+    assert (
+        gate.sentence == "no cohort has its label 'nightly', so it belongs to cohort 'default', with 1 of 1 bot healthy"
+    )
+
+
+def test_the_clause_that_leaves_the_fewest_bots_is_named(pool: Pool) -> None:
+    (job,) = pool.submit(properties={"os": "linux", "gpu": "a100"})
+    for n in range(3):
+        pool.bot(f"bot-{n}", properties={"os": "linux"})
+    pool.bot("bot-3", properties={"os": "mac"})
+    found = explained(pool, job)
+    assert closed(found) == ["requirements"]
+    gate = gates_of(found)["requirements"]
+    assert gate.evidence["clauses"] == [
+        {"clause": "gpu=a100", "bots": 0, "bots_with_all_others": 3},
+        {"clause": "os=linux", "bots": 3, "bots_with_all_others": 0},
+    ]
+    assert gate.evidence["scarcest"] == "gpu=a100"
+    assert gate.sentence == (
+        "no bot of cohort 'default' offers gpu=a100, os=linux; gpu=a100 leaves the fewest: 0 bots with it, "
+        "3 with all the rest"
+    )
+    assert found.change == ["a bot with gpu=a100 and os=linux"]
+
+
+def test_properties_that_no_bot_has_together_are_told_apart(pool: Pool) -> None:
+    (job,) = pool.submit(properties={"os": "linux", "gpu": "a100"}, units=3)
+    pool.bot("bot-1", properties={"os": "linux"})
+    pool.bot("bot-2", properties={"os": "linux"})
+    pool.bot("bot-3", properties={"gpu": "a100"})
+    found = explained(pool, job)
+    assert gates_of(found)["requirements"].evidence["scarcest"] == "gpu=a100"
+    assert found.change == ["a bot with gpu=a100, os=linux and 3 units"]
+
+
+def test_bots_for_other_instances_do_not_serve(pool: Pool) -> None:
+    (job,) = pool.submit(instance="team-a", properties={"os": "linux"})
+    pool.bot("bot-1", properties={"os": "linux"}, instance="team-b")
+    pool.bot("bot-2", properties={"os": "linux"}, pool="others")
+    found = explained(pool, job)
+    assert closed(found) == ["instance"]
+    assert gates_of(found)["instance"].evidence == {"instance": "team-a", "pool": None, "serving": 0, "elsewhere": 2}
+    assert found.change == ["a bot with os=linux that serves instance 'team-a'"]
+
+
+def test_a_bot_of_the_pool_of_its_instance_serves(pool: Pool) -> None:
+    (job,) = pool.submit(instance="team-a")
+    pool.bot("bot-1", pool="builders")
+    assert closed(explained(pool, job)) == ["instance"]
+    pool.change("UPDATE instances SET pool = 'builders'")
+    assert closed(explained(pool, job)) == []
+
+
+def test_matching_bots_that_take_no_work_are_counted_by_why(pool: Pool) -> None:
+    (job,) = pool.submit(properties={"os": "linux"})
+    for name in ("bot-1", "bot-2", "bot-3"):
+        pool.bot(name, properties={"os": "linux"})
+    pool.bot("bot-4")
+    status(pool, "bot-1", status="unhealthy")
+    status(pool, "bot-2", draining=True)
+    status(pool, "bot-3", closing=True)
+    found = explained(pool, job)
+    assert closed(found) == ["healthy"]
+    assert gates_of(found)["healthy"].evidence == {"healthy": 0, "draining": 2, "unhealthy": 1}
+    assert found.change == ["end the drain of a matching bot, or start another"]
+
+
+def test_a_job_larger_than_every_matching_bot_names_the_largest(pool: Pool) -> None:
+    (job,) = pool.submit(units=4)
+    pool.bot("bot-1", capacity=2)
+    pool.bot("bot-2", capacity=3)
+    found = explained(pool, job)
+    assert closed(found) == ["units"]
+    assert gates_of(found)["units"].evidence == {"units": 4, "large_enough": 0, "largest": 3}
+    assert found.change == ["a matching bot with 4 units; the largest has 3"]
+
+
+def test_full_bots_tell_how_many_units_are_missing(pool: Pool) -> None:
+    pool.submit(units=3)
+    pool.bot("bot-1", capacity=4)
+    pool.assigner().run_once()
+    (job,) = pool.submit(units=3)
+    found = explained(pool, job)
+    assert closed(found) == ["room"]
+    gate = gates_of(found)["room"]
+    assert gate.sentence == "none of 1 bot has 3 free units: the most is 1"
+    assert found.change == ["2 more free units on a matching bot"]
+
+
+# What `explain` and `show` say of a job that waits for other jobs.
+
+
+def test_a_blocked_job_names_the_nodes_it_waits_for_and_what_would_start_it(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [], 3: [1, 2], 4: [3]})
+    pool.bot()
+    found = explained(pool, graph.jobs[3])
+    assert closed(found) == ["dependencies", "state"]
+    assert found.sentence == (
+        "it does not run because node 3 of graph 'build' waits for 2 nodes: node 1 is queued, node 2 is queued"
+    )
+    assert found.change == ["wait for 2 of the nodes that it depends on"]
+    evidence = gates_of(found)["dependencies"].evidence
+    assert (evidence["node"], evidence["waits_for"], evidence["blocked_forever"]) == (3, 2, False)
+    assert [parent["job"] for parent in evidence["parents"]] == [graph.jobs[1], graph.jobs[2]]
+
+
+def test_a_node_that_waits_for_nothing_says_so_and_jobs_without_a_graph_say_nothing(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [1]})
+    (single,) = pool.submit()
+    found = explained(pool, graph.jobs[1])
+    assert gates_of(found)["dependencies"].sentence == "node 1 of graph 'build' waits for no other node"
+    assert "dependencies" not in gates_of(explained(pool, single))
+
+
+@pytest.mark.parametrize("how", ["absent", "failed", "cancelled"])
+def test_a_19_what_can_never_run_is_blocked_for_ever_and_so_is_what_depends_on_it(pool: Pool, how: str) -> None:
+    graph = submitted(pool, {1: [], 2: [1, 9] if how == "absent" else [1], 3: [{"node": 2, "on_failure": "run"}]})
+    if how == "cancelled":
+        cancel(pool, graph.jobs[1])
+    else:
+        work_off(pool, pool.bot(), graph, {1: "failed" if how == "failed" else "succeeded"})
+    why = "no node has the number 9" if how == "absent" else f"node 1 is {how}"
+    assert explained(pool, graph.jobs[2]).sentence == (
+        f"it does not run because BLOCKED_FOREVER: node 2 of graph 'build' waits for 1 node: {why}; it can never run"
+    )
+    below = explained(pool, graph.jobs[3])
+    assert below.sentence.endswith("waits for 1 node: node 2 is blocked; it can never run, because of node 2")
+    assert below.change[0] == "nothing will: cancel it, or submit its graph again"
+    row = pool.row("SELECT state, blocked, blocked_forever FROM graph_stats")
+    assert tuple(row) == ("stalled", 2, 2)
+
+
+def test_of_many_parents_the_first_few_are_named(pool: Pool) -> None:
+    graph = submitted(pool, {**{node: [] for node in range(1, 9)}, 9: range(1, 9)})
+    assert explained(pool, graph.jobs[9]).sentence.endswith("node 5 is queued, and 3 more")
+
+
+def test_ma_27_the_numbers_of_a_graph_are_those_of_its_nodes(pool: Pool) -> None:
+    request = graph_of({1: [], 2: [], 3: [], 4: [1], 5: [2, 9], 6: [3]}, on_failure="cancel")
+    graph = taken(pool, request)
+    bot = pool.bot(capacity=1)
+    pool.assigner(batch=1).run_once()
+    bot.take()
+    cancel(pool, graph.jobs[3])
+    row = pool.row("SELECT state, nodes, queued, active, blocked, blocked_forever, cancelled FROM graph_stats")
+    assert tuple(row) == ("active", 6, 1, 1, 2, 1, 2)
+
+
+def test_show_tells_the_node_and_why_it_waits(pool: Pool, operator: httpx.Client) -> None:
+    graph = submitted(pool, {1: [], 2: [1]})
+    shown = operator.get(f"/v1/jobs/{graph.jobs[2]}").json()
+    assert shown["graph"] == {"id": graph.public_id, "name": "build", "node": 2, "depth": 1}
+    assert shown["waiting"]["sentence"] == "node 2 of graph 'build' waits for 1 node: node 1 is queued"

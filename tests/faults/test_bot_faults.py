@@ -1,0 +1,179 @@
+"""Real bots are killed, stopped and doubled while they work: their jobs go on elsewhere, and never in two places."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from schema import clock
+from schema.timing import Timing
+from tests.support.model import Journal, Watching
+from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Pool
+from tests.support.servers import Process, Processes
+
+#: Of the first attempt and everything below it.
+FIRST_FENCE = "LEASEHOLD_FENCE=1"
+#: The first attempt leaves a child that hides in a session of its own, and says again and again that it runs, deaf to
+#: SIGTERM; the second one says so once and is done.
+SCRIPT = """
+trap '' TERM
+if [ "$LEASEHOLD_FENCE" = 1 ]; then
+    setsid sleep 600 &
+    while :; do echo "$LEASEHOLD_FENCE $LEASEHOLD_BOT" >> "$EFFECTS"; sleep 0.02; done
+fi
+echo "$LEASEHOLD_FENCE $LEASEHOLD_BOT" >> "$EFFECTS"
+"""
+
+
+@dataclass
+class House:
+    """A pool of real processes, and a file that the jobs of a test write to."""
+
+    pool: Pool
+    processes: Processes
+    journal: Journal
+    effects: Path
+
+    def bot(self, name: str, *, place: str = "work") -> Process:
+        """A bot in a work directory of that name; returns once its session is open, also if the name had one."""
+        process = self.processes
+        epoch = self.epoch(name)
+        directory = str(process.directory / place)
+        arguments = ["bot", "--name", name, "--url", process.url, "--token-file", str(process.directory / "bot.token")]
+        started = process.start(f"{name}-{place}", *arguments, environment={"LEASEHOLD_BOT_WORK_DIR": directory})
+        eventually(lambda: self.epoch(name) > epoch, what=f"{name} has a session: {started.said()}")
+        return started
+
+    def epoch(self, name: str) -> int:
+        return max(
+            (row.epoch for row in self.pool.rows("SELECT epoch FROM bots WHERE name = :name", name=name)), default=0
+        )
+
+    def start_job(self) -> str:
+        """A job whose first attempt runs, with all of its processes."""
+        (job,) = self.journal.submit(
+            1, payload={"command": ["sh", "-c", SCRIPT], "env": {"EFFECTS": str(self.effects)}}
+        )
+        eventually(lambda: self.pool.job(job).state == "running" and len(self.first_attempt()) >= 2)
+        return job
+
+    def first_attempt(self) -> list[int]:
+        """Processes of the first attempt, wherever they hide."""
+        marks = {f"EFFECTS={self.effects}".encode(), FIRST_FENCE.encode()}
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+                        found.append(int(entry.name))
+        return found
+
+    def check(self, job: str, *, finished_by: str) -> None:
+        """The second attempt has finished, on that bot, and the first one had no effect after it."""
+        self.journal.check()
+        row = self.pool.job(job)
+        assert (row.state, row.attempts, row.result_fence) == ("succeeded", 2, row.fence)
+        assert self.pool.history(job)[-1] == "finish"
+        lines = self.effects.read_text().splitlines()
+        last = f"{row.fence} {finished_by}"
+        assert lines[-1] == last
+        assert lines.count(last) == 1
+
+
+@pytest.fixture
+def timing() -> Timing:
+    """A third of the production's patience."""
+    return Timing(sync=0.5, ttl=10, reap=0.5, ack=5, poll=0.1)
+
+
+@pytest.fixture
+def house(pool: Pool, scratch: Path, database_url: str, timing: Timing) -> Iterator[House]:
+    """A gateway and an assigner, the invariants watched."""
+    with Processes(scratch, database_url, timing) as processes, Watching(database_url):
+        processes.gateway()
+        processes.assigner()
+        yield House(pool, processes, Journal(pool), scratch / "effects")
+
+
+def test_the_job_of_a_killed_bot_is_queued_again_in_time_and_leaves_no_process(house: House, timing: Timing) -> None:
+    bot = house.bot("bot-1")
+    job = house.start_job()
+    bot.kill()
+    killed_at = clock.monotonic()
+    eventually(lambda: house.pool.job(job).state == "queued", timing.detect + MINUTE, what="queued again")
+    print(f"queued again after {clock.monotonic() - killed_at:.2f} s of {timing.detect:.1f} s")
+    assert house.first_attempt() == []
+    house.bot("bot-2")
+    house.journal.wait()
+    house.check(job, finished_by="bot-2")
+    assert house.pool.history(job).count("expire") == 1
+
+
+def test_a_bot_that_was_stopped_past_its_session_cannot_finish_its_old_lease(house: House, timing: Timing) -> None:
+    stopped = house.bot("bot-1")
+    job = house.start_job()
+    epoch = house.epoch("bot-1")
+    stopped.signal(signal.SIGSTOP)
+    eventually(lambda: house.pool.job(job).state == "queued", timing.detect + MINUTE)
+    assert house.first_attempt() == []
+    other = house.bot("bot-2")
+    house.journal.wait()
+    before = house.pool.job(job)
+
+    stopped.signal(signal.SIGCONT)
+    # Given up: one epoch further; back: another one.
+    eventually(lambda: house.epoch("bot-1") == epoch + 2, what="it comes back with a new session")
+    house.check(job, finished_by="bot-2")
+    assert house.pool.job(job) == before
+    assert other.end() == 0
+    house.journal.submit(1, payload={"command": ["true"]})
+    house.journal.wait()
+    house.journal.check()
+    assert stopped.end() == 0
+
+
+def test_the_newer_of_two_agents_with_one_name_wins_and_runs_nothing_before_the_older_is_dead(house: House) -> None:
+    older = house.bot("bot-1", place="older")
+    job = house.start_job()
+    newer = house.bot("bot-1", place="newer")
+    assert older.popen.wait(MINUTE) == 4
+    assert "another agent with this name has taken over" in older.said()
+    house.journal.wait()
+    house.check(job, finished_by="bot-1")
+    house.journal.submit(5, payload={"command": ["true"]})
+    house.journal.wait()
+    house.journal.check()
+    assert newer.alive
+    assert house.epoch("bot-1") == 2
+
+
+def test_an_agent_that_never_hears_that_it_was_superseded_is_dead_before_its_job_runs_again(house: House) -> None:
+    older = house.bot("bot-1")
+    job = house.start_job()
+    house.bot("bot-2")
+    # Its own deadline is all that ends its work now.
+    older.signal(signal.SIGSTOP)
+    house.pool.bot("bot-1", capacity=0)
+    assert house.first_attempt()
+    house.journal.wait()
+    assert house.first_attempt() == []
+    house.check(job, finished_by="bot-2")
+    # A short job may be over before its bot has said that it began.
+    moves = [move for move in house.pool.history(job) if move != "acknowledge"]
+    assert moves == ["submit", "grant", "expire", "grant", "finish"]
+
+
+def test_an_agent_that_restarts_in_its_place_goes_on_with_its_jobs_without_waiting(house: House) -> None:
+    killed = house.bot("bot-1")
+    job = house.start_job()
+    killed.kill()
+    # Whoever cannot prove that nothing of it runs any more would have to wait for that long.
+    house.pool.change("UPDATE bots SET expires_at = now() + interval '1 hour'")
+    house.bot("bot-1")
+    assert house.first_attempt() == []
+    house.journal.wait()
+    house.check(job, finished_by="bot-1")

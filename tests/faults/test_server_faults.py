@@ -1,0 +1,142 @@
+"""The gateway, single backends and PostgreSQL itself are killed in the middle of things: what was begun goes on."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from bots.client.client import Client
+from schema.diagnostics import invariants
+from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database, DatabaseSettings
+from schema.timing import Timing
+from tests.support.model import Journal, Watching
+from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Pool
+from tests.support.servers import Processes
+
+WAITING = """
+SELECT pid FROM pg_stat_activity
+WHERE application_name LIKE 'leasehold-gateway%' AND :holder = ANY (pg_blocking_pids(pid))"""
+OURS = "application_name LIKE 'leasehold-%' AND datname = current_database()"
+
+
+@pytest.fixture
+def patient() -> Timing:
+    """Sessions that outlive a restart of the database."""
+    return Timing(sync=0.5, ttl=120, reap=0.2, ack=60, poll=0.1)
+
+
+@pytest.fixture
+def house(scratch: Path, database_url: str, patient: Timing) -> Iterator[Processes]:
+    """A gateway, an assigner and a bot, the invariants watched."""
+    with Processes(scratch, database_url, patient) as processes, Watching(database_url):
+        processes.gateway()
+        processes.assigner()
+        processes.bot("bot-1")
+        yield processes
+
+
+def port_of(processes: Processes) -> int:
+    return urlsplit(processes.url).port or 0
+
+
+def slow_job(pool: Pool, journal: Journal, gate: Path) -> str:
+    """A job that runs until the file `gate` is there."""
+    script = f"while [ ! -e {gate} ]; do sleep 0.05; done; echo through"
+    (job,) = journal.submit(1, payload={"command": ["sh", "-c", script]})
+    eventually(lambda: pool.job(job).state == "running", what="it runs")
+    return job
+
+
+def kept(pool: Pool, job: str) -> bool:
+    """Whether it finished in its first attempt, under its first fence."""
+    row = pool.job(job)
+    return (row.state, row.attempts, row.fence, row.result_fence) == ("succeeded", 1, 1, 1)
+
+
+def test_a_gateway_killed_in_the_middle_of_a_sync_costs_no_running_work(
+    pool: Pool, house: Processes, scratch: Path
+) -> None:
+    journal, gate, port = Journal(pool), scratch / "gate", port_of(house)
+    job = slow_job(pool, journal, gate)
+    (gateway,) = [process for process in house.running if process.log.stem == "gateway"]
+    with pool.database.engine.connect() as holder:
+        pid = holder.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        holder.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
+        eventually(lambda: pool.rows(WAITING, holder=pid), what="a sync waits in the gateway")
+        gateway.kill()
+        holder.rollback()
+    house.gateway("gateway-again", port=port)
+    gate.touch()
+    journal.wait()
+    journal.check()
+    assert kept(pool, job)
+
+
+def test_a_submit_whose_gateway_was_killed_is_repeated_and_makes_one_job(
+    pool: Pool, house: Processes, chance: random.Random
+) -> None:
+    port = port_of(house)
+    (gateway,) = [process for process in house.running if process.log.stem == "gateway"]
+    answers: list[str] = []
+
+    def submit() -> None:
+        with Client(house.url, house.operator_token, chance=chance) as client:
+            answers.extend(job.id for job in client.submit([{"command": ["true"], "key": "once"}]))
+
+    client_thread = threading.Thread(target=submit)
+    with pool.database.engine.connect() as holder:
+        pid = holder.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        holder.exec_driver_sql("LOCK TABLE submit_keys IN EXCLUSIVE MODE")
+        client_thread.start()
+        eventually(lambda: pool.rows(WAITING, holder=pid), what="the submit waits in the gateway")
+        gateway.kill()
+        holder.rollback()
+    house.gateway("gateway-again", port=port)
+    client_thread.join(MINUTE)
+    eventually(lambda: pool.rows("SELECT 1 FROM jobs WHERE state = 'succeeded'"), what="it ran")
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == answers
+
+
+def test_backends_killed_again_and_again_lose_nothing(pool: Pool, house: Processes, chance: random.Random) -> None:
+    journal = Journal(pool)
+    for _ in range(6):
+        journal.submit(3, payload={"command": ["true"]})
+        victims = [row.pid for row in pool.rows(f"SELECT pid FROM pg_stat_activity WHERE {OURS} ORDER BY pid")]
+        pool.rows("SELECT pg_terminate_backend(:pid)", pid=chance.choice(victims))
+    pool.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS}")
+    journal.submit(3, payload={"command": ["true"]})
+    journal.wait()
+    journal.check()
+
+
+def test_running_work_is_kept_when_postgresql_itself_is_killed_and_comes_back(
+    scratch: Path, patient: Timing, chance: random.Random
+) -> None:
+    data = scratch / "server"
+    with embedded.serve(data) as server:
+        database = Database(server.url, DatabaseSettings(), role="test", chance=chance)
+        migrate.upgrade(database)
+        pool = Pool(database, patient, chance)
+        with Processes(scratch, server.url, patient) as processes:
+            processes.gateway()
+            processes.assigner()
+            processes.bot("bot-1")
+            journal, gate = Journal(pool), scratch / "gate"
+            job = slow_job(pool, journal, gate)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            with embedded.serve(data) as again:
+                assert again.url == server.url
+                gate.touch()
+                journal.wait()
+                journal.check()
+                assert kept(pool, job)
+                assert [finding for finding in invariants.verify(database) if finding.rows] == []
+        database.close()

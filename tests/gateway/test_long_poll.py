@@ -1,0 +1,191 @@
+"""A held call keeps its bot's session alive, and nothing else does."""
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+from sqlalchemy import text
+
+from bots.gateway.long_poll import BotNews, HeldSessions, KnownState
+from bots.gateway.metrics import GatewayMetrics
+from bots.gateway.workers import WorkerPool
+from schema import clock
+from schema.moves.grant import Placement, grant
+from schema.moves.sessions import close, expire, renew
+from schema.postgres.engine import Database
+from schema.timing import Timing
+from tests.support.http import JOB, granted, submitted
+from tests.support.patience import NEWS, eventually
+from tests.support.pool import Pool
+from tests.support.servers import Bot, Processes, Served, serving
+
+SHORT = Timing(sync=0.5, ttl=6, reap=0.1, ack=15, poll=0.1)
+
+
+def expired(database: Database) -> list[int]:
+    """Bots that upkeep gives up now."""
+    return database.run(lambda connection: expire(connection, after=0, limit=10, actor="upkeep"))[0]
+
+
+def left(database: Database, name: str = "b1") -> float:
+    """Seconds of that bot's session."""
+    query = text("SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM bots WHERE name = :name")
+    return float(database.run(lambda connection: connection.execute(query, {"name": name}).scalar_one()))
+
+
+def end(database: Database) -> datetime:
+    """When the session of the only bot ends, if nobody renews it."""
+    return database.run(lambda connection: connection.execute(text("SELECT expires_at FROM bots")).scalar_one())
+
+
+def renewed(database: Database, before: datetime) -> bool:
+    """Whether the session, which nobody may give up, now lives half a life longer than it did before."""
+    assert not expired(database)
+    return end(database) > before + timedelta(seconds=SHORT.ttl / 2)
+
+
+def row_id(pool: Pool, name: str) -> int:
+    """Of a new bot."""
+    pool.bot(name)
+    return int(pool.row("SELECT id FROM bots WHERE name = :name", name=name).id)
+
+
+@contextmanager
+def holding(url: str, bot: Bot, *, wait: float = 60) -> Iterator[http.client.HTTPConnection]:
+    """A connection over which a call of the bot is under way."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+    bot.seq += 1
+    body = json.dumps({**bot.identity, "seq": bot.seq, "wait": wait})
+    headers = {"Content-Type": "application/json", "Authorization": bot.http.headers["authorization"]}
+    connection.request("POST", "/v1/sync", body, headers)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def short(database: Database) -> Iterator[Served]:
+    with serving(database, SHORT) as served:
+        yield served
+
+
+def test_a_session_outlives_its_time_while_its_bots_call_is_held(short: Served) -> None:
+    database = short.database
+    bot = Bot(short)
+    with ThreadPoolExecutor() as threads, short.client(short.token("operator")) as http_:
+        sent = clock.monotonic()
+        held = threads.submit(bot.sync, wait=60)
+        eventually(lambda: short.waits("bots") == 1)
+        for _ in range(2):
+            before = end(database)
+            eventually(lambda before=before: renewed(database, before))
+        (job,) = submitted(http_, JOB)
+        granted(database, SHORT, job)
+        answer = held.result(NEWS).json()
+    assert [lease["job"] for lease in answer["leases"]] == [job]
+    most = left(database)
+    assert sent + answer["expires_in"] - clock.monotonic() <= most, "the bot must not believe in more than it has"
+
+
+def test_the_session_of_a_bot_that_hung_up_ends_as_if_it_had_not_called(short: Served) -> None:
+    bot = Bot(short)
+    with holding(short.url, bot) as connection:
+        eventually(lambda: short.waits("bots") == 1)
+        assert connection.sock is not None
+        connection.sock.shutdown(socket.SHUT_RDWR)
+    eventually(lambda: short.waits("bots") == 0)
+    eventually(lambda: expired(short.database))
+    assert bot.sync().json()["code"] == "session_over"
+
+
+def test_the_session_of_a_bot_that_fell_silent_ends_after_its_call(short: Served) -> None:
+    with holding(short.url, Bot(short), wait=1.5):
+        eventually(lambda: short.waits("bots") == 1)
+        eventually(lambda: short.waits("bots") == 0)
+        eventually(lambda: expired(short.database))
+
+
+def test_sessions_whose_gateway_was_killed_end_in_their_time(database: Database, scratch: Path) -> None:
+    with Processes(scratch, database.url, SHORT) as processes:
+        gateway = processes.gateway()
+        served = Served(processes.url, None, None, database)  # type: ignore[arg-type]
+        with holding(processes.url, Bot(served)):
+            before = end(database)
+            eventually(lambda: renewed(database, before))
+            gateway.kill()
+            eventually(lambda: expired(database))
+
+
+def test_a_held_call_of_an_older_session_is_over_when_a_newer_one_is_opened(short: Served) -> None:
+    older = Bot(short)
+    with ThreadPoolExecutor() as threads:
+        held = threads.submit(older.sync, wait=60)
+        eventually(lambda: short.waits("bots") == 1)
+        newer = Bot(short)
+        answer = held.result(NEWS)
+    assert (answer.status_code, answer.json()["code"]) == (409, "session_superseded")
+    assert newer.sync().status_code == 200
+
+
+def test_a_held_call_is_over_when_its_session_is_closed(short: Served) -> None:
+    bot = Bot(short)
+    with ThreadPoolExecutor() as threads:
+        held = threads.submit(bot.sync, wait=60)
+        eventually(lambda: short.waits("bots") == 1)
+        assert bot.sync(status="gone").status_code == 200
+        answer = held.result(NEWS)
+    assert (answer.status_code, answer.json()["code"]) == (409, "session_over")
+
+
+def test_only_sessions_that_are_open_and_no_longer_young_are_renewed(pool: Pool) -> None:
+    names = ("young", "old", "superseded", "closing", "locked", "gone")
+    bots = {name: row_id(pool, name) for name in names}
+    pool.change("UPDATE bots SET expires_at = now() + interval '10 s' WHERE name <> 'young'")
+    pool.change("UPDATE bots SET expires_at = now() + interval '25 s' WHERE name = 'young'")
+    pool.change("UPDATE bots SET epoch = epoch + 1 WHERE name = 'superseded'")
+    pool.change("UPDATE bots SET closing = true WHERE name = 'closing'")
+    pool.database.run(lambda connection: close(connection, bots["gone"], actor="b"))
+    held = [(bot, 1) for bot in bots.values()]
+    with pool.database.engine.begin() as other:
+        other.execute(text("SELECT FROM bots WHERE name = 'locked' FOR NO KEY UPDATE"))
+        assert pool.database.run(lambda connection: renew(connection, held, ttl=30)) == 1
+    rest = {name: round(left(pool.database, name)) for name in names if name != "gone"}
+    assert rest == {"young": 25, "old": 30, "superseded": 10, "closing": 10, "locked": 10}
+
+
+def test_a_look_tells_only_of_bots_with_news(pool: Pool) -> None:
+    names = ("calm", "drained", "newer", "granted", "unasked", "away")
+    told = {name: KnownState(row_id(pool, name), 1, False) for name in names}
+    told["unasked"].draining = None
+    told["missing"] = KnownState(10**9, 1, False)
+    pool.change("UPDATE bots SET draining = true WHERE name = 'drained'")
+    pool.change("UPDATE bots SET epoch = epoch + 1 WHERE name = 'newer'")
+    pool.database.run(lambda connection: close(connection, told["away"].bot_id, actor="b"))
+    (job,) = pool.submit()
+    placement = Placement(pool.job(job).id, told["granted"].bot_id, {})
+    pool.database.run(lambda connection: grant(connection, [placement], assigner="a", strategy="s", ack=15.0))
+    held_sessions = HeldSessions(
+        pool.database, WorkerPool(pool.database, threads=1, queue=1), ttl=3, metrics=GatewayMetrics()
+    )
+
+    async def read() -> Mapping[str, BotNews | None]:
+        with ExitStack() as held:
+            for one in told.values():
+                held.enter_context(held_sessions.over(one))
+            return pool.database.run(lambda connection: held_sessions.read_facts(connection, []))
+
+    facts = anyio.run(read)
+    by_name = {name: facts[str(one.bot_id)] for name, one in told.items() if str(one.bot_id) in facts}
+    assert set(by_name) == set(told) - {"calm"}
+    assert {name for name, fact in by_name.items() if told[name].news(fact)} == set(told) - {"calm", "unasked"}
+    assert told["unasked"].draining is False

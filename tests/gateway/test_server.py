@@ -1,0 +1,106 @@
+"""Where a gateway listens, which settings it refuses, and how its process ends."""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from assigner.config.loading import ConfigModel, load
+from bots.gateway.server import GatewaySettings
+from schema.errors import BadInput
+from schema.postgres.engine import Database
+from schema.timing import Timing
+from schema.validation import LEAST_BODY
+from tests.support.patience import MINUTE
+from tests.support.servers import serving
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"host": "0.0.0.0"}, "insecure"),
+        ({"host": "example.org"}, "insecure"),
+        ({"tls_cert": "a.pem"}, "both or neither"),
+        ({"port": 65536}, "port"),
+        ({"surprise": 1}, "surprise"),
+        ({"max_wait": float("inf")}, "max_wait"),
+    ],
+)
+def test_settings_that_are_unsafe_or_wrong_are_refused(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValidationError, match=word):
+        GatewaySettings(**settings)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.9.9.9"])
+def test_loopback_needs_no_tls(host: str) -> None:
+    assert GatewaySettings(host=host).host == host
+    assert GatewaySettings(host="0.0.0.0", insecure=True).insecure
+
+
+def test_a_unix_socket_is_for_its_owner_only_and_replaces_a_dead_one(
+    database: Database, timing: Timing, scratch: Path
+) -> None:
+    path = scratch / "gateway.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with serving(database, timing, settings=GatewaySettings(unix_socket=path)) as served:
+        assert served.url == f"http+unix://{path}"
+        assert path.stat().st_mode & 0o777 == 0o600
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://gateway") as http:
+            assert http.get("/healthz").status_code == 200
+    assert not path.exists()
+
+
+def test_sigterm_ends_a_gateway_process_cleanly(database_url: str) -> None:
+    program = f"""
+import random
+from bots import gateway
+from bots.fetch import FetchSettings
+from bots.leases import Desk
+from schema import clock
+from schema.engine import Database, DatabaseSettings
+from schema.timing import Timing
+database = Database({database_url!r}, DatabaseSettings(), role="gateway", chance=random.Random(1))
+settings = gateway.GatewaySettings(port=0)
+desk = Desk(database, timing=Timing(), fetch=FetchSettings(), now=clock.monotonic)
+app = gateway.build(database, desk, settings, timing=Timing())
+gateway.serve(app, settings, on_ready=lambda url: print(url, flush=True))
+print("stopped", flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopped\n"
+        assert process.wait(MINUTE) == 0
+
+
+class Sections(ConfigModel):
+    gateway: GatewaySettings = GatewaySettings()
+
+
+def test_a_largest_body_below_what_clients_and_bots_send_is_refused_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "leasehold.toml"
+    path.write_text(f"[gateway]\nmax_body = {LEAST_BODY - 1}\n")
+    with pytest.raises(BadInput) as refused:
+        load(path, Sections, {})
+    assert str(refused.value) == (
+        f"{path}:2: gateway.max_body: must be at least 16777216: clients and bots rely on that"
+    )
+    assert GatewaySettings(max_body=LEAST_BODY).max_body == LEAST_BODY
+
+
+def test_a_gateway_whose_connections_are_all_busy_is_ready(database: Database, timing: Timing) -> None:
+    with serving(database, timing) as served, served.client() as http:
+        held = [database.engine.connect() for _ in range(database.engine.pool.size())]  # type: ignore[attr-defined]
+        try:
+            assert http.get("/readyz").status_code == 200
+        finally:
+            for connection in held:
+                connection.close()

@@ -1,0 +1,343 @@
+"""Upkeep, round by round: expiry with its grace, overdue leases, retention."""
+
+import queue
+import random
+
+import pytest
+from prometheus_client import REGISTRY
+
+from assigner.admission import admit
+from assigner.admission.ordering import OrderingSettings, RankOrder
+from assigner.maintenance import upkeep as upkeep_maintenance
+from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Upkeep, UpkeepSettings
+from bots.protocol import OpenSession
+from bots.sync import sessions
+from schema.errors import Conflict
+from schema.moves.cancel import cancel
+from schema.picking.constrained import Ageing
+from schema.policy import priority_classes
+from schema.postgres.notify import Wakeups
+from schema.requests import JobRequest
+from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Pool, active, admission_state, completed, head
+
+EXPIRE = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE status <> 'gone'"
+NO_GRACE = "UPDATE ticks SET grace_until = at"
+OVERDUE = "UPDATE leases SET due_at = now() - interval '1 s' WHERE due_at IS NOT NULL"
+
+
+def test_a_session_that_expired_is_closed_and_its_jobs_are_queued_again(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    upkeep = pool.upkeep()
+    upkeep.run_once()
+    pool.change(NO_GRACE)
+    pool.change(EXPIRE)
+
+    assert upkeep.run_once() == pool.timing.reap
+
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.kills, row.fence) == ("queued", 1, 1, 2)
+    assert pool.row("SELECT status FROM bots").status == "gone"
+    assert pool.rows("SELECT * FROM bot_platforms") == []
+    with pytest.raises(Conflict) as refused:
+        bot.sync(completed(work))
+    assert refused.value.code == "session_over"
+
+
+def test_after_a_silence_of_upkeep_nobody_is_expired_for_one_session_life(pool: Pool) -> None:
+    job, _, _ = pool.running()
+    upkeep = pool.upkeep()
+    upkeep.run_once()
+    pool.change(NO_GRACE)
+    pool.change("UPDATE ticks SET at = at - interval '1 h'")
+    pool.change(EXPIRE)
+
+    upkeep.run_once()
+
+    assert pool.job(job).state == "running"
+    grace = pool.row("SELECT extract(epoch FROM grace_until - at) AS grace FROM ticks").grace
+    assert float(grace) == pytest.approx(pool.timing.ttl)
+
+
+def test_a_database_clock_that_went_back_starts_the_grace_too(pool: Pool) -> None:
+    job, _, _ = pool.running()
+    upkeep = pool.upkeep()
+    upkeep.run_once()
+    pool.change("UPDATE ticks SET at = at + interval '1 h', grace_until = at + interval '1 h'")
+    pool.change(EXPIRE)
+    upkeep.run_once()
+    assert pool.job(job).state == "running"
+    grace = pool.row("SELECT extract(epoch FROM grace_until - at) AS grace FROM ticks").grace
+    assert float(grace) == pytest.approx(pool.timing.ttl)
+
+
+def test_a_lease_that_is_never_acknowledged_is_taken_back_uncharged(pool: Pool) -> None:
+    (job,) = pool.submit()
+    bot = pool.bot()
+    pool.assigner().run_once()
+    bot.sync()
+    pool.change(OVERDUE)
+    pool.upkeep().run_once()
+    row = pool.row("SELECT state, stop_reason FROM live")
+    assert (row.state, row.stop_reason) == ("cancelling", "unacknowledged")
+
+    bot.sync(status="draining")
+
+    assert (pool.job(job).state, pool.job(job).attempts) == ("queued", 0)
+
+
+def test_a_job_that_outlives_its_timeout_is_stopped_by_the_server_and_dead(pool: Pool) -> None:
+    job, bot, work = pool.running(timeout_seconds=1.0)
+    pool.change(OVERDUE)
+    pool.upkeep().run_once()
+    (told,) = bot.sync(active(work))["leases"]
+    assert told["state"] == "cancelling"
+    bot.sync(completed(work, "stopped"))
+    row = pool.job(job)
+    assert (row.state, row.reason) == ("dead", "ran longer than its timeout")
+
+
+def test_a_lease_that_was_missed_when_it_became_overdue_is_found_within_a_minute(pool: Pool) -> None:
+    moment = 0.0
+    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    pool.running(timeout_seconds=1.0)
+    upkeep.run_once()
+    pool.change("UPDATE leases SET due_at = now() - interval '1 h'")
+    upkeep.run_once()
+    assert pool.row("SELECT state FROM live").state == "active", "rounds look at what is newly overdue"
+    moment = THOROUGH_INTERVAL
+    upkeep.run_once()
+    assert pool.row("SELECT state FROM live").state == "cancelling"
+
+
+def test_a_bot_that_ignores_a_stop_is_not_renewed_and_its_job_waits_for_the_expiry(pool: Pool) -> None:
+    job, bot, work = pool.running(timeout_seconds=1.0)
+    upkeep = pool.upkeep()
+    pool.change(OVERDUE)
+    upkeep.run_once()
+    bot.sync(active(work))
+    pool.change(OVERDUE)
+    upkeep.run_once()
+    with pytest.raises(Conflict):
+        bot.sync(active(work))
+    assert pool.job(job).state == "running", "the bot may still run it"
+
+    pool.change(NO_GRACE)
+    pool.change(EXPIRE)
+    upkeep.run_once()
+    assert pool.job(job).state == "dead"
+
+
+def test_finished_jobs_leave_after_their_time_with_everything_of_theirs(pool: Pool) -> None:
+    job, bot, work = pool.running(key="once")
+    bot.sync(completed(work))
+    (waiting,) = pool.submit(priority=3)
+    pool.upkeep(keep_succeeded=3600).run_once()
+    assert pool.job(job).state == "succeeded"
+
+    pool.upkeep(keep_succeeded=0).run_once()
+
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == [waiting]
+    for table in ("job_payloads", "job_events"):
+        assert pool.row(f"SELECT count(*) AS n FROM {table}").n == 1
+    assert pool.rows("SELECT * FROM leases UNION ALL SELECT * FROM leases") == []
+    assert pool.submit(key="once") != [job]
+
+
+def test_an_age_is_kept_by_state(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    bot.sync(completed(work, "failed", exit_code=1))
+    pool.upkeep(keep_succeeded=0, keep_cancelled=0, keep_dead=0).run_once()
+    assert pool.job(job).state == "failed"
+
+
+def test_a_round_is_told_to_the_gauge(pool: Pool) -> None:
+    pool.upkeep().run_once()
+    age = REGISTRY.get_sample_value("leasehold_upkeep_tick_age_seconds")
+    assert age is not None
+    assert 0 <= age < 10
+
+
+@pytest.mark.parametrize(("count", "named"), [(205, True), (300, False)], ids=["all fit", "too many"])
+def test_waiters_hear_of_every_ending_or_are_told_to_look(
+    pool: Pool, count: int, named: bool, wakeups: Wakeups
+) -> None:
+    jobs = pool.submit(count=count, max_attempts=1)
+    bot = pool.bot(capacity=count)
+    assigner = pool.assigner()
+    while pool.row("SELECT count(*) AS n FROM jobs WHERE state = 'queued'").n:
+        assigner.run_once()
+    assert len(bot.take()) == count
+    upkeep = pool.upkeep()
+    upkeep.run_once()
+    pool.change(NO_GRACE)
+    pool.change(EXPIRE)
+    heard: queue.Queue[frozenset[str]] = queue.Queue()
+    wakeups.subscribe("done", heard.put)
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("done"):
+        upkeep.run_once()
+        assert heard.get(timeout=MINUTE) == (frozenset(jobs) if named else frozenset())
+    assert {pool.job(job).state for job in jobs[:3]} == {"dead"}
+
+
+def test_a_bot_that_leaves_without_a_word_of_its_work_gives_it_back_uncharged(pool: Pool) -> None:
+    job, bot, _ = pool.running()
+    bot.sync(status="gone")
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.kills) == ("queued", 0, 0)
+
+
+def test_a_repeated_opening_finds_the_session_it_opened(pool: Pool) -> None:
+    request = OpenSession(bot="bot-1", secret="s" * 40)
+    first = sessions.open_session(pool.database, request, timing=pool.timing)
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    assert sessions.open_session(pool.database, request, timing=pool.timing) == first
+    assert pool.job(job).state == "leased"
+    other = sessions.open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing)
+    assert (other.epoch, pool.job(job).state) == (first.epoch + 1, "queued")
+
+
+# Waiting jobs: they are promoted when they starve, hastened when they are due, and told when they will be late.
+
+
+HOUR = 3600.0
+
+
+def submitted(pool: Pool, **fields: object) -> str:
+    request = JobRequest(command=["true"], **fields).normal()  # type: ignore[arg-type]
+    (job,) = pool.submit(**request)
+    return job
+
+
+def older(pool: Pool, seconds: float) -> None:
+    """So much time passes for everything that waits."""
+    pool.change("UPDATE jobs SET queued_at = queued_at - make_interval(secs => :s)", s=seconds)
+    pool.change(
+        "UPDATE job_constraints SET watch_at = watch_at - make_interval(secs => :s),"
+        " promoted_at = promoted_at - make_interval(secs => :s), deadline = deadline - make_interval(secs => :s)",
+        s=seconds,
+    )
+
+
+def test_sa_19_a_job_that_starves_moves_up_one_level_at_a_time_and_keeps_its_class(pool: Pool) -> None:
+    job = submitted(pool, job_class="background")
+    levels = []
+    for _ in range(5):
+        pool.upkeep().run_once()
+        levels.append(pool.row("SELECT level_of(rank) AS level FROM jobs").level)
+        older(pool, HOUR)
+    assert levels == ["low", "normal", "high", "critical", "critical"]
+    assert (pool.job(job).priority, pool.job(job).rank) == (90, -1000)
+    assert pool.row("SELECT terms FROM constraint_sets").terms == {"job_class": "background"}
+    assert pool.history(job) == ["submit", "promote", "promote", "promote"]
+    told = pool.rows("SELECT details FROM job_events WHERE move = 'promote' ORDER BY id")
+    assert [(row.details["from"], row.details["to"]) for row in told] == [
+        ("low", "normal"),
+        ("normal", "high"),
+        ("high", "critical"),
+    ]
+
+
+def test_a_11_one_sweep_that_comes_late_carries_no_job_up_two_levels(pool: Pool) -> None:
+    job = submitted(pool, job_class="background")
+    older(pool, 10 * HOUR)
+    for _ in range(3):
+        pool.upkeep().run_once()
+    assert pool.history(job) == ["submit", "promote"]
+
+
+def test_sa_19_the_threshold_is_a_setting_and_off_is_off(pool: Pool) -> None:
+    pool.database.run(
+        lambda c: priority_classes.put_policy(c, priority_classes.Policy(starvation_seconds=None), actor="test")
+    )
+    job = submitted(pool, job_class="background")
+    older(pool, 1000 * HOUR)
+    pool.upkeep().run_once()
+    assert pool.history(job) == ["submit"]
+    assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None
+
+
+def test_sa_19_what_starved_starts_before_what_is_as_urgent_by_its_class(pool: Pool) -> None:
+    job = submitted(pool, job_class="background")
+    for _ in range(3):
+        older(pool, HOUR)
+        pool.upkeep().run_once()
+    for _ in range(5):
+        submitted(pool, job_class="critical", project="site", user_priority=10)
+    bot = pool.bot(capacity=1)
+    pool.assigner().run_once()
+    assert [lease["job"] for lease in bot.take()] == [job]
+
+
+def starved(seed: int, *, ageing: Ageing | None, threshold: float = HOUR) -> float:
+    """Seconds until the one background job starts, although 120 % of what can run is most urgent."""
+    chance, line, policy = random.Random(seed), RankOrder(ageing), priority_classes.Policy()
+    step, free_units = 60.0, 5
+    victim = head(0, 90.0)
+    queued, rank, promoted, nth = [], victim.rank, 0.0, 0
+    for tick in range(10_000):
+        now = tick * step
+        for _ in range(chance.choice([5, 6, 7])):
+            nth += 1
+            queued.append(head(nth, chance.choice([0.0, -10.0, -60.0]), since=now))
+        if rank > policy.critical and now - promoted >= threshold:
+            rank = policy.high + 0.5 if rank > policy.normal else policy.critical + 0.5 if rank > policy.high else -1000
+            promoted = now
+        waits = head(0, rank)
+        given = admit.admit(
+            [*queued, waits], admission_state(now), free_units=free_units, ordering=admit.InstanceOrder(line)
+        ).heads
+        if any(each.job.id == 0 for each in given):
+            return now
+        taken = {each.job.id for each in given}
+        queued = [each for each in queued if each.job.id not in taken]
+    raise AssertionError(f"seed {seed}: it never started")
+
+
+@pytest.mark.parametrize("ageing", [None, Ageing(2.0, 20.0)])
+def test_sa_19_the_least_urgent_job_starts_within_three_thresholds_under_overload(ageing: Ageing | None) -> None:
+    waits = [starved(seed, ageing=ageing, threshold=600.0) for seed in range(200)]
+    assert max(waits) <= 3 * 600.0 + 60.0
+
+
+def test_sa_29_the_earliest_deadline_comes_first_and_keeps_nobody_else_waiting() -> None:
+    heads = [head(1, 5), head(2, 5, since=1, deadline=900), head(3, 5, since=2), head(4, 5, since=3, deadline=100)]
+    ordering = OrderingSettings().policy().ordering
+    assert [each.job.id for each in ordering.sequence(heads, admission_state())] == [1, 4, 3, 2]
+    other = [*heads, head(5, 4, since=9, deadline=5000)]
+    assert [each.job.id for each in ordering.sequence(other, admission_state())] == [5, 1, 4, 3, 2]
+
+
+def test_a_38_a_job_with_little_slack_comes_before_everything_and_the_least_slack_first(pool: Pool) -> None:
+    urgent = submitted(pool, job_class="critical")
+    relaxed = submitted(pool, priority=500, deadline_seconds=10 * HOUR, estimated_seconds=HOUR)
+    tight = submitted(pool, priority=500, deadline_seconds=HOUR + 800, estimated_seconds=HOUR)
+    tighter = submitted(pool, priority=900, deadline_seconds=HOUR + 60, estimated_seconds=HOUR)
+    pool.upkeep().run_once()
+    assert [pool.history(job) for job in (relaxed, tight)] == [["submit"], ["submit", "hasten"]]
+    ranks = [pool.job(job).rank for job in (tighter, tight, urgent, relaxed)]
+    assert ranks == sorted(ranks)
+    bot = pool.bot(capacity=2)
+    pool.assigner().run_once()
+    assert {lease["job"] for lease in bot.take()} == {tighter, tight}
+
+
+def test_sa_29_a_deadline_that_cannot_be_kept_is_told_once(pool: Pool) -> None:
+    job = submitted(pool, deadline_seconds=HOUR, estimated_seconds=2000.0)
+    pool.upkeep().run_once()
+    assert pool.history(job) == ["submit"]
+    for _ in range(3):
+        older(pool, 1700.0)
+        pool.upkeep().run_once()
+    assert pool.history(job) == ["submit", "hasten", "at_risk"]
+
+
+def test_sa_29_a_job_that_is_over_is_looked_at_no_more(pool: Pool) -> None:
+    job = submitted(pool, deadline_seconds=HOUR)
+    pool.change("UPDATE job_constraints SET watch_at = now()")
+
+    pool.database.run(lambda c: cancel(c, [job], instances=None, sync=1.0, actor="test"))
+    assert not upkeep_maintenance.review_waiting_jobs(pool.database, actor="test")
+    assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None

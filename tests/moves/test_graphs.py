@@ -1,0 +1,247 @@
+"""Graphs of jobs: what they are refused for, and that every node runs after what it depends on."""
+
+import json
+
+import pytest
+
+from assigner.metrics import BLOCKED_FOREVER
+from schema.errors import BadInput, Conflict
+from tests.support.pool import Pool, active, cancel_graph, completed, graph_of, states, submitted, taken, work_off
+from tests.support.race import cancel, retention
+
+
+def test_ma_11_what_depends_on_nothing_is_queued_and_the_rest_as_what_it_waits_for_ends(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [1], 3: [1], 4: [2, 3], 5: []})
+    assert states(pool, graph) == {1: "queued", 2: "blocked", 3: "blocked", 4: "blocked", 5: "queued"}
+    order = work_off(pool, pool.bot(capacity=1), graph)
+    assert sorted(order) == [1, 2, 3, 4, 5]
+    assert order.index(1) < min(order.index(2), order.index(3))
+    assert order.index(4) > max(order.index(2), order.index(3))
+
+
+@pytest.mark.parametrize(
+    ("after", "path"),
+    [
+        ({1: [2], 2: [3], 3: [1]}, "1 → 2 → 3 → 1"),
+        ({7: [7]}, "7 → 7"),
+        ({1: [], 2: [1, 4], 3: [2], 4: [3], 5: [4]}, "2 → 4 → 3 → 2"),
+    ],
+)
+def test_ma_12_a_circle_is_refused_with_the_whole_way_before_anything_is_stored(
+    pool: Pool, after: dict[int, list[int]], path: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        submitted(pool, after)
+    assert refused.value.reason == f"Circular dependency detected in job build: {path}"
+    assert pool.row("SELECT (SELECT count(*) FROM jobs) + (SELECT count(*) FROM graphs)")[0] == 0
+
+
+def test_ma_13_a_number_given_twice_is_refused(pool: Pool) -> None:
+    request = graph_of({1: [], 2: []})
+    request["nodes"][1]["node"] = 1
+    with pytest.raises(BadInput) as refused:
+        taken(pool, request)
+    assert refused.value.reason == "Duplicate sheet_num 1 in job build"
+    assert pool.row("SELECT count(*) FROM jobs")[0] == 0
+
+
+def test_ma_14_who_depends_on_what_is_absent_is_taken_and_blocked_for_ever(pool: Pool) -> None:
+    """By default it is a mistake of the caller's which the others need not suffer from."""
+    graph = submitted(pool, {1: [], 2: [9, 1, 7], 3: [2, 7]})
+    assert (graph.missing, graph.ready) == ((7, 9), 1)
+    assert work_off(pool, pool.bot(), graph) == [1]
+    assert states(pool, graph) == {1: "succeeded", 2: "blocked", 3: "blocked"}
+    pool.upkeep().run_once()
+    assert BLOCKED_FOREVER._value.get() == 2
+
+
+def test_a_19_absent_parents_are_refused_or_forgotten_if_the_caller_says_so(pool: Pool) -> None:
+    with pytest.raises(BadInput) as refused:
+        submitted(pool, {1: [9, 8]}, on_phantom="reject")
+    assert refused.value.reason == "Phantom dependencies in job build: 8, 9"
+    graph = submitted(pool, {1: [9, 8]}, on_phantom="ignore")
+    assert (graph.missing, states(pool, graph)) == ((), {1: "queued"})
+
+
+def test_ma_15_a_graph_replaces_the_unfinished_one_of_its_name(pool: Pool) -> None:
+    """What waits is cancelled, what runs is asked to stop, and a late report of it changes nothing in the new one."""
+    old = submitted(pool, {1: [], 2: [], 3: [1]})
+    bot = pool.bot(capacity=1)
+    pool.assigner(batch=1).run_once()
+    (work,) = bot.take()
+    new = submitted(pool, {1: [], 2: [1]})
+    elsewhere = submitted(pool, {1: []}, instance="team-b")
+    assert (new.replaced, elsewhere.replaced) == (3, None)
+    assert states(pool, old) == {1: "cancelling", 2: "cancelled", 3: "cancelled"}
+    bot.sync(completed(work))
+    assert states(pool, old)[1] == "succeeded"
+    assert states(pool, new) == {1: "leased", 2: "blocked"}
+    assert pool.row("SELECT state FROM graphs WHERE id = :id", id=old.graph_id).state == "replaced"
+
+
+def test_ma_16_a_cancelled_graph_ends_once_and_for_all(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [1], 3: []})
+    bot = pool.bot(capacity=1)
+    pool.assigner(batch=1).run_once()
+    (work,) = bot.take()
+    assert [cancel_graph(pool, graph.public_id).jobs for _ in range(2)] == [3, 0]
+    assert states(pool, graph) == {1: "cancelling", 2: "cancelled", 3: "cancelled"}
+    bot.sync(completed(work, "stopped"))
+    pool.upkeep().run_once()
+    row = pool.row("SELECT state, finished_at FROM graphs")
+    assert row.state == "cancelled"
+    assert row.finished_at is not None
+    assert cancel_graph(pool, "00000000-0000-4000-8000-000000000000") is None
+
+
+def test_ma_18_a_stale_report_of_a_node_changes_nothing(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [1]})
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
+    pool.assigner(batch=1).run_once()
+    (work,) = bot.take()
+    bot.sync(completed(work | {"fence": work["fence"] + 1}), active(work))
+    assert states(pool, graph) == {1: "running", 2: "blocked"}
+    bot.sync(completed(work))
+    bot.sync(completed(work))
+    assert states(pool, graph) == {1: "succeeded", 2: "queued"}
+
+
+def test_ma_17_ma_19_a_node_is_started_exactly_once_when_the_last_of_its_parents_ends(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [], 3: [], 4: [1, 2, 3]})
+    work_off(pool, pool.bot(capacity=2), graph)
+    assert pool.history(graph.jobs[4]) == ["submit", "unblock", "grant", "acknowledge", "finish"]
+    pool.upkeep().run_once()
+    assert pool.row("SELECT state FROM graphs").state == "finished"
+
+
+@pytest.mark.parametrize("verdict", ["failed", "cancelled", "dead"])
+@pytest.mark.parametrize(("policy", "then"), [("block", "blocked"), ("run", "queued"), ("cancel", "cancelled")])
+def test_a_21_each_edge_says_what_a_parent_that_did_not_succeed_means(
+    pool: Pool, verdict: str, policy: str, then: str
+) -> None:
+    """However it ended: by its bot's word, by the server's, or because somebody cancelled it."""
+    request = graph_of({1: [], 2: [{"node": 1, "on_failure": policy}], 3: [{"node": 1, "on_failure": "run"}, 2]})
+    request["nodes"][0]["queue_timeout_seconds"] = 3600
+    graph = taken(pool, request)
+    match verdict:
+        case "failed":
+            work_off(pool, pool.bot(), graph, {1: "failed"})
+        case "cancelled":
+            cancel(pool, graph.jobs[1])
+        case "dead":
+            pool.change("UPDATE jobs SET queue_deadline = now() - interval '1 s' WHERE queue_deadline IS NOT NULL")
+            pool.upkeep().run_once()
+    seen = states(pool, graph)
+    if verdict == "failed" and policy == "run":
+        then = "succeeded"
+    assert (seen[1], seen[2]) == (verdict, then)
+    assert seen[3] == ("succeeded" if then == "succeeded" else "blocked")
+
+
+@pytest.mark.parametrize(("policy", "then"), [("block", "blocked"), ("cancel", "cancelled")])
+def test_a_21_a_chain_of_a_thousand_follows_its_first_node_at_once(pool: Pool, policy: str, then: str) -> None:
+    chain = {1: [], **{node: [node - 1] for node in range(2, 1001)}}
+    graph = submitted(pool, chain, on_failure=policy)
+    work_off(pool, pool.bot(), graph, {1: "failed"})
+    seen = states(pool, graph)
+    assert seen.pop(1) == "failed"
+    assert set(seen.values()) == {then}
+
+
+def test_a_chain_that_runs_whatever_happens_runs_to_its_end(pool: Pool) -> None:
+    chain = {1: [], **{node: [node - 1] for node in range(2, 31)}}
+    graph = submitted(pool, chain, on_failure="run")
+    verdicts = {node: "failed" for node in chain if node % 2}
+    assert work_off(pool, pool.bot(), graph, verdicts) == list(chain)
+
+
+def test_a_cancelled_job_in_the_middle_of_a_graph_ends_as_its_edges_say(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [1], 3: [2], 4: [{"node": 2, "on_failure": "run"}, 1]}, on_failure="cancel")
+    cancel(pool, graph.jobs[2])
+    assert states(pool, graph) == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "blocked"}
+    assert work_off(pool, pool.bot(), graph) == [1, 4]
+
+
+def test_a_parent_that_is_no_more_has_still_done_its_part(pool: Pool) -> None:
+    """Retention may delete a finished job long before its graph is over."""
+    graph = submitted(pool, {1: [], 2: [], 3: [1, 2]})
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
+    for left in (1, 0):
+        pool.assigner(batch=1).run_once()
+        (work,) = bot.take()
+        bot.sync(completed(work))
+        assert retention(pool) == 1
+        assert states(pool, graph)[3] == ("blocked" if left else "queued")
+    assert work_off(pool, bot, graph) == [3]
+
+
+def test_a_graph_is_forgotten_with_the_last_of_its_jobs(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [1]})
+    work_off(pool, pool.bot(), graph)
+    upkeep = pool.upkeep(keep_succeeded=0)
+    upkeep.run_once()
+    pool.upkeep(keep_succeeded=0).run_once()
+    counts = pool.row(
+        "SELECT (SELECT count(*) FROM graphs), (SELECT count(*) FROM graph_nodes), (SELECT count(*) FROM graph_edges)"
+    )
+    assert tuple(counts) == (0, 0, 0)
+
+
+def test_a_key_makes_a_graph_safe_to_repeat(pool: Pool) -> None:
+    first = submitted(pool, {1: [], 2: [1]}, key="k")
+    second = submitted(pool, {1: [], 2: [1]}, key="k")
+    assert (second.graph_id, second.jobs, second.created) == (first.graph_id, first.jobs, False)
+    with pytest.raises(Conflict) as refused:
+        submitted(pool, {1: []}, key="k")
+    assert refused.value.code == "key_reused"
+    assert states(pool, first) == {1: "queued", 2: "blocked"}
+
+
+def test_ma_02_a_node_has_its_number_and_depth_and_the_priority_of_its_graph(pool: Pool) -> None:
+    request = graph_of({10: [], 30: [20, 10], 20: [10]}, priority=5)
+    request["nodes"][2]["priority"] = -1
+    taken(pool, request)
+    found = pool.rows(
+        "SELECT n.node_no, n.depth, j.priority FROM graph_nodes n JOIN jobs j ON j.id = n.job_id ORDER BY n.node_no"
+    )
+    assert [tuple(row) for row in found] == [(10, 0, 5), (20, 1, -1), (30, 2, 5)]
+
+
+def test_a_queue_timeout_of_a_blocked_node_begins_when_it_is_queued(pool: Pool) -> None:
+    request = graph_of({1: [], 2: [1]})
+    request["nodes"][1]["queue_timeout_seconds"] = 3600
+    graph = taken(pool, request)
+    assert pool.job(graph.jobs[2]).queue_deadline is None
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    bot.sync(completed(work))
+    job = pool.job(graph.jobs[2])
+    assert 3590 < (job.queue_deadline - job.queued_at).total_seconds() < 3610
+
+
+def test_ma_01_ma_26_ma_30_nodes_of_all_graphs_and_single_jobs_share_one_queue(pool: Pool) -> None:
+    calm = submitted(pool, {1: []}, name="calm", priority=5)
+    (single,) = pool.submit(priority=1)
+    urgent = submitted(pool, {1: []}, name="urgent", priority=-5)
+    pool.bot(capacity=3)
+    assigner = pool.assigner(batch=1)
+    for _ in range(3):
+        assigner.run_once()
+    granted = pool.rows(
+        "SELECT j.public_id FROM job_events e JOIN jobs j ON j.id = e.job_id WHERE e.move = 'grant' ORDER BY e.id"
+    )
+    assert [str(row.public_id) for row in granted] == [urgent.jobs[1], single, calm.jobs[1]]
+
+
+def test_graphs_can_be_submitted_and_given_up_in_sql(pool: Pool) -> None:
+    """What was replaced in a transaction of somebody's own is cancelled by upkeep."""
+    request = json.dumps(graph_of({1: [], 2: [1]}))
+    made = [pool.row("SELECT * FROM submit_graph(CAST(:request AS jsonb))", request=request) for _ in range(2)]
+    assert made[1].replaced == made[0].graph_id
+    pool.upkeep().run_once()
+    found = pool.rows(
+        "SELECT g.id, j.state FROM graphs g JOIN graph_nodes n ON n.graph = g.id"
+        " JOIN jobs j ON j.id = n.job_id ORDER BY j.id"
+    )
+    assert [row.state for row in found] == ["cancelled", "cancelled", "queued", "blocked"]

@@ -1,0 +1,432 @@
+"""The moves one by one: what each changes, and what its fence refuses."""
+
+import uuid
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from schema.errors import Conflict, QueueFull
+from schema.moves import cancel as cancel_moves
+from schema.moves.cancel import Cancelled
+from schema.moves.end import AttemptEnd, Verdict, end
+from schema.moves.sessions import drain
+from schema.moves.submit import Submitted, submit, submit_alone
+from schema.postgres.fragments import JOB_RESULT
+from tests.support.pool import Pool, active, completed, synced
+
+
+def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
+    (job,) = pool.submit()
+    bot = pool.bot()
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    assert (work["job"], work["state"], work["attempt"]) == (job, "active", 1)
+
+    answer = bot.sync(completed(work, exit_code=0, seconds=0.5))
+
+    assert answer["leases"] == []
+    row = pool.job(job)
+    assert (row.state, row.fence, row.result_fence, row.attempts) == ("succeeded", 1, 1, 1)
+    assert pool.history(job) == ["submit", "grant", "acknowledge", "finish"]
+    assert pool.row("SELECT in_use FROM bots").in_use == 0
+    assert pool.row(f"SELECT {JOB_RESULT} AS result FROM jobs j").result == {"exit_code": 0, "seconds": 0.5}
+
+
+def test_a_failed_job_stays_failed_and_is_not_tried_again(pool: Pool) -> None:
+    job, bot, work = pool.running()
+
+    bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
+
+    row = pool.job(job)
+    assert (row.state, row.reason, row.attempts) == ("failed", "exit code 3", 1)
+
+
+def test_a_failed_job_that_asks_for_it_is_retried_with_a_growing_wait_and_then_fails(pool: Pool) -> None:
+    job, bot, work = pool.running(retry_failed=True, max_attempts=2)
+
+    bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
+    waiting = pool.job(job)
+    assert (waiting.state, waiting.fence, waiting.attempts) == ("queued", 2, 1)
+    assert waiting.schedule_after is not None
+
+    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
+    pool.assigner().run_once()
+    (again,) = bot.take()
+    assert again["attempt"] == 2
+    bot.sync(completed(again, "failed", exit_code=3))
+    assert pool.job(job).state == "failed"
+    assert pool.history(job) == ["submit", "grant", "acknowledge", "retry", "grant", "acknowledge", "finish"]
+
+
+def test_a_job_that_no_bot_can_start_is_dead_after_its_attempts(pool: Pool) -> None:
+    job, bot, work = pool.running(max_attempts=2)
+
+    bot.sync(completed(work, "error", reason="no such program"))
+    assert pool.job(job).state == "queued"
+    pool.change("UPDATE jobs SET schedule_after = NULL")
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    bot.sync(completed(work, "error", reason="no such program"))
+
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.result_fence) == ("dead", 2, None)
+    assert pool.history(job)[-1] == "give_up"
+
+
+def test_a_job_that_kills_three_bots_is_dead(pool: Pool) -> None:
+    (job,) = pool.submit()
+    bot = pool.bot()
+    for _ in range(3):
+        pool.assigner().run_once()
+        assert len(bot.take()) == 1
+        bot = pool.restarted(bot)
+
+    row = pool.job(job)
+    assert (row.state, row.kills, row.attempts) == ("dead", 3, 3)
+    assert row.reason == "its bot was lost three times"
+
+
+def test_work_that_a_lost_bot_was_never_told_of_costs_no_attempt(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    pool.assigner().run_once()
+
+    pool.bot()
+
+    row = pool.job(job)
+    assert (row.state, row.kills, row.attempts, row.fence) == ("queued", 0, 0, 2)
+
+
+def test_work_that_a_bot_was_told_of_counts_against_the_job_if_the_bot_is_lost_before_it_says_more(pool: Pool) -> None:
+    (job,) = pool.submit()
+    bot = pool.bot()
+    for _ in range(3):
+        pool.assigner().run_once()
+        assert bot.sync()["leases"][0]["state"] == "pending"
+        bot = pool.restarted(bot)
+    row = pool.job(job)
+    assert (row.state, row.kills) == ("dead", 3)
+
+
+def test_released_work_is_queued_again_uncharged_and_keeps_its_age(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    queued_at = pool.job(job).queued_at
+
+    bot.sync(completed(work, "released"), status="draining")
+
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.queued_at, row.schedule_after) == ("queued", 0, queued_at, None)
+
+
+def test_a_bot_that_lost_its_lease_cannot_finish_the_job(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    newer = pool.restarted(bot)
+    with pytest.raises(Conflict) as refused:
+        bot.sync(completed(work))
+    assert refused.value.code == "session_superseded"
+
+    pool.assigner().run_once()
+    (again,) = newer.take()
+    answer = newer.sync(completed(work), active(again))
+
+    assert [lease["fence"] for lease in answer["leases"]] == [again["fence"]]
+    assert pool.job(job).state == "running"
+
+
+@pytest.mark.parametrize("wrong", ["fence", "bot_id", "bot_epoch"])
+def test_an_ending_with_any_part_of_its_fence_wrong_changes_nothing(pool: Pool, wrong: str) -> None:
+    job, _, _ = pool.running()
+    row = pool.row("SELECT job_id, fence, bot_id, bot_epoch FROM live")
+    fence = row._asdict() | {wrong: getattr(row, wrong) + 1}
+
+    ended = pool.database.run(
+        lambda connection: end(connection, [AttemptEnd(**fence, verdict=Verdict.SUCCEEDED)], actor="test")
+    )
+
+    assert ended == []
+    assert pool.job(job).state == "running"
+    assert pool.row("SELECT in_use FROM bots").in_use == 1
+
+
+def test_a_final_job_cannot_be_changed_even_by_hand(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    bot.sync(completed(work))
+
+    with pytest.raises(IntegrityError, match="stays so"):
+        pool.change("UPDATE jobs SET state = 'queued', finished_at = NULL")
+
+    assert pool.job(job).state == "succeeded"
+
+
+def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    message = bot.message(completed(work, exit_code=0))
+
+    first = synced(bot.sync_service, message)
+    again = synced(bot.sync_service, message)
+
+    assert first == again
+    assert pool.history(job).count("finish") == 1
+
+
+def test_an_older_sync_is_refused(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    older, newer = bot.message(completed(work)), bot.message(active(work))
+    synced(bot.sync_service, newer)
+
+    with pytest.raises(Conflict) as refused:
+        synced(bot.sync_service, older)
+
+    assert refused.value.code == "stale_seq"
+    assert pool.job(job).state == "running"
+
+
+def test_a_sync_with_the_wrong_secret_is_refused(pool: Pool) -> None:
+    bot = pool.bot()
+    with pytest.raises(Conflict):
+        synced(bot.sync_service, bot.message().model_copy(update={"secret": "guess"}))
+
+
+def cancel(pool: Pool, *jobs: str, instances: list[str] | None = None) -> list[Cancelled]:
+    return pool.database.run(
+        lambda connection: cancel_moves.cancel(connection, jobs, instances=instances, sync=1.0, actor="test")
+    )
+
+
+def test_a_queued_job_is_cancelled_at_once(pool: Pool) -> None:
+    (job,) = pool.submit()
+    assert cancel(pool, job) == [Cancelled(job, "cancelled", changed=True)]
+    assert pool.job(job).finished_at is not None
+
+
+def test_a_running_job_is_cancelled_when_its_bot_confirms(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    assert cancel(pool, job)[0].state == "cancelling"
+    (told,) = bot.sync(active(work))["leases"]
+    assert told["state"] == "cancelling"
+    assert pool.row("SELECT in_use FROM bots").in_use == 1, "capacity is held until the bot confirms"
+
+    bot.sync(completed(work, "stopped"))
+
+    assert (pool.job(job).state, pool.row("SELECT in_use FROM bots").in_use) == ("cancelled", 0)
+
+
+def test_a_job_that_finishes_before_it_hears_of_the_cancellation_keeps_its_result(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    cancel(pool, job)
+    bot.sync(completed(work, exit_code=0))
+    row = pool.job(job)
+    assert (row.state, row.result_fence) == ("succeeded", row.fence)
+
+
+def test_a_finished_job_cannot_be_cancelled(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    bot.sync(completed(work))
+    assert cancel(pool, job) == [Cancelled(job, "succeeded", changed=False)]
+
+
+def test_foreign_and_absent_jobs_look_alike_to_cancel(pool: Pool) -> None:
+    (job,) = pool.submit()
+    absent = str(uuid.uuid4())
+    found = cancel(pool, job, absent, instances=["other"])
+    assert [one.state for one in found] == [None, None]
+    assert pool.job(job).state == "queued"
+
+
+def test_a_key_stands_for_one_job_whatever_the_number_of_submits(pool: Pool) -> None:
+    first = pool.submit(key="nightly", payload={"command": ["true"]})
+    assert pool.submit(key="nightly", payload={"command": ["true"]}) == first
+    assert len(set(pool.submit(3, key="twice"))) == 1
+    with pytest.raises(Conflict, match="nightly") as refused:
+        pool.submit(key="nightly", payload={"command": ["false"]})
+    assert refused.value.code == "key_reused"
+    assert pool.submit(key="nightly", instance="other") != first
+    assert pool.row("SELECT count(*) AS jobs FROM jobs").jobs == 3
+
+
+def test_submit_works_inside_the_callers_own_transaction_from_sql(pool: Pool) -> None:
+    with pool.database.engine.begin() as connection:
+        created = connection.execute(
+            text("SELECT created FROM leasehold.submit(CAST(:jobs AS jsonb))"),
+            {"jobs": '[{"payload": {"command": ["true"]}, "properties": {"os": ["linux"]}}]'},
+        ).scalar_one()
+        assert created
+        connection.rollback()
+    assert pool.rows("SELECT id FROM jobs") == []
+
+
+def test_a_bot_that_forgets_a_running_lease_has_lost_it(pool: Pool) -> None:
+    job, bot, _ = pool.running()
+    bot.sync()
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.kills) == ("queued", 1, 1)
+
+
+def test_a_bot_that_leaves_gives_its_work_back(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    bot.sync(active(work), status="gone")
+    assert (pool.job(job).state, pool.job(job).attempts) == ("queued", 0)
+    row = pool.row("SELECT status, session, in_use FROM bots")
+    assert (row.status, row.session, row.in_use) == ("gone", None, 0)
+    with pytest.raises(Conflict):
+        bot.sync()
+
+
+def test_a_bot_that_reports_less_capacity_than_it_uses_keeps_what_it_uses(pool: Pool) -> None:
+    pool.submit(3)
+    bot = pool.bot(capacity=3)
+    pool.assigner().run_once()
+    works = bot.take()
+    bot.sync(*[active(work) for work in works], capacity=1)
+    assert pool.row("SELECT capacity, in_use FROM bots")._asdict() == {"capacity": 3, "in_use": 3}
+    bot.sync(*[completed(work) for work in works], capacity=1)
+    assert pool.row("SELECT capacity, in_use FROM bots")._asdict() == {"capacity": 1, "in_use": 0}
+
+
+def test_a_drained_bot_is_told_and_gets_no_more_work(pool: Pool) -> None:
+    bot = pool.bot()
+    pool.database.run(lambda c: drain(c, "bot-1", draining=True, actor="test", reason="disk"))
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    assert bot.sync(wait=10.0)["drain"] is True
+    assert pool.job(job).state == "queued"
+
+    pool.database.run(lambda c: drain(c, "bot-1", draining=False, actor="test", reason="mended"))
+    pool.assigner().run_once()
+
+    assert pool.job(job).state == "leased"
+    assert [row.action for row in pool.rows("SELECT action FROM audit ORDER BY id")] == ["drain", "undrain"]
+
+
+def test_sql_callers_may_spell_properties_with_one_value_or_several(pool: Pool) -> None:
+    pool.bot(properties={"os": ["linux", "debian"]})
+    for properties in ('{"os": "linux"}', '{"os": ["linux"]}', '{"os": ["linux", "linux"]}'):
+        pool.rows(
+            "SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))",
+            jobs=f'[{{"payload": {{"command": ["true"]}}, "properties": {properties}}}]',
+        )
+    assert [row.properties for row in pool.rows("SELECT properties FROM platforms")] == [{"os": ["linux"]}]
+    assert pool.row("SELECT count(*) AS links FROM bot_platforms").links == 1
+
+
+@pytest.mark.parametrize("job", ['{"payload": {}}', "{}", '{"payload": {"command": "true"}}', '{"properties": []}'])
+def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str) -> None:
+    with pytest.raises(DBAPIError, match=r"payload\.command"):
+        pool.rows("SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))", jobs=f"[{job}]")
+    assert pool.rows("SELECT id FROM jobs") == []
+
+
+# A request that comes alone: the same rows, answers and refusals as among others.
+
+
+PLAIN: dict[str, Any] = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
+FULL: dict[str, Any] = PLAIN | {
+    "instance": "ci",
+    "properties": {"os": ["linux"], "arch": ["arm", "x86"]},
+    "priority": -3,
+    "units": 2,
+    "label": "nightly",
+    "locality_hint": "core",
+    "timeout_seconds": 60.5,
+    "queue_timeout_seconds": 3600,
+    "max_attempts": 7,
+    "retry_failed": True,
+    "payload": {"command": ["make", "-j"], "env": {"A": "é"}, "stdin": ""},
+}
+REQUESTS = {
+    "plain": PLAIN,
+    "nothing but a command": {"payload": {"command": []}},
+    "full": FULL,
+    "properties in another form": PLAIN | {"properties": {"os": "linux", "arch": ["x86", "arm", "x86"]}},
+    "everything unset": dict.fromkeys(["key", "label", "locality_hint", "timeout_seconds", "priority"]) | PLAIN,
+    "a deduplication key": PLAIN | {"dedup_key": "d"},
+    "a job it was made from": PLAIN | {"from": "0198c5d2-0000-7000-8000-000000000000"},
+    "numbers as text": PLAIN | {"priority": "5", "retry_failed": "yes"},
+}
+ROW = """
+SELECT to_jsonb(j) - '{id,public_id,created_at,queued_at,queue_deadline,dedup_key}'::text[] AS job,
+    j.queue_deadline - j.created_at AS waits, j.dedup_key IS NOT NULL AS shared, i.name AS instance_name,
+    p.properties, w.payload, to_jsonb(e) - '{id,job_id,at}'::text[] AS event
+FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
+JOIN job_payloads w ON w.job_id = j.id JOIN job_events e ON e.job_id = j.id
+WHERE j.public_id = :id
+"""
+
+
+def alone(pool: Pool, request: dict[str, Any]) -> Submitted:
+    return pool.database.run_alone(lambda driver: submit_alone(driver, request, actor="test"))
+
+
+def rows(pool: Pool) -> Any:
+    return pool.row(
+        "SELECT (SELECT count(*) FROM jobs) AS jobs, (SELECT count(*) FROM job_payloads) AS payloads, "
+        "(SELECT count(*) FROM job_events) AS events, (SELECT count(*) FROM submit_keys) AS keys"
+    )
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("first", ["alone", "among others"])
+def test_a_request_alone_makes_the_rows_that_it_makes_among_others(
+    pool: Pool, request_: dict[str, Any], first: str
+) -> None:
+    pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
+    unshared = request_ | ({"dedup_key": "other"} if "dedup_key" in request_ else {})
+
+    def among(request: dict[str, Any]) -> Submitted:
+        return pool.database.run(lambda c: submit(c, [request, PLAIN], actor="test"))[0]
+
+    made = [alone(pool, request_), among(unshared)] if first == "alone" else [among(unshared), alone(pool, request_)]
+    one, other = (pool.row(ROW, id=job.public_id) for job in made)
+    assert one == other
+    assert [job.created for job in made] == [True, True]
+    assert [pool.row("SELECT id FROM jobs WHERE public_id = :id", id=job.public_id).id for job in made] == [
+        job.job_id for job in made
+    ]
+
+
+@pytest.mark.parametrize("extra", [{}, {"dedup_key": "d"}], ids=["", "deduplicated"])
+def test_a_key_alone_makes_one_job_and_refuses_another_request(pool: Pool, extra: dict[str, Any]) -> None:
+    request = PLAIN | {"key": "k"} | extra
+    first, again = alone(pool, request), alone(pool, request)
+    assert (again.job_id, again.public_id) == (first.job_id, first.public_id)
+    assert (first.created, again.created) == (True, False)
+    assert pool.database.run(lambda c: submit(c, [request, PLAIN], actor="test"))[0] == again
+    before = rows(pool)
+    with pytest.raises(Conflict, match=r"jobs\[0\].key: 'k' was used before for a different request"):
+        alone(pool, request | {"priority": 1})
+    assert rows(pool) == before
+
+
+def test_a_label_that_is_full_refuses_a_request_alone(pool: Pool) -> None:
+    pool.change("INSERT INTO queue_limits (label, max_queued) VALUES ('nightly', 1)")
+    alone(pool, PLAIN | {"label": "nightly"})
+    before = rows(pool)
+    with pytest.raises(QueueFull, match="label 'nightly' may have 1 queued jobs, held ones included: no room for 1"):
+        alone(pool, PLAIN | {"label": "nightly"})
+    assert rows(pool) == before
+    assert alone(pool, PLAIN).created
+
+
+@pytest.mark.parametrize(
+    "request_", [{}, {"payload": {"command": "true"}}, PLAIN | {"properties": None}, PLAIN | {"properties": ["os"]}]
+)
+def test_a_malformed_request_alone_is_refused_by_the_database(pool: Pool, request_: dict[str, Any]) -> None:
+    with pytest.raises(Exception, match=r"a request needs payload.command, an array, and its properties are an object"):
+        alone(pool, request_)
+    assert rows(pool) == (0, 0, 0, 0)
+
+
+def test_what_a_constraint_forbids_is_refused_by_its_name(pool: Pool) -> None:
+    with pytest.raises(Exception, match="jobs_priority_range"):
+        alone(pool, PLAIN | {"priority": 1001})
+    assert rows(pool) == (0, 0, 0, 0)
+
+
+def test_ids_of_one_moment_lie_together(pool: Pool) -> None:
+    before = pool.row("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms").ms
+    made = alone(pool, PLAIN).public_id
+    after = pool.row("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms").ms
+    assert before <= int(made.replace("-", "")[:12], 16) <= after
+    assert made[14] == "7"

@@ -1,0 +1,117 @@
+"""Queue timeouts: a job that nobody starts in time is dead, one that was started once is not."""
+
+import queue
+
+from schema.moves import timeouts
+from schema.moves.hold import park
+from schema.postgres.notify import Wakeups
+from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Pool, completed
+from tests.support.race import Race
+
+LATE = "UPDATE jobs SET queue_deadline = now() - interval '1 s' WHERE queue_deadline IS NOT NULL"
+NO_GRACE = "UPDATE ticks SET grace_until = at"
+
+
+def time_out(pool: Pool, limit: int = 500) -> int:
+    return pool.database.run(lambda c: timeouts.time_out(c, limit, actor="upkeep"))
+
+
+def test_a_job_that_waited_longer_than_its_queue_timeout_is_dead(pool: Pool) -> None:
+    (patient,) = pool.submit()
+    (waiting,) = pool.submit(queue_timeout_seconds=60)
+    pool.upkeep().run_once()
+    assert pool.job(waiting).state == "queued"
+
+    pool.change(LATE)
+    pool.upkeep().run_once()
+
+    row = pool.job(waiting)
+    assert (row.state, row.reason) == ("dead", "waited longer than its queue timeout")
+    assert row.finished_at is not None
+    assert pool.history(waiting) == ["submit", "time_out"]
+    assert pool.job(patient).state == "queued"
+
+
+def test_a_timeout_passes_in_backoff_too_and_in_batches(pool: Pool) -> None:
+    pool.submit(5, queue_timeout_seconds=60)
+    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 h', considered = 1")
+    pool.change(LATE)
+    assert [time_out(pool, 3), time_out(pool, 3), time_out(pool, 3)] == [3, 2, 0]
+    assert {row.schedule_after for row in pool.rows("SELECT schedule_after FROM jobs")} == {None}
+
+
+def test_who_waits_for_the_job_is_woken(pool: Pool, wakeups: Wakeups) -> None:
+    (job,) = pool.submit(queue_timeout_seconds=60)
+    pool.change(LATE)
+    heard: queue.Queue[frozenset[str]] = queue.Queue()
+    wakeups.subscribe("done", heard.put)
+    with wakeups.idle("done"):
+        eventually(lambda: wakeups.connected)
+        eventually(lambda: pool.row("SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory'").n)
+        time_out(pool)
+        assert eventually(lambda: job in heard.get(timeout=MINUTE))
+
+
+def test_a_job_that_lost_its_bot_after_it_was_started_is_not_killed_by_its_queue_timeout(pool: Pool) -> None:
+    job, _, _ = pool.running(queue_timeout_seconds=60)
+    assert pool.job(job).queue_deadline is None
+    pool.upkeep().run_once()
+    pool.change(NO_GRACE)
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    pool.upkeep().run_once()
+    assert (pool.job(job).state, time_out(pool)) == ("queued", 0)
+
+
+def test_a_retry_of_a_job_whose_bot_never_said_that_it_began_has_no_queue_timeout_either(pool: Pool) -> None:
+    (job,) = pool.submit(queue_timeout_seconds=60, retry_failed=True)
+    bot = pool.bot()
+    pool.assigner().run_once()
+    (work,) = bot.sync()["leases"]
+    bot.sync(completed(work, "failed"))
+    assert (pool.job(job).state, pool.job(job).queue_deadline) == ("queued", None)
+
+
+def test_a_job_that_its_bot_gave_back_unstarted_still_has_its_queue_timeout(pool: Pool) -> None:
+    (job,) = pool.submit(queue_timeout_seconds=60)
+    bot = pool.bot()
+    pool.assigner().run_once()
+    (work,) = bot.sync()["leases"]
+    bot.sync(completed(work, "released"), status="draining")
+    pool.change(LATE)
+    assert time_out(pool) == 1
+    assert pool.job(job).state == "dead"
+
+
+def test_a_parked_job_does_not_time_out(pool: Pool) -> None:
+    pool.submit(queue_timeout_seconds=60)
+    ids = [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")]
+    pool.database.run(lambda c: park(c, ids, instances=None, reason=None, actor="test"))
+    pool.change(LATE)
+    assert time_out(pool) == 0
+    assert pool.job(ids[0]).state == "parked"
+
+
+def test_a_job_that_dies_frees_what_was_reserved_for_it(pool: Pool) -> None:
+    (job,) = pool.submit(queue_timeout_seconds=60)
+    pool.bot(capacity=2)
+    pool.change(
+        "INSERT INTO reservations (job_id, bot_id, units, until)"
+        " SELECT j.id, b.id, 1, now() + interval '1 h' FROM jobs j, bots b"
+    )
+    pool.change("UPDATE bots SET reserved = 1")
+    pool.change(LATE)
+    pool.upkeep().run_once()
+    assert pool.job(job).state == "dead"
+    assert (pool.row("SELECT reserved FROM bots").reserved, pool.rows("SELECT * FROM reservations")) == (0, [])
+
+
+def test_a_job_that_is_about_to_be_granted_is_passed_by(pool: Pool, race: Race) -> None:
+    (job,) = pool.submit(queue_timeout_seconds=60)
+    pool.bot()
+    pool.change(LATE)
+    with race.first() as ahead:
+        ahead.assigner().run_once()
+        assert race.unhindered(lambda: time_out(pool), by=ahead) == 0
+        ahead.commit()
+    assert (time_out(pool), pool.job(job).state) == (0, "leased")

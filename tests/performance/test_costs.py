@@ -1,0 +1,213 @@
+"""What `explain` costs does not grow with the queue, and with the fleet only up to a bound."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+from sqlalchemy import Connection, text
+
+from assigner.explain.answer import explain
+from schema.diagnostics.evidence import AHEAD, COMPARISONS, MAX_BOTS_READ
+from schema.moves.cancel import cancel
+from schema.moves.end import AttemptEnd, Verdict, end
+from schema.moves.graphs import SubmittedGraph, cancel_graph
+from schema.moves.timeouts import stop_drained
+from schema.postgres.engine import Database
+from schema.tenancy import instances as instances_tenancy
+from tests.support import filling
+from tests.support.plans import Plan, Watch, watching
+from tests.support.pool import Pool, layered, states, submitted, work_off
+
+KINDS = ("free", "full", "absent")
+INSTANCES = 2
+JOBS, BOTS = 100_000, 5_000
+#: Statements that fill the queue, each of which has to end within its timeout on a busy machine.
+PARTS = 10
+#: Jobs that are counted, bots that are looked at with their requirement sets, and a few rows of everything else.
+BOUND = AHEAD + 3 * MAX_BOTS_READ + COMPARISONS + 200
+LAST = text("""
+SELECT j.public_id FROM jobs j JOIN platforms p ON p.id = j.platform
+WHERE j.state = 'queued' AND p.properties @> jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text)))
+ORDER BY j.priority DESC, j.queued_at DESC, j.id DESC LIMIT 1
+""")
+
+
+class Cost(NamedTuple):
+    """What one answer took."""
+
+    watch: Watch
+    sentence: str
+
+
+@pytest.fixture
+def filled(database: Database) -> Database:
+    """A pool with a deep queue and a large fleet, and no statistics of either."""
+
+    def fill(connection: Connection) -> None:
+        filling.fill_queues(connection, instances=INSTANCES, kinds=KINDS)
+        for _ in range(PARTS):
+            filling.fill_jobs(connection, JOBS // PARTS, instances=INSTANCES, kinds=KINDS)
+        filling.fill_bots(connection, {"free": BOTS // 2, "full": BOTS // 2})
+        filling.occupy(connection, "full", leaving=0)
+
+    database.run(lambda connection: connection.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off)")))
+    database.run(fill)
+    return database
+
+
+def cost(database: Database, kind: str, *, instances: list[str] | None) -> Cost:
+    """Explain the last job of all that want a bot of this kind."""
+    with database.engine.connect() as connection:
+        job = str(connection.execute(LAST, {"kind": kind}).scalar_one())
+        with watching(connection) as watch:
+            found = explain(connection, job, instances=instances, cooldown=600)
+        connection.rollback()
+    assert found is not None
+    return Cost(watch, found.sentence)
+
+
+def test_explain_reads_a_bounded_number_of_rows_behind_100000_jobs(filled: Database) -> None:
+    for analysed in (False, True):
+        if analysed:
+            filled.run(lambda connection: connection.execute(text("ANALYZE")))
+        for kind in KINDS:
+            for instances in (None, ["i-0", "i-1"]):
+                watch, sentence = cost(filled, kind, instances=instances)
+                assert not watch.whole_scans(), f"{kind}: {watch}"
+                assert watch.touched <= BOUND, f"{kind}, {sentence}: {watch}"
+
+
+# What operators see of instances costs neither the finished jobs nor what other instances run.
+
+
+INSTANCES_INSTANCES_COST, QUEUED, FINISHED, RUNNING = 10, 500, 20_000, 1_000
+KINDS_INSTANCES_COST = ("free", "full")
+
+
+@pytest.fixture(params=["no statistics", "statistics"])
+def filled_instances_cost(request: pytest.FixtureRequest, pool: Pool) -> Pool:
+    """Ten instances with queued, resting and many finished jobs; the first one runs a thousand jobs."""
+
+    def fill(connection: Connection) -> None:
+        filling.fill_queues(connection, instances=INSTANCES_INSTANCES_COST, kinds=KINDS_INSTANCES_COST)
+        filling.fill_jobs(
+            connection, FINISHED, instances=INSTANCES_INSTANCES_COST, kinds=KINDS_INSTANCES_COST, state="succeeded"
+        )
+        filling.fill_jobs(connection, QUEUED, instances=INSTANCES_INSTANCES_COST, kinds=KINDS_INSTANCES_COST)
+        filling.fill_jobs(
+            connection, QUEUED // 10, instances=INSTANCES_INSTANCES_COST, kinds=KINDS_INSTANCES_COST, backoff=60.0
+        )
+        filling.fill_bots(connection, {"full": RUNNING})
+        filling.occupy(connection, "full", leaving=0)
+
+    for table in ("jobs", "leases", "bots"):
+        pool.change(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    pool.database.run(fill)
+    if request.param == "statistics":
+        pool.change("ANALYZE")
+    return pool
+
+
+def test_a_list_of_instances_reads_what_waits_and_what_runs_once(filled_instances_cost: Pool) -> None:
+    with filled_instances_cost.database.engine.connect() as connection:
+        with watching(connection) as watch:
+            found = instances_tenancy.instances(connection)
+        connection.rollback()
+    assert sum(one.queued for one in found) == QUEUED + QUEUED // 10
+    assert min(one.queued for one in found if one.name.startswith("i-")) >= QUEUED // INSTANCES_INSTANCES_COST
+    assert [one.running for one in found if one.running] == [RUNNING]
+    assert not watch.whole_scans() & {"jobs", "leases", "bots"}, str(watch)
+    assert watch.touched <= QUEUED * 1.1 + RUNNING + 20 * INSTANCES_INSTANCES_COST, str(watch)
+
+
+def test_a_drained_instance_whose_time_is_over_costs_nothing_of_what_others_run(filled_instances_cost: Pool) -> None:
+    filled_instances_cost.change(
+        "UPDATE instances SET draining = true, drain_deadline = now() - interval '1 s' WHERE name = 'i-5'"
+    )
+    with filled_instances_cost.database.engine.connect() as connection:
+        with watching(connection) as watch:
+            assert stop_drained(connection, 100, sync=1, actor="test") == 0
+        connection.rollback()
+    assert not watch.whole_scans() & {"jobs", "leases", "bots"}, str(watch)
+    assert watch.touched <= 50, str(watch)
+
+
+# What graphs cost: nothing where there are none, and each edge once where there are.
+
+
+GRAPH_TABLES = ("graphs", "graph_nodes", "graph_edges")
+
+
+def touched(plans: Iterable[Plan], table: str) -> float:
+    """Rows of a table that these statements read."""
+    return sum(node.touched for plan in plans for node in plan.nodes if node.relation == table)
+
+
+def ended_one_by_one(pool: Pool, graph: SubmittedGraph) -> list[Plan]:
+    """End every node in the order of the graph, by cancelling it; returns the statements."""
+
+    def work(connection: Connection) -> list[Plan]:
+        with watching(connection) as watch:
+            for _, job in sorted(graph.jobs.items()):
+                cancel(connection, [job], instances=None, sync=1.0, actor="test")
+        return watch.plans
+
+    return pool.database.run(work)
+
+
+def test_a_pool_without_unfinished_graphs_looks_once_for_each_statement_that_ends_jobs(pool: Pool) -> None:
+    over = submitted(pool, layered(50, parents=3, chance=pool.chance))
+    pool.database.run(lambda c: cancel_graph(c, over.public_id, instances=None, sync=1.0, actor="test"))
+    pool.upkeep().run_once()
+    pool.submit(20)
+    pool.bot(capacity=20)
+    pool.assigner().run_once()
+    leases = pool.rows("SELECT * FROM live ORDER BY job_id")
+    endings = [AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, Verdict.SUCCEEDED) for row in leases]
+    assert len(endings) == 20
+
+    def work(connection: Connection) -> list[Plan]:
+        with watching(connection) as watch:
+            end(connection, endings, actor="test")
+        return watch.plans
+
+    plans = [plan for plan in pool.database.run(work) if "graph" in plan.query]
+    assert len(plans) == 1
+    reads = [node for node in plans[0].nodes if node.relation in GRAPH_TABLES]
+    assert [(node.relation, node.loops) for node in reads] == [("graphs", 1)]
+    assert reads[0].touched <= 1
+
+
+def test_each_edge_is_walked_when_its_parent_ends_and_never_again(pool: Pool) -> None:
+    """Once to learn whose rows to lock and once to count, twice each for a parent that did not succeed; other graphs
+    in the tables make no difference."""
+    submitted(pool, layered(2000, parents=5, chance=pool.chance), name="other")
+    pages = []
+    for nodes, statistics in ((100, False), (400, True)):
+        if statistics:
+            pool.change("ANALYZE")
+        graph = submitted(pool, layered(nodes, parents=5, chance=pool.chance), name=f"of-{nodes}", on_failure="run")
+        plans = ended_one_by_one(pool, graph)
+        assert set(states(pool, graph).values()) == {"cancelled"}
+        assert touched(plans, "graph_edges") <= 4 * graph.edges
+        assert touched(plans, "graph_nodes") <= 8 * (nodes + graph.edges)
+        assert touched(plans, "jobs") <= 20 * nodes
+        assert not any(plan.whole_scans() & set(GRAPH_TABLES) for plan in plans)
+        pages.append(sum(plan.buffers for plan in plans) / graph.edges)
+    assert pages[1] < 1.5 * pages[0], f"pages for each edge grow with the graph: {pages}"
+
+
+@pytest.mark.timeout(300)
+def test_thousands_of_nodes_run_each_after_its_parents(pool: Pool) -> None:
+    after = layered(1000, parents=5, chance=pool.chance)
+    graph = submitted(pool, after)
+    place = {node: nth for nth, node in enumerate(work_off(pool, pool.bot(capacity=50), graph))}
+    assert place.keys() == after.keys()
+    events = pool.rows(
+        "SELECT n.node_no, min(e.id) FILTER (WHERE e.move = 'grant') AS granted,"
+        " min(e.id) FILTER (WHERE e.move = 'finish') AS ended"
+        " FROM job_events e JOIN graph_nodes n ON n.job_id = e.job_id GROUP BY n.node_no"
+    )
+    granted = {row.node_no: row.granted for row in events}
+    ended = {row.node_no: row.ended for row in events}
+    assert all(ended[parent] < granted[node] for node, parents in after.items() for parent in parents)

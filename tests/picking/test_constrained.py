@@ -1,0 +1,180 @@
+"""Jobs that ask for more than a place: they wait at gates, take of counters while they run, and give back."""
+
+import pytest
+
+from assigner.explain.answer import explain
+from schema.accounting import counters, quotas, rates
+from schema.moves.priority import set_priority
+from tests.support.pool import Pool, active, completed
+
+
+def limit(pool: Pool, name: str, most: float) -> None:
+    pool.database.run(lambda c: counters.limit(c, name, most))
+
+
+def used(pool: Pool, name: str) -> float:
+    found = pool.database.run(lambda c: counters.read(c, [name]))
+    return found[name].used if found else 0.0
+
+
+def test_a_lock_is_held_by_one_job_at_a_time_and_keeps_nobody_behind_it_waiting(pool: Pool) -> None:
+    first, second = pool.submit(2, terms={"locks": ["tree"]}, priority=-5)
+    (free,) = pool.submit(terms={"locks": ["other"]})
+    (plain,) = pool.submit()
+    bot = pool.bot(capacity=10)
+    pool.assigner().run_once()
+    given = bot.take()
+    assert {lease["job"] for lease in given} == {first, free, plain}
+    assert used(pool, "lock:default:tree") == 1
+    bot.sync(*(completed(lease) for lease in given))
+    assert used(pool, "lock:default:tree") == 0
+    pool.assigner().run_once()
+    (last,) = bot.take()
+    assert last["job"] == second
+    bot.sync(completed(last, "failed"))
+
+
+def test_a_lock_comes_back_when_the_bot_is_gone(pool: Pool) -> None:
+    pool.submit(terms={"locks": ["tree"]})
+    bot = pool.bot()
+    pool.assigner().run_once()
+    bot.take()
+    pool.restarted(bot)
+    assert used(pool, "lock:default:tree") == 0
+
+
+def test_a_limit_on_running_jobs_of_a_managed_instance_holds(pool: Pool) -> None:
+    pool.change("INSERT INTO instances (name, managed) VALUES ('acme', true)")
+    limit(pool, "instance:acme:jobs", 3)
+    pool.submit(8, instance="acme")
+    bot = pool.bot(capacity=10)
+    for _ in range(3):
+        pool.assigner().run_once()
+    given = bot.take()
+    assert len(given) == 3
+    bot.sync(*(completed(lease) for lease in given[:2]), active(given[2]))
+    pool.assigner().run_once()
+    assert used(pool, "instance:acme:jobs") == 3
+
+
+def test_estimates_are_reserved_of_a_budget_and_what_was_used_stays(pool: Pool) -> None:
+    pool.change("INSERT INTO instances (name, managed) VALUES ('acme', true)")
+    limit(pool, "instance:acme:cost", 10)
+    pool.submit(5, instance="acme", estimated_cost=4)
+    bot = pool.bot(capacity=10)
+    pool.assigner().run_once()
+    given = bot.take()
+    assert len(given) == 2, "a third one could overshoot"
+    assert used(pool, "instance:acme:cost") == 8
+    bot.sync(completed(given[0]), active(given[1]))
+    assert used(pool, "instance:acme:cost") == 8, "nobody said what it cost, so it is what was estimated"
+    pool.database.run(lambda c: counters.roll(c, window=-60, limit=10))
+    assert used(pool, "instance:acme:cost") == 4
+    pool.assigner().run_once()
+    assert used(pool, "instance:acme:cost") == 8
+
+
+def test_two_assigners_that_see_the_last_slot_do_not_both_take_it(pool: Pool) -> None:
+    pool.submit(2, terms={"locks": ["tree"]})
+    pool.bot(capacity=10)
+    one, other = pool.assigner(), pool.assigner()
+    one.run_once()
+    other.run_once()
+    assert used(pool, "lock:default:tree") == 1
+
+
+def test_explain_names_the_gate_that_is_closed(pool: Pool) -> None:
+    pool.submit(terms={"locks": ["tree"]})
+    pool.bot(capacity=10)
+    pool.assigner().run_once()
+    (job,) = pool.submit(terms={"locks": ["tree"]})
+    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600))
+    assert told is not None
+    assert [gate.gate for gate in told.gates if not gate.open] == ["locks"]
+    assert told.sentence == "it does not run because lock 'tree' is held 1 times of 1"
+    assert told.change == ["wait until the locks that it names are free"]
+
+
+def test_a_job_that_fits_no_bot_now_keeps_nobody_behind_it_waiting(pool: Pool) -> None:
+    pool.submit(30, terms={"locks": []}, units=8)
+    (small,) = pool.submit(terms={"locks": []})
+    bot = pool.bot(capacity=4)
+    assigner = pool.assigner()
+    for _ in range(3):
+        assigner.run_once()
+    assert [lease["job"] for lease in bot.take()] == [small]
+
+
+def test_a_new_priority_is_a_new_place_in_the_line(pool: Pool) -> None:
+    first, second = pool.submit(2, terms={"locks": ["tree"]})
+    pool.database.run(lambda c: set_priority(c, [second], -5, instances=None, reason=None, actor="test"))
+    bot = pool.bot(capacity=2)
+    pool.assigner().run_once()
+    assert [lease["job"] for lease in bot.take()] == [second]
+    assert first != second
+
+
+# Jobs that wait at gates beside others that do not: neither keep the others from the bots for as long as they come.
+
+
+TURNS = 100
+
+
+def order(pool: Pool) -> str:
+    """Of what a bot of two units runs, one after the other: G for a job that waited at gates, a point for any other."""
+    bot, story = pool.bot(capacity=2), ""
+    for _ in range(TURNS):
+        pool.assigner().run_once()
+        given = bot.take()
+        story += "".join("." if pool.job(lease["job"]).constraint_set is None else "G" for lease in given)
+        bot.sync(*(completed(lease) for lease in given))
+    return story
+
+
+@pytest.fixture
+def staffed(pool: Pool) -> Pool:
+    """A pool with an assigner at work, as bots see it."""
+    pool.change("INSERT INTO assigners (name) VALUES ('here')")
+    return pool
+
+
+@pytest.mark.parametrize("priority", [-100, 0, 1])
+def test_jobs_at_gates_do_not_starve_behind_others(staffed: Pool, priority: int) -> None:
+    staffed.submit(2 * TURNS)
+    staffed.submit(4, terms={"locks": ["door"]}, priority=priority)
+    assert order(staffed).count("G") == 4
+
+
+def test_others_do_not_starve_behind_jobs_at_gates(staffed: Pool) -> None:
+    staffed.submit(2 * TURNS, terms={"owner": "ann"}, priority=-100)
+    staffed.submit(5)
+    assert order(staffed).count(".") == 5
+
+
+def test_an_instance_gets_its_minimum_before_jobs_at_gates_come(staffed: Pool) -> None:
+    staffed.submit(2 * TURNS, terms={"owner": "ann"}, priority=-100)
+    staffed.submit(TURNS, instance="acme")
+    staffed.database.run(
+        lambda connection: quotas.set_quota(connection, "default", "acme", minimum=1, maximum=2, actor="test")
+    )
+    story = order(staffed)
+    assert story.count(".") == TURNS, "one of its jobs ran in every turn"
+    assert "G" in story
+
+
+def test_closed_gates_keep_no_bot_from_other_jobs(staffed: Pool) -> None:
+    staffed.submit(9, terms={"resource_class": "model"}, priority=-100)
+    staffed.database.run(lambda c: rates.advise(c, "model", allowed=False, delay=0.0, actor="test"))
+    staffed.submit(TURNS)
+    assert order(staffed) == "." * TURNS
+
+
+def test_where_no_assigner_is_at_work_a_bot_goes_on_with_what_it_can_fetch(pool: Pool) -> None:
+    pool.submit(5, terms={"locks": ["door"]}, priority=-100)
+    pool.submit(30)
+    bot = pool.bot(capacity=1)
+    pool.assigner().run_once()
+    given = bot.take()
+    for _ in range(30):
+        assert len(given) == 1
+        given = bot.sync(*(completed(lease) for lease in given))["leases"]

@@ -1,0 +1,146 @@
+"""Jobs that fit are found behind any number of jobs that do not, at a cost that those do not decide."""
+
+import random
+
+import pytest
+from sqlalchemy import Connection, text
+
+from schema import clock
+from schema.picking import for_bot, ready
+from schema.picking.for_bot import FetchingBot
+from schema.picking.head_cursor import HeadCursor
+from schema.picking.ready import LEAST_HEADS, MAX_JOBS_READ, Order, ReadyJob, Scope
+from schema.postgres.engine import Database
+from tests.support import filling
+from tests.support.explain import explained
+from tests.support.plans import watching
+from tests.support.pool import Pool
+from tests.support.tenancy import EAGER, Tenancy
+
+KINDS = ("free",)
+LARGE = 3_000
+#: Heads that are looked through, what of each of them is read once more, and a few rows of everything else.
+BOUND = 4 * MAX_JOBS_READ
+
+
+@pytest.fixture
+def filled(pool: Pool) -> Pool:
+    """Three thousand jobs of four units, and behind them one of two units and one of one; two bots of four units."""
+
+    def fill(connection: Connection) -> None:
+        filling.fill_queues(connection, instances=1, kinds=KINDS)
+        filling.fill_jobs(connection, LARGE, instances=1, kinds=KINDS, units=4, priority=0)
+        for units in (2, 1):
+            filling.fill_jobs(connection, 1, instances=1, kinds=KINDS, units=units, priority=5)
+        filling.fill_bots(connection, {"free": 2}, capacity=4)
+
+    pool.database.run(fill)
+    return pool
+
+
+def small(pool: Pool, units: int) -> str:
+    return str(pool.row("SELECT public_id FROM jobs WHERE units = :units", units=units).public_id)
+
+
+@pytest.mark.parametrize("urgent_first", [100, 0])
+def test_a_job_that_fits_into_what_a_quota_leaves_is_placed_behind_many_that_do_not(
+    filled: Pool, urgent_first: int
+) -> None:
+    tenancy = Tenancy(filled)
+    tenancy.quota("i-0", maximum=2)
+    assert explained(filled, small(filled, 2)).sentence.startswith("nothing stands in its way")
+    tenancy.assigner(EAGER, priority_percentage=urgent_first).run_once()
+    assert filled.job(small(filled, 2)).state == "leased"
+    assert filled.job(small(filled, 1)).state == "queued", "the other one has used the quota up"
+
+
+@pytest.mark.parametrize(("free_units", "maximum", "found"), [(1, None, [1]), (3, None, [2, 1]), (4, 1, [1])])
+def test_a_bot_fetches_what_fits_behind_many_jobs_that_do_not(
+    filled: Pool, free_units: int, maximum: int | None, found: list[int]
+) -> None:
+    if maximum is not None:
+        Tenancy(filled).quota("i-0", maximum=maximum)
+    assert [job.units for job in fetched(filled.database, free_units=free_units)] == found
+
+
+def fetched(database: Database, *, free_units: int) -> list[ReadyJob]:
+    with database.engine.connect() as connection:
+        return fetch(connection, free_units=free_units)
+
+
+def fetch(connection: Connection, *, free_units: int) -> list[ReadyJob]:
+    bot = connection.execute(text("SELECT min(id) FROM bots")).scalar_one()
+    fetcher = FetchingBot(bot, "bot", 0, None, None, 1, free_units)
+    return for_bot.pick_for_bot(connection, fetcher, limit=5, any_wait=False, literal=False, cooldown=600)
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+def test_jobs_that_do_not_fit_cost_nothing(filled: Pool, analysed: bool) -> None:
+    Tenancy(filled).quota("i-0", maximum=1)
+    if analysed:
+        filled.change("ANALYZE")
+    with filled.database.engine.connect() as connection:
+        for order in Order:
+            with watching(connection) as picked:
+                jobs = ready.pick(connection, Scope(), order=order, batch=5, chance=filled.chance)
+            assert [job.units for job in jobs] == [1]
+            assert picked.touched <= BOUND, str(picked)
+        with watching(connection) as looked:
+            fetch(connection, free_units=1)
+        assert looked.touched <= BOUND, str(looked)
+        assert "jobs_ready_units" in looked.indexes()
+        connection.rollback()
+
+
+# Picks among many queues: none is read whole, and the order over all of them is kept.
+
+
+QUEUES, EACH = 40, 30
+BATCH = 25
+
+
+def fill(pool: Pool, chance: random.Random, *, urgent: int) -> None:
+    """Jobs of random urgency in every queue, and so many in one queue that come before all others."""
+    for number in range(QUEUES):
+        for priority in sorted({chance.randint(-5, 5) for _ in range(6)}):
+            pool.submit(count=EACH // 6, properties={"kind": f"kind-{number}"}, priority=priority)
+    if urgent:
+        pool.submit(count=urgent, properties={"kind": "kind-7"}, priority=-20)
+
+
+@pytest.mark.parametrize(
+    "urgent", [0, BATCH, 3 * LEAST_HEADS * BATCH], ids=["mixed", "a few urgent", "one queue first"]
+)
+@pytest.mark.parametrize("order", list(Order), ids=["priority", "age"])
+@pytest.mark.parametrize("by_queue", [True, False], ids=["queue by queue", "from the front"])
+def test_what_is_picked_comes_first_over_all_queues(pool: Pool, order: Order, urgent: int, by_queue: bool) -> None:
+    cursor = None if by_queue else HeadCursor(clock.monotonic)
+    fill(pool, random.Random(urgent), urgent=urgent)
+    pool.bot(capacity=1000, properties={"kind": [f"kind-{number}" for number in range(QUEUES)]})
+    first = [row.id for row in pool.rows(f"SELECT id FROM jobs ORDER BY {order.value} LIMIT {BATCH}")]
+
+    def picked(connection: Connection) -> list[int]:
+        jobs = ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(1), cursor=cursor)
+        return [job.id for job in jobs]
+
+    found = pool.database.run(picked)
+    assert found == first[: len(found)]
+    assert len(found) >= BATCH // 2
+
+
+def test_jobs_behind_those_that_others_hold_are_found_among_many_queues(pool: Pool) -> None:
+    fill(pool, random.Random(3), urgent=4 * BATCH)
+    pool.bot(capacity=1000, properties={"kind": [f"kind-{number}" for number in range(QUEUES)]})
+    with pool.database.engine.begin() as other:
+        held = {
+            job.id for job in ready.pick(other, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1))
+        }
+        found = pool.database.run(
+            lambda connection: ready.pick(
+                connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(2)
+            )
+        )
+    assert held
+    assert found
+    assert not held & {job.id for job in found}
+    assert {job.priority for job in found} == {-20}

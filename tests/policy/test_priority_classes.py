@@ -1,0 +1,261 @@
+"""Classes, points and service levels: what a job is worth, and what of it is stored."""
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from assigner.admission import state
+from assigner.api import submission
+from assigner.operator_resources.priorities import reprice
+from schema.accounting import counters
+from schema.errors import BadInput, Forbidden
+from schema.moves.priority import set_priority
+from schema.moves.submit import submit
+from schema.policy import priority_classes
+from schema.requests import GraphRequest, JobRequest
+from schema.tenancy import tokens
+from tests.support.pool import Pool, admission_state, completed, head, queue, taken
+from tests.support.servers import Served
+
+OPERATOR = tokens.Principal(tokens.Kind.OPERATOR, "x")
+
+
+def submitted(pool: Pool, *, caller: tokens.Principal = OPERATOR, **fields: Any) -> Any:
+    request = JobRequest(command=["true"], **fields)
+    (taken,) = submission.submit(pool.database, submission.normalised_requests([request], caller=caller), caller=caller)
+    return pool.job(taken.public_id)
+
+
+@pytest.mark.parametrize(
+    ("job_class", "priority"),
+    [
+        ("critical", 0),
+        ("serious_project", 20),
+        ("serious", 40),
+        ("random", 60),
+        ("auto_generated", 80),
+        ("background", 90),
+    ],
+)
+def test_sa_02_a_class_gives_its_points_as_a_priority(pool: Pool, job_class: str, priority: int) -> None:
+    job = submitted(pool, job_class=job_class)
+    assert (job.priority, job.rank) == (priority, priority)
+
+
+def test_sa_05_sa_06_a_project_and_a_user_raise_a_job_that_has_a_class(pool: Pool) -> None:
+    assert submitted(pool, job_class="serious", project="site").priority == 30
+    assert submitted(pool, job_class="serious", user_priority=2).priority == 30
+    assert submitted(pool, job_class="serious", project="site", user_priority=2).priority == 20
+
+
+def test_a_01_one_of_priority_and_urgency_may_be_given_and_urgency_counts_the_other_way(pool: Pool) -> None:
+    assert submitted(pool, urgency=90).priority == 10
+    with pytest.raises(BadInput, match=r"urgency: .*priority"):
+        JobRequest(command=["true"], urgency=90, priority=0).normal()
+
+
+def test_a_03_a_priority_goes_before_a_service_level_and_that_before_a_class(pool: Pool) -> None:
+    everything: dict[str, Any] = {"service_level": "economy", "job_class": "critical"}
+    first = submitted(pool, priority=7, **everything)
+    second = submitted(pool, **everything)
+    assert (first.priority, first.rank, first.timeout_seconds) == (7, 7, 1800)
+    assert (second.priority, second.rank, second.timeout_seconds) == (80, 80, 1800)
+    assert submitted(pool, timeout_seconds=5.0, **everything).timeout_seconds == 5
+    plain = submitted(pool)
+    assert (plain.priority, plain.constraint_set, plain.timeout_seconds) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("level", "priority", "timeout"), [("premium", 0, 7200), ("standard", 50, 3600), ("economy", 80, 1800)]
+)
+def test_sa_33_a_service_level_sets_priority_and_timeout(pool: Pool, level: str, priority: int, timeout: int) -> None:
+    job = submitted(pool, service_level=level)
+    assert (job.priority, job.timeout_seconds) == (priority, timeout)
+
+
+def test_sa_02_a_class_that_nobody_has_made_is_refused_in_words(pool: Pool) -> None:
+    with pytest.raises(BadInput, match="there is no job class 'urgent'"):
+        submitted(pool, job_class="urgent")
+
+
+def test_a_01_who_may_not_be_urgent_may_not_be_so_by_points(pool: Pool) -> None:
+    caller = tokens.Principal(tokens.Kind.SUBMITTER, "c", priority_ceiling=30)
+    assert submitted(pool, caller=caller, job_class="serious").priority == 40
+    for points in ({"job_class": "critical"}, {"urgency": 90}, {"service_level": "premium"}):
+        with pytest.raises(Forbidden, match="more urgent than 30"):
+            submitted(pool, caller=caller, **points)
+    with pytest.raises(BadInput, match="there is no job class 'urgent'"):
+        submitted(pool, caller=caller, job_class="urgent")
+
+
+def test_sa_02_classes_come_many_in_one_batch_and_join_no_deduplication(pool: Pool) -> None:
+    requests = [JobRequest(command=["true"], job_class=name).normal() for name in ("critical", "background")]
+    requests.append(JobRequest(command=["true"]).normal())
+    taken = pool.database.run(lambda c: submit(c, requests, actor="test"))
+    assert [pool.job(one.public_id).priority for one in taken] == [0, 90, 0]
+    with pytest.raises(BadInput, match="dedup_key"):
+        JobRequest(command=["true"], job_class="critical", dedup_key="k").normal()
+
+
+def test_sa_17_a_37_levels_are_a_view_over_the_effective_priority(pool: Pool) -> None:
+    policy = pool.database.run(priority_classes.policy)
+    expected = {0: "critical", 20: "high", 40: "high", 60: "normal", 80: "low", 90: "low", -60: "critical"}
+    assert {effective: policy.level(effective) for effective in expected} == expected
+    asked = "SELECT level_of(CAST(:effective AS float8)) AS level"
+    assert {each: pool.row(asked, effective=each).level for each in expected} == expected
+    moved = priority_classes.Policy(critical=-1, high=0, normal=100)
+    pool.database.run(lambda c: priority_classes.put_policy(c, moved, actor="test"))
+    assert pool.row(asked, effective=90).level == "normal"
+
+
+def test_sa_07_the_most_urgent_job_that_may_start_is_the_one_that_starts(pool: Pool) -> None:
+    wanted = [("background", []), ("critical", ["held"]), ("serious", []), ("critical", ["held"])]
+    jobs = [submitted(pool, job_class=name, locks=locks).public_id for name, locks in wanted]
+    bot = pool.bot(capacity=1)
+    pool.assigner().run_once()
+    assert [lease["job"] for lease in bot.take()] == [str(jobs[1])]
+    other = pool.bot("bot-2", capacity=1)
+    pool.assigner().run_once()
+    assert [lease["job"] for lease in other.take()] == [str(jobs[2])], "what needs the lock waits for it alone"
+
+
+def test_sa_01_sa_18_what_is_more_urgent_and_comes_later_is_first_in_the_next_cycle(pool: Pool) -> None:
+    first = [submitted(pool, job_class="random").public_id for _ in range(3)]
+    assigner, bot = pool.assigner(), pool.bot(capacity=1)
+    assigner.run_once()
+    later = submitted(pool, job_class="critical").public_id
+    (work,) = bot.take()
+    assert work["job"] == str(first[0])
+    bot.sync(completed(work))
+    assigner.run_once()
+    assert [lease["job"] for lease in bot.take()] == [str(later)]
+
+
+def test_a_01_the_gateway_refuses_both_words_and_an_unknown_class_with_400(pool: Pool, operator: httpx.Client) -> None:
+    def answered(**fields: Any) -> tuple[int, str]:
+        answer = operator.post("/v1/jobs", json={"jobs": [{"command": ["true"], **fields}]})
+        return answer.status_code, answer.text
+
+    status, said = answered(urgency=90, priority=10)
+    assert status == 400
+    assert "jobs.0.urgency" in said
+    status, said = answered(job_class="urgent", key="k")
+    assert status == 400
+    assert "there is no job class 'urgent'" in said
+    status, said = answered(user_priority=2)
+    assert status == 400
+    assert "job_class" in said
+    status, _ = answered(job_class="serious", user_priority=2, project="site", owner="ann", key="k")
+    assert status == 200
+    (job,) = pool.rows("SELECT j.priority, g.terms FROM jobs j JOIN constraint_sets g ON g.id = j.constraint_set")
+    assert (job.priority, job.terms) == (20, {"job_class": "serious", "project": "site", "owner": "ann"})
+
+
+def test_a_node_of_a_graph_is_worth_its_class_and_others_what_the_graph_is(pool: Pool, served: Served) -> None:
+    nodes: list[dict[str, Any]] = [
+        {"node": 1, "job_class": "serious"},
+        {"node": 2, "job_class": "serious", "priority": 7},
+        {"node": 3, "urgency": 95},
+        {"node": 4},
+        {"node": 5, "service_level": "economy", "after": [1]},
+    ]
+    asked = [{"command": ["true"], **node} for node in nodes]
+    graph = taken(pool, GraphRequest.model_validate({"name": "g", "priority": 9, "nodes": asked}).normal())
+    found = {node: pool.job(job) for node, job in graph.jobs.items()}
+    assert {node: job.priority for node, job in found.items()} == {1: 40, 2: 7, 3: 5, 4: 9, 5: 80}
+    assert {node: job.rank for node, job in found.items()} == {1: 40, 2: 7, 3: None, 4: None, 5: 80}
+    mine = served.client(served.token("submitter", priority_ceiling=50))
+    node = {"node": 1, "command": ["true"], "job_class": "critical"}
+    answer = mine.post("/v1/graphs", json={"name": "h", "nodes": [node]})
+    assert (answer.status_code, "not be more urgent than 50" in answer.text) == (403, True)
+
+
+# Points that change while jobs wait, and quotas of owners and projects.
+
+
+def of_class(pool: Pool, count: int = 1, **fields: object) -> list[str]:
+    return pool.submit(count, **JobRequest(command=["true"], **fields).normal())  # type: ignore[arg-type]
+
+
+def test_a_10_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(pool: Pool) -> None:
+    jobs = of_class(pool, 1200, job_class="random", project="site")
+    others = of_class(pool, 3, job_class="serious")
+    (explicit,) = of_class(pool, job_class="random", priority=60)
+    (changed,) = of_class(pool, job_class="random")
+    pool.database.run(lambda c: set_priority(c, [changed], -5, instances=None, reason=None, actor="test"))
+    pool.database.run(lambda c: priority_classes.put_class(c, "random", points=95, actor="test"))
+    bot, done = pool.bot(capacity=2000), threading.Event()
+
+    def assign() -> None:
+        while not done.is_set():
+            pool.assigner(batch=20).run_once()
+
+    placing = threading.Thread(target=assign)
+    placing.start()
+    try:
+        reprice(pool.database, actor="test")
+    finally:
+        done.set()
+        placing.join()
+    waiting = pool.rows(
+        "SELECT DISTINCT j.priority, j.rank FROM jobs j JOIN constraint_sets g ON g.id = j.constraint_set"
+        ' WHERE j.state = \'queued\' AND g.terms = \'{"job_class": "random", "project": "site"}\''
+    )
+    assert {(row.priority, row.rank) for row in waiting} <= {(-5, -5)}
+    assert {pool.job(job).priority for job in others} == {40}
+    assert (pool.job(explicit).priority, pool.job(changed).priority) == (60, -5)
+    assert len(bot.take()) + len(pool.rows("SELECT FROM jobs WHERE state = 'queued'")) == len(jobs) + 5
+    assert reprice(pool.database, actor="test") == 0, "what is repeated changes nothing"
+
+
+def test_sa_19_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> None:
+    (job,) = of_class(pool, job_class="background")
+    pool.change("UPDATE jobs SET queued_at = now() - interval '2 hours'")
+    pool.change("UPDATE job_constraints SET watch_at = now() - interval '1 hour'")
+    pool.upkeep().run_once()
+    assert pool.job(job).rank == 40.5
+    pool.database.run(lambda c: priority_classes.put_class(c, "background", points=15, actor="test"))
+    assert reprice(pool.database, actor="test") == 1
+    assert (pool.job(job).priority, pool.job(job).rank) == (85, 40.5)
+
+
+def test_sa_31_a_job_of_an_owner_that_has_used_its_quota_waits_and_the_others_go_on(pool: Pool) -> None:
+    pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 5))
+    anns = of_class(pool, 4, owner="ann", estimated_cost=2)
+    (bobs,) = of_class(pool, owner="bob", estimated_cost=2)
+    bot = pool.bot(capacity=10)
+    pool.assigner().run_once()
+    given = bot.take()
+    assert {lease["job"] for lease in given} == {*anns[:2], bobs}, "a third one could overshoot"
+    bot.sync(*(completed(lease) for lease in given))
+    pool.assigner().run_once()
+    assert not bot.take(), "what was used counts until it is older than the window"
+    pool.database.run(lambda c: counters.roll(c, window=-60, limit=100))
+    pool.assigner().run_once()
+    assert {lease["job"] for lease in bot.take()} == set(anns[2:])
+
+
+def test_sa_32_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
+    limited = queue(project="site", owner="ann")
+    full = admission_state(counters={"project:default:site:cost": counters.Counter(10.0, 10.0)})
+    near = admission_state(counters={"owner:default:ann:cost": counters.Counter(9.0, 10.0)})
+    closed = state.first_closed_gate(head(1, 0, of=limited), full)
+    assert closed is not None
+    assert closed[1] == "Project quota exceeded: 10 of 10 used, and this job is estimated at 1"
+    assert state.closing_gate(limited, full) is not None
+    assert state.first_closed_gate(head(1, 0, of=limited), near) is None
+    small = head(1, 0, of=limited)
+    near.queue_admission(limited).take(small)
+    again = state.first_closed_gate(small, near)
+    assert again is not None
+    assert again[1].startswith("User quota exceeded: 10 of 10 used")
+
+
+def test_a_18_a_quota_that_is_just_used_up_is_closed_also_to_what_costs_nothing(pool: Pool) -> None:
+    pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 0))
+    (job,) = of_class(pool, owner="ann", estimated_cost=0)
+    pool.bot()
+    pool.assigner().run_once()
+    assert pool.job(job).state == "queued"

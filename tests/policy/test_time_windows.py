@@ -1,0 +1,430 @@
+"""Hours of the day on the clocks of time zones: half open, past midnight, and when clocks change."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from assigner.explain.answer import explain
+from assigner.process import assign
+from assigner.settings import PoolSettings
+from schema.errors import BadInput
+from schema.policy import meters, time_windows
+from schema.policy.meters import Meter
+from schema.policy.time_windows import (
+    Hours,
+    PreferredHours,
+    Window,
+    WindowSchedule,
+    WindowSettings,
+    load_zone,
+    local_time,
+)
+from tests.support.explain import closed, explained, gates_of
+from tests.support.patience import eventually
+from tests.support.pool import Pool, completed
+
+BERLIN, NEW_YORK = load_zone("Europe/Berlin"), load_zone("America/New_York")
+NIGHT, DAY = Hours(20, 8, load_zone("UTC")), Hours(8, 20, load_zone("UTC"))
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def opened(hours: Hours, since: str, until: str) -> timedelta:
+    """For how long they are open, counted minute by minute."""
+    at, minute, found = utc(since), timedelta(minutes=1), timedelta()
+    while at < utc(until):
+        found += minute if hours.open_at(at) else timedelta()
+        at += minute
+    return found
+
+
+@pytest.mark.parametrize(
+    ("at", "night"),
+    [
+        ("2026-11-21T19:59:59.999999", False),
+        ("2026-11-21T20:00", True),
+        ("2026-11-21T23:59", True),
+        ("2026-11-22T00:00", True),
+        ("2026-11-22T07:59:59", True),
+        ("2026-11-22T08:00", False),
+    ],
+)
+def test_a_26_every_instant_belongs_to_one_of_two_windows_that_meet(at: str, night: bool) -> None:
+    assert NIGHT.open_at(utc(at)) is night
+    assert DAY.open_at(utc(at)) is not night
+
+
+def test_sa_10_a_window_past_midnight_opens_in_the_evening_and_closes_in_the_morning() -> None:
+    assert NIGHT.opens(utc("2026-11-21T12:34:56")) == utc("2026-11-21T20:00")
+    assert NIGHT.opens(utc("2026-11-21T20:00")) == utc("2026-11-22T20:00")
+    assert NIGHT.closes(utc("2026-11-21T23:10")) == utc("2026-11-22T08:00")
+
+
+def test_a_window_to_midnight_and_one_of_the_whole_day() -> None:
+    late = Hours(22, 24, load_zone("UTC"))
+    assert late.open_at(utc("2026-11-21T23:59"))
+    assert not late.open_at(utc("2026-11-22T00:00"))
+    whole = Hours(0, 24, load_zone("UTC"))
+    assert whole.open_at(utc("2026-11-21T00:00"))
+    assert whole.opens(utc("2026-11-21T10:00")) is None
+    assert whole.closes(utc("2026-11-21T10:00")) is None
+
+
+@pytest.mark.parametrize(
+    ("hours", "noon", "next_noon", "hours_open"),
+    [
+        (Hours(20, 8, BERLIN), "2026-03-28T11:00", "2026-03-29T10:00", 11),
+        (Hours(20, 8, BERLIN), "2026-10-24T10:00", "2026-10-25T11:00", 13),
+        (Hours(20, 8, NEW_YORK), "2026-03-07T17:00", "2026-03-08T16:00", 11),
+        (Hours(20, 8, NEW_YORK), "2026-10-31T16:00", "2026-11-01T17:00", 13),
+    ],
+)
+def test_a_26_a_night_is_shorter_or_longer_when_clocks_change(
+    hours: Hours, noon: str, next_noon: str, hours_open: int
+) -> None:
+    assert opened(hours, noon, next_noon) == timedelta(hours=hours_open)
+    opens = hours.opens(utc(noon))
+    assert opens is not None
+    assert opens.astimezone(hours.zone).hour == 20
+    closes = hours.closes(opens)
+    assert closes is not None
+    assert closes - opens == timedelta(hours=hours_open)
+    assert closes.astimezone(hours.zone).hour == 8
+
+
+@pytest.mark.parametrize(
+    ("hours", "before", "opens"),
+    [
+        # The hour from 2 to 3 is left out in March: the next one is that of the day after.
+        (Hours(2, 3, BERLIN), "2026-03-28T12:00", "2026-03-30T00:00"),
+        (Hours(2, 3, NEW_YORK), "2026-03-07T12:00", "2026-03-09T06:00"),
+        # A window that would begin within it begins when the clock has jumped over it.
+        (Hours(2, 5, BERLIN), "2026-03-28T12:00", "2026-03-29T01:00"),
+        (Hours(2, 5, NEW_YORK), "2026-03-07T12:00", "2026-03-08T07:00"),
+        # Clocks that are put back to 2, or 1, have not been at 3, or 2, before.
+        (Hours(3, 5, BERLIN), "2026-10-24T12:00", "2026-10-25T02:00"),
+        (Hours(2, 5, NEW_YORK), "2026-10-31T12:00", "2026-11-01T07:00"),
+    ],
+)
+def test_a_26_a_window_opens_when_the_clock_on_the_wall_says_so(hours: Hours, before: str, opens: str) -> None:
+    assert hours.opens(utc(before)) == utc(opens)
+
+
+@pytest.mark.parametrize(
+    ("hours", "opens", "closes"),
+    [
+        (Hours(2, 3, BERLIN), "2026-10-25T00:00", "2026-10-25T02:00"),
+        (Hours(1, 2, NEW_YORK), "2026-11-01T05:00", "2026-11-01T07:00"),
+    ],
+)
+def test_a_26_an_hour_that_comes_twice_is_open_both_times(hours: Hours, opens: str, closes: str) -> None:
+    assert hours.open_at(utc(opens))
+    assert not hours.open_at(utc(opens) - timedelta(microseconds=1))
+    assert hours.closes(utc(opens)) == utc(closes)
+
+
+def test_sa_14_preferred_hours_are_those_of_the_clock_in_their_zone() -> None:
+    hours = PreferredHours(frozenset({6, 23}), BERLIN)
+    assert hours.open_at(utc("2026-01-10T22:30"))
+    assert not hours.open_at(utc("2026-01-10T23:00"))
+    assert hours.open_at(utc("2026-07-10T21:30"))
+    assert not hours.open_at(utc("2026-07-10T22:30"))
+    assert hours.opens(utc("2026-01-10T23:00")) == utc("2026-01-11T05:00")
+    assert PreferredHours(frozenset(range(24)), BERLIN).opens(utc("2026-01-10T23:00")) is None
+
+
+def test_a_26_a_time_zone_has_a_name_that_exists() -> None:
+    assert local_time(utc("2026-07-01T18:00"), BERLIN) == "2026-07-01 20:00 Europe/Berlin"
+    for name in ("Europe/Atlantis", "", "../etc/passwd", "Europe/../UTC", "EST5EDT4"):
+        with pytest.raises(ValueError, match="is not a time zone"):
+            load_zone(name)
+
+
+# Jobs that wait for a window, for a meter, or for an hour that they prefer.
+
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+NIGHT_TIMETABLE: dict[str, Any] = {"name": "night", "start": 20, "end": 8, "types": ["all"], "meter": "plan"}
+DAY_TIMETABLE: dict[str, Any] = {
+    "name": "day",
+    "start": 8,
+    "end": 20,
+    "types": ["critical", "serious"],
+    "meter": "plan",
+}
+
+
+def at(hour: int, minute: int = 0) -> datetime:
+    return NOON.replace(hour=hour, minute=minute)
+
+
+def inventory(percent: float | None, *, read_at: datetime = NOON, **day: Any) -> WindowSchedule:
+    """The two windows as they are commonly used, with the meter at so many percent."""
+    meter = None if percent is None else Meter("plan", percent, 100.0, None, read_at)
+    night = WindowSettings.model_validate({**NIGHT_TIMETABLE, "usage_threshold": 80, "meter_max_age": 86400})
+    return WindowSchedule(
+        [
+            Window(
+                WindowSettings.model_validate({**DAY_TIMETABLE, "usage_threshold": 20, "meter_max_age": 86400, **day}),
+                meter,
+            ),
+            Window(night, meter),
+        ]
+    )
+
+
+def around_now(pool: Pool, *, opened: bool, **fields: Any) -> WindowSettings:
+    """A window that is open by the database's clock, or not, and stays so for an hour at least."""
+    hour = pool.row("SELECT extract(hour FROM now() AT TIME ZONE 'UTC')::integer AS hour").hour
+    start, end = (hour - 1, hour + 2) if opened else (hour + 2, hour + 4)
+    fields = {"name": "now", **fields}
+    return WindowSettings.model_validate({**fields, "start": start % 24, "end": end % 24 or 24})
+
+
+def declare(pool: Pool, *windows: WindowSettings) -> None:
+    assign.declare(pool.database, PoolSettings(windows=windows))
+
+
+def read(pool: Pool, used: float, most: float = 100) -> None:
+    pool.database.run(lambda c: meters.put(c, "plan", used=used, most=most))
+
+
+def started(pool: Pool, *, name: str = "bot-1") -> int:
+    bot = pool.bot(name, capacity=10)
+    pool.assigner().run_once()
+    given = bot.take()
+    bot.sync(*(completed(lease) for lease in given))
+    return len(given)
+
+
+def test_sa_12_a_class_starts_in_windows_that_list_it_or_all() -> None:
+    windows = inventory(0)
+    assert windows.closed_for_class("serious", at(8)) is None
+    assert windows.closed_for_class("random", at(19, 59)) == "window 'night' opens at 2026-11-21 20:00 UTC"
+    assert windows.closed_for_class("random", at(20)) is None
+    assert windows.closed_for_class("random", at(7, 59)) is None
+    assert WindowSchedule().closed_for_class("random", at(12)) is None
+    alone = WindowSchedule([inventory(0).windows[0]])
+    assert alone.closed_for_class("random", at(12)) == "no window lets jobs of class 'random' start"
+
+
+def test_a_26_types_are_explicit_unless_they_are_prefixes() -> None:
+    assert inventory(0).closed_for_class("serious_project", NOON) is not None
+    assert inventory(0, match="prefix").closed_for_class("serious_project", NOON) is None
+    assert inventory(0, match="prefix").closed_for_class("background", NOON) is not None
+
+
+@pytest.mark.parametrize(
+    ("job_class", "when", "percent", "starts"),
+    [
+        ("critical", at(12), 19.999, True),
+        ("critical", at(12), 20, False),
+        ("background", at(21), 79.9, True),
+        ("background", at(21), 80, False),
+    ],
+)
+def test_sa_13_nothing_starts_from_the_threshold_of_the_window_on(
+    job_class: str, when: datetime, percent: float, starts: bool
+) -> None:
+    why = inventory(percent).closed_for_class(job_class, when)
+    assert (why is None) is starts
+    if why is not None:
+        assert f"meter 'plan' stands at {percent} % of its limit" in why
+        assert "opens at" in why
+
+
+def test_a_26_critical_work_is_exempt_from_the_threshold_only_where_it_is_configured() -> None:
+    assert inventory(99).closed_for_class("critical", NOON) is not None
+    assert inventory(99, exempt_types=["critical"]).closed_for_class("critical", NOON) is None
+    assert inventory(None, exempt_types=["critical"]).closed_for_class("critical", NOON) is None
+    assert inventory(99, exempt_types=["critical"]).closed_for_class("serious", NOON) is not None
+
+
+def test_sa_23_a_meter_that_was_never_read_or_long_ago_keeps_its_window_closed() -> None:
+    assert "has not been read yet" in (inventory(None).closed_for_class("critical", NOON) or "")
+    old = inventory(1, read_at=NOON - timedelta(hours=3), meter_max_age=3600)
+    assert "was last read more than 3600 s ago" in (old.closed_for_class("critical", NOON) or "")
+
+
+def test_sa_23_a_meter_begins_at_nothing_when_its_reset_has_passed() -> None:
+    meter = Meter("plan", 90, 100, resets_at=at(13), updated_at=at(12))
+    assert meter.percent(at(12, 59)) == 90
+    assert meter.percent(at(13)) == 0
+    assert Meter("plan", 90, 100, resets_at=at(11), updated_at=at(12)).percent(at(13)) == 90
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"start": 8, "end": 8}, "never open"),
+        ({"end": 25}, "less than or equal to 24"),
+        ({"zone": "Mars/Olympus"}, "is not a time zone"),
+        ({"usage_threshold": 20}, "set both or neither"),
+        ({"types": []}, "at least 1"),
+        ({"exempt_types": ["Critical!"]}, "pattern"),
+    ],
+)
+def test_a_window_that_cannot_be_meant_is_refused(fields: dict[str, Any], refused: str) -> None:
+    with pytest.raises(ValueError, match=refused):
+        WindowSettings.model_validate({"name": "day", "start": 8, "end": 20, **fields})
+
+
+def test_sa_11_jobs_of_a_class_wait_until_a_window_takes_them_and_others_do_not(pool: Pool) -> None:
+    pool.submit(terms={"job_class": "random"})
+    pool.submit(terms={"locks": ["tree"]})
+    pool.submit()
+    declare(pool, around_now(pool, opened=True, types=["critical"]))
+    assert started(pool) == 2
+    declare(pool, around_now(pool, opened=False, types=["random"]))
+    assert started(pool) == 0
+    declare(pool, around_now(pool, opened=True, types=["all"]))
+    assert started(pool) == 1
+
+
+def test_a_pool_without_windows_asks_for_none(pool: Pool) -> None:
+    pool.submit(terms={"job_class": "random"})
+    declare(pool, around_now(pool, opened=False))
+    assert started(pool) == 0
+    declare(pool)
+    assert started(pool) == 1
+
+
+def test_sa_13_a_job_starts_when_its_meter_has_gone_down(pool: Pool) -> None:
+    pool.submit(terms={"job_class": "critical"})
+    declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
+    assert started(pool) == 0, "the meter was never read"
+    read(pool, 20)
+    assert started(pool) == 0
+    read(pool, 39, most=200)
+    assert started(pool) == 1
+
+
+def test_sa_23_an_old_reading_is_none(pool: Pool) -> None:
+    pool.submit(terms={"job_class": "critical"})
+    declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
+    read(pool, 1)
+    pool.change("UPDATE usage_meters SET updated_at = now() - interval '3601 s'")
+    assert started(pool) == 0
+
+
+def test_sa_13_a_reading_above_the_threshold_waits_for_what_starts_by_the_one_before_it(pool: Pool) -> None:
+    pool.submit(terms={"job_class": "critical"})
+    declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
+    read(pool, 1)
+    with ThreadPoolExecutor(1) as threads, pool.database.listen() as holder:
+        holder.execute("BEGIN")
+        holder.execute("SET search_path TO leasehold")
+        holder.execute(meters.LOCK_METERS.text)
+        writer = threads.submit(read, pool, 90)
+        waiting = "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND state = 'active'"
+        eventually(lambda: pool.row(waiting).n)
+        assert not writer.done()
+        holder.execute("COMMIT")
+        writer.result()
+    assert started(pool) == 0
+
+
+def test_sa_13_no_assigner_starts_anything_after_a_reading_above_the_threshold(pool: Pool) -> None:
+    pool.submit(40, terms={"job_class": "critical"})
+    pool.bot(capacity=100)
+    declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
+    read(pool, 1)
+    assigners = [pool.assigner(batch=1) for _ in range(2)]
+    with ThreadPoolExecutor(3) as threads:
+        cycles = [threads.submit(assigner.run_once) for assigner in assigners for _ in range(5)]
+        read(pool, 90)
+        granted = pool.row("SELECT count(*) AS n FROM leases").n
+        for cycle in cycles:
+            cycle.result()
+    assert pool.row("SELECT count(*) AS n FROM leases").n == granted
+
+
+def test_sa_14_a_job_starts_at_an_hour_that_it_prefers(pool: Pool) -> None:
+    hour = pool.row("SELECT extract(hour FROM now() AT TIME ZONE 'Asia/Kathmandu')::integer AS hour").hour
+    late = [(hour + 3) % 24, (hour + 4) % 24]
+    pool.submit(terms={"preferred_hours": late, "preferred_zone": "Asia/Kathmandu"})
+    assert started(pool) == 0
+    soon = [(hour - 1) % 24, hour, (hour + 1) % 24]
+    pool.submit(terms={"preferred_hours": soon, "preferred_zone": "Asia/Kathmandu"})
+    assert started(pool) == 1
+
+
+def test_sa_14_a_zone_that_does_not_exist_keeps_only_its_own_jobs_waiting(pool: Pool) -> None:
+    (lost,) = pool.submit(terms={"preferred_hours": [1], "preferred_zone": "Mars"})
+    pool.submit(terms={"locks": ["tree"]})
+    assert started(pool) == 1
+    told = pool.database.run(lambda c: explain(c, lost, instances=None, cooldown=600))
+    assert told is not None
+    assert "'Mars' is not a time zone" in told.sentence
+
+
+def test_a_26_explain_says_when_the_next_window_opens(pool: Pool) -> None:
+    window = around_now(pool, opened=False, zone="UTC")
+    declare(pool, window)
+    (waiting,) = pool.submit(terms={"job_class": "random"})
+    pool.bot()
+    told = pool.database.run(lambda c: explain(c, waiting, instances=None, cooldown=600))
+    assert told is not None
+    assert [gate.gate for gate in told.gates if not gate.open] == ["window"]
+    assert "window 'now' opens at 20" in told.sentence
+    assert told.sentence.endswith(f" {window.start:02}:00 UTC")
+    assert told.change == ["wait until a window is open in which jobs of its class may start"]
+
+
+def test_windows_are_those_of_the_configuration_and_written_only_if_they_differ(pool: Pool) -> None:
+    window = around_now(pool, opened=True, zone="Europe/Berlin", exempt_types=["critical"], match="prefix")
+    declare(pool, window)
+    declare(pool, window)
+    (kept,) = pool.database.run(time_windows.read).windows
+    assert kept.settings == window
+    assert pool.row("SELECT count(*) AS n FROM audit WHERE action = 'windows.set'").n == 1
+    declare(pool)
+    assert not pool.database.run(time_windows.read).windows
+
+
+def test_sa_23_a_meter_keeps_what_it_stood_at_by_the_hour_for_four_weeks(pool: Pool) -> None:
+    read(pool, 10)
+    read(pool, 30)
+    pool.change("UPDATE meter_hours SET hour = hour - interval '28 days 2 hours'")
+    read(pool, 50, most=200)
+    (level,) = pool.database.run(lambda c: meters.history(c, ["plan"]))["plan"]
+    assert level.percent == 25
+    (meter,) = pool.database.run(meters.meters)
+    assert (meter.used, meter.most) == (50, 200)
+    with pytest.raises(BadInput, match="limit"):
+        read(pool, 1, most=0)
+    with pytest.raises(BadInput, match="used"):
+        read(pool, float("nan"))
+
+
+def test_sa_09_a_job_starts_once_its_window_its_meter_and_its_bots_resources_allow_it_and_is_told_which_do_not(
+    pool: Pool,
+) -> None:
+    need = {"cpu_milli": 2000, "memory_mib": 1024, "disk_mib": 512}
+    (job,) = pool.submit(terms={"job_class": "random", "resources": need})
+    enough = {"cpu_milli": 4000, "memory_mib": 4096, "disk_mib": 4096}
+
+    def waits_for(gate: str, why: str) -> None:
+        found = explained(pool, job)
+        assert closed(found) == [gate]
+        assert why in gates_of(found)[gate].sentence
+        pool.assigner().run_once()
+        assert pool.job(job).state == "queued"
+
+    for kind, amount in need.items():
+        pool.bot(capacity=4, resources={**enough, kind: amount - 1})
+        waits_for("resources", f"it takes {amount} {kind}, and no bot with room has more than {amount - 1} left")
+    bot = pool.bot(capacity=4, resources=enough)
+    declare(pool, around_now(pool, opened=False))
+    waits_for("window", "window 'now' opens at")
+    declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
+    read(pool, 90)
+    waits_for("window", "90")
+    read(pool, 10)
+    assert closed(explained(pool, job)) == []
+    pool.assigner().run_once()
+    assert len(bot.take()) == 1

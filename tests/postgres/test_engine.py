@@ -1,0 +1,269 @@
+"""Values on their way to PostgreSQL and back: whatever a list or a document holds arrives as it is."""
+
+import json
+import random
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from schema.errors import NotReady
+from schema.postgres import engine, fragments
+from schema.postgres.engine import Database, DatabaseSettings
+from tests.support.patience import MINUTE
+from tests.support.pool import Pool
+
+QUOTED = [
+    "",
+    " ",
+    "it's",
+    'say "so"',
+    "back\\slash",
+    "a,b",
+    "{}",
+    "{a}",
+    "NULL",
+    "null",
+    "\n\t",
+    "\x1e",
+    "é中\U0001f600",
+]
+BIG = 2**63 - 1
+DOCUMENTS: list[dict[str, Any]] = [
+    {},
+    {"reason": 'it\'s "so", \\ and {more}'},
+    {"reason": "\x01\x1e\x1f\n\t\x7f"},
+    {"\x1e": ["\x1e", "\\u001e", "\\\x1e"]},
+    {"é": "中\U0001f600", "rtl": "\u202e"},
+    {"deep": {"er": [{"still": [None, True, False, -1, 2**53, 0.5, 1e-9]}]}, "none": None},
+    {"NULL": "NULL", "": ""},
+]
+
+
+class Size(IntEnum):
+    SMALL = 1
+
+
+def there_and_back(database: Database, values: Any, kind: str) -> Any:
+    """What PostgreSQL makes of the values as an array of that kind."""
+    query = text(f"SELECT CAST(:values AS {kind}[]) AS found")
+    return database.run(lambda connection: connection.execute(query, {"values": values}).scalar_one())
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("bigint", [1, 2, 3]),
+        ("bigint", [0, -1, -BIG - 1, BIG, 2**31, 2**31 - 1, -(2**31) - 1]),
+        ("integer", [2**31 - 1, -(2**31)]),
+        ("bigint", list(range(10_000))),
+        ("bigint", []),
+        ("bigint", [None]),
+        ("bigint", [1, None, 2**40]),
+        ("bigint", [None, -5]),
+        ("numeric", [10**30, -(10**30)]),
+        ("boolean", [True, False]),
+        ("boolean", [None, True]),
+        ("double precision", [0.5, -1.5, 1e300]),
+        ("double precision", [1.0, None]),
+        ("text", QUOTED),
+        ("text", [None, "x", None]),
+        ("text", []),
+        ("bytea", [b"", b"\x00\xff\\\"',{}", None]),
+        ("bytea", [None, None]),
+        ("bytea", [bytes(range(256))] * 2),
+        ("bigint", [[1, 2], [3, BIG]]),
+        ("text", [["a,b", '"'], ["\\", ""]]),
+    ],
+)
+def test_a_list_comes_back_as_it_went(database: Database, kind: str, values: list[Any]) -> None:
+    assert there_and_back(database, values, kind) == values
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "found"),
+    [
+        ("boolean", [1, 0], [True, False]),
+        ("double precision", [1, -(2**40)], [1.0, -(2.0**40)]),
+        ("text", [1, -2], ["1", "-2"]),
+        ("integer", [Size.SMALL, Size.SMALL], [1, 1]),
+    ],
+)
+def test_integers_become_what_the_statement_says(
+    database: Database, kind: str, values: list[Any], found: list[Any]
+) -> None:
+    assert there_and_back(database, values, kind) == found
+
+
+def test_one_statement_takes_lists_of_all_kinds_one_after_the_other(database: Database) -> None:
+    """A connection remembers how it sent a list before."""
+    query = text("SELECT CAST(:values AS text[]) AS found")
+    with database.engine.connect() as connection:
+        for values in ([1, 2], ["a"], [], [None], [3, None], [2**40], [b"x".decode()], [1]):
+            found = connection.execute(query, {"values": values}).scalar_one()
+            assert found == [None if value is None else str(value) for value in values]
+
+
+def test_a_number_that_is_too_large_is_refused_and_not_cut(database: Database) -> None:
+    with pytest.raises(Exception, match="out of range"):
+        there_and_back(database, [BIG + 1], "bigint")
+
+
+def test_ids_come_as_the_text_that_they_are_shown_as(database: Database) -> None:
+    ids = [uuid.UUID(int=5), uuid.uuid4()]
+    query = text("SELECT CAST(:one AS uuid) AS one, CAST(:many AS uuid[]) AS many, CAST(NULL AS uuid) AS none")
+    for values in (ids, [str(each).upper() for each in ids]):
+        row = database.run(lambda c, v=values: c.execute(query, {"one": v[0], "many": v}).one())  # type: ignore[misc]
+        assert (row.one, row.many, row.none) == (str(ids[0]), [str(each) for each in ids], None)
+
+
+def test_a_list_finds_rows_without_a_cast_where_the_column_tells_its_type(database: Database) -> None:
+    query = text("SELECT count(*) FROM generate_series(1, 5) n WHERE n = ANY (:ids)")
+    assert database.run(lambda c: c.execute(query, {"ids": [2, 4, 9]}).scalar_one()) == 2
+
+
+@pytest.mark.parametrize("some", [DOCUMENTS, DOCUMENTS[:1], DOCUMENTS * 200], ids=["all", "one", "many"])
+def test_documents_arrive_one_by_one_as_they_were(database: Database, some: list[dict[str, Any]]) -> None:
+    query = text(f"SELECT d FROM unnest({fragments.json_array('some')}) WITH ORDINALITY AS t (d, nth) ORDER BY nth")
+    found = database.run(lambda c: c.execute(query, {"some": fragments.json_documents(iter(some))}).scalars().all())
+    assert found == some
+
+
+def test_no_document_can_pass_for_two(database: Database) -> None:
+    query = text(f"SELECT cardinality({fragments.json_array('some')})")
+    hostile = [{"a": fragments.SEPARATOR}, {fragments.SEPARATOR: 1}, {"a": f'"}}{fragments.SEPARATOR}{{"'}]
+    sent = fragments.json_documents(hostile)
+    assert sent.count(fragments.SEPARATOR) == len(hostile) - 1
+    assert sorted(json.loads(one)["a"] for one in sent.split(fragments.SEPARATOR) if '"a"' in one) == sorted(
+        document["a"] for document in hostile if "a" in document
+    )
+    assert database.run(lambda c: c.execute(query, {"some": sent}).scalar_one()) == len(hostile)
+
+
+# A statement that is a transaction of its own, and what becomes of it when the connection or a lock is not there.
+
+
+DOUBLED = b"SELECT 2 * CAST($1 AS integer), CAST(NULL AS text), $2"
+BACKEND = b"SELECT pg_backend_pid()"
+WRITTEN = b"INSERT INTO queue_limits (label, max_queued) VALUES ($1, 1 / CAST($2 AS integer)) RETURNING label"
+
+
+def limits(pool: Pool) -> int:
+    found: int = pool.row("SELECT count(*) AS n FROM queue_limits").n
+    return found
+
+
+def test_a_row_comes_as_text(database: Database) -> None:
+    assert database.run_alone(lambda driver: engine.single_row(driver, DOUBLED, b"21", "é".encode())) == [
+        b"42",
+        None,
+        "é".encode(),
+    ]
+
+
+def test_a_statement_commits_by_itself_and_leaves_nothing_when_it_fails(pool: Pool) -> None:
+    def written(label: bytes, divisor: bytes) -> list[bytes | None]:
+        return pool.database.run_alone(lambda driver: engine.single_row(driver, WRITTEN, label, divisor))
+
+    assert written(b"a", b"1") == [b"a"]
+    with pytest.raises(DBAPIError) as failed:
+        written(b"b", b"0")
+    assert isinstance(failed.value.orig, psycopg.errors.DivisionByZero)
+    assert limits(pool) == 1
+
+
+def test_a_statement_that_the_session_has_forgotten_is_prepared_again(database: Database) -> None:
+    def doubled(driver: "psycopg.Connection[object]") -> list[bytes | None]:
+        return engine.single_row(driver, DOUBLED, b"1", b"")
+
+    for forgetting in (b"DEALLOCATE ALL", b"DISCARD ALL; SET search_path TO leasehold"):
+        assert [database.run_alone(doubled) for _ in range(2)] == [[b"2", None, b""]] * 2
+        database.run_alone(lambda driver, forgetting=forgetting: driver.pgconn.exec_(forgetting))
+    with pytest.raises(DBAPIError):
+        database.run(lambda connection: connection.execute(text("SELECT 1 / 0")))
+    assert database.run_alone(doubled) == [b"2", None, b""]
+
+
+def test_a_connection_that_comes_back_within_a_transaction_is_not_lent_again(database: Database) -> None:
+    def backend(driver: "psycopg.Connection[object]") -> bytes | None:
+        return engine.single_row(driver, BACKEND)[0]
+
+    first = database.run_alone(backend)
+    assert database.run_alone(backend) == first
+    database.run_alone(lambda driver: driver.pgconn.exec_(b"BEGIN"))
+    assert database.run_alone(backend) != first
+
+
+def test_statements_alone_and_transactions_share_one_pool(empty_url: str) -> None:
+    narrow = Database(empty_url, DatabaseSettings(pool=1), role="test", chance=random.Random(0))
+    backends = set()
+    for _ in range(3):
+        backends.add(narrow.run_alone(lambda driver: engine.single_row(driver, BACKEND)[0]))
+        found = narrow.run(lambda connection: connection.execute(text(BACKEND.decode())).scalar_one())
+        backends.add(str(found).encode())
+    narrow.close()
+    assert len(backends) == 1
+
+
+def test_whoever_waits_for_a_connection_gets_the_one_that_comes_back(empty_url: str) -> None:
+    narrow = Database(empty_url, DatabaseSettings(pool=1), role="test", chance=random.Random(0))
+    asked = threading.Event()
+
+    def waiting() -> bytes | None:
+        asked.set()
+        return narrow.run_alone(lambda driver: engine.single_row(driver, BACKEND)[0])
+
+    with ThreadPoolExecutor(1) as threads:
+        with narrow.engine.connect() as held:
+            backend = held.execute(text(BACKEND.decode())).scalar_one()
+            waits = threads.submit(waiting)
+            assert asked.wait(MINUTE)
+            assert not waits.done()
+        assert waits.result(MINUTE) == str(backend).encode()
+    narrow.close()
+
+
+def test_connections_that_were_lost_are_replaced(database: Database) -> None:
+    with database.engine.connect() as one, database.engine.connect() as other:
+        backends = [each.execute(text("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]
+    ended = text("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS integer[])) AS t (pid)")
+    database.run(lambda connection: connection.execute(ended, {"pids": backends}).all(), urgent=True)
+    tries: list[int] = []
+
+    def counted(driver: "psycopg.Connection[object]") -> bytes | None:
+        tries.append(1)
+        return engine.single_row(driver, BACKEND)[0]
+
+    assert int(database.run_alone(counted) or 0) not in backends
+    assert len(tries) <= 3
+
+
+def test_a_lock_that_cannot_be_had_in_time_is_tried_for_again(pool: Pool) -> None:
+    tries: list[int] = []
+
+    with pool.database.engine.connect() as holder:
+        holder.execute(text("LOCK TABLE queue_limits IN ACCESS EXCLUSIVE MODE"))
+
+        def written(driver: "psycopg.Connection[object]") -> list[bytes | None]:
+            tries.append(1)
+            if len(tries) == 2:
+                holder.rollback()
+            return engine.single_row(driver, WRITTEN, b"a", b"1")
+
+        assert pool.database.run_alone(written) == [b"a"]
+    assert len(tries) == 2
+    assert limits(pool) == 1
+
+
+def test_a_database_that_is_away_is_an_outage_and_not_an_error_of_the_driver() -> None:
+    away = Database(
+        "postgresql://nobody@127.0.0.1:1/none", DatabaseSettings(outage_seconds=0), role="test", chance=random.Random(0)
+    )
+    with pytest.raises(NotReady):
+        away.run_alone(lambda driver: engine.single_row(driver, BACKEND))

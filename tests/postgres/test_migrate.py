@@ -1,0 +1,117 @@
+"""Upgrades are repeatable, safe side by side, all or nothing, and refuse what they do not know."""
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from alembic import command
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import ProgrammingError
+
+from schema import clock
+from schema.errors import NotReady
+from schema.postgres import migrate
+from schema.postgres.engine import Database, DatabaseSettings
+from tests.support.patience import MINUTE
+
+IMPATIENT = DatabaseSettings(statement_timeout=0.1, lock_timeout=0.05)
+WAITED = text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
+    " AND clock_timestamp() - query_start > interval '300 ms'"
+)
+LEFT = text(
+    "SELECT relname FROM pg_class WHERE relnamespace = 'leasehold'::regnamespace"
+    " UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'leasehold'::regnamespace ORDER BY 1"
+)
+TABLES = text("SELECT relname FROM pg_class WHERE relnamespace = 'leasehold'::regnamespace AND relkind = 'r'")
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Iterator[Database]:
+    opened = Database(empty_url, IMPATIENT, role="test", chance=random.Random(0))
+    yield opened
+    opened.close()
+
+
+def claim_version(database: Database, version: str) -> None:
+    change = text("UPDATE alembic_version SET version_num = :version")
+    database.run(lambda connection: connection.execute(change, {"version": version}))
+
+
+def test_an_empty_database_is_not_ready_and_the_refusal_says_what_to_run(empty: Database) -> None:
+    version = migrate.status(empty)
+    assert version.current is None
+    assert not version.ready
+    with pytest.raises(NotReady, match=rf"^schema none, need {version.needed}; run: leasehold db upgrade$"):
+        migrate.require(empty)
+
+
+def test_an_upgrade_makes_the_database_ready_and_may_be_repeated(empty: Database) -> None:
+    version = migrate.upgrade(empty)
+    assert version.ready
+    migrate.require(empty)
+    assert migrate.upgrade(empty) == version == migrate.status(empty)
+
+
+def test_upgrades_that_run_at_once_all_end_well(empty_url: str) -> None:
+    databases = [Database(empty_url, DatabaseSettings(), role="test", chance=random.Random(n)) for n in range(4)]
+    with ThreadPoolExecutor(len(databases)) as threads:
+        versions = list(threads.map(migrate.upgrade, databases))
+    assert all(version.ready for version in versions)
+    for database in databases:
+        database.close()
+
+
+def test_an_upgrade_is_not_killed_by_the_timeouts_of_everyday_work(empty: Database) -> None:
+    with empty.listen() as other, ThreadPoolExecutor(1) as threads:
+        other.execute("SELECT pg_advisory_lock(hashtext('leasehold.migrate'))")
+        upgrading = threads.submit(migrate.upgrade, empty)
+        end = clock.monotonic() + 20
+        while not empty.run(lambda connection: connection.execute(WAITED).scalar_one()):
+            assert not upgrading.done()
+            assert clock.monotonic() < end
+            clock.sleep(0.02)
+        other.execute("SELECT pg_advisory_unlock(hashtext('leasehold.migrate'))")
+        assert upgrading.result(MINUTE).ready
+    shown = empty.run(lambda connection: connection.execute(text("SHOW statement_timeout")).scalar_one(), urgent=True)
+    assert shown == "100ms"
+
+
+def test_an_upgrade_that_fails_leaves_nothing(empty: Database) -> None:
+    blocker = text("CREATE SCHEMA leasehold; CREATE TABLE leasehold.audit ()")
+    empty.run(lambda connection: connection.execute(blocker))
+    with pytest.raises(ProgrammingError, match="audit"):
+        migrate.upgrade(empty)
+    assert empty.run(lambda connection: connection.execute(TABLES).scalars().all()) == ["audit"]
+    assert migrate.status(empty).current is None
+
+
+def test_a_downgrade_drops_everything_and_an_upgrade_makes_it_again(empty: Database) -> None:
+    def downgrade(connection: Connection) -> list[str]:
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        return list(connection.execute(LEFT).scalars())
+
+    version = migrate.upgrade(empty)
+    assert empty.run(downgrade, urgent=True) == ["alembic_version", "alembic_version_pkc"]
+    assert migrate.status(empty).current is None
+    assert migrate.upgrade(empty) == version
+
+
+def test_a_database_of_a_newer_program_is_refused_by_name(database: Database) -> None:
+    needed = migrate.status(database).needed
+    claim_version(database, "9999")
+    assert not migrate.status(database).ready
+    for refused in (migrate.require, migrate.upgrade):
+        with pytest.raises(NotReady, match=f"schema 9999 was made by a newer leasehold, need {needed}"):
+            refused(database)
+    assert migrate.status(database).current == "9999"
+
+
+def test_a_database_that_cannot_be_reached_is_not_ready(tmp_path: object) -> None:
+    settings = DatabaseSettings(outage_seconds=0)
+    nowhere = Database(f"postgresql://nobody@/nothing?host={tmp_path}", settings, role="test", chance=random.Random(0))
+    with pytest.raises(NotReady, match="cannot be reached"):
+        migrate.require(nowhere)

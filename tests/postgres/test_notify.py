@@ -1,0 +1,284 @@
+"""Wake-ups on real connections: sent only while somebody sleeps, coalesced, and never the only way to know."""
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from schema import clock
+from schema.postgres.engine import Database
+from schema.postgres.notify import Wakeups, wake
+from tests.support.patience import MINUTE, eventually
+
+LISTENERS = (
+    "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold-listen' AND pid <> pg_backend_pid()"
+    " AND datname = current_database()"
+)
+#: When each of them sent its last statement.
+LAST = LISTENERS.replace("SELECT pid", "SELECT pid, query_start")
+FLAGS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted AND pid = ANY(%s)"
+
+
+@pytest.fixture
+def wakeups(database: Database) -> Iterator[Wakeups]:
+    wakeups = Wakeups(database, linger=0.05)
+    wakeups.start()
+    yield wakeups
+    wakeups.stop()
+
+
+@pytest.fixture
+def onlooker(database: Database) -> Iterator[psycopg.Connection]:
+    """A connection that hears every notification that anybody sends, without being idle."""
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        for topic in ("jobs", "bots", "done"):
+            connection.execute(f"LISTEN leasehold_{topic}")
+        yield connection
+
+
+def heard(onlooker: psycopg.Connection) -> list[tuple[str, str]]:
+    """Everything sent so far: what is committed now arrives behind all that was committed before."""
+    onlooker.execute("NOTIFY leasehold_jobs, 'end of what was sent'")
+    sent = []
+    for notify in onlooker.notifies(timeout=MINUTE):
+        if notify.payload == "end of what was sent":
+            return sent
+        sent.append((notify.channel, notify.payload))
+    raise AssertionError("the last notification never arrived")
+
+
+def count(connection: psycopg.Connection, query: str, *parameters: object) -> int:
+    return connection.execute(query, parameters).fetchone()[0]
+
+
+def send(database: Database, topic: str, *keys: str) -> bool:
+    return database.run(lambda connection: wake(connection, topic, keys))
+
+
+def test_nothing_is_sent_while_nobody_is_idle(
+    database: Database, wakeups: Wakeups, onlooker: psycopg.Connection
+) -> None:
+    wakeups.signal("jobs")
+    assert not any(send(database, topic) for topic in ("jobs", "bots", "done") for _ in range(5))
+    assert heard(onlooker) == []
+
+
+def test_a_wake_up_is_sent_while_somebody_is_idle_and_only_for_that_topic(
+    database: Database, wakeups: Wakeups, onlooker: psycopg.Connection
+) -> None:
+    signal = wakeups.signal("jobs")
+    other = wakeups.signal("bots")
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("jobs"):
+        assert send(database, "jobs")
+        assert not send(database, "bots")
+        assert signal.wait(MINUTE)
+    assert heard(onlooker) == [("leasehold_jobs", "")]
+    assert not other.wait(0)
+
+
+def test_the_flag_is_counted_and_lowered_after_the_last_holder(
+    database: Database, wakeups: Wakeups, onlooker: psycopg.Connection
+) -> None:
+    eventually(lambda: wakeups.connected)
+    pids = [row[0] for row in onlooker.execute(LISTENERS)]
+    with wakeups.idle("jobs"):
+        with wakeups.idle("jobs"):
+            eventually(lambda: count(onlooker, FLAGS, pids) == 1)
+        assert send(database, "jobs")
+    eventually(lambda: count(onlooker, FLAGS, pids) == 0)
+    assert not send(database, "jobs")
+
+
+def test_a_busy_process_does_not_toggle_its_flag(database: Database, onlooker: psycopg.Connection) -> None:
+    wakeups = Wakeups(database, linger=60.0)
+    wakeups.start()
+    try:
+        eventually(lambda: wakeups.connected)
+        with wakeups.idle("jobs"):
+            pass
+        last = onlooker.execute(LAST).fetchall()
+        for _ in range(1000):
+            with wakeups.idle("jobs"):
+                pass
+        assert onlooker.execute(LAST).fetchall() == last, "it sent a statement"
+        assert send(database, "jobs"), "the flag is still up for a while"
+    finally:
+        wakeups.stop()
+    # The server notices the end of a connection a moment later.
+    eventually(lambda: not send(database, "jobs"), what="a process that stopped is not idle")
+
+
+def test_two_sleeping_processes_both_wake_up(database: Database, wakeups: Wakeups) -> None:
+    second = Wakeups(database)
+    second.start()
+    try:
+        signals = [wakeups.signal("jobs"), second.signal("jobs")]
+        eventually(lambda: wakeups.connected)
+        eventually(lambda: second.connected)
+        with wakeups.idle("jobs"), second.idle("jobs"):
+            send(database, "jobs")
+            assert all(signal.wait(MINUTE) for signal in signals)
+    finally:
+        second.stop()
+
+
+def test_notifications_that_arrive_together_are_one_callback_with_all_keys(
+    database: Database, wakeups: Wakeups
+) -> None:
+    calls: queue.Queue[frozenset[str]] = queue.Queue()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def callback(keys: frozenset[str]) -> None:
+        calls.put(keys)
+        entered.set()
+        assert go_on.wait(MINUTE)
+
+    wakeups.subscribe("bots", callback)
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("bots"):
+        send(database, "bots", "1")
+        assert entered.wait(MINUTE)
+        database.run(lambda connection: [wake(connection, "bots", keys) for keys in (["2", "3"], ["3", "4"])])
+        go_on.set()
+        assert calls.get(timeout=MINUTE) == {"1"}
+        assert calls.get(timeout=MINUTE) == {"2", "3", "4"}
+        assert calls.empty()
+
+
+def test_one_keyless_notification_makes_the_whole_callback_keyless(database: Database, wakeups: Wakeups) -> None:
+    calls: queue.Queue[frozenset[str]] = queue.Queue()
+    wakeups.subscribe("bots", calls.put)
+    eventually(lambda: wakeups.connected)
+
+    def both(connection) -> None:
+        wake(connection, "bots", ["1"])
+        wake(connection, "bots")
+
+    with wakeups.idle("bots"):
+        database.run(both)
+        assert calls.get(timeout=MINUTE) == frozenset()
+
+
+def test_more_keys_than_fit_one_notification_mean_look_yourself(database: Database, wakeups: Wakeups) -> None:
+    calls: queue.Queue[frozenset[str]] = queue.Queue()
+    wakeups.subscribe("done", calls.put)
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("done"):
+        assert send(database, "done", *(str(number) for number in range(100_000, 102_000)))
+        assert calls.get(timeout=MINUTE) == frozenset()
+
+
+def test_a_wake_up_of_a_transaction_that_rolled_back_is_never_delivered(
+    database: Database, wakeups: Wakeups, onlooker: psycopg.Connection
+) -> None:
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("jobs"):
+        with database.engine.connect() as connection:
+            assert wake(connection, "jobs")
+            connection.rollback()
+        assert heard(onlooker) == []
+
+
+def test_a_terminated_listener_recovers_and_calls_everybody_back(
+    database: Database, wakeups: Wakeups, onlooker: psycopg.Connection
+) -> None:
+    calls: queue.Queue[tuple[str, frozenset[str]]] = queue.Queue()
+    wakeups.subscribe("jobs", lambda keys: calls.put(("jobs", keys)))
+    wakeups.subscribe("done", lambda keys: calls.put(("done", keys)))
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("jobs"):
+        before = [row[0] for row in onlooker.execute(LISTENERS)]
+        assert len(before) == 1
+        onlooker.execute("SELECT pg_terminate_backend(%s)", before)
+        answers = [calls.get(timeout=MINUTE), calls.get(timeout=MINUTE)]
+        assert sorted(answers) == [("done", frozenset()), ("jobs", frozenset())]
+        after = [row[0] for row in onlooker.execute(LISTENERS)]
+        assert after != before
+        eventually(lambda: count(onlooker, FLAGS, after) == 1)
+        assert wakeups.connected
+        assert send(database, "jobs", "7")
+        assert calls.get(timeout=MINUTE) == ("jobs", {"7"})
+
+
+def test_who_went_to_sleep_before_the_connection_stood_is_told_to_look(database: Database) -> None:
+    wakeups = Wakeups(database)
+    signal = wakeups.signal("jobs")
+    with wakeups.idle("jobs"):
+        assert not signal.wait(0)
+        wakeups.start()
+        assert signal.wait(MINUTE)
+        wakeups.stop()
+
+
+def test_a_callback_that_fails_does_not_stop_the_others(database: Database, wakeups: Wakeups) -> None:
+    def broken(keys: frozenset[str]) -> None:
+        raise RuntimeError("on purpose")
+
+    wakeups.subscribe("jobs", broken)
+    signal = wakeups.signal("jobs")
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("jobs"):
+        for _ in range(2):
+            signal.clear()
+            send(database, "jobs")
+            assert signal.wait(MINUTE)
+
+
+def test_a_closed_signal_hears_nothing(database: Database, wakeups: Wakeups) -> None:
+    closed, open_ = wakeups.signal("jobs"), wakeups.signal("jobs")
+    closed.close()
+    closed.close()
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("jobs"):
+        send(database, "jobs")
+        assert open_.wait(MINUTE)
+    assert not closed.wait(0)
+
+
+def test_disabled_wake_ups_hold_no_connection_and_no_flag(database: Database, onlooker: psycopg.Connection) -> None:
+    wakeups = Wakeups(database, enabled=False)
+    wakeups.start()
+    signal = wakeups.signal("jobs")
+    with wakeups.idle("jobs"):
+        assert not send(database, "jobs")
+        assert not signal.wait(0)
+        assert onlooker.execute(LISTENERS).fetchall() == []
+    assert not wakeups.connected
+    wakeups.stop()
+
+
+def test_stop_joins_the_thread_and_closes_the_connection(database: Database, onlooker: psycopg.Connection) -> None:
+    wakeups = Wakeups(database)
+    for _ in range(2):
+        wakeups.start()
+        wakeups.start()
+        eventually(lambda: wakeups.connected)
+        wakeups.stop()
+        wakeups.stop()
+        assert not wakeups.connected
+        assert not [thread for thread in threading.enumerate() if thread.name == "leasehold-wakeups"]
+        eventually(lambda: not onlooker.execute(LISTENERS).fetchall())
+
+
+def test_stop_returns_at_once_while_the_database_is_away(database_url: str, database: Database) -> None:
+    database.listen_url = "postgresql://nobody@127.0.0.1:1/nowhere"
+    wakeups = Wakeups(database)
+    wakeups.start()
+    with wakeups.idle("jobs"):
+        assert not wakeups.connected
+    started = clock.monotonic()
+    wakeups.stop()
+    assert clock.monotonic() - started < MINUTE
+
+
+def test_the_sender_does_not_wait_for_a_sleeper(database: Database, wakeups: Wakeups) -> None:
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("jobs"):
+        with database.engine.connect() as first, database.engine.connect() as second:
+            second.execute(text("SET LOCAL lock_timeout = '100ms'"))
+            assert wake(first, "jobs")
+            assert wake(second, "jobs")

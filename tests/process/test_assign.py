@@ -1,0 +1,197 @@
+"""One assigner process: reload, metrics, and how it ends."""
+
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from assigner.config import loading
+from assigner.process import assign
+from assigner.settings import PoolSettings
+from schema.errors import BadInput, NotReady, QueueFull
+from schema.tenancy import instances
+from schema.timing import Timing
+from tests.support.http import audited
+from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Pool, completed
+from tests.support.servers import Processes, assigner_process
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_an_assigner_process_ends_when_asked_to(
+    tmp_path: Path, database_url: str, timing: Timing, number: signal.Signals, status: int
+) -> None:
+    with Processes(tmp_path, database_url, timing) as processes:
+        assigner = processes.assigner()
+        assigner.signal(number)
+        assert assigner.popen.wait(MINUTE) == status
+        assert "assigners stopped" in assigner.said()
+
+
+def test_a_changed_configuration_is_taken_and_a_wrong_one_refused(
+    tmp_path: Path, database_url: str, timing: Timing
+) -> None:
+    port = free_port()
+    with Processes(tmp_path, database_url, timing) as processes:
+        assigner = processes.start("assigner-1", "assign", "--metrics-port", str(port))
+        eventually(lambda: "assigners run" in assigner.said())
+        before = processes.config.read_text()
+
+        processes.config.write_text(before + "[[assigners]]\nbatch = 7\nthreads = 3\n")
+        eventually(lambda: "configuration reloaded" in assigner.said())
+        assert "some changes need a restart" in assigner.said()
+
+        processes.config.write_text(before + "[[assigners]]\nbatch = 0\n")
+        assigner.signal(signal.SIGHUP)
+        eventually(lambda: "configuration refused" in assigner.said())
+        assert "assigners[0].batch: must be greater than or equal to 1" in assigner.said()
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        assert "leasehold_config_reload_failures_total 1.0" in metrics
+        assert assigner.alive
+        assert assigner.end() == 0
+
+
+def test_a_port_that_is_taken_is_bad_input(tmp_path: Path, database_url: str, timing: Timing) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, Processes(tmp_path, database_url, timing) as processes:
+        port = taken.getsockname()[1]
+        assigner = processes.start("assigner-1", "assign", "--metrics-port", str(port))
+        assert assigner.popen.wait(MINUTE) == 2
+        assert assigner.said() == f"error: --metrics-port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        gateway = processes.start("gateway", "gateway", environment={"LEASEHOLD_GATEWAY_PORT": str(port)})
+        assert gateway.popen.wait(MINUTE) == 2
+        assert "error: gateway.port: cannot listen on 127.0.0.1" in gateway.said()
+
+
+# Cohorts, queues and instances that the configuration names are so from the start of an assigner process on.
+
+
+FILE = """
+[[cohorts]]
+name = "gpus"
+labels = ["gpu"]
+reclaim_min = "any"
+
+[[cohorts]]
+name = "default"
+reclaim_min = "any"
+
+[[queues]]
+label = "gpu"
+max_queued = 1
+
+[[instances]]
+name = "team-a"
+pool = "builds"
+
+[[instances]]
+name = "team-b"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    found = tmp_path / "leasehold.toml"
+    found.write_text(FILE)
+    return found
+
+
+def declared_rows(pool: Pool) -> dict[str, Any]:
+    cohorts = pool.rows("SELECT name, labels, reclaim_min FROM cohorts ORDER BY position, id")
+    return {
+        "cohorts": [tuple(row) for row in cohorts],
+        "queues": [tuple(row) for row in pool.rows("SELECT label, max_queued FROM queue_limits ORDER BY label")],
+        "instances": {row.name: row.pool for row in pool.rows("SELECT name, pool FROM instances")},
+    }
+
+
+DECLARED = {
+    "cohorts": [("gpus", ["gpu"], "any"), ("default", [], "any")],
+    "queues": [("gpu", 1)],
+    "instances": {"team-a": "builds", "team-b": None},
+}
+
+
+def test_what_is_declared_is_so_at_the_start_and_written_once(pool: Pool, file: Path) -> None:
+    for _ in range(2):
+        with assigner_process(pool, file):
+            assert declared_rows(pool) == DECLARED
+    assert audited(pool.database) == ["cohort.set"] * 2 + ["queue.set"] + ["instance.set"] * 2
+    assert {row.actor for row in pool.rows("SELECT actor FROM audit")} == {"config"}
+    pool.submit(label="gpu")
+    with pytest.raises(QueueFull):
+        pool.submit(label="gpu")
+
+
+def test_a_reload_changes_what_it_names_and_leaves_the_rest(pool: Pool, file: Path) -> None:
+    with assigner_process(pool, file) as (running_process, _):
+        pool.submit(label="cpu")
+        file.write_text('[[cohorts]]\nname = "cpus"\nlabels = ["cpu"]\n[[queues]]\nlabel = "gpu"\n')
+        running_process.reload()
+        eventually(lambda: declared_rows(pool)["queues"] == [])
+        assert {name for name, _, _ in declared_rows(pool)["cohorts"]} == {"gpus", "cpus", "default"}
+        assert declared_rows(pool)["instances"] == DECLARED["instances"] | {"default": None}
+        assert pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort").name == "cpus"
+
+
+def test_an_instance_that_cannot_change_its_pool_keeps_nobody_else_from_it(pool: Pool, file: Path) -> None:
+    pool.database.run(lambda c: instances.put_instance(c, "team-a", pool="old", actor="test"))
+    pool.submit(instance="team-a")
+    bot = pool.bot(pool="old")
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    with assigner_process(pool, file) as (running_process, logs):
+        assert declared_rows(pool)["instances"] == {"team-a": "old", "team-b": None}
+        (said,) = [line for line in logs if line["log_level"] == "error"]
+        assert (said["instance"], "drain it first" in said["error"]) == ("team-a", True)
+        bot.sync(completed(work))
+        running_process.reload()
+        eventually(lambda: declared_rows(pool)["instances"]["team-a"] == "builds")
+
+
+def test_a_reload_that_the_database_could_not_take_is_tried_again(
+    pool: Pool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare, calls = assign.declare, iter(range(100))
+
+    def away_once(*arguments: Any) -> None:
+        if next(calls) == 0:
+            raise NotReady("the database cannot be reached")
+        declare(*arguments)
+
+    with assigner_process(pool, file) as (_, logs):
+        monkeypatch.setattr(assign, "declare", away_once)
+        file.write_text(FILE.replace("max_queued = 1", "max_queued = 2"))
+        eventually(lambda: declared_rows(pool)["queues"] == [("gpu", 2)])
+        assert [line["event"] for line in logs].count("configuration reloaded") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[cohorts]]\nname = "a"\n[[cohorts]]\nname = "a"\n', "cohorts: 'a' stands there twice"),
+        ('[[queues]]\nlabel = "a"\n[[queues]]\nlabel = "a"\nmax_queued = 1\n', "queues: 'a' stands there twice"),
+        ('[[instances]]\nname = "a"\npool = "x"\n[[instances]]\nname = "a"\n', "instances: 'a' stands there twice"),
+        ('[[cohorts]]\nname = "default"\nlabels = ["x"]\n', "the default cohort has none"),
+        (f'[[cohorts]]\nname = "a"\nlabels = ["{"ä" * 33}"]\n', "labels[0]: is 66 bytes long, at most 64"),
+        ('[[queues]]\nlabel = ""\n', "queues[0].label: must have at least 1"),
+        (f'[[queues]]\nlabel = "{"ä" * 33}"\n', "queues[0].label: is 66 bytes long, at most 64"),
+        ('[[queues]]\nlabel = "a"\nmax_queued = -1\n', "max_queued: must be greater than or equal to 0"),
+        ('[[instances]]\nname = "A"\n', "instances[0].name: "),
+        ('[[cohorts]]\nname = "a"\nreclaim_min = "some"\n', "cohorts[0].reclaim_min: "),
+    ],
+)
+def test_a_wrong_declaration_is_refused_before_anything_starts(file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        loading.load(file, PoolSettings, {})
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(str(file))

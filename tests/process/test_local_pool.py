@@ -1,0 +1,180 @@
+"""Child processes: restarted, stopped in order, and never left behind."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from assigner.process.children import Child, Children, Role
+from assigner.process.local_pool import LocalBot, LocalPool, hold_data_directory, write_file
+from schema.errors import Conflict, LeaseholdError
+from tests.support.patience import eventually
+
+FOLLOWER = (
+    "from assigner.children import follow_parent; follow_parent(grace=0.5, hurry=0.5); import sys, time; "
+    "print('up', flush=True); "
+)
+
+
+def lives(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def child(name: str, code: str, *, role: Role = Role.BOT) -> Child:
+    return Child(name=name, role=role, command=(sys.executable, "-c", code))
+
+
+@pytest.fixture
+def messages() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def children(tmp_path: Path, messages: list[str]) -> Iterator[Children]:
+    made = Children(tmp_path, os.environ, report=messages.append, chance=random.Random(1))
+    yield made
+    made.kill()
+
+
+def said(tmp_path: Path, name: str) -> str:
+    return (tmp_path / f"{name}.log").read_text()
+
+
+def test_a_child_that_dies_is_started_again(children: Children, messages: list[str], tmp_path: Path) -> None:
+    children.start(child("one", FOLLOWER + "time.sleep(60)"))
+    first = children.processes()["one"]
+    eventually(lambda: "up" in said(tmp_path, "one"))
+    os.kill(first, signal.SIGKILL)
+
+    def reborn() -> bool:
+        children.run_once()
+        return children.processes().get("one", first) != first
+
+    eventually(reborn)
+    assert messages[0].startswith("one was killed by SIGKILL: up; starting it again in ")
+    assert messages[1] == "one runs again"
+
+
+def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, messages: list[str]) -> None:
+    now = [0.0]
+    children = Children(tmp_path, os.environ, report=messages.append, chance=random.Random(1), monotonic=lambda: now[0])
+    children.start(child("one", "raise SystemExit('no luck')"))
+    pauses: list[float] = []
+    try:
+        while len(pauses) < 9:
+            eventually(lambda: not children.processes())
+            messages.clear()
+            children.run_once()
+            assert "one ended with exit status 1: no luck" in messages[0]
+            pauses.append(float(messages[0].split()[-2]))
+            now[0] += pauses[-1] - 0.2
+            messages.clear()
+            children.run_once()
+            assert messages == []
+            now[0] += 0.3
+            children.run_once()
+            assert messages == ["one runs again"]
+    finally:
+        children.kill()
+    assert 0.5 <= pauses[0] <= 1.0
+    assert all(15.0 <= pause <= 30.0 for pause in pauses[6:])
+
+
+def test_without_restart_the_last_words_of_a_dead_child_are_raised(tmp_path: Path) -> None:
+    children = Children(tmp_path, os.environ, report=print, chance=random.Random(1), restart=False)
+    children.start(child("one", "import sys; print('error: schema none', file=sys.stderr); sys.exit(3)"))
+    eventually(lambda: not children.processes())
+    with pytest.raises(LeaseholdError, match=r"^one ended with exit status 3: error: schema none$"):
+        children.run_once()
+    children.stop()
+
+
+def test_children_stop_role_after_role(children: Children, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    code = (
+        "import signal, sys, time\n"
+        f"def end(*_):\n    time.sleep(0.2); open({str(order)!r}, 'a').write(sys.argv[1] + ' '); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end); print('up', flush=True); time.sleep(60)"
+    )
+    for role in (Role.ASSIGNER, Role.BOT, Role.GATEWAY):
+        command = (sys.executable, "-c", code, role.name)
+        children.start(Child(name=role.name, role=role, command=command))
+    eventually(lambda: all("up" in said(tmp_path, role.name) for role in Role))
+    children.stop()
+    assert order.read_text().split() == ["BOT", "GATEWAY", "ASSIGNER"]
+    assert children.processes() == {}
+
+
+def test_a_child_that_ignores_the_request_to_stop_is_killed(children: Children, tmp_path: Path) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    )
+    children.start(child("one", stubborn))
+    pid = children.processes()["one"]
+    eventually(lambda: "up" in said(tmp_path, "one"))
+    children.stop(patience=0.1)
+    assert not lives(pid)
+
+
+def test_children_are_out_of_reach_of_the_terminal(children: Children) -> None:
+    children.start(child("one", "import time; time.sleep(60)"))
+    assert os.getsid(children.processes()["one"]) != os.getsid(0)
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_children_end_when_their_parent_is_killed(tmp_path: Path, ignores: bool) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " if ignores else ""
+    parent = (
+        "import os, random, sys, time; from pathlib import Path; from assigner.children import *\n"
+        f"made = Children(Path({str(tmp_path)!r}), os.environ, tell=print, chance=random.Random(1))\n"
+        f"for name in ('a', 'b'): made.start(Child(name=name, role=Role.BOT,"
+        f" command=(sys.executable, '-c', {deaf + FOLLOWER + 'time.sleep(60)'!r})))\n"
+        "print(*made.processes().values(), flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(each) for each in process.stdout.readline().split()]
+        eventually(lambda: all("up" in said(tmp_path, name) for name in "ab"))
+        process.kill()
+    eventually(lambda: not any(lives(pid) for pid in pids))
+
+
+def test_a_second_pool_in_one_directory_is_refused(tmp_path: Path) -> None:
+    with hold_data_directory(tmp_path / "data"):
+        with pytest.raises(Conflict, match="a pool already runs in"), hold_data_directory(tmp_path / "data"):
+            pass
+    with hold_data_directory(tmp_path / "data"):
+        pass
+
+
+def test_a_private_file_is_readable_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "operator.token"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_file(path, "new\n")
+    assert path.read_text() == "new\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pool_whose_process_ends_at_once_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    wrong = tmp_path / "leasehold.toml"
+    wrong.write_text("[timing]\nttl = 'soon'\n")
+    pool = LocalPool(
+        tmp_path / "data", config=wrong, assigners=1, bots=[LocalBot(name="one")], environ=os.environ,
+        report=print, chance=random.Random(1),
+    )  # fmt: skip
+    with pytest.raises(
+        LeaseholdError, match=r"ended with exit status 2: error: .*leasehold.toml:2: timing.ttl: must be"
+    ):
+        pool.start()
+    assert pool.processes() == {}

@@ -1,0 +1,278 @@
+"""Loops run at once, rest as long as they are asked to, wake up, survive errors and stop."""
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from assigner.loops import SHORT, Again, Loop
+from schema.errors import NotReady
+from schema.postgres.engine import Database
+from schema.postgres.notify import Signal, Wakeups, wake
+from tests.support.patience import MINUTE, eventually
+
+LONG = 3600.0
+
+
+class Work:
+    """A `run_once` whose runs a test sees and whose delays it decides."""
+
+    def __init__(self, *delays: float, then: float = LONG) -> None:
+        self.delays = list(delays)
+        self.then = then
+        self.runs: queue.Queue[float] = queue.Queue()
+
+    def __call__(self) -> float:
+        delay = self.delays.pop(0) if self.delays else self.then
+        self.runs.put(delay)
+        return delay
+
+    def expect(self, count: int) -> list[float]:
+        return [self.runs.get(timeout=MINUTE) for _ in range(count)]
+
+    def expect_none(self) -> None:
+        with pytest.raises(queue.Empty):
+            self.runs.get(timeout=0.05)
+
+
+@pytest.fixture
+def loops(chance: random.Random) -> Iterator[Callable[..., Loop]]:
+    """Makes loops and stops them in the end."""
+    made: list[Loop] = []
+
+    def make(run_once: Callable[[], float], **options) -> Loop:
+        loop = Loop(f"test-{len(made)}", run_once, chance=chance, **options)
+        made.append(loop)
+        return loop
+
+    yield make
+    assert all(loop.stop(MINUTE) for loop in made)
+    assert not any(loop.running for loop in made)
+
+
+def value(name: str, loop: Loop) -> float:
+    return REGISTRY.get_sample_value(name, {"loop": loop.name}) or 0.0
+
+
+def test_a_loop_runs_at_once_and_again_after_the_delay_it_returned(loops: Callable[..., Loop]) -> None:
+    work = Work(0.0, 0.001, 0.05)
+    loops(work).start()
+    assert work.expect(4) == [0.0, 0.001, 0.05, LONG]
+    work.expect_none()
+
+
+def test_wake_ends_a_long_rest(loops: Callable[..., Loop]) -> None:
+    work = Work()
+    loop = loops(work)
+    loop.start()
+    for _ in range(3):
+        work.expect(1)
+        loop.wake()
+    work.expect(1)
+
+
+def test_a_wake_up_during_a_run_causes_one_more_run(loops: Callable[..., Loop]) -> None:
+    entered, go_on, runs = threading.Event(), threading.Event(), []
+
+    def run_once() -> float:
+        runs.append(None)
+        entered.set()
+        assert go_on.wait(MINUTE)
+        second.set() if len(runs) == 2 else None
+        return LONG
+
+    second = threading.Event()
+    loop = loops(run_once)
+    loop.start()
+    assert entered.wait(MINUTE)
+    loop.wake()
+    loop.wake()
+    go_on.set()
+    assert second.wait(MINUTE)
+    assert len(runs) == 2
+
+
+def test_a_signal_wakes_the_loop(loops: Callable[..., Loop]) -> None:
+    work, signal = Work(), Signal()
+    loops(work, signal=signal).start()
+    work.expect(1)
+    signal.set()
+    work.expect(1)
+
+
+def test_start_and_stop_are_idempotent_and_a_stopped_loop_may_start_again(loops: Callable[..., Loop]) -> None:
+    work = Work()
+    loop = loops(work)
+    assert loop.stop(MINUTE)
+    for _ in range(2):
+        loop.start()
+        loop.start()
+        work.expect(1)
+        work.expect_none()
+        assert loop.stop(MINUTE)
+        assert loop.stop(MINUTE)
+        assert not loop.running
+
+
+def test_stop_waits_for_the_run_that_is_under_way(loops: Callable[..., Loop]) -> None:
+    entered, go_on, finished = threading.Event(), threading.Event(), threading.Event()
+
+    def run_once() -> float:
+        entered.set()
+        assert go_on.wait(MINUTE)
+        finished.set()
+        return 0.0
+
+    loop = loops(run_once)
+    loop.start()
+    assert entered.wait(MINUTE)
+    assert not loop.stop(0.01)
+    assert loop.running
+    go_on.set()
+    assert loop.stop(MINUTE)
+    assert finished.is_set()
+
+
+def test_an_error_is_logged_with_the_retry_delay_and_the_loop_goes_on(loops: Callable[..., Loop]) -> None:
+    work, failed = Work(), []
+
+    def run_once() -> float:
+        if len(failed) < 3:
+            failed.append(None)
+            raise NotReady("the database cannot be reached") if len(failed) == 1 else RuntimeError("a bug")
+        return work()
+
+    with capture_logs() as logs:
+        loop = loops(run_once, on_error_delay=0.01)
+        loop.start()
+        work.expect(1)
+    assert [entry["in_a_row"] for entry in logs] == [1, 2, 3]
+    assert [entry["error"] for entry in logs] == ["the database cannot be reached", "RuntimeError", "RuntimeError"]
+    assert [entry["exc_info"] for entry in logs] == [False, True, True]
+    for entry, whole in zip(logs, (0.01, 0.02, 0.04), strict=True):
+        assert whole / 2 - 0.001 <= entry["retry_in"] <= whole
+    assert value("leasehold_loop_errors_total", loop) >= 3
+
+
+def test_the_error_delay_is_capped_and_starts_anew_after_a_success(chance: random.Random) -> None:
+    loop = Loop("test", lambda: 0.0, chance=chance, on_error_delay=1.0)
+    with capture_logs():
+        delays = [loop._error_delay(RuntimeError()) for _ in range(40)]
+        assert all(15.0 <= delay <= 30.0 for delay in delays[5:])
+        loop._once()
+        assert loop._error_delay(RuntimeError()) <= 1.0
+
+
+def test_a_wake_up_does_not_shorten_the_wait_after_an_error_but_stop_does(loops: Callable[..., Loop]) -> None:
+    failed: queue.Queue[None] = queue.Queue()
+
+    def run_once() -> float:
+        failed.put(None)
+        raise RuntimeError("on purpose")
+
+    with capture_logs():
+        loop = loops(run_once, on_error_delay=20.0)
+        loop.start()
+        failed.get(timeout=MINUTE)
+        loop.wake()
+        with pytest.raises(queue.Empty):
+            failed.get(timeout=0.05)
+        assert loop.stop(MINUTE)
+
+
+def telling(work: Work) -> tuple[queue.Queue[str], dict[str, Any]]:
+    """What a loop does, in words, and the arguments that make it tell."""
+    story: queue.Queue[str] = queue.Queue()
+
+    def run_once() -> float:
+        story.put("look")
+        return work()
+
+    @contextmanager
+    def idle() -> Iterator[None]:
+        story.put("raise")
+        yield
+        story.put("lower")
+
+    return story, {"run_once": run_once, "idle": idle}
+
+
+def test_the_idle_flag_is_up_while_it_sleeps_and_it_looks_once_more_after_raising_it(
+    loops: Callable[..., Loop],
+) -> None:
+    story, told_by = telling(Work(LONG, LONG, SHORT, LONG))
+    loop = loops(**told_by)
+    loop.start()
+    assert [story.get(timeout=MINUTE) for _ in range(3)] == ["look", "raise", "look"]
+    loop.wake()
+    told = [story.get(timeout=MINUTE) for _ in range(5)]
+    assert told == ["look", "lower", "look", "raise", "look"], "busy after the wake-up, then idle again"
+
+
+def test_who_comes_again_for_its_turn_does_not_ask_to_be_woken(loops: Callable[..., Loop]) -> None:
+    story, told_by = telling(Work(Again(2 * SHORT), LONG))
+    loops(**told_by).start()
+    assert [story.get(timeout=MINUTE) for _ in range(4)] == ["look", "look", "raise", "look"]
+
+
+def test_work_committed_between_the_last_look_and_the_flag_is_found(
+    loops: Callable[..., Loop], database: Database
+) -> None:
+    """The sender saw no flag and sent nothing: only the look after the flag can find it."""
+    wakeups = Wakeups(database)
+    wakeups.start()
+    eventually(lambda: wakeups.connected)
+    committed, found, sent = threading.Event(), threading.Event(), []
+
+    def run_once() -> float:
+        found.set() if committed.is_set() else None
+        return LONG
+
+    @contextmanager
+    def idle() -> Iterator[None]:
+        if not committed.is_set():
+            sent.append(database.run(lambda connection: wake(connection, "jobs")))
+            committed.set()
+        with wakeups.idle("jobs"):
+            yield
+
+    try:
+        loops(run_once, signal=wakeups.signal("jobs"), idle=idle).start()
+        assert found.wait(MINUTE)
+        assert sent == [False]
+    finally:
+        wakeups.stop()
+
+
+def test_a_sleeping_loop_is_woken_by_another_process(loops: Callable[..., Loop], database: Database) -> None:
+    wakeups = Wakeups(database)
+    wakeups.start()
+    work = Work()
+    try:
+        signal = wakeups.signal("jobs")
+        loops(work, signal=signal, idle=lambda: wakeups.idle("jobs")).start()
+        work.expect(2)
+        eventually(lambda: database.run(lambda connection: wake(connection, "jobs")))
+        work.expect(1)
+    finally:
+        wakeups.stop()
+
+
+def test_cycles_and_age_are_metrics(loops: Callable[..., Loop]) -> None:
+    work = Work()
+    loop = loops(work)
+    before = value("leasehold_loop_cycles_total", loop)
+    loop.start()
+    work.expect(1)
+    loop.wake()
+    work.expect(1)
+    assert 0.0 <= value("leasehold_loop_age_seconds", loop) < MINUTE
+    assert loop.stop(MINUTE)
+    assert value("leasehold_loop_cycles_total", loop) == before + 2
+    assert REGISTRY.get_sample_value("leasehold_loop_age_seconds", {"loop": loop.name}) is None

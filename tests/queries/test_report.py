@@ -1,0 +1,104 @@
+"""`leasehold report`: what the pool did within a window."""
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+
+from assigner.admission import fair_share
+from assigner.queries import report
+from schema.accounting import counters
+from tests.support.pool import Pool, completed
+
+HOUR = 3600.0
+
+
+def ran(pool: Pool, *, instance: str, jobs: int, verdict: str = "succeeded", **fields: object) -> None:
+    pool.submit(jobs, instance=instance, **fields)
+    bot = pool.bot(f"bot-of-{instance}", capacity=jobs)
+    pool.assigner().run_once()
+    bot.sync(*(completed(lease, verdict) for lease in bot.take()), status="draining")
+
+
+def aged(pool: Pool, seconds: float) -> None:
+    """What happened so far happened so many seconds earlier, and each job waited 2 s and ran 10 s."""
+    pool.change(
+        "UPDATE jobs SET created_at = now() - make_interval(secs => :s + 12),"
+        " finished_at = now() - make_interval(secs => :s) WHERE finished_at IS NOT NULL",
+        s=seconds,
+    )
+    pool.change(
+        "UPDATE leases SET granted_at = now() - make_interval(secs => :s + 10),"
+        " ended_at = now() - make_interval(secs => :s)",
+        s=seconds,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "index"),
+    [([1, 1, 1], 1.0), ([1000 / 3, 500 / 1], 0.962), ([5, 0, 0, 0], 0.25), ([0, 0], None), ([], None)],
+)
+def test_a_25_fairness_is_jains_index(shares: list[float], index: float | None) -> None:
+    found = fair_share.jain_index(shares)
+    assert found == (None if index is None else pytest.approx(index, abs=5e-4))
+
+
+def test_sa_34_a_report_tells_waits_throughput_fairness_and_concentration(pool: Pool) -> None:
+    ran(pool, instance="team-a", jobs=3)
+    ran(pool, instance="team-b", jobs=1, verdict="failed", estimated_seconds=5.0, terms={})
+    aged(pool, 60)
+    found = pool.database.run(lambda c: report.report(c, window=HOUR))
+    assert [(each.name, each.ended, each.succeeded, each.failed) for each in found.instances] == [
+        ("team-a", 3, 3, 0),
+        ("team-b", 1, 0, 1),
+    ]
+    assert [round(each.wait_p50 or 0) for each in found.instances] == [2, 2]
+    assert [round(each.unit_seconds) for each in found.instances] == [30, 10]
+    assert found.fairness is not None
+    assert math.isclose(found.fairness, 40**2 / (2 * (30**2 + 10**2)), abs_tol=1e-3)
+    assert math.isclose(found.throughput, 4 / HOUR)
+    (spread,) = found.concentration
+    assert (spread.bots, spread.jobs, spread.busiest_share) == (2, 4, 0.75)
+    assert math.isclose(spread.index, 0.75**2 + 0.25**2)
+
+
+def test_sa_35_days_come_newest_first_with_their_mean_wait_and_priority(pool: Pool) -> None:
+    ran(pool, instance="team-a", jobs=2, priority=5)
+    aged(pool, 25 * HOUR)
+    pool.submit(instance="team-b")
+    found = pool.database.run(lambda c: report.report(c, window=48 * HOUR))
+    (day,) = found.days
+    assert (day.scheduled, day.completed, day.priority_mean, round(day.wait_mean or 0)) == (2, 2, 5.0, 2)
+    assert pool.database.run(lambda c: report.report(c, window=HOUR)).days == []
+
+
+def test_sa_38_what_jobs_took_is_compared_with_what_they_said(pool: Pool) -> None:
+    ran(pool, instance="team-a", jobs=2, terms={}, estimated_seconds=5.0)
+    aged(pool, 60)
+    estimates = pool.database.run(lambda c: report.report(c, window=HOUR)).estimates
+    assert (estimates.jobs, estimates.estimated_mean, round(estimates.ratio_p50 or 0)) == (2, 5.0, 2)
+
+
+def test_a_25_efficiency_counts_the_minutes_in_which_jobs_were_ready(pool: Pool) -> None:
+    pool.submit(1)
+    pool.bot("bot-1", capacity=4)
+    pool.assigner().run_once()
+    pool.database.run(counters.sample)
+    assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency is None, "nothing was ready"
+    pool.submit(1)
+    pool.database.run(counters.sample)
+    pool.database.run(counters.sample)
+    assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency == 0.25
+
+
+def test_the_command_prints_a_report_and_refuses_a_bad_window(
+    pool: Pool, operate: Callable[..., tuple[int, str]]
+) -> None:
+    ran(pool, instance="team-a", jobs=3)
+    code, told = operate("report", "--json")
+    assert (code, json.loads(told)["instances"][0]["name"]) == (0, "team-a")
+    code, told = operate("report")
+    assert (code, "team-a" in told) == (0, True)
+    code, told = operate("report", "--window", "0")
+    assert (code, told.startswith("error: --window: must be between")) == (2, True)

@@ -1,0 +1,293 @@
+"""The pool at a glance: what it counts, its rates and waits, and that neither history nor queue decides its cost."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import REGISTRY
+from sqlalchemy import Connection
+
+from assigner.api import models
+from assigner.api.models import PoolStatus
+from assigner.queries import status as status_queries
+from schema.moves.cancel import ask_stop, cancel
+from schema.moves.hold import park
+from schema.moves.priority import set_priority
+from tests.support import filling
+from tests.support.http import JOB, submitted
+from tests.support.plans import watching
+from tests.support.pool import Pool, completed
+from tests.support.servers import Served
+
+KINDS = ("free", "full", "absent")
+QUEUED, BACKOFF, FINISHED, RUNNING = 2_400, 240, 24_000, 300
+
+
+def status(pool: Pool, *, instances: list[str] | None = None) -> PoolStatus:
+    """What the gateway answers."""
+    return models.status_answer(
+        pool.database.run(lambda connection: status_queries.pool_status(connection, instances=instances, cooldown=600))
+    )
+
+
+def change(pool: Pool, job: str, state: str) -> None:
+    """Park it, or cancel it."""
+    if state == "parked":
+        pool.database.run(lambda c: park(c, [job], instances=None, reason=None, actor="test"))
+    else:
+        pool.database.run(lambda c: cancel(c, [job], instances=None, sync=1, actor="test"))
+
+
+def earlier(pool: Pool, job: str, to: str, *, seconds: float) -> None:
+    """Put back the time of the job's newest event that led to a state."""
+    pool.change(
+        "UPDATE job_events SET at = at - make_interval(secs => :seconds) WHERE id = (SELECT max(e.id) FROM job_events e"
+        " JOIN jobs j ON j.id = e.job_id WHERE j.public_id = CAST(:job AS uuid) AND e.to_state = :to)",
+        seconds=seconds, job=job, to=to,
+    )  # fmt: skip
+
+
+def long_ago(pool: Pool, table: str, *columns: str, seconds: float = 3600) -> None:
+    """Put back times of every row."""
+    changes = ", ".join(f"{column} = {column} - make_interval(secs => :seconds)" for column in columns)
+    pool.change(f"UPDATE {table} SET {changes}", seconds=seconds)
+
+
+def test_jobs_in_every_state_are_counted_where_they_are(pool: Pool) -> None:
+    running, bot, work = pool.running()
+    stopping, *_ = pool.submit()
+    done = pool.bot("bot-2")
+    pool.assigner().run_once()
+    (ours,) = done.take()
+    assert ours["job"] == stopping
+    change(pool, stopping, "cancelled")
+    parked, cancelled, *_ = pool.submit(4)
+    change(pool, parked, "parked")
+    change(pool, cancelled, "cancelled")
+    pool.submit(2, instance="other", properties={"gpu": "x"})
+    found = status(pool)
+    assert found.jobs == dict(Counter(row.state for row in pool.rows("SELECT state FROM jobs")))
+    assert found.jobs == {"running": 1, "cancelling": 1, "parked": 1, "cancelled": 1, "queued": 4}
+    assert found.instances["other"] == {"queued": 2}
+    assert (found.unmatchable, found.at_least) == (2, [])
+    assert pool.job(running).state == "running"
+    bot.sync(completed(work, "failed"))
+    assert status(pool).jobs["failed"] == 1
+
+
+def test_a_lease_that_is_taken_back_is_counted_as_its_job_says(pool: Pool) -> None:
+    pool.running()
+    (lease,) = pool.rows("SELECT job_id, fence FROM leases")
+    pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
+    asked = pool.database.run(
+        lambda c: ask_stop(c, [(lease.job_id, lease.fence)], from_state="active", reason="timeout", sync=1)
+    )
+    assert asked == 1
+    assert status(pool).jobs == {"running": 1}
+
+
+def test_rates_tell_how_jobs_ended_and_waits_how_long_they_waited_for_a_bot(pool: Pool) -> None:
+    jobs = pool.submit(4)
+    for job, seconds in zip(jobs, (1.0, 2.0, 3.0, 100.0), strict=True):
+        earlier(pool, job, "queued", seconds=seconds)
+    pool.change("UPDATE jobs SET created_at = created_at - interval '100 s' WHERE public_id = CAST(:job AS uuid)",
+                job=jobs[-1])  # fmt: skip
+    bot = pool.bot(capacity=4)
+    pool.assigner().run_once()
+    work = {each["job"]: each for each in bot.take()}
+    bot.sync(*[completed(work[job], "failed" if job == jobs[0] else "succeeded") for job in jobs])
+    found = status(pool)
+    rates = found.rates
+    assert (rates.granted, rates.started, rates.finished) == (0.067, 0.067, 0.067)
+    assert (rates.succeeded, rates.failed, rates.dead, rates.cancelled) == (0.05, 0.017, 0, 0)
+    assert (rates.submitted, rates.span) == (0.05, 60.0)  # one was submitted more than a minute ago
+    waits = found.waits
+    assert waits.jobs == 4
+    assert (waits.p50, waits.p95, waits.p99) == pytest.approx((2, 100, 100), abs=0.9)
+
+
+def test_a_wait_begins_when_the_job_last_came_into_the_queue(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    earlier(pool, job, "queued", seconds=1000)
+    long_ago(pool, "leases", "granted_at", "acknowledged_at", seconds=900)
+    bot.sync(completed(work, "released"))
+    earlier(pool, job, "queued", seconds=5)
+    pool.database.run(lambda c: set_priority(c, [job], 7, instances=None, reason=None, actor="test"))
+    pool.assigner().run_once()
+    found = status(pool)
+    assert found.waits.jobs == 1
+    assert found.waits.p50 == pytest.approx(5, abs=2)
+    assert (found.rates.granted, found.rates.started) == (0.017, 0)
+
+
+def test_a_grant_that_came_to_nothing_counts_once_its_job_is_leased_again_or_ends(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    bot.sync(completed(work, "released"))
+    assert status(pool).rates.granted == 0
+    pool.assigner().run_once()
+    assert (status(pool).rates.granted, status(pool).waits.jobs) == (0.033, 2)
+    (again,) = bot.take()
+    bot.sync(completed(again))
+    found = status(pool)
+    assert (found.rates.granted, found.rates.finished, found.waits.jobs) == (0.033, 0.017, 2)
+    assert pool.job(job).attempts == 1
+
+
+def test_a_lease_from_before_the_minute_is_no_grant_of_it_when_its_job_ends(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    long_ago(pool, "leases", "granted_at", "acknowledged_at")
+    assert status(pool).rates.granted == status(pool).rates.started == 0
+    bot.sync(completed(work))
+    found = status(pool)
+    assert (found.rates.granted, found.rates.started, found.rates.finished, found.waits.jobs) == (0, 0, 0.017, 0)
+
+
+def test_a_quiet_pool_has_rates_of_zero_and_no_waits(pool: Pool) -> None:
+    found = status(pool)
+    assert found.rates.finished == found.rates.submitted == 0
+    assert (found.waits.jobs, found.waits.p50) == (0, None)
+    assert (found.jobs, found.oldest_queued_seconds) == ({}, None)
+
+
+def test_a_submitter_sees_the_rates_waits_and_counts_of_its_own_instance(
+    served: Served, operator: httpx.Client, pool: Pool
+) -> None:
+    mine = served.client(served.token("submitter", instance="ci"))
+    pool.running()
+    submitted(mine, JOB)
+    theirs, all_of_it = mine.get("/v1/status").json(), operator.get("/v1/status").json()
+    assert (theirs["rates"]["submitted"], all_of_it["rates"]["submitted"]) == (0.017, 0.033)
+    assert (theirs["waits"]["jobs"], all_of_it["waits"]["jobs"]) == (0, 1)
+    assert (theirs["jobs"], all_of_it["jobs"]) == ({"queued": 1}, {"queued": 1, "running": 1})
+    assert theirs["finished_estimate"] is None
+
+
+def filled(pool: Pool) -> None:
+    def fill(connection: Connection) -> None:
+        filling.fill_queues(connection, instances=4, kinds=KINDS)
+        filling.fill_jobs(connection, FINISHED, instances=4, kinds=KINDS, state="succeeded")
+        filling.fill_jobs(connection, QUEUED, instances=4, kinds=KINDS)
+        filling.fill_jobs(connection, BACKOFF, instances=4, kinds=KINDS, backoff=60.0)
+        filling.fill_bots(connection, {"full": RUNNING})
+        filling.occupy(connection, "full", leaving=0)
+
+    for table in ("jobs", "leases", "bots", "job_events"):
+        pool.change(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    pool.database.run(fill)
+    # Of the queues, only the first one's oldest job has waited for long.
+    pool.change("UPDATE jobs SET queued_at = now() - interval '1 hour' WHERE id = (SELECT min(id) FROM jobs"
+                " WHERE state = 'queued' AND schedule_after IS NULL)")  # fmt: skip
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+@pytest.mark.parametrize("instances", [None, ["i-0", "i-1"]])
+def test_what_is_counted_is_bounded_and_the_answer_says_where_it_stopped(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, analysed: bool, instances: list[str] | None
+) -> None:
+    filled(pool)
+    if analysed:
+        pool.change("ANALYZE")
+    exact = status(pool, instances=instances)
+    assert exact.at_least == []
+    assert exact.jobs["queued"] == (QUEUED + BACKOFF) // (1 if instances is None else 2)
+    assert exact.jobs["succeeded"] == FINISHED // (1 if instances is None else 2)
+    monkeypatch.setattr(status_queries, "MAX_COUNTED", 400)
+    monkeypatch.setattr(status_queries, "MAX_FINISHED", 500)
+    monkeypatch.setattr(status_queries, "RATE_JOBS", (100, 1000))
+    monkeypatch.setattr(status_queries, "MAX_ENDED", 500)
+    monkeypatch.setattr(status_queries, "MAX_WAITS", 100)
+    with pool.database.engine.connect() as connection:
+        with watching(connection) as watch:
+            bounded = models.status_answer(status_queries.pool_status(connection, instances=instances, cooldown=600))
+        connection.rollback()
+    assert not watch.whole_scans() & {"jobs", "leases", "job_events"}, str(watch)
+    # A few rows are for each queue and bot.
+    assert watch.touched <= 3 * 400 + 500 + (100 + 2 * 1000 + 2 * 500) + 2 * 100 + 3 * RUNNING + 700, str(watch)
+    assert {"queued", "unmatchable", "succeeded", "dead"} <= set(bounded.at_least)
+    assert "running" not in bounded.at_least
+    assert 400 <= bounded.jobs["queued"] < exact.jobs["queued"]
+    assert min(counts["queued"] for counts in bounded.instances.values()) >= 100
+    assert bounded.oldest_queued_seconds is not None
+    assert 3600 <= bounded.oldest_queued_seconds < 3700
+    assert bounded.rates.span < 60
+
+
+def test_an_estimate_of_all_finished_jobs_is_given_once_there_is_one(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(pool)
+    pool.change("ANALYZE")
+    monkeypatch.setattr(status_queries, "MAX_FINISHED", 500)
+    found = status(pool)
+    assert found.jobs["succeeded"] == 500
+    assert found.finished_estimate == pytest.approx(FINISHED, rel=0.05)
+
+
+def test_what_is_older_than_a_minute_is_hardly_read(pool: Pool) -> None:
+    filled(pool)
+    long_ago(pool, "jobs", "created_at", "finished_at")
+    long_ago(pool, "leases", "granted_at", "acknowledged_at")
+    with pool.database.engine.connect() as connection:
+        with watching(connection) as watch:
+            found = models.status_answer(status_queries.pool_status(connection, instances=None, cooldown=600))
+        connection.rollback()
+    rates = found.rates
+    assert (rates.submitted, rates.granted, rates.finished, rates.span) == (0, 0, 0, 60)
+    nodes = [node for plan in watch.plans if "created_at" in plan.query for node in plan.nodes]
+    assert sum(node.touched for node in nodes if node.relation) <= 2 * status_queries.RATE_JOBS[0] + RUNNING, str(watch)
+
+
+def test_where_not_all_leases_were_looked_at_the_rates_of_grants_are_lower_bounds(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(pool)
+    monkeypatch.setattr(status_queries, "MAX_COUNTED", RUNNING // 2)
+    found = status(pool)
+    assert {"running", "rates.granted", "rates.started"} <= set(found.at_least)
+    assert found.rates.granted > 0
+
+
+# What operators watch: the backlog as metrics, and the alerts that are shipped.
+
+
+RULES = Path(__file__).parent.parent.parent / "ops" / "prometheus" / "leasehold.rules.yml"
+
+
+def metric(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"leasehold_{name}", labels)
+
+
+def test_sa_36_upkeep_tells_how_much_waits_for_how_long_and_what_nobody_can_run(pool: Pool) -> None:
+    bot = pool.bot(capacity=1)
+    pool.submit(3)
+    pool.submit(2, properties={"gpu": ["h100"]})
+    pool.submit(1, terms={"locks": ["door"]})
+    (parked,) = pool.submit()
+    pool.database.run(lambda connection: park(connection, [parked], instances=None, reason="", actor="test"))
+    pool.assigner().run_once()
+    assert len(bot.take()) == 1
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '2 h' WHERE state = 'queued'")
+    pool.upkeep().run_once()
+    told = {state: metric("jobs", state=state) for state in ("queued", "running", "parked", "leased", "deferred")}
+    assert told == {"queued": 5, "running": 1, "parked": 1, "leased": 0, "deferred": 0}
+    assert metric("jobs_unmatchable") == 2
+    assert metric("oldest_wait_seconds") == pytest.approx(7200, abs=60)
+
+
+def test_sa_36_an_idle_pool_has_no_backlog(pool: Pool) -> None:
+    found = pool.database.run(status_queries.count_backlog)
+    assert (set(found.jobs.values()), found.oldest, found.unmatchable) == ({0}, 0, 0)
+
+
+def test_sa_36_va_20_the_alerts_ask_for_metrics_that_there_are_and_say_what_to_do() -> None:
+    rules = RULES.read_text()
+    asked = set(re.findall(r"\b(leasehold_\w+)\b", rules))
+    known = {sample.name for family in REGISTRY.collect() for sample in family.samples}
+    known |= {family.name for family in REGISTRY.collect()}
+    known |= {f"{family.name}_total" for family in REGISTRY.collect() if family.type == "counter"}
+    assert asked <= known
+    alerts = re.findall(r"- alert: (\w+)", rules)
+    assert {"LeaseholdBacklogGrows", "LeaseholdJobsWaitLong", "LeaseholdWorkIsConcentrated"} <= set(alerts)
+    assert len(alerts) == len(re.findall(r"\n +action: ", rules)) == len(re.findall(r"\n +summary: ", rules))

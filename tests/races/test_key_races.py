@@ -1,0 +1,312 @@
+"""Two at once on what comes and goes: sessions, requirement sets, keys, waiting jobs and old ones."""
+
+from typing import Any
+
+import pytest
+
+from bots.sync import sessions
+from schema.diagnostics import invariants
+from schema.errors import Conflict
+from schema.fleet import candidates
+from schema.moves import backoff
+from schema.moves.backoff import JobGroup, promote
+from schema.moves.cancel import Cancelled
+from schema.moves.priority import set_priority
+from schema.moves.submit import submit
+from schema.postgres.fragments import JOB_RESULT
+from tests.support.pool import Bot, Pool, active, completed, states, submitted
+from tests.support.race import FINISHED, LOST, Race, at_service_of, cancel, counted_state, outcome, retention, running
+
+LOCKS = (
+    "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_call_of_a_session_that_is_being_replaced_waits_and_is_refused(pool: Pool, race: Race, commit: bool) -> None:
+    job, bot, work = running(pool)
+    with race.first() as first:
+        first.bot()
+        finish = race.second(lambda: bot.sync(completed(work)), behind=first)
+        first.decide(commit)
+        if commit:
+            with pytest.raises(Conflict) as refused:
+                outcome(finish)
+            assert refused.value.code == "session_superseded"
+        else:
+            outcome(finish)
+
+    assert counted_state(pool, job) == (LOST if commit else FINISHED)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_new_session_waits_for_the_call_of_the_old_one(pool: Pool, race: Race, commit: bool) -> None:
+    job, bot, work = running(pool)
+    assert (
+        race.in_turn(
+            lambda first: at_service_of(first, bot).sync(completed(work)), pool.bot, commit=commit
+        ).session.epoch
+        == 2
+    )
+    assert counted_state(pool, job) == (FINISHED if commit else LOST)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_new_requirement_set_waits_for_the_bot_that_is_arriving(pool: Pool, race: Race, commit: bool) -> None:
+    (job,) = race.in_turn(
+        lambda first: first.bot(properties={"os": "linux"}),
+        lambda: pool.submit(properties={"os": "linux"}),
+        commit=commit,
+    )
+    pool.assigner().run_once()
+
+    assert pool.job(job).state == ("leased" if commit else "queued")
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_bot_that_arrives_waits_for_a_new_requirement_set(pool: Pool, race: Race, commit: bool) -> None:
+    race.in_turn(
+        lambda first: first.submit(properties={"os": "linux"}),
+        lambda: pool.bot(properties={"os": "linux"}),
+        commit=commit,
+    )
+    pool.assigner().run_once()
+
+    assert [row.state for row in pool.rows("SELECT state FROM jobs")] == (["leased"] if commit else [])
+    assert len(pool.rows("SELECT * FROM bot_platforms")) == int(commit)
+
+
+def test_a_new_instance_and_a_new_requirement_set_are_locked_in_one_order(pool: Pool, race: Race) -> None:
+    with race.first() as first:
+        candidates.freeze_requirement_sets(first.connection)
+        submitting = race.second(lambda: pool.submit(instance="fresh", properties={"os": "linux"}), behind=first)
+        first.bot(instance="fresh", properties={"os": "linux"})
+        first.commit()
+        (job,) = outcome(submitting)
+    pool.assigner().run_once()
+
+    assert pool.job(job).state == "leased"
+    assert race.errors == [], "nobody had to be repeated"
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_requirement_sets_are_locked_before_a_new_instance_is_made(pool: Pool, race: Race, opens: bool) -> None:
+    fields: dict[str, Any] = {"instance": "fresh", "properties": {"os": "linux"}}
+    with race.first() as first:
+        first.connection.execute(sessions.INTERN_INSTANCE, {"name": "fresh"})
+        late = race.second(lambda: pool.bot(**fields) if opens else pool.submit(**fields), behind=first)
+        (lock,) = pool.rows(LOCKS)
+        assert lock.mode == ("ShareLock" if opens else "ExclusiveLock")
+        first.roll_back()
+        outcome(late)
+
+
+def test_jobs_of_one_submit_keep_their_order(pool: Pool) -> None:
+    jobs = pool.submit(50)
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs ORDER BY id")] == jobs
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_two_submits_of_one_key_make_one_job(pool: Pool, race: Race, commit: bool) -> None:
+    with race.first() as first:
+        mine = first.submit(key="nightly")
+        late = race.second(lambda: pool.submit(key="nightly"), behind=first)
+        first.decide(commit)
+        theirs = outcome(late)
+
+    assert pool.submit(key="nightly") == theirs
+    assert (theirs == mine) is commit
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == theirs
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_key_that_is_about_to_stand_for_something_else_is_waited_for(pool: Pool, race: Race, commit: bool) -> None:
+    with race.first() as first:
+        first.submit(key="nightly", payload={"command": ["false"]})
+        late = race.second(lambda: pool.submit(2, key="nightly"), behind=first)
+        first.decide(commit)
+        if commit:
+            with pytest.raises(Conflict, match="nightly"):
+                outcome(late)
+        else:
+            mine, again = outcome(late)
+            assert mine == again
+
+    (payload,) = pool.rows("SELECT payload FROM job_payloads")
+    assert payload.payload == {"command": ["false" if commit else "true"]}
+
+
+def test_retention_cannot_remove_a_job_whose_key_is_just_being_answered(pool: Pool, race: Race) -> None:
+    (old,) = pool.submit(key="a")
+    cancel(pool, old)
+    requests = [{"instance": "default", "properties": {}, "payload": {"command": ["true"]}, "key": key} for key in "ab"]
+    with race.first() as first:
+        first.submit(key="b")
+        late = race.second(lambda: pool.database.run(lambda c: submit(c, requests, actor="test")), behind=first)
+        deleting = race.as_far_as_it_goes(lambda: retention(pool), behind=1)
+        first.roll_back()
+        answers = outcome(late)
+
+    assert [(answer.public_id == old, answer.created) for answer in answers] == [(True, False), (False, True)]
+    assert outcome(deleting) == 1
+    assert pool.submit(key="a") != [old], "the key is free again"
+
+
+def test_a_key_that_retention_is_removing_is_waited_for_and_then_free(pool: Pool, race: Race) -> None:
+    (old,) = pool.submit(key="a")
+    cancel(pool, old)
+    with race.first() as first:
+        assert retention(first) == 1
+        late = race.second(lambda: pool.submit(key="a"), behind=first)
+        first.commit()
+        (new,) = outcome(late)
+
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == [new]
+
+
+def test_a_job_that_is_being_granted_is_not_postponed(pool: Pool, race: Race) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    alike = [JobGroup(0, pool.job(job).instance, pool.job(job).platform, 1)]
+
+    def postpone(on: Pool) -> int:
+        return on.database.run(lambda c: backoff.postpone(c, alike, reason="no bot", base=60, cap=60, limit=9))
+
+    assert race.side_by_side(lambda first: first.assigner().run_once(), lambda: postpone(pool), commit=False) == 0
+    with race.first() as first:
+        assert postpone(first) == 1
+        race.unhindered(pool.assigner().run_once, by=first)
+        first.commit()
+
+    row = pool.job(job)
+    assert (row.state, row.considered, row.reason) == ("queued", 1, "no bot")
+
+
+def test_a_job_that_is_being_granted_is_not_promoted_and_one_that_is_promoted_is_not_granted(
+    pool: Pool, race: Race
+) -> None:
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    pool.bot()
+    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s', considered = 1")
+    with race.first() as first:
+        assert first.database.run(lambda c: promote(c, 9)).jobs == 1
+        race.unhindered(pool.assigner().run_once, by=first)
+        first.roll_back()
+    assert (
+        race.side_by_side(
+            lambda first: first.assigner().run_once(), lambda: pool.database.run(lambda c: promote(c, 9))
+        ).jobs
+        == 0
+    )
+    row = pool.job(job)
+    assert (row.state, row.schedule_after, row.considered) == ("leased", None, 0)
+
+
+def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: Pool, race: Race) -> None:
+    job, bot, work = running(pool)
+    bot.sync(completed(work, exit_code=0))
+    with race.first(isolation="REPEATABLE READ") as reader:
+        assert reader.job(job).state == "succeeded"
+        assert race.unhindered(lambda: retention(pool), by=reader) == 1
+        assert [finding for finding in invariants.check(reader.connection) if finding.rows] == []
+        assert reader.history(job) == ["submit", "grant", "acknowledge", "finish"]
+        assert reader.row(f"SELECT {JOB_RESULT} AS result FROM jobs j").result == {"exit_code": 0}
+
+    for table in ("jobs", "job_payloads", "job_events", "leases", "submit_keys", "job_outputs"):
+        assert pool.rows(f"SELECT * FROM {table}") == []
+
+
+def test_retention_passes_over_a_job_that_somebody_looks_at_with_a_lock(pool: Pool, race: Race) -> None:
+    (job,) = pool.submit()
+    cancel(pool, job)
+    with race.first() as first:
+        assert cancel(first, job) == [Cancelled(job, "cancelled", changed=False)]
+        assert race.unhindered(lambda: retention(pool), by=first) == 0
+    with race.first() as first:
+        assert retention(first) == 1
+        late = race.second(lambda: cancel(pool, job), behind=first)
+        first.commit()
+        assert outcome(late) == [Cancelled(job, None, changed=False)]
+
+
+# Two at once on one graph: who waits, and that nothing is counted twice or lost.
+
+
+UNBLOCKED = "SELECT count(*) FROM job_events WHERE move = 'unblock'"
+
+
+def at_work(pool: Pool, name: str) -> tuple[Bot, dict[str, Any]]:
+    """A bot that runs the next job, and nothing beside it, with its lease."""
+    bot = pool.bot(name, capacity=1, sync_service=pool.sync_service(enabled=False))
+    pool.assigner(batch=1).run_once()
+    (work,) = bot.sync()["leases"]
+    bot.sync(active(work))
+    return bot, work
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_two_parents_that_end_at_the_same_time_start_their_child_once(pool: Pool, race: Race, committed: bool) -> None:
+    """The second waits for the first, at the row of the child's node, and counts on what became of it."""
+    graph = submitted(pool, {1: [], 2: [], 3: [1, 2]})
+    one, first_work = at_work(pool, "bot-1")
+    two, second_work = at_work(pool, "bot-2")
+    with race.first() as ahead:
+        at_service_of(ahead, one).sync(completed(first_work))
+        behind = race.second(lambda: two.sync(completed(second_work)), behind=ahead)
+        ahead.decide(committed)
+        outcome(behind)
+    assert states(pool, graph)[3] == ("queued" if committed else "blocked")
+    assert pool.row(UNBLOCKED)[0] == committed
+    assert race.errors == []
+
+
+def test_a_child_that_somebody_is_cancelling_is_left_to_him(pool: Pool, race: Race) -> None:
+    graph = submitted(pool, {1: [], 2: [1]})
+    bot, work = at_work(pool, "bot-1")
+    with race.first() as ahead:
+        ahead.connection.exec_driver_sql(
+            "SELECT FROM jobs j JOIN graph_nodes n ON n.job_id = j.id WHERE n.node_no = 2 FOR NO KEY UPDATE OF j"
+        )
+        race.unhindered(lambda: bot.sync(completed(work)), by=ahead)
+        assert states(pool, graph) == {1: "succeeded", 2: "blocked"}
+        cancel(ahead, graph.jobs[2])
+        ahead.commit()
+    pool.upkeep().run_once()
+    assert states(pool, graph) == {1: "succeeded", 2: "cancelled"}
+
+
+def test_a_child_whose_job_was_locked_when_its_turn_came_is_queued_by_upkeep(pool: Pool, race: Race) -> None:
+    graph = submitted(pool, {1: [], 2: [1]})
+    bot, work = at_work(pool, "bot-1")
+    with race.first() as ahead:
+        ahead.database.run(lambda c: set_priority(c, [graph.jobs[2]], 7, instances=None, reason=None, actor="test"))
+        race.unhindered(lambda: bot.sync(completed(work)), by=ahead)
+        ahead.commit()
+    assert states(pool, graph)[2] == "blocked"
+    pool.upkeep().run_once()
+    assert (states(pool, graph)[2], pool.job(graph.jobs[2]).priority) == ("queued", 7)
+    assert pool.row(UNBLOCKED)[0] == 1
+
+
+def test_graphs_of_one_name_that_come_at_once_replace_each_other(pool: Pool, race: Race) -> None:
+    with race.first() as ahead:
+        old = submitted(ahead, {1: [], 2: [1]})
+        behind = race.second(lambda: submitted(pool, {1: []}), behind=ahead)
+        ahead.commit()
+        new = outcome(behind)
+    assert (old.replaced, new.replaced) == (None, 2)
+    assert states(pool, old) == {1: "cancelled", 2: "cancelled"}
+    assert states(pool, new) == {1: "queued"}
+    assert race.errors == []
+
+
+def test_the_same_graph_submitted_twice_at_once_is_one(pool: Pool, race: Race) -> None:
+    with race.first() as ahead:
+        first = submitted(ahead, {1: [], 2: [1]}, key="k")
+        behind = race.second(lambda: submitted(pool, {1: [], 2: [1]}, key="k"), behind=ahead)
+        ahead.commit()
+        second = outcome(behind)
+    assert (second.public_id, second.jobs) == (first.public_id, first.jobs)
+    assert (first.created, second.created, second.replaced) == (True, False, None)

@@ -1,0 +1,440 @@
+"""Quotas, two at once on one counter: who waits, who wins, and the order in which they are locked."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from assigner.cycle.assigner import PriorityAgeAssigner
+from assigner.cycle.contention import CAREFUL, ConflictBackoff
+from assigner.cycle.settings import AssignerSettings
+from schema import moves
+from schema.accounting import counters, quotas
+from schema.errors import Conflict, NotFound
+from schema.moves import preempt as preempt_moves
+from tests.support.patience import MINUTE
+from tests.support.pool import Pool, active, completed
+from tests.support.race import Race, at_service_of, cancel, outcome
+from tests.support.tenancy import Tenancy, assign, cohort_of, contested, put_cohort, remove_cohort, share
+
+WRITERS = """
+SELECT count(*) AS writers FROM pg_locks
+WHERE relation = CAST('leases' AS regclass) AND mode = 'RowExclusiveLock' AND granted"""
+LOCK_QUOTA = """
+SELECT FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = :instance FOR NO KEY UPDATE OF q"""
+
+
+# --- grant × quota
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_34_two_assigners_never_share_the_last_unit_of_a_maximum(
+    pool: Pool, tenancy: Tenancy, race: Race, commit: bool
+) -> None:
+    tenancy.quota("team-a", maximum=1)
+    for kind in ("one", "two"):
+        pool.bot(f"bot-{kind}", properties={"kind": kind})
+        pool.submit(instance="team-a", properties={"kind": kind})
+    race.in_turn(
+        lambda first: first.assigner(batch=1).run_once(), lambda: pool.assigner(batch=1).run_once(), commit=commit
+    )
+    assert tenancy.usage("team-a") == 1
+
+
+@pytest.mark.parametrize(("commit", "usage"), [(True, 0), (False, 1)])
+def test_grant_quota_lowered_a_grant_waits_and_obeys(
+    pool: Pool, tenancy: Tenancy, race: Race, commit: bool, usage: int
+) -> None:
+    tenancy.quota("team-a", maximum=2)
+    pool.bot()
+    pool.submit(instance="team-a")
+    race.in_turn(Tenancy.quota("team-a", maximum=0), lambda: pool.assigner().run_once(), commit=commit)
+    assert tenancy.usage("team-a") == usage
+
+
+def test_grant_quota_lowered_what_was_granted_before_stays_and_nothing_new_starts(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    tenancy.quota("team-a", maximum=2)
+    bot = pool.bot(capacity=4)
+    pool.submit(3, instance="team-a")
+    race.in_turn(lambda first: first.assigner().run_once(), lambda: tenancy.quota("team-a", maximum=1))
+    works = bot.take()
+    pool.assigner().run_once()
+    assert (tenancy.usage("team-a"), len(works)) == (2, 2), "nothing is stopped"
+    answer = bot.sync(completed(works[0]), active(works[1]))
+    assert len(answer["leases"]) == 1, "its maximum is used up"
+    assert bot.sync(completed(works[1]))["leases"], "and now there is one again"
+    assert tenancy.usage("team-a") == 1
+
+
+def test_the_first_quota_of_an_instance_counts_grants_that_were_not_decided_yet(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    pool.bot(capacity=2)
+    pool.submit(3, instance="team-a")
+    race.in_turn(lambda first: first.assigner(batch=1).run_once(), lambda: tenancy.quota("team-a", maximum=2))
+    assert tenancy.usage("team-a") == 1
+
+
+def test_the_first_quota_of_an_instance_counts_ends_that_were_not_decided_yet(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    pool.submit(instance="team-a")
+    bot = pool.bot()
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    race.in_turn(
+        lambda first: at_service_of(first, bot).sync(completed(work)), lambda: tenancy.quota("team-a", maximum=2)
+    )
+    assert tenancy.usage("team-a") == 0
+
+
+def test_a_grant_that_meets_the_first_quota_of_its_instance_waits_and_is_counted(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    pool.bot(capacity=3)
+    pool.submit(3, instance="team-a")
+    race.in_turn(Tenancy.quota("team-a", maximum=1), lambda: pool.assigner().run_once())
+    assert tenancy.usage("team-a") == 1
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_quota_that_is_removed_while_granting_leaves_nothing_uncounted(
+    pool: Pool, tenancy: Tenancy, race: Race, commit: bool
+) -> None:
+    tenancy.quota("team-a", maximum=1)
+    pool.bot(capacity=3)
+    pool.submit(2, instance="team-a")
+    race.in_turn(
+        lambda first: first.database.run(lambda c: quotas.remove_quota(c, "default", "team-a", actor="test")),
+        lambda: pool.assigner().run_once(),
+        commit=commit,
+    )
+    pool.assigner().run_once()
+    assert tenancy.running() == {"team-a": 2 if commit else 1}
+
+
+def test_bg_26_a_fetch_does_not_wait_for_a_quota_that_an_assigner_holds(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    _, bot, work = pool.running(instance="team-b")
+    tenancy.quota("team-a", maximum=10)
+    pool.bot("bot-2", properties={"kind": "two"})
+    pool.submit(instance="team-a", properties={"kind": "two"})
+    (other,) = pool.submit(instance="team-a")
+    answer = race.side_by_side(lambda first: first.assigner().run_once(), lambda: bot.sync(completed(work)))
+    assert answer["leases"] == [], "it counts as used up"
+    assert tenancy.usage("team-a") == 1
+    pool.assigner().run_once()
+    assert pool.job(other).state == "leased"
+
+
+# --- the lock order
+
+
+def test_a_27_an_eviction_after_a_grant_takes_no_quota_out_of_order(pool: Pool, tenancy: Tenancy, race: Race) -> None:
+    contested(pool, tenancy, properties={"kind": "one"})
+    tenancy.quota("team-z", maximum=5)
+    pool.bot("bot-2", properties={"kind": "two"})
+    pool.submit(instance="team-z", properties={"kind": "two"})
+    race.side_by_side(lambda first: first.change(LOCK_QUOTA, instance="team-b"), lambda: assign(pool), commit=False)
+    assert (tenancy.usage("team-z"), tenancy.stop_requests()) == (1, 0)
+    assign(pool)
+    assert tenancy.stop_requests() == 1
+
+
+def test_a_27_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_order(
+    pool: Pool, tenancy: Tenancy, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, wanting, victim in (("one", "team-a", "team-b"), ("two", "team-c", "team-d")):
+        tenancy.quota(victim, maximum=3)
+        pool.submit(instance=victim, priority=10, properties={"kind": kind})
+        bot = pool.bot(f"bot-{kind}", properties={"kind": kind})
+        pool.assigner().run_once()
+        bot.take()
+        tenancy.quota(wanting, minimum=1)
+        pool.submit(instance=wanting, properties={"kind": kind}, priority=int(kind == "two"))
+    preempt, tried = preempt_moves.preempt, []
+
+    def after_a_change(connection: Connection, **fields: Any) -> bool:
+        if not tried:
+            tenancy.quota("team-a", minimum=0)
+        tried.append(preempt(connection, **fields))
+        return tried[-1]
+
+    monkeypatch.setattr(moves, "preempt", after_a_change)
+    race.side_by_side(lambda first: first.change(LOCK_QUOTA, instance="team-d"), lambda: assign(pool), commit=False)
+    assert (tried, tenancy.stop_requests()) == ([False, False], 0)
+
+
+def test_a_27_a_bot_that_finishes_and_leaves_at_once_takes_its_quotas_in_order(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    for team in ("team-a", "team-b"):
+        tenancy.quota(team, maximum=5)
+        pool.submit(instance=team)
+    bot = pool.bot(capacity=2)
+    pool.assigner().run_once()
+    works = {work["instance"]: work for work in bot.take()}
+    with race.first() as first:
+        first.change(LOCK_QUOTA, instance="team-a")
+        late = race.second(lambda: bot.sync(completed(works["team-b"]), status="gone"), behind=first)
+        pool.change(LOCK_QUOTA + " NOWAIT", instance="team-b")
+        first.roll_back()
+        outcome(late)
+
+    assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (0, 0)
+    assert pool.job(works["team-b"]["job"]).state == "succeeded"
+    released = pool.job(works["team-a"]["job"])
+    assert (released.state, released.attempts) == ("queued", 0)
+
+
+def test_a_27_an_eviction_that_waits_for_a_quota_has_said_that_it_will_write_leases(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    """Or those who repair counters, alone with the leases, would wait for its quota while it waits for the leases."""
+    contested(pool, tenancy)
+    with race.first() as first:
+        first.change(LOCK_QUOTA, instance="team-b")
+        late = race.second(lambda: assign(pool), behind=first)
+        assert pool.row(WRITERS).writers == 1
+        first.roll_back()
+        outcome(late)
+
+    assert tenancy.stop_requests() == 1
+
+
+def test_a_27_counters_are_repaired_after_the_evictions_that_hold_them(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    contested(pool, tenancy)
+    pool.change("UPDATE quotas SET usage = usage + 1 WHERE usage = 1")
+    assert [drift.instance for drift in race.in_turn(assign, lambda: pool.database.run(quotas.reconcile_quotas))] == [
+        "team-b"
+    ]
+    assert tenancy.usage("team-b") == 1
+
+
+# Cohorts and quotas that change while the pool is at work: whoever is second waits, and nobody deadlocks.
+
+
+def leases(pool: Pool) -> list[tuple[str, str, str]]:
+    """The cohorts of each live lease, its job and its bot."""
+    rows = pool.rows(
+        "SELECT l.cohort AS lease, j.cohort AS job, b.cohort AS bot FROM live l"
+        " JOIN jobs j ON j.id = l.job_id JOIN bots b ON b.id = l.bot_id"
+    )
+    return [tuple(row) for row in rows]
+
+
+def test_a_cohort_declared_behind_an_assigner_leaves_what_it_has_placed(pool: Pool, race: Race) -> None:
+    pool.submit(2, label="gpu")
+    pool.bot()
+    race.in_turn(lambda first: first.assigner().run_once(), lambda: put_cohort(pool, "gpus", "gpu"))
+    assert leases(pool) == [(0, 0, 0)]
+    assert (
+        pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort WHERE j.state = 'queued'").name == "gpus"
+    )
+
+
+def test_an_assigner_behind_a_cohort_that_is_declared_places_nothing_across_cohorts(pool: Pool, race: Race) -> None:
+    pool.submit(label="gpu")
+    pool.bot()
+    race.in_turn(lambda first: put_cohort(first, "gpus", "gpu"), lambda: pool.assigner().run_once())
+    assert leases(pool) == []
+    pool.bot("bot-2", labels=["gpu"])
+    pool.assigner().run_once()
+    ((lease, job, bot),) = leases(pool)
+    assert lease == job == bot != 0
+
+
+@pytest.mark.parametrize("declares_first", [True, False])
+def test_a_cancel_and_a_cohort_that_is_declared_do_not_undo_each_other(
+    pool: Pool, race: Race, declares_first: bool
+) -> None:
+    (job,) = pool.submit(label="gpu")
+    pool.submit(label="gpu")
+
+    def declare(at: Pool) -> Any:
+        put_cohort(at, "gpus", "gpu")
+
+    def give_up(at: Pool) -> Any:
+        cancel(at, job)
+
+    ahead, behind = (declare, give_up) if declares_first else (give_up, declare)
+    race.in_turn(ahead, lambda: behind(pool))
+    assert pool.job(job).state == "cancelled"
+    assert (
+        pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort WHERE j.state = 'queued'").name == "gpus"
+    )
+
+
+@pytest.mark.parametrize("declares_first", [True, False])
+def test_a_job_that_a_bot_gives_back_while_a_cohort_is_declared_gets_it(
+    pool: Pool, race: Race, declares_first: bool
+) -> None:
+    pool.submit(label="gpu")
+    bot = pool.bot(labels=["gpu"])
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    with race.first() as first:
+        if declares_first:
+            put_cohort(first, "gpus", "gpu")
+            waiting = race.second(lambda: bot.sync(completed(work, "released")), behind=first)
+        else:
+            at_service_of(first, bot).sync(completed(work, "released"))
+            waiting = race.second(lambda: put_cohort(pool, "gpus", "gpu"), behind=first)
+        first.commit()
+        outcome(waiting)
+    assert (cohort_of(pool, "bots"), cohort_of(pool, "jobs")) == ("gpus", "gpus")
+    assert pool.row("SELECT state FROM jobs").state == "queued"
+
+
+def test_a_quota_set_while_its_cohort_is_removed_finds_no_cohort(pool: Pool, race: Race) -> None:
+    put_cohort(pool, "gpus", "gpu")
+    with race.first() as first:
+        remove_cohort(first, "gpus")
+        late = race.second(lambda: Tenancy(pool).quota("team-a", maximum=1, cohort="gpus"), behind=first)
+        first.commit()
+        with pytest.raises(NotFound, match="no cohort 'gpus'"):
+            outcome(late)
+    assert pool.rows("SELECT FROM quotas") == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_cohort_is_not_removed_behind_a_quota_that_is_being_set(pool: Pool, race: Race, known: bool) -> None:
+    put_cohort(pool, "gpus", "gpu")
+    if known:
+        Tenancy(pool).quota("team-a", maximum=2, cohort="gpus")
+    with race.first() as first:
+        Tenancy(first).quota("team-a", maximum=1, cohort="gpus")
+        late = race.second(lambda: remove_cohort(pool, "gpus"), behind=first)
+        first.commit()
+        with pytest.raises(Conflict, match="still has quotas"):
+            outcome(late)
+    assert pool.row("SELECT max_quota FROM quotas").max_quota == 1
+
+
+def test_two_operators_who_set_one_half_each_of_a_new_quota_both_get_it(pool: Pool, race: Race) -> None:
+    def change(at: Pool, *, minimum: int | None = None, maximum: int | None = None) -> None:
+        def work(connection: Any) -> None:
+            least, most = quotas.limits_of(connection, "default", "team-a")
+            least, most = least if minimum is None else minimum, most if maximum is None else maximum
+            quotas.set_quota(connection, "default", "team-a", minimum=least, maximum=most, actor="test")
+
+        at.database.run(work)
+
+    pool.submit(instance="team-a")
+    race.in_turn(lambda first: change(first, minimum=2), lambda: change(pool, maximum=5))
+    assert tuple(pool.row("SELECT min_quota, max_quota FROM quotas")) == (2, 5)
+
+
+# Several assigners at what is nearly used up: nobody exceeds it, nobody ends in an error, and the pool goes on.
+
+
+TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.gates'))")
+
+
+def used(pool: Pool, name: str) -> float:
+    return pool.database.run(lambda c: counters.read(c, [name]))[name].used
+
+
+@pytest.mark.conflicts
+def test_who_planned_for_the_last_slot_that_another_takes_begins_anew_and_leaves_it(pool: Pool, race: Race) -> None:
+    share(pool, "acme", max_concurrent=1)
+    pool.submit(20, instance="acme")
+    bots = [pool.bot(f"bot-{nth}") for nth in range(4)]
+    pool.upkeep().run_once()
+    with race.first() as one:
+        one.assigner().run_once()
+        other = race.second(pool.assigner().run_once, behind=one)
+        one.commit()
+        other.result(MINUTE)
+    assert race.errors == ["40001"]
+    assert used(pool, "instance:acme:jobs") == 1
+    assert sum(len(bot.take()) for bot in bots) == 1
+
+
+def test_who_planned_for_a_slot_that_is_given_back_gets_it(pool: Pool, race: Race) -> None:
+    share(pool, "acme", max_concurrent=1)
+    pool.submit(20, instance="acme")
+    for nth in range(4):
+        pool.bot(f"bot-{nth}")
+    pool.upkeep().run_once()
+    with race.first() as one:
+        one.assigner().run_once()
+        other = race.second(pool.assigner().run_once, behind=one)
+        one.roll_back()
+        other.result(MINUTE)
+    assert race.errors == []
+    assert used(pool, "instance:acme:jobs") == 1
+
+
+@pytest.mark.conflicts
+def test_who_was_undone_leaves_jobs_at_gates_to_the_one_whose_turn_it_is_and_waits_for_nobody(
+    pool: Pool, race: Race
+) -> None:
+    moment = 0.0
+    careful = PriorityAgeAssigner(
+        pool.database,
+        AssignerSettings(),
+        timing=pool.timing,
+        chance=pool.chance,
+        name="assigner:test",
+        now=lambda: moment,
+    )
+    share(pool, "acme", max_concurrent=2)
+    pool.submit(4, instance="acme")
+    bot = pool.bot(capacity=10)
+    with race.first() as one:
+        one.change("UPDATE counters SET most = 0 WHERE name = 'instance:acme:jobs'")
+        undone = race.second(careful.run_once, behind=one)
+        one.commit()
+        undone.result(MINUTE)
+    assert race.errors == ["40001"]
+    pool.change("UPDATE counters SET most = 2 WHERE name = 'instance:acme:jobs'")
+    pool.submit(2)
+    with race.first() as holder:
+        holder.connection.execute(TURN)
+        race.unhindered(careful.run_once, by=holder)
+        given = bot.take()
+        assert len(given) == 2, "those that ask for nothing but a place are placed"
+        moment = CAREFUL
+        race.unhindered(careful.run_once, by=holder)
+    bot.sync(*(active(lease) for lease in given))
+    assert used(pool, "instance:acme:jobs") == 2
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.conflicts
+def test_four_assigners_that_fight_for_a_small_limit_end_in_no_error_and_get_everything_done(
+    pool: Pool, race: Race, most: int
+) -> None:
+    share(pool, "acme", max_concurrent=most)
+    pool.submit(24, instance="acme")
+    bot = pool.bot(capacity=20)
+    assigners = [pool.assigner(batch=20) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        done = 0
+        for _ in range(200):
+            for cycle in [threads.submit(each.run_once) for each in assigners]:
+                cycle.result()
+            assert used(pool, "instance:acme:jobs") <= most
+            given = bot.take()
+            bot.sync(*(completed(lease) for lease in given))
+            done += len(given)
+            if done == 24:
+                break
+    assert done == 24
+    assert set(race.errors) <= {"40001", "40P01", "55P03"}
+
+
+def test_a_transaction_that_is_undone_at_every_try_is_no_error_and_any_other_error_is_one(pool: Pool) -> None:
+    raised = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{}'; END $$"
+    turns = ConflictBackoff(lambda: 0.0)
+    assert turns.run(pool.database, lambda c: c.execute(text(raised.format("serialization_failure")))) is None
+    with pytest.raises(DBAPIError):
+        turns.run(pool.database, lambda c: c.execute(text(raised.format("check_violation"))))

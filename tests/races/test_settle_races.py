@@ -1,0 +1,193 @@
+"""Batches against each other and against everybody else: one order of locks, no job twice, no bot robbed."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bots.sync.settle import SyncService
+from schema.postgres.engine import Database, DatabaseSettings
+from schema.timing import Timing
+from tests.support.pool import Bot, Pool, active, completed
+from tests.support.race import DEADLOCK_TIMEOUT, Race, at_service_of, cancel, outcome
+from tests.support.sync import alone, crew, new_calls, offered, plain, together
+from tests.support.tenancy import Tenancy, assign, contested, grown_too_far, watch_maxima
+
+ROUNDS, CREWS, CREW = 40, 3, 4
+LOCK_QUOTA = """
+SELECT q.usage FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = :instance
+FOR NO KEY UPDATE OF q"""
+
+
+def test_a_batch_with_a_bot_that_keeps_room_locks_all_its_quotas_in_their_order(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    tenancy.quota("first", maximum=5)
+    other = pool.bot("other", properties={"for": "other"})
+    pool.submit(instance="first", properties={"for": "other"})
+    pool.assigner().run_once()
+    (fine,) = other.take()
+    _, wanting, keeper, work = contested(pool, tenancy, properties={"for": "keeper"})
+    assign(pool)
+    calls = [keeper.message(completed(work, "stopped")), other.message(completed(fine))]
+    with race.first() as first:
+        first.row(LOCK_QUOTA, instance="first")
+        batch = race.second(lambda: together(keeper.sync_service, *calls), behind=first)
+        first.row(LOCK_QUOTA + " NOWAIT", instance="team-a")
+        first.row(LOCK_QUOTA + " NOWAIT", instance="team-b")
+        first.commit()
+        answers = outcome(batch)
+
+    assert race.errors == []
+    assert offered(answers[0]) == [wanting]
+    assert tenancy.usage("first") == 0
+
+
+def test_a_batch_tells_bots_of_their_leases_in_the_order_in_which_others_stop_them(pool: Pool, race: Race) -> None:
+    sync_service = pool.sync_service()
+    late, early = (
+        pool.bot("late", properties={"at": "late"}, sync_service=sync_service),
+        pool.bot("early", sync_service=sync_service),
+    )
+    (low,) = pool.submit()
+    pool.change("UPDATE bots SET draining = true WHERE name = 'late'")
+    pool.assigner().run_once()
+    pool.change("UPDATE bots SET draining = false WHERE name = 'late'")
+    (high,) = pool.submit(properties={"at": "late"})
+    pool.assigner().run_once()
+    calls = [late.message(), early.message()]
+    with race.first() as first:
+        cancel(first, low)
+        batch = race.second(lambda: together(sync_service, *calls), behind=first)
+        cancel(first, high)
+        first.commit()
+        answers = outcome(batch)
+
+    assert race.errors == []
+    works = [answer["leases"][0] for answer in answers]
+    assert [work["job"] for work in works] == [high, low]
+    told = together(sync_service, late.message(active(works[0])), early.message(active(works[1])))
+    assert [[lease["state"] for lease in answer["leases"]] for answer in told] == [["cancelling"], ["cancelling"]]
+
+
+def test_a_batch_that_waits_for_one_bot_sees_what_became_of_it(pool: Pool, race: Race) -> None:
+    bots, works = crew(pool, 3)
+    calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
+    answers = race.in_turn(
+        lambda first: at_service_of(first, bots[1]).sync(completed(works[1], "failed")),
+        lambda: together(bots[0].sync_service, *calls),
+    )
+    assert answers[1] == "stale_seq"
+    assert [pool.job(work["job"]).state for work in works] == ["succeeded", "failed", "succeeded"]
+    assert race.errors == []
+
+
+def test_two_batches_with_some_bots_in_common_answer_a_repeated_call_once_and_alike(pool: Pool, race: Race) -> None:
+    bots, works = crew(pool, 3)
+    jobs = pool.submit(5)
+    calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
+    with race.first() as first:
+        ours = first.sync_service().answer(new_calls(*calls[:2]))
+        batch = race.second(lambda: bots[0].sync_service.answer(new_calls(*reversed(calls))), behind=first)
+        first.commit()
+        theirs = outcome(batch)
+    assert theirs[1:] == [ours[1], ours[0]]
+    assert [offered(plain(answer)) for answer in [*ours, theirs[0]]] == [[job] for job in jobs[:3]]
+
+
+def test_two_batches_at_one_queue_pass_over_what_the_other_one_has_picked(pool: Pool, race: Race) -> None:
+    bots, works = crew(pool, 4)
+    jobs = pool.submit(6)
+    calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
+    with race.first() as first:
+        ours = together(first.sync_service(), *calls[:2])
+        theirs = race.unhindered(lambda: together(bots[0].sync_service, *calls[2:]), by=first)
+        first.commit()
+    assert [offered(answer) for answer in ours + theirs] == [[job] for job in jobs[:4]]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_two_batches_at_one_quota_never_exceed_it_however_the_first_ends(
+    pool: Pool, tenancy: Tenancy, race: Race, commit: bool
+) -> None:
+    bots, works = crew(pool, 4, instance="team-b")
+    tenancy.quota("team-a", maximum=3)
+    pool.submit(6, instance="team-a")
+    calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
+    with race.first() as first:
+        ours = together(first.sync_service(), *calls[:2])
+        assert sum(len(offered(answer)) for answer in ours) == 2
+        theirs = race.unhindered(lambda: together(bots[0].sync_service, *calls[2:]), by=first)
+        first.decide(commit)
+    assert sum(len(offered(answer)) for answer in theirs) == 0, "a quota that somebody else holds counts as used up"
+    assert tenancy.usage("team-a") == (2 if commit else 0)
+    assert race.errors == []
+
+
+def test_a_bot_that_is_locked_by_a_batch_is_robbed_of_nothing_by_an_assigner(pool: Pool, race: Race) -> None:
+    bots, works = crew(pool, 3)
+    with race.first() as first:
+        together(
+            first.sync_service(enabled=False),
+            *[bot.message(active(work)) for bot, work in zip(bots, works, strict=True)],
+        )
+        extra = pool.bot("free", sync_service=bots[0].sync_service, properties={"for": "it"})
+        (job,) = pool.submit(properties={"for": "it"})
+        with race.first() as second:
+            together(second.sync_service(), extra.message())
+            race.unhindered(lambda: pool.assigner().run_once(), by=second)
+            second.commit()
+        first.commit()
+    row = pool.job(job)
+    assert (row.state, row.fence, row.attempts, row.considered, row.schedule_after) == ("queued", 0, 0, 0, None)
+    assert pool.row("SELECT count(*) AS n FROM live").n == 3, "every lease is still there"
+    pool.assigner().run_once()
+    assert [lease["job"] for lease in extra.sync()["leases"]] == [job]
+
+
+@pytest.fixture
+def crowd(database_url: str, pool: Pool, timing: Timing) -> Iterator[Pool]:
+    """A pool with a connection for each thread, on a server that finds deadlocks at once."""
+    pool.change(DEADLOCK_TIMEOUT)
+    settings = DatabaseSettings(pool=CREWS, reserve=CREWS)
+    wide = Database(database_url, settings, role="crowd", chance=pool.chance)
+    yield Pool(wide, timing.model_copy(update={"ttl": 30.0}), pool.chance)
+    wide.close()
+
+
+def rounds(sync_service: SyncService, crew: list[Bot], start: threading.Barrier) -> list[str]:
+    """Finish whatever was given, in one batch, again and again; returns every job that was offered, with its fence."""
+    held: dict[str, list[dict[str, object]]] = {bot.session.bot: [] for bot in crew}
+    given: list[str] = []
+    start.wait()
+    for _ in range(ROUNDS):
+        answers = together(sync_service, *[bot.message(*map(completed, held[bot.session.bot])) for bot in crew])
+        for bot, answer in zip(crew, answers, strict=True):
+            held[bot.session.bot] = answer["leases"]
+            given += [f"{lease['job']}:{lease['fence']}" for lease in answer["leases"]]
+    alone(sync_service, *[bot.message(*map(completed, held[bot.session.bot])) for bot in crew])
+    return given
+
+
+def test_batches_over_one_queue_and_quota_never_deadlock_and_give_no_job_twice(crowd: Pool) -> None:
+    tenancy, sync_service, start = Tenancy(crowd), crowd.sync_service(to_capacity=True), threading.Barrier(CREWS)
+    for instance, maximum in (("team-a", 9), ("team-b", 5), ("team-c", None)):
+        tenancy.quota(instance, minimum=2, maximum=maximum)
+        for units in (1, 2):
+            crowd.submit(300, instance=instance, units=units, priority=units, locality_hint=f"{instance}-{units}")
+    watch_maxima(crowd)
+    errors = Race(crowd)
+    names = [f"bot-{n}" for n in range(CREWS * CREW)]
+    crowd.chance.shuffle(names)
+    bots = [crowd.bot(name, sync_service=sync_service, capacity=3) for name in names]
+    with ThreadPoolExecutor(CREWS) as threads:
+        crews = [bots[n * CREW : (n + 1) * CREW] for n in range(CREWS)]
+        futures = [threads.submit(rounds, sync_service, crew, start) for crew in crews]
+        given = [job for future in futures for job in future.result()]
+    errors.close()
+
+    assert "40P01" not in errors.errors
+    assert len(given) == len(set(given)) > ROUNDS
+    assert crowd.rows("SELECT job_id FROM job_events WHERE move = 'grant' GROUP BY job_id HAVING count(*) > 1") == []
+    assert grown_too_far(crowd) == []

@@ -1,0 +1,141 @@
+"""A migrated database has the tables that the metadata describes, whatever revisions came after the baseline."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from schema.postgres.engine import Database, DatabaseSettings
+from schema.tables.columns import SCHEMA, STORAGE, metadata
+from tests.support.pool import Pool
+
+OURS = f"relnamespace = '{SCHEMA}'::regnamespace AND relname <> 'alembic_version'"
+
+COLUMNS = f"""
+SELECT relname, attname, format_type(atttypid, atttypmod) AS type, attnotnull, attidentity, attgenerated,
+       pg_get_expr(adbin, adrelid) AS default_or_formula
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND attnum > 0 AND NOT attisdropped
+LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+WHERE {OURS} AND relkind IN ('r', 'p') ORDER BY relname, attname
+"""
+# A column's NOT NULL is compared with the column; newer servers list it as a constraint as well.
+CONSTRAINTS = f"""
+SELECT relname, conname, pg_get_constraintdef(k.oid) AS definition
+FROM pg_class c JOIN pg_constraint k ON conrelid = c.oid AND contype <> 'n'
+WHERE {OURS} ORDER BY relname, conname
+"""
+INDEXES = f"""
+SELECT relname, indexrelid::regclass::text AS name, pg_get_indexdef(indexrelid) AS definition
+FROM pg_class c JOIN pg_index ON indrelid = c.oid
+WHERE {OURS} ORDER BY relname, name
+"""
+# The functions that constraints call.
+FUNCTIONS = f"""
+SELECT DISTINCT proname, pg_get_functiondef(p.oid) AS definition
+FROM pg_depend JOIN pg_proc p ON refclassid = 'pg_proc'::regclass AND refobjid = p.oid
+WHERE classid = 'pg_constraint'::regclass AND pronamespace = '{SCHEMA}'::regnamespace ORDER BY proname
+"""
+STORED = f"SELECT relname, unnest(reloptions) AS option FROM pg_class c WHERE {OURS} AND relkind = 'r'"
+
+
+@pytest.fixture
+def described(empty_url: str) -> Iterator[Database]:
+    """A database made from the description alone."""
+    opened = Database(empty_url, DatabaseSettings(), role="test", chance=random.Random(0))
+
+    def create(connection: Connection) -> None:
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+        metadata.create_all(connection)
+
+    opened.run(create)
+    yield opened
+    opened.close()
+
+
+def rows(database: Database, query: str) -> list[Any]:
+    return list(database.run(lambda connection: connection.execute(text(query)).all()))
+
+
+@pytest.mark.parametrize("query", [COLUMNS, CONSTRAINTS, INDEXES], ids=["columns", "constraints", "indexes"])
+def test_a_migrated_database_has_the_described_tables(database: Database, described: Database, query: str) -> None:
+    migrated = rows(database, query)
+    assert len(migrated) >= len(metadata.tables)
+    assert migrated == rows(described, query)
+
+
+def test_a_migrated_database_judges_rows_as_described(database: Database, described: Database) -> None:
+    migrated = rows(database, FUNCTIONS)
+    assert [found.proname for found in migrated] == ["job_is_sound"]
+    assert migrated == rows(described, FUNCTIONS)
+
+
+def test_every_described_table_exists_and_no_other(database: Database) -> None:
+    found = {row[0] for row in rows(database, COLUMNS)}
+    assert found == {table.name for table in metadata.tables.values()}
+
+
+def test_a_migrated_database_has_the_storage_parameters_that_the_doctor_wants(database: Database) -> None:
+    found: dict[str, dict[str, float]] = {}
+    for table, option in rows(database, STORED):
+        name, _, value = option.partition("=")
+        found.setdefault(table, {})[name] = float(value)
+    assert found == STORAGE
+
+
+# A job's row that is not sound is refused, by the name of what it breaks.
+
+
+BROKEN = {
+    "state = 'lost'": "jobs_finished_at_iff_final",
+    "finished_at = now()": "jobs_finished_at_iff_final",
+    "state = 'succeeded'": "jobs_finished_at_iff_final",
+    "state = 'lost', finished_at = now()": "jobs_finished_at_iff_final",
+    "state = 'running', schedule_after = now()": "jobs_backoff_only_waiting",
+    "state = 'dead', finished_at = now(), schedule_after = now()": "jobs_backoff_only_waiting",
+    "fence = -1": "jobs_fence_positive",
+    "result_fence = 7": "jobs_result_is_current",
+    "priority = 1001": "jobs_priority_range",
+    "priority = -1001": "jobs_priority_range",
+    "label = repeat('é', 33)": "jobs_label_bounded",
+    "locality_hint = repeat('x', 201)": "jobs_locality_hint_bounded",
+    "units = 0": "jobs_units_positive",
+    "max_attempts = 0": "jobs_max_attempts_positive",
+    "attempts = -1": "jobs_attempts_bounded",
+    "attempts = max_attempts + 1": "jobs_attempts_bounded",
+    "kills = 4": "jobs_kills_bounded",
+    "evictions = -1": "jobs_evictions_positive",
+    "dedup_key = ''": "jobs_dedup_key_bounded",
+    "dedup_key = repeat('x', 201)": "jobs_dedup_key_bounded",
+    "timeout_seconds = 0": "jobs_timeout_finite",
+    "timeout_seconds = 'NaN'": "jobs_timeout_finite",
+    "timeout_seconds = 'Infinity'": "jobs_timeout_finite",
+}
+SOUND = [
+    "state = 'cancelled', finished_at = now()",
+    "state = 'parked', schedule_after = now()",
+    "fence = 7, result_fence = 7",
+    "priority = -1000, label = repeat('é', 32), locality_hint = repeat('x', 200), dedup_key = repeat('x', 200)",
+    "attempts = max_attempts, kills = 3, timeout_seconds = 31536000",
+]
+
+
+@pytest.mark.parametrize(("change", "name"), BROKEN.items())
+def test_a_row_that_is_not_sound_is_refused(pool: Pool, change: str, name: str) -> None:
+    (job,) = pool.submit()
+    with pytest.raises(DBAPIError, match=f'row for relation "jobs" violates check constraint "{name}"') as refused:
+        pool.change(f"UPDATE jobs SET {change}")
+    assert isinstance(refused.value.orig, psycopg.errors.CheckViolation)
+    assert refused.value.orig.diag.constraint_name == name
+    assert pool.job(job).state == "queued"
+
+
+def test_a_row_at_its_bounds_is_taken(pool: Pool) -> None:
+    for change in SOUND:
+        with pool.database.engine.connect() as connection:
+            connection.exec_driver_sql("INSERT INTO jobs (instance, platform) VALUES (1, 1)")
+            connection.exec_driver_sql(f"UPDATE jobs SET {change}")
+            connection.rollback()

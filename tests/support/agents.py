@@ -1,0 +1,244 @@
+"""The reference bot in a thread, and a gateway's side of the protocol that does what a test says."""
+
+import base64
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from bots import protocol
+from bots.agent.agent import Agent, AgentSettings
+from bots.agent.run import Assignment, Run, RunContext
+from bots.agent.workspace import marked_processes
+from bots.protocol import OpenSession, OutputReport, Sync
+from schema import clock
+from tests.support.http import Answer, ReceivedRequest, gateway
+from tests.support.patience import MINUTE
+
+TOKEN = "lh_bot_1_secret"
+
+
+class Pool:
+    """The gateway's side: hands out the leases a test grants and writes down what the bot says."""
+
+    def __init__(self, *, ttl: float = 30.0, sync_in: float = 5.0) -> None:
+        self.ttl, self.sync_in = ttl, sync_in
+        self.changed = threading.Condition()
+        self.leases: dict[tuple[str, int], dict[str, Any]] = {}
+        self.drain = False
+        self.opened: list[OpenSession] = []
+        self.syncs: list[Sync] = []
+        self.streamed: list[OutputReport] = []
+        self.outcomes: dict[tuple[str, int], dict[str, Any]] = {}
+        self.output: dict[tuple[str, int], bytearray] = {}
+        #: A test may answer instead: return None to go on.
+        self.instead: Callable[[ReceivedRequest], Answer | None] = lambda _: None
+        self.closing = False
+        #: Calls that are held back now.
+        self.held = 0
+
+    def grant(self, *command: str, job: str = "job-1", fence: int = 1, **more: Any) -> tuple[str, int]:
+        work = {"payload": {"command": list(command)}, "timeout": None} | more
+        lease = {"job": job, "fence": fence, "state": "pending", "instance": "tenant", "attempt": 1, **work}
+        with self.changed:
+            self.leases[job, fence] = lease
+            self.changed.notify_all()
+        return job, fence
+
+    def change(self, **facts: Any) -> None:
+        with self.changed:
+            for name, value in facts.items():
+                setattr(self, name, value)
+            self.changed.notify_all()
+
+    def cancel(self, key: tuple[str, int], *, reason: str = "cancel") -> None:
+        with self.changed:
+            self.leases[key] |= {"state": "cancelling", "stop_reason": reason}
+            self.changed.notify_all()
+
+    def revoke(self, key: tuple[str, int]) -> None:
+        with self.changed:
+            del self.leases[key]
+            self.changed.notify_all()
+
+    def until(self, condition: Callable[[], Any], *, within: float = MINUTE) -> Any:
+        give_up = clock.monotonic() + within
+        with self.changed:
+            while not (found := condition()):
+                assert self.changed.wait(min(0.05, give_up - clock.monotonic())) or clock.monotonic() < give_up, (
+                    self.syncs[-3:]
+                )
+            return found
+
+    def reported(self, key: tuple[str, int]) -> list[str]:
+        """The states a lease was reported in, one after the other."""
+        states: list[str] = []
+        for sync in self.syncs:
+            for report in sync.leases:
+                if (report.job, report.fence) == key and [report.state] != states[-1:]:
+                    states.append(report.state)
+        return states
+
+    def __call__(self, asked: ReceivedRequest) -> Answer:
+        assert asked.token == f"Bearer {TOKEN}"
+        with self.changed:
+            answer = self.instead(asked)
+            if answer is None:
+                match asked.path:
+                    case "/v1/sessions":
+                        answer = self._open(OpenSession.model_validate(asked.body))
+                    case "/v1/sync":
+                        answer = self._sync(Sync.model_validate(asked.body))
+                    case "/v1/output":
+                        answer = self._output(OutputReport.model_validate(asked.body))
+                    case other:
+                        raise AssertionError(other)
+            self.changed.notify_all()
+            return answer
+
+    def _open(self, request: OpenSession) -> Answer:
+        self.opened.append(request)
+        session = {"bot": request.bot, "epoch": len(self.opened), "secret": "s"}
+        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in})
+
+    def _sync(self, sync: Sync) -> Answer:
+        self.syncs.append(sync)
+        self.changed.notify_all()
+        for report in sync.leases:
+            key = (report.job, report.fence)
+            self._keep(key, report.output)
+            if report.state == "completed" and self.leases.pop(key, None):
+                assert report.outcome is not None
+                self.outcomes[key] = report.outcome.model_dump(exclude_none=True)
+            elif report.state == "active" and self.leases.get(key, {}).get("state") == "pending":
+                self.leases[key] |= {"state": "active", "payload": None}
+        drain = self.drain
+        began = clock.monotonic()
+        if sync.wait:
+            give_up = began + sync.wait
+            self.held += 1
+            while not (self.leases or drain != self.drain or self.closing) and clock.monotonic() < give_up:
+                self.changed.wait(give_up - clock.monotonic())
+            self.held -= 1
+        leases = [] if sync.status == "gone" else list(self.leases.values())
+        clocks = {"expires_in": clock.monotonic() - began + self.ttl, "sync_in": self.sync_in}
+        return Answer({"seq": sync.seq, "leases": leases, "drain": self.drain, **clocks})
+
+    def _output(self, report: OutputReport) -> Answer:
+        self.streamed.append(report)
+        self._keep((report.job, report.fence), report.output)
+        return Answer(b"", 204)
+
+    def _keep(self, key: tuple[str, int], chunks: Any) -> None:
+        kept = self.output.setdefault(key, bytearray())
+        for chunk in chunks:
+            data = base64.b64decode(chunk.data)
+            assert chunk.start <= len(kept), "a gap in the output"
+            kept[chunk.start : chunk.start + len(data)] = data
+
+
+class Bot:
+    """An agent in a thread."""
+
+    def __init__(self, url: str, settings: AgentSettings) -> None:
+        self.agent = Agent(settings, url, TOKEN, chance=Random(1))
+        self.code: int | None = None
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.code = self.agent.run()
+        except BaseException as failure:
+            self.failure = failure
+
+    def end(self, *, within: float = MINUTE) -> int | None:
+        self.thread.join(within)
+        assert not self.thread.is_alive(), "the agent still runs"
+        return self.code
+
+
+def settings(tmp_path: Path, **more: Any) -> AgentSettings:
+    basics = {"name": "bot-1", "work_dir": tmp_path / "work", "kill_grace": 0.3, "output_interval": 0.05}
+    return AgentSettings.model_validate(basics | more)
+
+
+@contextmanager
+def serving(pool: Pool, tmp_path: Path, **more: Any) -> Iterator[Bot]:
+    with gateway(pool) as stands:
+        bot = Bot(stands.url, settings(tmp_path, **more))
+        try:
+            yield bot
+        finally:
+            pool.change(closing=True)
+            bot.agent.leave()
+            bot.end()
+            assert not marked_processes(tmp_path / "work" / "bot-1"), "something is left running"
+
+
+def processes(tmp_path: Path, name: str = "bot-1") -> set[int]:
+    return marked_processes(tmp_path / "work" / name)
+
+
+# Running one command of a lease, and looking for what it may have left behind.
+
+
+#: Leaves the session, drops its environment, closes its files: as far from its parent as a process gets.
+RUNAWAY = (
+    "import os,sys\n"
+    "if os.fork(): os._exit(0)\n"
+    "os.setsid()\n"
+    "if os.fork(): os._exit(0)\n"
+    "os.chdir('/'); os.closerange(0, 64)\n"
+    "os.execve('/bin/sleep', ['sleep', sys.argv[1]], {})\n"
+)
+
+
+def start(place: RunContext, *command: str, timeout: float | None = None, **payload: Any) -> Run:
+    assignment = Assignment(
+        job="a-job",
+        fence=7,
+        attempt=2,
+        instance="tenant",
+        timeout=timeout,
+        payload={"command": list(command), **payload},
+    )
+    run = Run(assignment, place, notify=lambda: None)
+    run.start()
+    return run
+
+
+def finish(run: Run, *, within: float = MINUTE) -> protocol.Outcome:
+    assert run.over.wait(within), "the run is not over"
+    assert run.outcome is not None
+    return run.outcome
+
+
+def text_of(run: Run) -> str:
+    return b"".join(base64.b64decode(chunk.data) for chunk in run.output.pending().chunks).decode()
+
+
+def sleeping(seconds: str) -> list[int]:
+    """Processes that run `sleep <seconds>`; each test uses a number of its own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+# What tests that look at the kernel's list of processes need.
+
+
+#: A module's `pytestmark`.
+NEEDS_PROC = pytest.mark.skipif(sys.platform != "linux", reason="process trees are watched through /proc")

@@ -1,0 +1,92 @@
+"""What `explain` answers, asked in the test's own process, and the states of the world that it is asked about."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from assigner.explain.answer import Explanation, GateAnswer, explain
+from assigner.preemption.plan import QuotaSettings
+from schema.accounting.quotas import EVICTION_COOLDOWN
+from schema.moves import hold
+from tests.support.pool import Pool
+from tests.support.tenancy import Tenancy
+
+RESERVE = """
+WITH kept AS (
+    INSERT INTO reservations (job_id, bot_id, units, until)
+    SELECT j.id, b.id, :units, now() + make_interval(secs => :seconds) FROM jobs j, bots b
+    WHERE j.public_id = CAST(:job AS uuid) AND b.name = :bot RETURNING bot_id, units
+)
+UPDATE bots b SET reserved = b.reserved + k.units FROM kept k WHERE b.id = k.bot_id
+"""
+
+
+def explained(pool: Pool, job: str, *, instances: list[str] | None = None) -> Explanation:
+    """The answer for an operator, or for a submitter of these instances."""
+    found = pool.database.run(
+        lambda connection: explain(connection, job, instances=instances, cooldown=EVICTION_COOLDOWN)
+    )
+    assert found is not None
+    return found
+
+
+def gates_of(found: Explanation) -> Mapping[str, GateAnswer]:
+    """The gates by name."""
+    return {one.gate: one for one in found.gates}
+
+
+def closed(found: Explanation) -> list[str]:
+    """The names of the closed gates, in their order."""
+    return [one.gate for one in found.gates if one.open is False]
+
+
+def cohort(pool: Pool, name: str, *labels: str) -> None:
+    """A cohort with these labels, asked after those before it."""
+    pool.change(
+        "INSERT INTO cohorts (name, labels, position) SELECT :name, CAST(:labels AS text[]), count(*) FROM cohorts",
+        name=name,
+        labels=list(labels),
+    )
+
+
+def rest(pool: Pool, job: str, seconds: float, *, looks: int = 2, reason: str = "no bot") -> None:
+    """The job rests for so many seconds from now."""
+    pool.change(
+        "UPDATE jobs SET schedule_after = now() + make_interval(secs => :seconds), considered = :looks,"
+        " reason = :reason WHERE public_id = CAST(:job AS uuid)",
+        job=job,
+        seconds=seconds,
+        looks=looks,
+        reason=reason,
+    )
+
+
+def park(pool: Pool, job: str, reason: str = "by hand") -> None:
+    """An operator holds the job aside."""
+    pool.database.run(
+        lambda connection: hold.park(connection, [job], instances=None, reason=reason, actor="operator:o")
+    )
+
+
+def reserve(pool: Pool, job: str, bot: str, *, units: int = 1, seconds: float = 30.0) -> None:
+    """Units of the bot are kept for the job, which rests until then."""
+    pool.change(RESERVE, job=job, bot=bot, units=units, seconds=seconds)
+    rest(pool, job, seconds, looks=0, reason="a bot is being freed for it")
+
+
+def status(pool: Pool, bot: str, **columns: Any) -> None:
+    """What the bot said of itself, or an operator of it."""
+    for column, value in columns.items():
+        pool.change(f"UPDATE bots SET {column} = :value WHERE name = :bot", bot=bot, value=value)
+
+
+def preempted(pool: Pool, tenancy: Tenancy) -> tuple[str, str]:
+    """A job of team-a that had one of team-b asked to stop; returns both."""
+    tenancy.quota("team-a", minimum=1, maximum=5)
+    (victim,) = pool.submit(instance="team-b", priority=10)
+    bot = pool.bot("bot-1", capacity=1)
+    pool.assigner().run_once()
+    bot.take()
+    (job,) = pool.submit(instance="team-a")
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '21 s' WHERE state = 'queued'")
+    tenancy.assigner(QuotaSettings(preemption_delay=20)).run_once()
+    return job, victim

@@ -1,0 +1,303 @@
+"""Who ran what, and when: kept outside the database, on one monotonic clock.
+
+It is the witness for "no job ever ran twice at the same time".
+"""
+
+import random
+import threading
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Self
+
+from bots.client.client import Client
+from schema import clock
+from schema.diagnostics import invariants
+from schema.errors import NotReady
+from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.fragments import JOB_RESULT
+from schema.states import FINAL, TRANSITIONS, JobState
+from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Bot, Pool
+
+
+@dataclass
+class Execution:
+    """One stretch of time during which a bot ran a job; `end` is None while it runs."""
+
+    job: str
+    fence: int
+    bot: str
+    begin: float
+    end: float | None = None
+
+
+class ExecutionLog:
+    """Who ran what, and when. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: list[Execution] = []
+
+    def begin(self, job: str, fence: int, bot: str) -> Execution:
+        with self._lock:
+            entry = Execution(job, fence, bot, clock.monotonic())
+            self._entries.append(entry)
+            return entry
+
+    def end(self, entry: Execution, at: float | None = None) -> None:
+        with self._lock:
+            if entry.end is None:
+                entry.end = clock.monotonic() if at is None else max(entry.begin, at)
+
+    def entries(self) -> list[Execution]:
+        with self._lock:
+            return list(self._entries)
+
+    def overlaps(self) -> list[tuple[Execution, Execution]]:
+        """Pairs of stretches in which one job ran twice at the same time (S12); must be empty at any moment."""
+        by_job: dict[str, list[Execution]] = defaultdict(list)
+        for entry in self.entries():
+            by_job[entry.job].append(entry)
+        found = []
+        for entries in by_job.values():
+            entries.sort(key=lambda entry: entry.begin)
+            found += [
+                (first, second) for first, second in pairwise(entries) if first.end is None or second.begin < first.end
+            ]
+        return found
+
+
+# What a client of the pool knows for certain, kept outside of it: the model that a random history is held against.
+
+
+JOBS = f"""
+SELECT j.public_id, j.state, j.fence, j.result_fence, j.attempts, j.max_attempts, j.priority, j.units,
+    i.name AS instance, f.properties, p.payload, {JOB_RESULT} AS result
+FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms f ON f.id = j.platform
+JOIN job_payloads p ON p.job_id = j.id ORDER BY j.id"""
+LEASES = """
+SELECT j.public_id, l.fence, l.state, b.name, b.status = 'ok' AND NOT b.draining AND NOT b.closing AS fit
+FROM live l JOIN jobs j ON j.id = l.job_id JOIN bots b ON b.id = l.bot_id ORDER BY l.job_id"""
+# Every grant is an attempt, unless it was given back or evicted, or its bot was lost before it had been told of it.
+CHARGED = """
+SELECT j.public_id, j.attempts, count(*) FILTER (WHERE e.move = 'grant')
+    - count(*) FILTER (WHERE e.move IN ('requeue', 'evict'))
+    - count(*) FILTER (WHERE e.move = 'expire' AND l.delivered_at IS NULL) AS charged
+FROM jobs j JOIN job_events e ON e.job_id = j.id
+LEFT JOIN leases l ON l.job_id = j.id AND l.fence = e.fence - 1 GROUP BY j.id"""
+
+Lease = tuple[str, int]
+
+
+@dataclass
+class Entry:
+    """One acknowledged submit: what was asked for, and what is known of the job since."""
+
+    request: dict[str, Any]
+    state: str = "queued"
+    fence: int = 0
+    cancelled: bool = False
+
+
+@dataclass
+class Worker:
+    """A session as its bot sees it: what it believes to hold, by its last answer."""
+
+    bot: Bot
+    beliefs: dict[Lease, str] = field(default_factory=dict)
+    message: Any = None
+    answer: bytes = b""
+
+
+class Ledger:
+    """Entries, workers and results; `check` compares them with the database."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.jobs: dict[str, Entry] = {}
+        self.keys: dict[tuple[str, str], str] = {}
+        self.workers: dict[str, Worker] = {}
+        #: Sessions that are over, whose bots do not know it.
+        self.ghosts: list[Worker] = []
+        self.closing: set[str] = set()
+        #: What an operator has drained stays so, whatever the bots do.
+        self.drained: set[str] = set()
+        #: Every lease that was ever offered, and the exit code its holder has reported.
+        self.offered: list[Lease] = []
+        self.exit_codes: dict[Lease, int] = {}
+        self._leases: set[Lease] = set()
+
+    def bury(self, name: str) -> None:
+        """The session of a bot is over."""
+        worker = self.workers.pop(name, None)
+        self.closing.discard(name)
+        if worker is not None:
+            self.ghosts.append(worker)
+
+    def forget(self) -> int:
+        """Retention has run: final jobs are gone, and with them their keys. Returns how many."""
+        final = [job for job, entry in self.jobs.items() if entry.state in FINAL]
+        for job in final:
+            del self.jobs[job]
+        self.keys = {key: job for key, job in self.keys.items() if job in self.jobs}
+        return len(final)
+
+    def pending(self) -> set[Lease]:
+        """Leases that may still be on their way to their bots, as nobody has asked to stop them."""
+        return {(str(row.public_id), row.fence) for row in self.pool.rows(LEASES) if row.state == "pending"}
+
+    def check(self) -> None:
+        """Every acknowledged submit is there as it was sent, and has gone only where it may have gone."""
+        rows = self.pool.rows(JOBS)
+        assert [str(row.public_id) for row in rows] == list(self.jobs), "an acknowledged submit was lost, or made twice"
+        for row in rows:
+            self._check_job(row, self.jobs[str(row.public_id)])
+        for row in self.pool.rows(CHARGED):
+            assert row.attempts == row.charged, f"{row.public_id}: {row.attempts} attempts, {row.charged} charged"
+        self._check_leases()
+
+    def _check_job(self, row: Any, entry: Entry) -> None:
+        request = {name: getattr(row, name) for name in ("instance", "properties", "priority", "units", "payload")}
+        assert request.items() <= entry.request.items()
+        before, now = JobState(entry.state), JobState(row.state)
+        assert row.fence >= entry.fence
+        assert now in reachable(before, same=row.fence == entry.fence), f"{before} -> {now}"
+        if entry.cancelled:
+            assert now not in (JobState.QUEUED, JobState.DEAD), "a cancelled job went on"
+        if now is JobState.CANCELLED:
+            assert entry.cancelled, "nobody cancelled it"
+        if now in (JobState.SUCCEEDED, JobState.FAILED):
+            assert row.result_fence == row.fence
+            assert row.result["exit_code"] == self.exit_codes[str(row.public_id), row.fence]
+        assert row.attempts <= row.max_attempts
+        entry.state, entry.fence = row.state, row.fence
+
+    def _check_leases(self) -> None:
+        rows = self.pool.rows(LEASES)
+        live = {(str(row.public_id), row.fence): row for row in rows}
+        for lease in live.keys() - self._leases:
+            assert live[lease].fit, "a bot that takes no work was given some"
+        self._leases = set(live)
+        for name, worker in self.workers.items():
+            for lease in worker.beliefs:
+                assert lease in live, f"{lease} was taken from {name}, which may still run it"
+                assert live[lease].name == name
+
+
+def reachable(before: JobState, *, same: bool) -> frozenset[JobState]:
+    """Where a job may be after any number of moves; with the `same` fence it was neither granted nor revoked."""
+    if before in FINAL:
+        return frozenset({before})
+    found, edge = {before}, {before}
+    while edge:
+        edge = {after for state in edge for after in TRANSITIONS[state]} - found
+        if same:
+            edge -= {JobState.QUEUED, JobState.LEASED}
+        found |= edge
+    return frozenset(found)
+
+
+# What a client was promised, kept outside of the database: every acknowledged submit, and what has to come of it.
+
+
+STATES = "SELECT public_id, state FROM jobs"
+ENDS = """
+SELECT job_id, count(*) AS times FROM job_events
+WHERE to_state IN ('succeeded', 'failed', 'cancelled', 'dead') GROUP BY job_id"""
+# A job ends in the hands of whoever has its last fence, and nobody else's word counts.
+WRONG_ENDS = """
+SELECT j.public_id FROM jobs j JOIN job_events e ON e.job_id = j.id AND e.move = 'finish'
+WHERE e.fence <> j.fence OR j.result_fence IS DISTINCT FROM j.fence"""
+
+
+class Journal:
+    """Acknowledged submits: key and id."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.jobs: dict[str, str] = {}
+
+    def submit(self, count: int, **fields: Any) -> list[str]:
+        """Submit through the function that the gateway calls, each job with a key of its own."""
+        return [self._note(key, *self._pool.submit(key=key, **fields)) for key in self._keys(count)]
+
+    def send(self, client: Client, count: int, *command: str, **fields: Any) -> list[str]:
+        """Submit over HTTP in one request, which the client repeats until it is answered."""
+        keys = self._keys(count)
+        taken = client.submit([{"command": list(command), "key": key, **fields} for key in keys])
+        return [self._note(key, job.id) for key, job in zip(keys, taken, strict=True)]
+
+    def wait(self, within: float = MINUTE) -> None:
+        """Until every acknowledged job is final."""
+        eventually(self._all_final, within, what="every acknowledged job is final")
+
+    def check(self) -> None:
+        """0 lost, 0 finished twice, 0 rows that break an invariant; all succeeded, and nothing is there twice."""
+        states = {str(row.public_id): row.state for row in self._pool.rows(STATES)}
+        assert set(self.jobs.values()) - states.keys() == set(), "acknowledged submits are lost"
+        assert len(states) == len(self.jobs), "a submit made more than one job"
+        assert Counter(states.values()) == {"succeeded": len(self.jobs)}
+        ends = Counter(row.times for row in self._pool.rows(ENDS))
+        assert ends == {1: len(self.jobs)}, "a job has not ended exactly once"
+        assert self._pool.rows(WRONG_ENDS) == []
+        assert [finding for finding in invariants.verify(self._pool.database) if finding.rows] == []
+
+    def _all_final(self) -> bool:
+        final = {str(row.public_id) for row in self._pool.rows(STATES) if row.state in FINAL}
+        return final >= set(self.jobs.values())
+
+    def _keys(self, count: int) -> list[str]:
+        return [f"key-{len(self.jobs) + number}" for number in range(count)]
+
+    def _note(self, key: str, job: str) -> str:
+        assert self.jobs.setdefault(key, job) == job, "one key, two jobs"
+        return job
+
+
+# Looking at every invariant again and again while things go wrong, on a connection of its own.
+
+
+#: Seconds between two looks.
+EVERY = 0.25
+
+
+class Watching:
+    """A thread that keeps what it finds. Leaving it asserts that it looked and that every look found nothing."""
+
+    def __init__(self, database_url: str) -> None:
+        settings = DatabaseSettings(pool=1, reserve=1, outage_seconds=0.0)
+        self._database = Database(database_url, settings, role="watching", chance=random.Random(0))
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watching", daemon=True)
+        self.findings: list[invariants.Finding] = []
+        #: Whole looks, and looks for which the server was away.
+        self.looks, self.missed = 0, 0
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._database.close()
+        if kind is None:
+            assert self.error is None, f"the invariants could not be looked at: {self.error!r}"
+            assert self.looks > 0
+        assert self.findings == []
+
+    def _run(self) -> None:
+        while not clock.wait(self._stopping, EVERY):
+            try:
+                self.findings += [finding for finding in invariants.verify(self._database) if finding.rows]
+                self.looks += 1
+            except NotReady:
+                self.missed += 1
+            except BaseException as error:
+                self.error = error
+                return

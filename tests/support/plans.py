@@ -1,0 +1,362 @@
+"""The plans PostgreSQL really used: auto_explain reports them to the connection that ran the statements."""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, product
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, text
+
+from assigner.maintenance import upkeep
+from assigner.queries import jobs as jobs_queries
+from bots.gateway import long_poll
+from bots.sync import call
+from schema import clock
+from schema.diagnostics import invariants
+from schema.fleet import bulk_candidates, candidates, resources
+from schema.fleet.bulk_candidates import WindowScan
+from schema.fleet.candidates import CandidateRequest
+from schema.fleet.resources import ResourceRequest
+from schema.moves import end as end_moves
+from schema.moves import grant as grant_moves
+from schema.moves import retention, sessions
+from schema.moves.acknowledge import Start, acknowledge
+from schema.moves.backoff import JobGroup, postpone, promote, release
+from schema.moves.cancel import ask_stop, cancel
+from schema.moves.end import AttemptEnd, Verdict
+from schema.moves.grant import Placement
+from schema.moves.retention import delete_finished
+from schema.moves.sessions import close_overdue, renew
+from schema.moves.timeouts import stop_drained, time_out
+from schema.picking import for_bot, ready
+from schema.picking.for_bot import FetchingBot
+from schema.picking.head_cursor import HeadCursor
+from schema.picking.ready import Order, Scope
+from schema.postgres.engine import Database, DatabaseSettings
+from tests.support.servers import Databases
+
+#: What the planner knows of the tables: nothing or everything, with plans for the values at hand or for any values.
+KNOWLEDGE = ("none", "none, kept plan", "current", "current, kept plan")
+#: Statements to watch, by name.
+Acts = Mapping[str, Callable[[Connection], object]]
+SETTINGS = (
+    "LOAD 'auto_explain'",
+    "SET LOCAL auto_explain.log_min_duration = 0",
+    "SET LOCAL auto_explain.log_analyze = on",
+    "SET LOCAL auto_explain.log_buffers = on",
+    "SET LOCAL auto_explain.log_timing = off",
+    "SET LOCAL auto_explain.log_format = json",
+    "SET LOCAL auto_explain.log_level = notice",
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a plan with what it did: `touched` is the rows it read, kept or not, over all its loops."""
+
+    kind: str
+    relation: str | None
+    index: str | None
+    loops: float
+    rows: float
+    touched: float
+
+    def __str__(self) -> str:
+        where = f" on {self.relation}" if self.relation else ""
+        how = f" by {self.index}" if self.index else ""
+        return f"{self.kind}{where}{how}: {self.loops:g} loops, {self.rows:g} rows, {self.touched:g} touched"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One statement as it was executed. `buffers` counts pages touched, in memory or not."""
+
+    query: str
+    buffers: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def touched(self) -> float:
+        """Rows read from tables and indexes."""
+        return sum(node.touched for node in self.nodes if node.relation or node.index)
+
+    def indexes(self) -> set[str]:
+        """Every index that was really used."""
+        return {node.index for node in self.nodes if node.index and node.loops}
+
+    def whole_scans(self) -> set[str]:
+        """Tables that were read from one end to the other."""
+        return {node.relation for node in self.nodes if node.kind == "Seq Scan" and node.relation and node.loops}
+
+    def __str__(self) -> str:
+        return f"{self.buffers} buffers, {self.touched:g} rows\n" + "\n".join(f"  {node}" for node in self.nodes)
+
+
+@dataclass
+class Watch:
+    """The plans of what ran inside `watching`, in order."""
+
+    plans: list[Plan] = field(default_factory=list)
+
+    @property
+    def buffers(self) -> int:
+        """Pages of all of them."""
+        return sum(plan.buffers for plan in self.plans)
+
+    @property
+    def touched(self) -> float:
+        """Rows of all of them."""
+        return sum(plan.touched for plan in self.plans)
+
+    def indexes(self) -> set[str]:
+        """Every index that was really used."""
+        return set().union(*(plan.indexes() for plan in self.plans))
+
+    def whole_scans(self) -> set[str]:
+        """Tables that were read from one end to the other."""
+        return set().union(*(plan.whole_scans() for plan in self.plans))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.plans))
+
+
+@contextmanager
+def watching(connection: Connection) -> Iterator[Watch]:
+    """Report the plan of every statement on this connection; its transaction must end after the block."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    watch = Watch()
+
+    def noticed(diagnostic: psycopg.errors.Diagnostic) -> None:
+        message = diagnostic.message_primary or ""
+        _, found, document = message.partition("plan:\n")
+        if found:
+            watch.plans.append(_plan(json.loads(document)))
+
+    for setting in SETTINGS:
+        connection.execute(text(setting))
+    driver.add_notice_handler(noticed)
+    try:
+        yield watch
+        # A plan is reported when its portal closes, which the next statement does.
+        connection.execute(text("SET LOCAL auto_explain.log_min_duration = -1"))
+    finally:
+        driver.remove_notice_handler(noticed)
+
+
+def watched(connection: Connection, acts: Acts, *, kept: bool) -> dict[str, Watch]:
+    """What each of the acts did, every one undone before the next; `kept`: by plans that are for any values."""
+    connection.execute(text(f"SET LOCAL plan_cache_mode = {'force_generic_plan' if kept else 'auto'}"))
+    found = {}
+    for name, act in acts.items():
+        with connection.begin_nested() as undone:
+            with watching(connection) as found[name]:
+                act(connection)
+            undone.rollback()
+    connection.rollback()
+    return found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What every statement did, by knowledge and name, and what was not sound in the pool."""
+
+    watches: dict[tuple[str, str], Watch]
+    findings: list[invariants.Finding]
+
+
+@contextmanager
+def filled(databases: Databases, template: str, tables: Iterable[str]) -> Iterator[Database]:
+    """A migrated database of its own for many rows, in whose tables only the test decides what statistics there are."""
+    url = databases.make(template=template)
+    settings = DatabaseSettings(statement_timeout=600, idle_in_transaction_timeout=600)
+    database = Database(url, settings, role="test", chance=random.Random(0))
+    try:
+        for table in tables:
+            change = text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+            database.run(lambda connection, change=change: connection.execute(change))
+        yield database
+    finally:
+        database.close()
+        databases.give_back(url)
+
+
+def measured_acts(database: Database, acts: Callable[[Connection], Acts]) -> Measured:
+    """What each of the acts does in this database; they are asked for anew for every knowledge."""
+    found = Measured({}, [])
+    for knowledge in KNOWLEDGE:
+        if knowledge == "current":
+            database.run(lambda connection: connection.execute(text("ANALYZE")))
+        with database.engine.connect() as connection:
+            for name, watch in watched(connection, acts(connection), kept=knowledge.endswith("kept plan")).items():
+                found.watches[knowledge, name] = watch
+    found.findings.extend(finding for finding in invariants.verify(database) if finding.rows)
+    return found
+
+
+def _plan(document: dict[str, Any]) -> Plan:
+    root = document["Plan"]
+    buffers = root.get("Shared Hit Blocks", 0) + root.get("Shared Read Blocks", 0)
+    return Plan(document["Query Text"], buffers, tuple(_nodes(root)))
+
+
+def _nodes(found: dict[str, Any]) -> Iterator[Node]:
+    loops = found.get("Actual Loops", 0)
+    rows = found.get("Actual Rows", 0) * loops
+    dropped = sum(value for name, value in found.items() if name.startswith("Rows Removed by")) * loops
+    relation = found.get("Relation Name") if found["Node Type"] != "ModifyTable" else None
+    yield Node(found["Node Type"], relation, found.get("Index Name"), loops, rows, rows + dropped)
+    for child in found.get("Plans", ()):
+        yield from _nodes(child)
+
+
+# The hot statements, each on rows of a filled pool, for the tests that watch their plans.
+
+
+#: Requirement sets: all its bots free; one in a hundred; none; three bots in the whole pool; no bot at all.
+FREE, SCARCE, FULL, RARE, ABSENT = KINDS = ("free", "scarce", "full", "rare", "absent")
+BATCH, SAMPLE_SIZE = 10, 5
+WALKS = [WindowScan(0, None, None, 40), WindowScan(0, 1, None, 5), WindowScan(0, None, "one", 5)]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Rows to work on; an empty pool has none, and statements then run on ids that do not exist."""
+
+    platforms: dict[str, int]
+    bots: dict[str, int]
+    jobs: list[int]
+    public: list[str]
+    held: list[tuple[int, int, int, int]]
+    free: list[int]
+
+    def sample(self, connection: Connection, kind: str) -> None:
+        wanted = [CandidateRequest(0, 1, self.platforms[kind], 1, SAMPLE_SIZE)]
+        candidates.sample(connection, wanted, chance=random.Random(7))
+
+    def fetch(
+        self, connection: Connection, *, any_wait: bool = False, literal: bool = False, cursor: HeadCursor | None = None
+    ) -> None:
+        for_bot.pick_for_bot(
+            connection,
+            FetchingBot(self.bots[FREE], FREE, 0, None, None, BATCH, BATCH, returned=[1]),
+            limit=BATCH,
+            any_wait=any_wait,
+            literal=literal,
+            cooldown=600,
+            cursor=cursor,
+        )
+
+    def end(self, connection: Connection, verdict: Verdict) -> None:
+        end_moves.end(connection, [AttemptEnd(*each, verdict) for each in self.held], actor="test")
+
+    def grant(self, connection: Connection) -> None:
+        requests = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=False)]
+        grant_moves.grant(connection, requests, assigner="test", strategy="test", ack=1)
+
+    def fences(self) -> list[tuple[int, int]]:
+        return [(job, fence) for job, fence, _, _ in self.held]
+
+
+Act = Callable[[Known, Connection], object]
+
+
+def _pick(order: Order) -> Act:
+    return lambda _, connection: ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(7))
+
+
+def _pick_from_front(_: Known, connection: Connection) -> None:
+    """From the very beginning, and from where the front was seen to begin."""
+    cursor = HeadCursor(partial(next, count(0.0, 1000.0)))
+    for _walk in range(2):
+        ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7), cursor=cursor)
+
+
+def _sample(kind: str) -> Act:
+    return lambda known, connection: known.sample(connection, kind)
+
+
+def _any_free(kind: str) -> Act:
+    return lambda known, connection: candidates.any_free(
+        connection, CandidateRequest(0, 1, known.platforms[kind], 1, SAMPLE_SIZE)
+    )
+
+
+def _fit(kind: str) -> Act:
+    def fit(known: Known, connection: Connection) -> None:
+        asked = [
+            ResourceRequest(
+                CandidateRequest(0, 1, known.platforms[kind], 1, SAMPLE_SIZE), {"cpu_milli": 1, "memory_mib": 1}
+            )
+        ]
+        resources.fitting_bots(connection, asked)
+        resources.fits_any_bot(connection, asked)
+        resources.most_left(connection, asked)
+
+    return fit
+
+
+ACTS: dict[str, Act] = {
+    "pick by priority": _pick(Order.PRIORITY),
+    "pick by age": _pick(Order.AGE),
+    "pick from the front": _pick_from_front,
+    "pick in an instance": lambda _, connection: ready.pick(
+        connection, Scope(instances=[1]), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7)
+    ),
+    "unserved queues": lambda _, connection: ready.unserved_queues(connection, Scope(), limit=BATCH),
+    "fetch": lambda known, connection: known.fetch(connection),
+    "fetch from the front": lambda known, connection: known.fetch(connection, cursor=HeadCursor(clock.monotonic)),
+    "fetch to capacity": lambda known, connection: known.fetch(connection, any_wait=True),
+    "fetch literally": lambda known, connection: known.fetch(connection, literal=True),
+    **{f"sample {kind}": _sample(kind) for kind in KINDS},
+    **{f"any free {kind}": _any_free(kind) for kind in KINDS},
+    **{f"fit on {kind}": _fit(kind) for kind in KINDS},
+    "sample a window": lambda _, connection: bulk_candidates.read_windows(connection, WALKS, chance=random.Random(7)),
+    "sample of pools": lambda _, connection: bulk_candidates.pools_of(connection, [1, 2]),
+    "sample of offers": lambda it, connection: bulk_candidates.read_offers(
+        connection, [*product(it.platforms.values(), it.free)]
+    ),
+    "grant": lambda known, connection: known.grant(connection),
+    "acknowledge": lambda known, connection: acknowledge(
+        connection, [Start(*each, "test") for each in known.held], sync=1
+    ),
+    "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
+    "lose": lambda known, connection: known.end(connection, Verdict.LOST),
+    "cancel": lambda known, connection: cancel(connection, known.public, instances=None, sync=1, actor="test"),
+    "states": lambda known, connection: jobs_queries.submission_states(connection, known.public, instances=None),
+    "progress": lambda known, connection: connection.execute(jobs_queries.PROGRESS, {"ids": known.public}).all(),
+    "ask to stop": lambda known, connection: ask_stop(
+        connection, known.fences(), from_state="active", reason="timeout", sync=1
+    ),
+    "held by the bot": lambda known, connection: connection.execute(
+        call.HELD_LEASES,
+        {"bot_ids": [known.held[0][2]], "held": [1], "known_bots": [], "known_jobs": [], "known_fences": []},
+    ).all(),
+    "held by lost bots": lambda known, connection: connection.execute(
+        sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
+    ).all(),
+    "look for news": lambda known, connection: connection.execute(
+        long_poll.BOT_NEWS, {"ids": [bot for _, _, bot, _ in known.held], "epochs": [1], "draining": [False]}
+    ).all(),
+    "renew": lambda known, connection: renew(connection, [each[2:4] for each in known.held], ttl=1e9),
+    "overdue leases": lambda _, connection: connection.execute(
+        upkeep.OVERDUE, {"limit": BATCH, "since": upkeep.EVER}
+    ).all(),
+    "time out": lambda _, connection: time_out(connection, BATCH, actor="plan"),
+    "stop drained": lambda _, connection: stop_drained(connection, BATCH, sync=1.0, actor="plan"),
+    "forget evictions": lambda _, connection: retention.delete_old_evictions(connection, age=0, limit=BATCH),
+    "close the overdue": lambda _, connection: close_overdue(connection, BATCH),
+    "promote": lambda _, connection: promote(connection, BATCH),
+    "postpone": lambda known, connection: postpone(
+        connection, [JobGroup(0, 1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
+    ),
+    "release": lambda known, connection: release(connection, {known.bots[FREE]: 10}, limit=BATCH),
+    "retention": lambda _, connection: delete_finished(
+        connection, succeeded=0, failed=0, cancelled=0, dead=0, limit=BATCH
+    ),
+}

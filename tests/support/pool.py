@@ -1,0 +1,363 @@
+"""One call at a desk, for tests that ask what becomes of a single one."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import text
+
+from assigner.admission.state import AdmissionState
+from assigner.cycle.assigner import PriorityAgeAssigner
+from assigner.cycle.settings import AssignerSettings
+from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
+from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync
+from bots.sync import sessions
+from bots.sync.call import Call, HeldCall, NewCall
+from bots.sync.fetch import FetchSettings
+from bots.sync.settle import Answer, SyncService
+from schema import clock
+from schema.errors import LeaseholdError
+from schema.fleet import success
+from schema.fleet.success import SuccessSettings
+from schema.moves import graphs
+from schema.moves import submit as submit_moves
+from schema.moves.graphs import SubmittedGraph, submit_graph
+from schema.picking.constrained import ConstrainedQueue, QueueHead
+from schema.picking.ready import ReadyJob
+from schema.postgres.engine import Database
+from schema.timing import Timing
+from schema.validation import normal_properties
+
+
+def settled(sync_service: SyncService, call: Call) -> Answer:
+    """The answer to this call; raises what it is refused with."""
+    (answer,) = sync_service.answer([call])
+    if isinstance(answer, LeaseholdError):
+        raise answer
+    return answer
+
+
+def synced(sync_service: SyncService, message: Sync) -> Answer:
+    """The answer to a call that has just come."""
+    return settled(sync_service, NewCall(message, clock.monotonic()))
+
+
+def answered(sync_service: SyncService, message: Sync) -> bytes:
+    """The same, also where the call would have been held."""
+    answer = synced(sync_service, message)
+    if isinstance(answer, HeldCall):
+        answer = settled(sync_service, answer)
+    assert isinstance(answer, bytes)
+    return answer
+
+
+# Arranging a pool in a test's own database: jobs, bots and assigners through the real functions.
+
+
+@dataclass
+class Bot:
+    """A bot as the desk sees it: keeps its session and numbers its calls."""
+
+    sync_service: SyncService
+    session: Session
+    seq: int = 0
+    holding: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def message(self, *reports: LeaseReport, **fields: Any) -> Sync:
+        """The next call, with these reports."""
+        self.seq += 1
+        return Sync(
+            bot=self.session.bot,
+            epoch=self.session.epoch,
+            secret=self.session.secret,
+            seq=self.seq,
+            leases=list(reports),
+            **fields,
+        )
+
+    def sync(self, *reports: LeaseReport, **fields: Any) -> dict[str, Any]:
+        """Call once and return the decoded answer."""
+        answer = synced(self.sync_service, self.message(*reports, **fields))
+        assert not isinstance(answer, HeldCall), "the call was held back"
+        decoded: dict[str, Any] = json.loads(answer)
+        return decoded
+
+    def take(self) -> list[dict[str, Any]]:
+        """Call until acknowledged: every lease that is offered is reported active."""
+        offered = self.sync()["leases"]
+        if not offered:
+            return []
+        answer = self.sync(*[active(work) for work in offered])
+        return list(answer["leases"])
+
+
+def active(work: dict[str, Any]) -> LeaseReport:
+    """The bot runs it."""
+    return LeaseReport(job=work["job"], fence=work["fence"], state="active")
+
+
+def completed(work: dict[str, Any], verdict: str = "succeeded", **fields: Any) -> LeaseReport:
+    """The bot is done with it."""
+    outcome = Outcome(verdict=verdict, **fields)  # type: ignore[arg-type]
+    return LeaseReport(job=work["job"], fence=work["fence"], state="completed", outcome=outcome)
+
+
+class Pool:
+    """Everything one test needs of a pool, on one database."""
+
+    def __init__(self, database: Database, timing: Timing, chance: random.Random) -> None:
+        self.database, self.timing, self.chance = database, timing, chance
+
+    def submit(self, count: int = 1, **fields: Any) -> list[str]:
+        """Queue jobs; returns their public ids."""
+        properties = normal_properties("properties", fields.pop("properties", {}))
+        request = {"instance": "default", "payload": {"command": ["true"]}, **fields, "properties": properties}
+        requests = [request for _ in range(count)]
+        found = self.database.run(lambda connection: submit_moves.submit(connection, requests, actor="test"))
+        return [job.public_id for job in found]
+
+    def running(self, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
+        """A job that a bot runs: its public id, its bot and its lease."""
+        (job,) = self.submit(**fields)
+        bot = self.bot()
+        self.assigner().run_once()
+        (work,) = bot.take()
+        return job, bot, work
+
+    def sync_service(self, **fetch: Any) -> SyncService:
+        """A desk with these fetch settings."""
+        return SyncService(self.database, timing=self.timing, fetch=FetchSettings(**fetch), now=clock.monotonic)
+
+    def bot(self, name: str = "bot-1", *, sync_service: SyncService | None = None, **fields: Any) -> Bot:
+        """A bot with an open session."""
+        session = sessions.open_session(self.database, OpenSession(bot=name, **fields), timing=self.timing)
+        return Bot(sync_service or self.sync_service(), session)
+
+    def restarted(self, bot: Bot) -> Bot:
+        """The same bot with a new session, which knows that nothing of the older one runs any more."""
+        dead = sessions.digest(bot.session.secret).hex()
+        return self.bot(bot.session.bot, dead_session=dead)
+
+    def assigner(self, **settings: Any) -> PriorityAgeAssigner:
+        """An assigner, to be run once at a time."""
+        return PriorityAgeAssigner(
+            self.database,
+            AssignerSettings(**settings),
+            timing=self.timing,
+            chance=self.chance,
+            name="assigner:test",
+            now=clock.monotonic,
+        )
+
+    def upkeep(self, **settings: Any) -> Upkeep:
+        """Upkeep, to be run once at a time."""
+        return Upkeep(
+            self.database, UpkeepSettings(**settings), timing=self.timing, name="upkeep:test", now=clock.monotonic
+        )
+
+    def job(self, public_id: str) -> Any:
+        """The job's row."""
+        return self.row("SELECT * FROM jobs WHERE public_id = CAST(:id AS uuid)", id=public_id)
+
+    def row(self, query: str, **values: Any) -> Any:
+        """One row of a query."""
+        return self.database.run(lambda connection: connection.execute(text(query), values).one())
+
+    def rows(self, query: str, **values: Any) -> list[Any]:
+        """All rows of a query."""
+        return self.database.run(lambda connection: list(connection.execute(text(query), values)))
+
+    def change(self, statement: str, **values: Any) -> None:
+        """Arrange what only time or a fault would bring about."""
+        self.database.run(lambda connection: connection.execute(text(statement), values))
+
+    def history(self, public_id: str) -> list[str]:
+        """The moves of a job, oldest first."""
+        return [
+            row.move
+            for row in self.rows(
+                "SELECT e.move FROM job_events e JOIN jobs j ON j.id = e.job_id"
+                " WHERE j.public_id = CAST(:id AS uuid) ORDER BY e.id",
+                id=public_id,
+            )
+        ]
+
+
+# Graphs of jobs in a test's own database, submitted and worked off through the real functions.
+
+
+After = Mapping[int, Iterable[int | Mapping[str, Any]]]
+
+
+def graph_of(after: After, *, name: str = "build", **fields: Any) -> dict[str, Any]:
+    """A request: node -> what it comes after."""
+    nodes = [
+        {"node": node, "after": list(parents), "payload": {"command": ["true"]}} for node, parents in after.items()
+    ]
+    return {"name": name, "nodes": nodes, **fields}
+
+
+def submitted(pool: Pool, after: After, **fields: Any) -> SubmittedGraph:
+    """The graph, taken."""
+    return taken(pool, graph_of(after, **fields))
+
+
+def taken(pool: Pool, request: Mapping[str, Any]) -> SubmittedGraph:
+    """The graph of this request."""
+    return pool.database.run(lambda c: submit_graph(c, request, sync=pool.timing.sync, actor="test"))
+
+
+def cancel_graph(pool: Pool, graph: str) -> Any:
+    """Cancel the graph as an operator."""
+    return pool.database.run(
+        lambda c: graphs.cancel_graph(c, graph, instances=None, sync=pool.timing.sync, actor="test")
+    )
+
+
+def states(pool: Pool, graph: SubmittedGraph) -> dict[int, str]:
+    """Node -> the state of its job, or how it ended if its job is gone."""
+    return {
+        row.node_no: row.state
+        for row in pool.rows(
+            "SELECT n.node_no, coalesce(j.state, n.outcome) AS state FROM graph_nodes n"
+            " LEFT JOIN jobs j ON j.id = n.job_id WHERE n.graph = :id ORDER BY n.node_no",
+            id=graph.graph_id,
+        )
+    }
+
+
+def number(graph: SubmittedGraph, job: str) -> int:
+    """The node that a job is."""
+    return next(node for node, each in graph.jobs.items() if each == job)
+
+
+def work_off(pool: Pool, bot: Bot, graph: SubmittedGraph, verdicts: Mapping[int, str] | None = None) -> list[int]:
+    """Run whatever the bot is given until nothing comes any more; returns the nodes in the order of their ends."""
+    order: list[int] = []
+    assigner = pool.assigner(batch=1000)
+    while True:
+        assigner.run_once()
+        offered = bot.take()
+        if not offered:
+            return order
+        nodes = [number(graph, work["job"]) for work in offered]
+        order += nodes
+        ends = [(verdicts or {}).get(node, "succeeded") for node in nodes]
+        bot.sync(*[completed(work, end) for work, end in zip(offered, ends, strict=True)])
+
+
+def layered(nodes: int, *, parents: int, chance: random.Random) -> dict[int, list[int]]:
+    """A graph in rows of fifty, in which a node comes after so many of the row before its own."""
+    near = {node: range(max(1, (node - 1) // 50 * 50 - 49), (node - 1) // 50 * 50 + 1) for node in range(1, nodes + 1)}
+    return {node: sorted(chance.sample(before, min(parents, len(before)))) for node, before in near.items()}
+
+
+# Counting successes in a test's own pool: the policy, jobs that end on given bots, and what was counted.
+
+
+ACTOR = "test"
+#: One job is ready and all the others rest.
+ONLY = """
+UPDATE jobs SET considered = 0, schedule_after =
+    CASE WHEN public_id <> CAST(:job AS uuid) THEN now() + interval '1 hour' END WHERE state = 'queued'
+"""
+
+
+def count(pool: Pool, **settings: Any) -> None:
+    """Count from now on, by these settings."""
+    wanted = SuccessSettings(**{"statistics": True, **settings})
+    pool.database.run(lambda connection: success.declare(connection, wanted, actor=ACTOR))
+
+
+@contextmanager
+def only(pool: Pool, bot: Bot) -> Iterator[None]:
+    """Nothing starts on any other bot meanwhile."""
+    pool.change("UPDATE bots SET draining = true WHERE name <> :name", name=bot.session.bot)
+    yield
+    pool.change("UPDATE bots SET draining = false")
+
+
+def granted_lease(pool: Pool, bot: Bot, job: str) -> dict[str, Any]:
+    """The lease of a queued job that only this bot may have, which it runs."""
+    pool.change(ONLY, job=job)
+    with only(pool, bot):
+        pool.assigner().run_once()
+    work = next(each for each in bot.sync()["leases"] if each["job"] == job)
+    bot.sync(active(work))
+    return work
+
+
+def ends(pool: Pool, bot: Bot, job: str, verdict: str = "succeeded") -> None:
+    """The bot runs the job, and so it ends."""
+    bot.sync(completed(granted_lease(pool, bot, job), verdict))
+
+
+def work_off_counting(pool: Pool, bot: Bot, verdict: str = "succeeded", *, jobs: int = 1, **fields: Any) -> list[str]:
+    """Jobs that the bot runs one after the other, all with this end."""
+    found = pool.submit(jobs, **fields)
+    for job in found:
+        ends(pool, bot, job, verdict)
+    return found
+
+
+def counts(pool: Pool, *columns: str) -> dict[tuple[str, str], tuple[float, ...]]:
+    """(bot, label) -> its successes and failures, or these columns."""
+    named = ", ".join(columns or ("successes", "failures"))
+    rows = pool.rows(f"SELECT b.name, s.label, {named} FROM bot_success s JOIN bots b ON b.id = s.bot_id")
+    return {(row[0], row[1]): tuple(round(value, 6) for value in row[2:]) for row in rows}
+
+
+def blamed(pool: Pool) -> list[tuple[str | None, bool]]:
+    """Which bot each job that is to be tried again was charged to, and whether that was upheld."""
+    rows = pool.rows(
+        "SELECT b.name, m.upheld_at IS NOT NULL AS upheld FROM blames m LEFT JOIN bots b ON b.id = m.bot_id"
+        " ORDER BY m.job_id"
+    )
+    return [(row.name, row.upheld) for row in rows]
+
+
+def on_probation(pool: Pool) -> list[str]:
+    """Names of the bots that are."""
+    return [row.name for row in pool.rows("SELECT name FROM bots WHERE probation_until IS NOT NULL ORDER BY name")]
+
+
+# Heads of queues as the pure core takes them, without a database, at a virtual time.
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    """So many seconds after noon."""
+    return NOON + timedelta(seconds=seconds)
+
+
+def queue(*, instance: str = "default", constraint_set: int = 1, **constraints: Any) -> ConstrainedQueue:
+    """A queue of an instance whose jobs share these terms."""
+    return ConstrainedQueue(0, hash(instance) % 1000, 1, constraint_set, instance, constraints, None, 0)
+
+
+def head(
+    nth: int,
+    rank: float,
+    *,
+    since: float = 0.0,
+    of: ConstrainedQueue | None = None,
+    seconds: float | None = None,
+    deadline: float | None = None,
+    priority_inputs: Mapping[str, Any] | None = None,
+) -> QueueHead:
+    """A job that has been queued since so many seconds after noon, and is due so many after it."""
+    found = of or queue()
+    job = ReadyJob(nth, str(nth), found.cohort, found.instance, found.platform, round(rank), 1, None, 0)
+    due = None if deadline is None else at(deadline)
+    return QueueHead(job, found, rank, at(since), 0, 1.0, seconds, due, priority_inputs or {})
+
+
+def admission_state(seconds: float = 0.0, **fields: Any) -> AdmissionState:
+    """What is counted at so many seconds after noon."""
+    return AdmissionState(at(seconds), **fields)

@@ -1,0 +1,257 @@
+"""Races by construction: one transaction is held undecided while another one runs into it.
+
+Nothing here waits for time to pass. Whether somebody waits is read from the server, and who decides is the test.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, cast
+
+from sqlalchemy import Connection, ExceptionContext, Transaction, event, text
+
+from bots.protocol import Sync
+from bots.sync.call import HeldCall
+from schema.moves import cancel as cancel_moves
+from schema.moves import hold, sessions
+from schema.moves.cancel import Cancelled
+from schema.moves.end import EndedAttempt
+from schema.moves.hold import HoldResult
+from schema.moves.retention import delete_finished
+from schema.postgres.engine import Database
+from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Bot, Pool, active, synced
+
+T = TypeVar("T")
+
+BLOCKED = text("""
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND CAST(:holder AS integer) = ANY (pg_blocking_pids(pid))
+""")
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+#: A deadlock shows at once.
+DEADLOCK_TIMEOUT = """
+DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''50ms''', current_database()); END $$"""
+BACKENDS = """
+SELECT count(*) AS others FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+PID = text("SELECT pg_backend_pid()")
+
+
+class _OneTransaction:
+    """Stands in for a Database: everything runs in one transaction, which somebody else ends."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(
+        self, work: Callable[[Connection], T], *, urgent: bool = False, undone: Callable[[], None] | None = None
+    ) -> T:
+        del urgent, undone
+        return work(self._connection)
+
+
+class Undecided(Pool):
+    """A pool that does everything inside one open transaction."""
+
+    def __init__(self, pool: Pool, connection: Connection, transaction: Transaction) -> None:
+        super().__init__(cast(Database, _OneTransaction(connection)), pool.timing, pool.chance)
+        self.connection, self._transaction = connection, transaction
+        self.pid: int = connection.execute(PID).scalar_one()
+
+    def commit(self) -> None:
+        """Make it so: whoever waits goes on with what has become."""
+        self._transaction.commit()
+
+    def roll_back(self) -> None:
+        """Take it back: whoever waits goes on as if nothing had been."""
+        self._transaction.rollback()
+
+    def decide(self, commit: bool) -> None:
+        """Either of them."""
+        if commit:
+            self.commit()
+        else:
+            self.roll_back()
+
+
+class Race:
+    """Contenders on the database of one pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        #: SQLSTATEs of all errors so far, also of those after which a transaction was repeated.
+        self.errors: list[str | None] = []
+        self._threads = ThreadPoolExecutor(max_workers=4)
+        for engine in (pool.database.engine, pool.database.reserve):
+            event.listen(engine, "handle_error", self._note)
+
+    @contextmanager
+    def first(
+        self, *, isolation: Literal["READ COMMITTED", "REPEATABLE READ"] = "READ COMMITTED"
+    ) -> Iterator[Undecided]:
+        """The one that is ahead: its transaction stays open until it commits or rolls back, at the latest here."""
+        with self.pool.database.engine.connect() as plain:
+            connection = plain.execution_options(isolation_level=isolation)
+            transaction = connection.begin()
+            try:
+                yield Undecided(self.pool, connection, transaction)
+            finally:
+                if transaction.is_active:
+                    transaction.rollback()
+
+    def second(self, work: Callable[[], T], *, behind: Undecided) -> "Future[T]":
+        """Start `work` in a thread and return once it waits for the transaction of `behind`; fails if it never does."""
+        future = self._threads.submit(work)
+
+        def waits() -> bool:
+            assert not future.done(), f"nobody waited, it went through: {future}"
+            return self._blocked_by(behind.pid) > 0
+
+        eventually(waits, what="the second contender waits for the first")
+        assert not future.done()
+        return future
+
+    def as_far_as_it_goes(self, work: Callable[[], T], *, behind: int) -> "Future[T]":
+        """Start `work` in a thread and return once it is done, or waits like `behind` others before it."""
+        future = self._threads.submit(work)
+        eventually(lambda: future.done() or self.pool.row(WAITING)[0] > behind)
+        return future
+
+    def unhindered(self, work: Callable[[], T], *, by: Undecided) -> T:
+        """Run `work` in a thread while `by` is undecided; fails if it waits for it. Returns its result."""
+        future = self._threads.submit(work)
+
+        def through() -> bool:
+            if future.done():
+                return True
+            if self._blocked_by(by.pid):
+                by.roll_back()
+                raise RuntimeError("it waits, although it should skip what is locked")
+            return False
+
+        eventually(through, what="it gets through")
+        return future.result()
+
+    def in_turn(self, first: Callable[[Undecided], object], second: Callable[[], T], *, commit: bool = True) -> T:
+        """Make `second` wait for the transaction of `first`, end that one, and return what `second` came to."""
+        with self.first() as ahead:
+            first(ahead)
+            late = self.second(second, behind=ahead)
+            ahead.decide(commit)
+            return outcome(late)
+
+    def side_by_side(self, first: Callable[[Undecided], object], second: Callable[[], T], *, commit: bool = True) -> T:
+        """Run `second` while the transaction of `first` is open, then end that one; fails if `second` waits for it."""
+        with self.first() as ahead:
+            first(ahead)
+            found = self.unhindered(second, by=ahead)
+            ahead.decide(commit)
+            return found
+
+    def close(self) -> None:
+        """Join the threads."""
+        self._threads.shutdown()
+
+    def _note(self, context: ExceptionContext) -> None:
+        self.errors.append(getattr(context.original_exception, "sqlstate", None))
+
+    def _blocked_by(self, pid: int) -> int:
+        count: int = self.pool.row(BLOCKED.text, holder=pid)[0]
+        return count
+
+
+def outcome(future: "Future[T]") -> T:
+    """What the second contender got, or raised."""
+    return future.result(timeout=MINUTE)
+
+
+def at_service_of(pool: Pool, bot: Bot) -> Bot:
+    """The same bot calling at another pool's desk, typically that of an undecided transaction."""
+    return replace(bot, sync_service=pool.sync_service())
+
+
+def call(bot: Bot, message: Sync) -> bytes:
+    """Send one prepared message; returns the answer as it went out."""
+    answer = synced(bot.sync_service, message)
+    assert not isinstance(answer, HeldCall), "the call was held back"
+    return answer
+
+
+def expire(pool: Pool) -> list[EndedAttempt]:
+    """Reap whatever has expired, without the grace that upkeep gives; returns what became of the jobs."""
+    return pool.database.run(lambda c: sessions.expire(c, after=0, limit=500, actor="reaper"))[1]
+
+
+def cancel(pool: Pool, *jobs: str) -> list[Cancelled]:
+    """Cancel jobs as an operator."""
+    return pool.database.run(lambda c: cancel_moves.cancel(c, jobs, instances=None, sync=1.0, actor="test"))
+
+
+def ask_stop(pool: Pool, *, from_state: str = "pending", reason: str = "unacknowledged") -> int:
+    """Ask for every lease of that state which is overdue, as upkeep does."""
+    leases = pool.rows("SELECT job_id, fence FROM live WHERE state = :state ORDER BY job_id", state=from_state)
+    wanted = [(lease.job_id, lease.fence) for lease in leases]
+    return pool.database.run(lambda c: cancel_moves.ask_stop(c, wanted, from_state=from_state, reason=reason, sync=1.0))
+
+
+def drain(pool: Pool, *, draining: bool = True, bot: str = "bot-1") -> None:
+    """Drain a bot, or bring it back."""
+    pool.database.run(lambda c: sessions.drain(c, bot, draining=draining, actor="test", reason="test"))
+
+
+def retention(pool: Pool) -> int:
+    """Delete every finished job."""
+    ages: dict[str, Any] = {"succeeded": 0.0, "failed": 0.0, "cancelled": 0.0, "dead": 0.0}
+    return pool.database.run(lambda c: delete_finished(c, **ages, limit=500))
+
+
+def offered(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
+    """A job that its bot has been offered and not acknowledged."""
+    (job,) = pool.submit(**fields)
+    bot = pool.bot()
+    pool.assigner().run_once()
+    (work,) = bot.sync()["leases"]
+    return job, bot, work
+
+
+def running(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
+    """A job that its bot runs."""
+    job, bot, work = offered(pool, **fields)
+    bot.sync(active(work))
+    return job, bot, work
+
+
+def counted_state(pool: Pool, job: str) -> dict[str, Any]:
+    """What the tables say of one job and of the bots."""
+    row = pool.job(job)
+    leases = pool.rows("SELECT fence, state FROM leases WHERE job_id = :id ORDER BY fence", id=row.id)
+    return {
+        "job": (row.state, row.fence, row.result_fence),
+        "attempts": (row.attempts, row.kills),
+        "leases": [(lease.fence, lease.state) for lease in leases],
+        "in_use": [bot.in_use for bot in pool.rows("SELECT in_use FROM bots ORDER BY name")],
+        "last": pool.history(job)[-1],
+    }
+
+
+FINISHED = {
+    "job": ("succeeded", 1, 1),
+    "attempts": (1, 0),
+    "leases": [(1, "completed")],
+    "in_use": [0],
+    "last": "finish",
+}
+LOST = {"job": ("queued", 2, None), "attempts": (1, 1), "leases": [(1, "cancelled")], "in_use": [0], "last": "expire"}
+
+
+def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[HoldResult]:
+    """Hold jobs aside as an operator."""
+    return pool.database.run(lambda c: hold.park(c, jobs, instances=None, reason=reason, actor="test"))
+
+
+def unpark(pool: Pool, *jobs: str) -> list[HoldResult]:
+    """Release them as an operator."""
+    return pool.database.run(lambda c: hold.unpark(c, jobs, instances=None, reason=None, actor="test"))

@@ -1,0 +1,147 @@
+"""Samples of every field of a request, and what a submit leaves or says."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from schema.postgres.engine import Database
+
+#: For every field of a request values that are taken, with what else they need.
+TAKEN: Mapping[str, list[dict[str, Any]]] = {
+    "command": [{"command": ["make", "-j", "é\n\x7f"]}],
+    "env": [{"env": {}}, {"env": {"A": "1", "Ü": ""}}],
+    "stdin": [{"stdin": None}, {"stdin": ""}, {"stdin": "line\n"}],
+    "instance": [{"instance": None}, {"instance": "ci"}],
+    "properties": [{"properties": {}}, {"properties": {"os": "linux", "arch": ["x86", "arm", "x86"]}}],
+    "key": [{"key": None}, {"key": "k"}],
+    "priority": [{"priority": 0}, {"priority": -1000}],
+    "units": [{"units": 1}, {"units": 3}],
+    "label": [{"label": ""}, {"label": "nightly"}],
+    "locality_hint": [{"locality_hint": None}, {"locality_hint": "core"}],
+    "timeout_seconds": [{"timeout_seconds": None}, {"timeout_seconds": 60}, {"timeout_seconds": 0.25}],
+    "queue_timeout_seconds": [{"queue_timeout_seconds": 3600}, {"queue_timeout_seconds": 1e-5}],
+    "dedup_key": [{"dedup_key": None}, {"dedup_key": "d"}],
+    "locks": [{"locks": []}, {"locks": ["b", "a.c", "a-c", "b"]}],
+    "estimated_cost": [{"estimated_cost": 0}, {"estimated_cost": 1e12}, {"estimated_cost": 1.50}],
+    "resource_class": [{"resource_class": "gpu"}],
+    "model": [{"resource_class": "gpu", "model": "large"}],
+    "graph_priority": [{"graph_priority": 7}],
+    "job_class": [{"job_class": "critical"}, {"job_class": "random", "priority": 5}],
+    "user_priority": [{"job_class": "random", "user_priority": 2}, {"job_class": "random", "user_priority": 0}],
+    "project": [{"project": "alpha"}, {"job_class": "random", "project": "alpha"}],
+    "owner": [{"owner": "ann"}],
+    "service_level": [
+        {"service_level": "premium"},
+        {"service_level": "premium", "priority": 3},
+        {"service_level": "economy", "job_class": "random", "timeout_seconds": 9},
+    ],
+    "urgency": [{"urgency": 30}, {"urgency": -900, "job_class": "random"}],
+    "deadline_seconds": [{"deadline_seconds": 500}, {"deadline_seconds": 500.5, "service_level": "premium"}],
+    "estimated_seconds": [{"estimated_seconds": 12}],
+    "resources": [{"resources": {}}, {"resources": {"cpu_milli": 500, "gpu_milli": 1}, "units": 2}],
+    "batch_key": [{"batch_key": "b"}],
+    "preferred_hours": [{"preferred_hours": []}, {"preferred_hours": [22, 3, 22]}],
+    "preferred_zone": [{"preferred_zone": "Europe/Berlin"}, {"preferred_zone": "Asia/Tokyo", "preferred_hours": [1]}],
+    "max_attempts": [{"max_attempts": 7}],
+    "retry_failed": [{"retry_failed": True}],
+}
+#: For every field values that are refused.
+REFUSED: Mapping[str, list[dict[str, Any]]] = {
+    "command": [
+        *({"command": bad} for bad in (None, "true", [], [""], ["a", 1], [["a"]], ["a"] * 4097, ["x" * 262_145])),
+        {"command": ["a"], "env": {"A": "x" * 200_000}, "stdin": "y" * 100_000},
+    ],
+    "env": [{"env": bad} for bad in (None, [], {"A": 1}, {"": "1"}, {"A=": "1"}, {"A": ["1"]}, {"A": "x" * 262_145})],
+    "stdin": [{"stdin": 1}, {"stdin": "é" * 131_073}],
+    "instance": [{"instance": 1}, {"instance": ""}, {"instance": "CI"}, {"instance": "ci\n"}],
+    "properties": [
+        {"properties": bad}
+        for bad in (
+            *(
+                None,
+                [],
+                {"k": 1},
+                {"k": None},
+                {"k": ["a", 1]},
+                {"k": [["a"]]},
+                {"k": []},
+                {"k": ""},
+                {"k": ["a", ""]},
+                {"": "a"},
+            ),
+            *({"k": "x" * 1024}, {str(n): "a" for n in range(65)}),
+        )
+    ],
+    "key": [{"key": 1}, {"key": ""}, {"key": "é" * 101}],
+    "priority": [{"priority": bad} for bad in (None, "0", True, 1.0, 1001, -1001)],
+    "units": [{"units": bad} for bad in (None, 0, 1_000_001, 10**30)],
+    "label": [{"label": None}, {"label": "é" * 33}],
+    "locality_hint": [{"locality_hint": ""}, {"locality_hint": "h" * 201}],
+    "timeout_seconds": [{"timeout_seconds": bad} for bad in ("1", True, 0, -1.5, 31_536_001)],
+    "queue_timeout_seconds": [{"queue_timeout_seconds": bad} for bad in (0, 1e300)],
+    "dedup_key": [{"dedup_key": ""}, {"dedup_key": "d", "job_class": "random"}, {"dedup_key": "d" * 201}],
+    "locks": [{"locks": bad} for bad in (None, "a", ["A"], [1], [["a"]], [f"a{n}" for n in range(17)])],
+    "estimated_cost": [{"estimated_cost": -0.5}, {"estimated_cost": 1e13}],
+    "resource_class": [{"resource_class": "Ü"}],
+    "model": [{"model": "m"}],
+    "graph_priority": [{"graph_priority": 0}, {"graph_priority": 1001}],
+    "job_class": [{"job_class": 5}],
+    "user_priority": [{"user_priority": 1}, {"job_class": "random", "user_priority": 11}],
+    "project": [{"project": ""}],
+    "owner": [{"owner": []}],
+    "service_level": [{"service_level": {}}, {"service_level": "premium", "dedup_key": "d"}],
+    "urgency": [{"urgency": 1101}, {"urgency": 1, "priority": 99}],
+    "deadline_seconds": [{"deadline_seconds": 0}],
+    "estimated_seconds": [{"estimated_seconds": "1"}],
+    "resources": [{"resources": bad} for bad in (None, [], {"cpu": 1}, {"cpu_milli": 0}, {"cpu_milli": 0.5})],
+    "batch_key": [{"batch_key": "-"}],
+    "preferred_hours": [{"preferred_hours": bad} for bad in (None, 1, [24], [-1], [True], [0] * 25)],
+    "preferred_zone": [{"preferred_zone": bad} for bad in (None, "Europe/Nowhere", "europe/berlin", "posix/UTC")],
+    "max_attempts": [{"max_attempts": 0}, {"max_attempts": 101}],
+    "retry_failed": [{"retry_failed": 1}],
+    "comand": [{"comand": ["true"]}],
+    "payload": [{"payload": {}}],
+}
+ROWS = text("""
+SELECT i.name, p.properties, g.terms, y.payload, e.details, k.key, k.request_hash,
+    to_jsonb(j) - '{id,public_id,instance,platform,constraint_set}'::text[] AS job, to_jsonb(t) - 'job_id' AS own
+FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
+LEFT JOIN constraint_sets g ON g.id = j.constraint_set LEFT JOIN job_constraints t ON t.job_id = j.id
+LEFT JOIN submit_keys k ON k.job_id = j.id
+JOIN job_payloads y ON y.job_id = j.id JOIN job_events e ON e.job_id = j.id ORDER BY j.id
+""")
+
+
+def complete(change: dict[str, Any]) -> dict[str, Any]:
+    return {"command": ["true"]} | change
+
+
+def samples(table: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Requests by the field that they are about and the number of the sample."""
+    return {f"{field}-{n}": complete(each) for field, found in table.items() for n, each in enumerate(found)}
+
+
+def written(database: Database, *submits: Callable[[Connection], Any], query: Any = ROWS) -> list[Any]:
+    """What each submit alone leaves, all at the same moment."""
+
+    def work(connection: Connection) -> list[Any]:
+        found = []
+        for submit in submits:
+            attempt = connection.begin_nested()
+            submit(connection)
+            found.append([tuple(row) for row in connection.execute(query)])
+            attempt.rollback()
+        return found
+
+    return database.run(work)
+
+
+def refusal(database: Database, query: Any, values: dict[str, Any]) -> str:
+    with pytest.raises(DBAPIError) as refused:
+        database.run(lambda connection: connection.execute(query, values))
+    assert isinstance(refused.value.orig, psycopg.errors.InvalidParameterValue)
+    return refused.value.orig.diag.message_primary or ""

@@ -1,0 +1,184 @@
+"""Proactive fetching at a sync, in both modes."""
+
+import pytest
+
+from bots.sync.fetch import FetchSettings
+from tests.support.pool import Bot, Pool, active, completed
+from tests.support.tenancy import Tenancy
+
+
+def busy_bot(pool: Pool, *, capacity: int = 1, **fetch: object) -> tuple[Bot, list[dict]]:
+    """A full bot, and the work it holds."""
+    pool.submit(capacity)
+    bot = pool.bot(capacity=capacity, sync_service=pool.sync_service(**fetch))
+    pool.assigner().run_once()
+    return bot, bot.take()
+
+
+def offered(answer: dict) -> list[str]:
+    return [lease["job"] for lease in answer["leases"] if lease["state"] == "pending"]
+
+
+def test_a_bot_that_finished_work_gets_as_much_again_in_the_same_call(pool: Pool) -> None:
+    bot, works = busy_bot(pool, capacity=3)
+    jobs = pool.submit(5)
+    answer = bot.sync(*[completed(work) for work in works[:2]], *_still(works[2:]))
+    assert offered(answer) == jobs[:2]
+    row = pool.row("SELECT strategy, assigner FROM leases ORDER BY granted_at DESC LIMIT 1")
+    assert (row.strategy, row.assigner) == ("proactive", "bot:bot-1")
+
+
+def test_a_bot_that_finished_nothing_fetches_nothing_by_default(pool: Pool) -> None:
+    bot = pool.bot(capacity=3)
+    pool.submit(5)
+    assert bot.sync()["leases"] == []
+
+
+def test_the_default_takes_new_jobs_and_those_in_backoff_but_none_whose_backoff_is_over(pool: Pool) -> None:
+    bot, works = busy_bot(pool, capacity=3)
+    (elapsed,) = pool.submit(priority=-3)
+    (resting,) = pool.submit(priority=-2)
+    (new,) = pool.submit(priority=-1)
+    pool.change("UPDATE jobs SET considered = 1 WHERE priority IN (-3, -2)")
+    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE priority = -3")
+    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 h' WHERE priority = -2")
+
+    answer = bot.sync(*[completed(work) for work in works])
+
+    assert offered(answer) == sorted([resting, new], key=lambda job: pool.job(job).id)
+    assert pool.job(elapsed).state == "queued"
+
+
+def test_literally_a_new_job_is_not_fetched_as_its_time_is_past(pool: Pool) -> None:
+    bot, works = busy_bot(pool, backoff="literal")
+    pool.submit()
+    assert offered(bot.sync(*[completed(work) for work in works])) == []
+
+
+def test_to_capacity_fills_all_room_at_every_sync_whatever_the_backoff(pool: Pool) -> None:
+    bot = pool.bot(capacity=3, sync_service=pool.sync_service(to_capacity=True))
+    jobs = pool.submit(3)
+    pool.change("UPDATE jobs SET considered = 1")
+    pool.change(f"UPDATE jobs SET schedule_after = now() + interval '1 h' WHERE public_id = '{jobs[0]}'")
+    pool.change(f"UPDATE jobs SET schedule_after = now() - interval '1 h' WHERE public_id = '{jobs[1]}'")
+    assert sorted(offered(bot.sync())) == sorted(jobs)
+
+
+def test_a_retry_that_waits_is_fetched_in_no_mode(pool: Pool) -> None:
+    pool.submit(retry_failed=True)
+    bot = pool.bot(sync_service=pool.sync_service(to_capacity=True))
+    (work,) = bot.sync()["leases"]
+    assert offered(bot.sync(completed(work, "failed", exit_code=1))) == []
+
+
+def test_fetching_keeps_to_the_bots_properties_instance_and_room(pool: Pool) -> None:
+    bot = pool.bot(
+        capacity=4, instance="a", properties={"os": "linux"}, sync_service=pool.sync_service(to_capacity=True)
+    )
+    pool.submit(instance="b")
+    pool.submit(instance="a", properties={"os": "plan9"})
+    pool.submit(instance="a", units=5)
+    (fits,) = pool.submit(instance="a", units=3, properties={"os": "linux"})
+    pool.submit(instance="a", units=2)
+    assert offered(bot.sync()) == [fits]
+
+
+def test_a_draining_or_unhealthy_bot_fetches_nothing(pool: Pool) -> None:
+    pool.submit(2)
+    bot = pool.bot(sync_service=pool.sync_service(to_capacity=True))
+    for status in ("draining", "unhealthy"):
+        assert bot.sync(status=status)["leases"] == []
+    assert len(bot.sync(status="ok")["leases"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "completed_jobs", "free_units", "limit"),
+    [({}, 2, 5, 2), ({}, 5, 2, 2), ({"to_capacity": True}, 0, 5, 5), ({"enabled": False}, 3, 5, 0)],
+)
+def test_how_many_jobs_a_sync_may_fetch(settings: dict, completed_jobs: int, free_units: int, limit: int) -> None:
+    assert FetchSettings(**settings).limit(completed=completed_jobs, free_units=free_units) == limit
+
+
+def _still(works: list[dict]) -> list:
+    return [active(work) for work in works]
+
+
+# Proactive fetching under quotas: only what could not use a quota up, or what this call has given back.
+
+
+def busy(pool: Pool, *, instance: str, capacity: int = 1, name: str = "bot-1", **fetch: object) -> tuple[Bot, dict]:
+    """A bot that runs one job of the instance."""
+    bot = pool.bot(name, capacity=capacity, sync_service=pool.sync_service(**fetch), properties={"for": name})
+    pool.submit(instance=instance, properties={"for": name})
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    return bot, work
+
+
+def offered_fetch_quotas(answer: dict) -> list[str]:
+    return [lease["instance"] for lease in answer["leases"]]
+
+
+@pytest.mark.parametrize(("maximum", "fetched"), [(4, []), (5, ["team-a"]), (None, ["team-a"])])
+def test_bg_26_an_instance_is_fetched_from_if_the_whole_bot_would_fit_into_its_quota(
+    pool: Pool, tenancy: Tenancy, maximum: int | None, fetched: list[str]
+) -> None:
+    bot, work = busy(pool, instance="team-b", capacity=3)
+    tenancy.quota("team-a", maximum=maximum)
+    pool.submit(2, instance="team-a", properties={"for": "bot-2"})
+    pool.bot("bot-2", capacity=2, properties={"for": "bot-2"})
+    pool.assigner().run_once()
+    assert tenancy.usage("team-a") == 2
+    pool.submit(instance="team-a")
+    assert offered_fetch_quotas(bot.sync(completed(work))) == fetched
+
+
+def test_bg_26_an_eviction_lowers_what_may_be_fetched(pool: Pool, tenancy: Tenancy) -> None:
+    bot, work = busy(pool, instance="team-b")
+    tenancy.quota("team-a", maximum=1)
+    tenancy.evicted("team-a")
+    pool.submit(instance="team-a")
+    assert offered_fetch_quotas(bot.sync(completed(work))) == []
+
+
+@pytest.mark.parametrize("to_capacity", [True, False])
+def test_bg_26_what_this_very_call_has_given_back_may_be_fetched_again(
+    pool: Pool, tenancy: Tenancy, to_capacity: bool
+) -> None:
+    tenancy.quota("team-a", maximum=2)
+    bot, work = busy(pool, instance="team-a", capacity=3, to_capacity=to_capacity)
+    pool.submit(5, instance="team-a")
+    answer = bot.sync(completed(work))
+    assert offered_fetch_quotas(answer) == ["team-a"] * (2 if to_capacity else 1)
+    assert tenancy.usage("team-a") == len(answer["leases"]), "and no more than its maximum"
+
+
+def test_an_instance_below_its_minimum_is_fetched_from_first_and_only_up_to_it(pool: Pool, tenancy: Tenancy) -> None:
+    bot, work = busy(pool, instance="team-c", capacity=3, to_capacity=True)
+    tenancy.quota("team-a", minimum=1)
+    pool.submit(3, instance="team-a", priority=5)
+    pool.submit(3, instance="team-b", priority=-5)
+    assert sorted(offered_fetch_quotas(bot.sync(completed(work)))) == ["team-a", "team-b", "team-b"]
+
+
+@pytest.mark.parametrize("to_capacity", [True, False])
+def test_a_06_without_any_headroom_nothing_is_fetched(pool: Pool, tenancy: Tenancy, to_capacity: bool) -> None:
+    tenancy.quota("team-a", maximum=0)
+    tenancy.quota("team-b", maximum=1)
+    busy(pool, instance="team-b", name="bot-2")
+    bot, work = busy(pool, instance="team-c", to_capacity=to_capacity)
+    pool.submit(3, instance="team-a")
+    pool.submit(3, instance="team-b")
+    assert offered_fetch_quotas(bot.sync(completed(work))) == []
+    assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (0, 1)
+
+
+def test_a_06_units_that_are_kept_for_an_evictor_are_not_fetched_into(pool: Pool, tenancy: Tenancy) -> None:
+    bot, work = busy(pool, instance="team-b", to_capacity=True)
+    pool.change(
+        "INSERT INTO reservations (job_id, bot_id, units, until) SELECT j.id, b.id, 1, now() + interval '1 h'"
+        " FROM bots b, jobs j"
+    )
+    pool.change("UPDATE bots SET reserved = 1")
+    pool.submit(3, instance="team-c")
+    assert offered_fetch_quotas(bot.sync(completed(work))) == []

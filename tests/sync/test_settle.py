@@ -1,0 +1,439 @@
+"""Many bots' calls in one transaction: each gets what it would have got alone, and one that is refused spoils none."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from bots.protocol import Chunk, LeaseReport, Sync
+from bots.sync.call import HeldCall, NewCall
+from schema import clock
+from schema.moves.cancel import cancel
+from schema.moves.end import Verdict
+from schema.moves.sessions import drain
+from tests.support.pool import Bot, Pool, active, completed
+from tests.support.race import Race
+from tests.support.sync import alone, busied, crew, new_calls, offered, plain, statements, tables, together
+from tests.support.tenancy import Tenancy
+
+Works = list[dict[str, Any]]
+
+
+def written(report: LeaseReport, data: bytes) -> LeaseReport:
+    """The report with the first output of its attempt."""
+    return report.model_copy(update={"output": [Chunk(start=0, data=base64.b64encode(data).decode())]})
+
+
+def every_kind_of_call(pool: Pool) -> list[Sync]:
+    """Calls of bots that leave, forget, start, run, finish, fail, give back, ail, shrink, idle and do not know."""
+    bots, works = crew(pool, 11, locality_hint="warm", retry_failed=True)
+    offers = [pool.bot(f"new-{n}", sync_service=bots[0].sync_service) for n in range(2)]
+    pool.submit(2)
+    pool.assigner().run_once()
+    idle = [pool.bot(f"idle-{n}", sync_service=bots[0].sync_service) for n in range(2)]
+    pool.submit(6, priority=5, locality_hint="warm")
+    pool.database.run(lambda c: cancel(c, [works[8]["job"]], instances=None, sync=1.0, actor="test"))
+    pool.database.run(lambda c: drain(c, "idle-1", draining=True, actor="test", reason="test"))
+    begun = [active(work) for work in offers[0].sync()["leases"]]
+    # What comes back to the queue comes first, or those before it could have it only in a batch.
+    return [
+        bots[10].message(completed(works[10], "released"), status="draining"),
+        bots[0].message(active(works[0]), status="gone"),
+        bots[1].message(),
+        bots[2].message(active(works[2])),
+        bots[3].message(written(completed(works[3], seconds=0.5), b"three")),
+        bots[4].message(written(completed(works[4], "failed", exit_code=3, reason='it\'s \\ "so"'), b"\x00\xff")),
+        bots[5].message(completed(works[5], "error", reason="no such programme: \u00e9\u4e2d\x1e")),
+        bots[6].message(completed(works[6]), status="unhealthy"),
+        bots[7].message(written(active(works[7]), b"seven"), capacity=0),
+        bots[8].message(completed(works[8], "stopped")),
+        bots[9].message(completed(works[9]), completed(works[3], "failed")),
+        offers[0].message(*begun),
+        offers[1].message(wait=10.0),
+        idle[0].message(wait=10.0),
+        idle[1].message(wait=10.0),
+    ]
+
+
+def test_bots_get_together_exactly_what_each_would_have_got_alone(pool: Pool, race: Race) -> None:
+    calls, found = every_kind_of_call(pool), []
+    for settle in (alone, together):
+        with race.first() as first:
+            answers = settle(first.sync_service(), *calls)
+            found.append((answers, tables(first)))
+            first.roll_back()
+
+    (answers, after), (batched, after_batch) = found
+    assert batched == answers
+    assert after_batch == after
+    assert [len(answer["leases"]) for answer in batched[4:7]] == [1, 1, 1], "who finished was given more"
+    assert (offered(batched[12]) != [], batched[13], batched[14]["drain"]) == (True, "waits", True)
+    assert after["outputs"]
+    assert after["localities"]
+    assert {move for _, move, *_ in after["events"]} >= {"finish", "retry", "expire", "requeue", "confirm_cancel"}
+
+
+def test_a_batch_costs_as_many_statements_for_thirty_bots_as_for_two(pool: Pool) -> None:
+    bots, works = crew(pool, 32, locality_hint="warm")
+    pool.submit(40)
+    reports = [bot.message(written(completed(work), b"x")) for bot, work in zip(bots, works, strict=True)]
+    with statements(pool) as few:
+        together(bots[0].sync_service, *reports[:2])
+    with statements(pool) as many:
+        answers = together(bots[0].sync_service, *reports[2:])
+    assert [len(answer["leases"]) for answer in answers] == [1] * 30
+    assert many == few
+
+
+def test_a_call_that_is_refused_fails_alone_and_changes_nothing(pool: Pool) -> None:
+    bots, works = crew(pool, 6)
+    pool.submit(10)
+    older = bots[0].message(completed(works[0]))
+    bots[0].sync(active(works[0]))
+    superseded = bots[1].message(completed(works[1]))
+    pool.restarted(bots[1])
+    guess = bots[2].message(completed(works[2])).model_copy(update={"secret": "guess"})
+    unknown = bots[3].message(completed(works[3])).model_copy(update={"bot": "nobody"})
+    without_outcome = bots[4].message(LeaseReport(job=works[4]["job"], fence=works[4]["fence"], state="completed"))
+    garbled = bots[5].message(
+        completed(works[5]).model_copy(update={"output": [Chunk(start=0, data="!")]}), status="unhealthy"
+    )
+    other = pool.bot("bot-99", sync_service=bots[0].sync_service, properties={"for": "it"})
+    fine = busied(pool, other, properties={"for": "it"})
+    refused = [older, superseded, guess, unknown, without_outcome, garbled]
+    before = tables(pool)
+
+    answers = together(bots[0].sync_service, *refused[:3], other.message(completed(fine)), *refused[3:])
+
+    codes = ["stale_seq", "session_superseded", "session_over", "session_over", "BadInput", "BadInput"]
+    assert [*answers[:3], *answers[4:]] == codes
+    assert len(answers[3]["leases"]) == 1
+    assert pool.job(fine["job"]).state == "succeeded"
+    after = tables(pool)
+    mine = ("bot-99", pool.job(fine["job"]).id, pool.job(answers[3]["leases"][0]["job"]).id)
+    for table in ("bots", "leases", "outputs"):
+        assert others(after[table], mine) == others(before[table], mine), table
+    assert [bot.sync(active(work))["leases"][0]["state"] for bot, work in zip(bots[4:], works[4:], strict=True)] == [
+        "active",
+        "active",
+    ], "the same bots may go on"
+
+
+def others(rows: list[Any], mine: tuple[Any, ...]) -> list[Any]:
+    return [row for row in rows if row[0] not in mine]
+
+
+def test_every_call_of_a_batch_may_be_refused(pool: Pool) -> None:
+    bots, works = crew(pool, 2)
+    calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
+    for bot in bots:
+        pool.restarted(bot)
+    before = tables(pool)
+    assert together(bots[0].sync_service, *calls) == ["session_superseded"] * 2
+    assert together(bots[0].sync_service) == []
+    assert tables(pool) == before
+
+
+def test_a_repeated_call_gets_its_answer_byte_for_byte_among_others(pool: Pool) -> None:
+    bots, works = crew(pool, 4)
+    pool.submit(10)
+    calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
+    first = bots[0].sync_service.answer(new_calls(*calls[:2]))
+
+    answers = bots[0].sync_service.answer(new_calls(calls[2], calls[1], calls[3], calls[0]))
+
+    assert [answers[3], answers[1]] == first
+    assert [len(plain(answer)["leases"]) for answer in answers] == [1] * 4
+    assert bots[0].sync_service.answer(new_calls(*reversed(calls))) == [answers[2], answers[0], answers[1], answers[3]]
+    assert pool.row("SELECT count(*) AS n FROM job_events WHERE move = 'finish'").n == 4
+
+
+def test_a_held_call_is_answered_together_with_new_ones(pool: Pool) -> None:
+    sync_service = pool.sync_service()
+    held, patient = pool.bot("held", sync_service=sync_service), pool.bot("patient", sync_service=sync_service)
+    waiting = sync_service.answer(new_calls(held.message(wait=10.0), patient.message(wait=10.0)))
+    assert all(isinstance(one, HeldCall) for one in waiting)
+    pool.database.run(lambda c: drain(c, "patient", draining=True, actor="test", reason="test"))
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    (fresh,), works = crew(pool, 1)
+    pool.submit()
+
+    answers = sync_service.answer([*waiting, *new_calls(fresh.message(completed(works[0])))])
+
+    assert offered(plain(answers[0])) == [job]
+    assert (plain(answers[1])["leases"], plain(answers[1])["drain"]) == ([], True), "its time was over, and it heard"
+    assert len(offered(plain(answers[2]))) == 1
+    assert sync_service.answer(waiting) == answers[:2], "whoever asks again gets the same"
+
+
+def test_a_bot_that_reports_something_is_answered_at_once_while_an_idle_one_waits(pool: Pool) -> None:
+    (busy,), works = crew(pool, 1)
+    idle = pool.bot("idle", sync_service=busy.sync_service)
+    report = busy.message(completed(works[0]), wait=10.0)
+    answers = together(busy.sync_service, idle.message(wait=10.0), report)
+    assert (answers[0], answers[1]["leases"]) == ("waits", [])
+
+
+def test_a_held_call_of_a_session_that_is_over_is_refused_alone(pool: Pool) -> None:
+    sync_service = pool.sync_service()
+    bots = [pool.bot(name, sync_service=sync_service) for name in ("bot-1", "bot-2", "bot-3")]
+    waiting = sync_service.answer(new_calls(*[bot.message(wait=10.0) for bot in bots]))
+    pool.bot("bot-1")
+    bots[1].sync()
+    assert [plain(answer) for answer in sync_service.answer(waiting)[:2]] == ["session_superseded", "stale_seq"]
+    assert plain(sync_service.answer(waiting)[2])["seq"] == 1
+
+
+def test_a_call_repeated_while_it_is_held_goes_on_waiting_and_spoils_no_other(pool: Pool) -> None:
+    sync_service = pool.sync_service()
+    patient, other = pool.bot("patient", sync_service=sync_service), pool.bot("other", sync_service=sync_service)
+    message = patient.message(wait=10.0)
+    sync_service.answer(new_calls(message))
+    assert together(sync_service, message, other.message()) == [
+        "waits",
+        {"seq": 1, "leases": [], "drain": False, "sync_in": 0.5},
+    ]
+
+
+def test_two_calls_of_one_bot_are_not_settled_together(pool: Pool) -> None:
+    bots, works = crew(pool, 2)
+    first, second = bots[0].message(active(works[0])), bots[0].message(completed(works[0]))
+    before = tables(pool)
+    with pytest.raises(ValueError, match="two calls of one bot"):
+        bots[0].sync_service.answer(new_calls(first, bots[1].message(completed(works[1])), second))
+    waiting = HeldCall(first.bot, 1, first.epoch, first.seq, 0.0)
+    with pytest.raises(ValueError, match="two calls of one bot"):
+        bots[0].sync_service.answer([waiting, NewCall(second, clock.monotonic())])
+    assert tables(pool) == before
+
+
+def test_what_a_leaving_bot_gives_back_may_go_to_one_that_finishes_in_the_same_batch(pool: Pool) -> None:
+    bots, works = crew(pool, 3)
+    answers = together(
+        bots[0].sync_service,
+        bots[0].message(active(works[0]), status="gone"),
+        bots[1].message(completed(works[1])),
+        bots[2].message(status="gone"),
+    )
+    assert [answer["leases"] for answer in (answers[0], answers[2])] == [[], []]
+    assert offered(answers[1]) == [works[0]["job"]]
+    gone = pool.rows("SELECT status, session, in_use FROM bots WHERE name <> 'bot-01'")
+    assert [tuple(row) for row in gone] == [("gone", None, 0)] * 2
+    assert pool.job(works[2]["job"]).state == "queued"
+    assert (pool.job(works[2]["job"]).attempts, pool.job(works[2]["job"]).kills) == (0, 0)
+
+
+def test_an_end_is_told_by_the_bot_that_came_to_it(pool: Pool) -> None:
+    bots, works = crew(pool, 3)
+    verdicts = [Verdict.SUCCEEDED, Verdict.FAILED, Verdict.ERROR]
+    reports = [
+        bot.message(completed(work, verdict.value, reason=bot.session.bot))
+        for bot, work, verdict in zip(bots, works, verdicts, strict=True)
+    ]
+    together(bots[0].sync_service, *reversed(reports))
+    told = pool.rows(
+        "SELECT e.actor, e.details->>'reason' AS reason, e.details->>'verdict' AS verdict FROM job_events e"
+        " WHERE e.move IN ('finish', 'retry') ORDER BY e.actor"
+    )
+    assert [tuple(row) for row in told] == [
+        (f"bot:{bot.session.bot}", bot.session.bot, verdict.value) for bot, verdict in zip(bots, verdicts, strict=True)
+    ]
+
+
+def test_an_output_goes_to_the_attempt_of_its_own_bot_only(pool: Pool) -> None:
+    bots, works = crew(pool, 3)
+    stranger = written(active(works[1]), b"from a stranger")
+    together(
+        bots[0].sync_service,
+        bots[0].message(written(active(works[0]), b"zero"), stranger),
+        bots[1].message(written(completed(works[1]), b"one")),
+        bots[2].message(written(active(works[2]), b"")),
+    )
+    rows = pool.rows("SELECT j.public_id, o.data FROM job_outputs o JOIN jobs j ON j.id = o.job_id ORDER BY j.id")
+    assert [(str(row.public_id), bytes(row.data)) for row in rows] == [
+        (works[0]["job"], b"zero"),
+        (works[1]["job"], b"one"),
+    ]
+
+
+# What bots fetch whose calls are settled together: only what each may have, and no more than quotas leave.
+
+
+def names(answers: list[Any]) -> list[list[str]]:
+    """The instances of what each of them was given to start."""
+    return [[lease["instance"] for lease in answer["leases"] if lease["state"] == "pending"] for answer in answers]
+
+
+def finishing(bots: list[Bot], works: list[dict[str, Any]]) -> list[Any]:
+    """Each bot reports the end of its job."""
+    return [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
+
+
+def test_the_most_urgent_jobs_go_in_their_order_to_bots_in_theirs(pool: Pool) -> None:
+    bots, works = crew(pool, 4)
+    jobs = [pool.submit(priority=priority)[0] for priority in (3, 1, 2, 0)]
+    answers = together(bots[0].sync_service, *finishing(bots, works))
+    assert [offered(answer) for answer in answers] == [[jobs[3]], [jobs[1]], [jobs[2]], [jobs[0]]]
+
+
+def test_no_job_goes_to_two_bots_of_one_batch_when_there_are_too_few(pool: Pool) -> None:
+    bots, works = crew(pool, 5)
+    jobs = pool.submit(3)
+    answers = together(bots[0].sync_service, *finishing(bots, works))
+    assert [offered(answer) for answer in answers] == [[job] for job in jobs] + [[], []]
+
+
+def test_a_small_job_behind_large_ones_still_reaches_the_bots_with_little_room(pool: Pool) -> None:
+    sync_service = pool.sync_service(to_capacity=True)
+    bots, works = crew(pool, 3, capacity=4, sync_service=sync_service)
+    bots[0].sync(active(works[0]), capacity=4)
+    pool.submit(6, units=4, priority=-1)
+    small = pool.submit(2, units=1, priority=1)
+    calls = [bots[0].message(completed(works[0])), bots[1].message(active(works[1])), bots[2].message(active(works[2]))]
+    answers = together(sync_service, *calls)
+    assert [pool.job(job).units for job in offered(answers[0])] == [4]
+    assert offered(answers[1]) + offered(answers[2]) == small
+
+
+def test_no_bot_is_given_more_units_than_it_has_room_for_and_none_could_have_had_more(pool: Pool) -> None:
+    sync_service = pool.sync_service(to_capacity=True)
+    bots, works = crew(pool, 6, capacity=5, sync_service=sync_service)
+    sizes = [pool.chance.randint(1, 5) for _ in range(30)]
+    for size in sizes:
+        pool.submit(units=size)
+    calls = finishing(bots[:3], works[:3])
+    calls += [bot.message(active(work)) for bot, work in zip(bots[3:], works[3:], strict=True)]
+    together(sync_service, *calls)
+    left = pool.row("SELECT min(units) AS smallest FROM jobs WHERE state = 'queued'").smallest
+    rooms = [row.room for row in pool.rows("SELECT capacity - in_use AS room FROM bots")]
+    assert left is None or max(rooms) < left
+
+
+def test_bots_of_all_kinds_in_one_batch_get_only_what_they_may_have(pool: Pool) -> None:
+    sync_service = pool.sync_service(to_capacity=True)
+    for instance in ("alone", "shared-1", "shared-2"):
+        pool.submit(instance=instance)
+    pool.change("UPDATE instances SET pool = 'shared' WHERE name LIKE 'shared-%'")
+    wide = {"capacity": 2, "sync_service": sync_service}
+    bots = {
+        "linux": pool.bot("linux", properties={"os": "linux"}, **wide),
+        "linux-too": pool.bot("linux-too", properties={"os": "linux"}, **wide),
+        "plan9": pool.bot("plan9", properties={"os": "plan9"}, **wide),
+        "alone": pool.bot("alone", instance="alone", **wide),
+        "shared": pool.bot("shared", pool="shared", **wide),
+        "plain": pool.bot("plain", **wide),
+    }
+    pool.submit(2, instance="alone", priority=1)
+    pool.submit(2, instance="shared-2", priority=1)
+    pool.submit(5, instance="other", priority=-1, properties={"os": "linux"})
+    pool.submit(5, instance="other", priority=-2, properties={"os": "beos"})
+    answers = together(sync_service, *[bot.message() for bot in bots.values()])
+    assert dict(zip(bots, names(answers), strict=True)) == {
+        "linux": ["other"] * 2,
+        "linux-too": ["other"] * 2,
+        "plan9": ["alone", "shared-1"],
+        "alone": ["alone"] * 2,
+        "shared": ["shared-2"] * 2,
+        "plain": ["shared-2"],
+    }
+
+
+def test_a_draining_or_unhealthy_bot_of_a_batch_is_given_nothing_that_the_others_are(pool: Pool) -> None:
+    bots, works = crew(pool, 3)
+    (job,) = pool.submit()
+    pool.change("UPDATE bots SET draining = true WHERE name = 'bot-00'")
+    calls = finishing(bots, works)
+    answers = together(bots[0].sync_service, calls[0], calls[1].model_copy(update={"status": "unhealthy"}), calls[2])
+    assert [offered(answer) for answer in answers] == [[], [], [job]]
+
+
+@pytest.mark.parametrize("to_capacity", [True, False])
+@pytest.mark.parametrize("maximum", [0, 1, 2, 4, 5, 7, None])
+def test_bg_26_a_batch_fetches_under_a_maximum_what_its_bots_would_have_fetched_alone(
+    pool: Pool, tenancy: Tenancy, race: Race, maximum: int | None, to_capacity: bool
+) -> None:
+    sync_service = pool.sync_service(to_capacity=to_capacity)
+    bots, works = crew(pool, 4, capacity=2, sync_service=sync_service, instance="team-b")
+    tenancy.quota("team-a", maximum=maximum)
+    pool.submit(12, instance="team-a", priority=-5)
+    pool.submit(12, instance="team-c")
+    calls, found = finishing(bots, works), []
+    for settle in (alone, together):
+        with race.first() as first:
+            answers = settle(first.sync_service(to_capacity=to_capacity), *calls)
+            found.append((answers, Tenancy(first).usage("team-a")))
+            first.roll_back()
+    assert found[1] == found[0]
+    assert maximum is None or found[1][1] <= maximum
+
+
+def test_bg_26_bots_of_a_batch_take_back_what_they_gave_back_and_not_more_than_the_maximum(
+    pool: Pool, tenancy: Tenancy
+) -> None:
+    sync_service = pool.sync_service(to_capacity=True)
+    tenancy.quota("team-a", maximum=4)
+    bots, works = crew(pool, 4, capacity=3, sync_service=sync_service, instance="team-a")
+    pool.submit(20, instance="team-a")
+    answers = together(sync_service, *finishing(bots, works))
+    assert tenancy.usage("team-a") == sum(len(answer["leases"]) for answer in answers) == 4
+
+
+def test_bg_26_what_one_bot_of_a_batch_gave_back_is_not_for_the_others(pool: Pool, tenancy: Tenancy) -> None:
+    sync_service = pool.sync_service()
+    tenancy.quota("team-a", maximum=1)
+    bots, works = [], []
+    for name, instance in (("bot-1", "team-b"), ("bot-2", "team-a")):
+        bots.append(pool.bot(name, sync_service=sync_service))
+        works.append(busied(pool, bots[-1], instance=instance))
+    for bot, work in zip(bots, works, strict=True):
+        bot.sync(active(work), capacity=3)
+    pool.submit(3, instance="team-a", priority=-5)
+    pool.submit(3, instance="team-c")
+    assert names(together(sync_service, *finishing(bots, works))) == [["team-c"], ["team-a"]]
+
+
+def test_without_a_maximum_bots_share_one_look_whatever_they_have_finished(pool: Pool) -> None:
+    sync_service = pool.sync_service()
+    bots, works = [], []
+    for n in range(4):
+        bots.append(pool.bot(f"bot-{n}", sync_service=sync_service))
+        works.append(busied(pool, bots[-1], instance=f"team-{n}"))
+    jobs = pool.submit(6)
+    with statements(pool) as sent:
+        answers = together(sync_service, *finishing(bots, works))
+    assert [offered(answer) for answer in answers] == [[job] for job in jobs[:4]]
+    assert sum("open_resting" in statement for statement in sent) == 1
+
+
+def test_a_maximum_that_is_used_up_keeps_no_bot_of_a_batch_from_the_jobs_behind(pool: Pool, tenancy: Tenancy) -> None:
+    bots, works = crew(pool, 5, instance="team-b")
+    tenancy.quota("team-a", maximum=2)
+    pool.submit(10, instance="team-a", priority=-5)
+    pool.submit(10, instance="team-c")
+    answers = together(bots[0].sync_service, *finishing(bots, works))
+    assert names(answers) == [["team-a"]] * 2 + [["team-c"]] * 3
+
+
+def test_a_minimum_is_filled_first_by_a_batch_and_not_beyond(pool: Pool, tenancy: Tenancy) -> None:
+    bots, works = crew(pool, 5, instance="team-b")
+    tenancy.quota("team-a", minimum=2)
+    pool.submit(10, instance="team-a", priority=5)
+    pool.submit(10, instance="team-c", priority=-5)
+    with statements(pool) as sent:
+        answers = together(bots[0].sync_service, *finishing(bots, works))
+    assert names(answers) == [["team-a"]] * 2 + [["team-c"]] * 3
+    assert sum("first_heads" in statement for statement in sent) == 1, "without a maximum bots that are alike share one"
+
+
+def test_jobs_at_rest_are_released_only_into_the_room_that_is_left(pool: Pool) -> None:
+    bot = pool.bot(capacity=4)
+    pool.submit(4)
+    pool.assigner().run_once()
+    works = bot.sync()["leases"]
+    bot.sync(*[active(work) for work in works])
+    pool.submit(3)
+    (large,) = pool.submit(units=3)
+    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 hour', considered = 5 WHERE units = 3")
+    assert len(bot.sync(*[completed(work) for work in works])["leases"]) == 3
+    assert pool.job(large).considered == 5
