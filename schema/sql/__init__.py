@@ -3,7 +3,8 @@
 `checks/` has the functions that constraints of tables call, which are loaded before the tables. `functions/` has all
 other functions, each with its triggers, and `views/` the views; both are loaded after the tables.
 
-Every file may be loaded again: it replaces what it defines. Imports nothing of ours.
+Every file may be loaded again: it replaces what it defines. This package imports nothing of ours. Read first:
+functions/submit.sql and checks/job_is_sound.sql.
 """
 
 from importlib.resources import files
