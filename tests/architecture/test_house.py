@@ -144,7 +144,7 @@ def test_only_the_moves_write_jobs_and_leases() -> None:
     ],
 )
 def test_real_time_and_global_chance_are_found(source: str) -> None:
-    assert real_time_and_chance(ast.parse(source), "bots/agent.py")
+    assert real_time_and_chance(ast.parse(source), "bots/agent/agent.py")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_real_time_and_global_chance_are_found(source: str) -> None:
     ],
 )
 def test_a_hidden_writer_is_found(source: str) -> None:
-    assert writers(ast.parse(source), "assigner/cycle.py")
+    assert writers(ast.parse(source), "assigner/cycle/assigner.py")
 
 
 @pytest.mark.parametrize(
@@ -177,4 +177,4 @@ def test_a_hidden_writer_is_found(source: str) -> None:
 )
 def test_what_is_allowed_is_left_alone(source: str) -> None:
     tree = ast.parse(source)
-    assert not writers(tree, "assigner/cycle.py") + real_time_and_chance(tree, "assigner/cycle.py")
+    assert not writers(tree, "assigner/cycle/assigner.py") + real_time_and_chance(tree, "assigner/cycle/assigner.py")

@@ -1,6 +1,6 @@
 """Everything that an empty database needs: tables, functions, views and the first rows.
 
-The tables come from the metadata in `schema/tables.py`, the functions and views from the files in `schema/sql/`. A new
+The tables come from the metadata in `schema/tables/`, the functions and views from the files in `schema/sql/`. A new
 database therefore always gets today's tables and functions from this revision, and passes through all later ones
 afterwards.
 
