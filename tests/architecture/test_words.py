@@ -1,11 +1,13 @@
-"""The words: every module stands in the architecture page, and its name is explained in the glossary or is plain."""
+"""The architecture page and the glossary: every module stands in one, and is called by a word of the other."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("schema", "assigner", "bots")
+#: A file, and perhaps a function or class of it, as documents name them.
+REFERENCE = r"`((?:schema|assigner|bots|tests|ops)/[\w/.-]+\.(?:py|sql|toml|yml|md))(?:: ([\w.]+))?`"
 PAGE, GLOSSARY = ROOT / "ops/docs/architecture.md", ROOT / "ops/docs/glossary.md"
 #: Names that every programmer knows.
 PLAIN = {
@@ -44,6 +46,18 @@ def test_the_architecture_page_names_every_module_and_no_other() -> None:
 def test_every_module_is_called_by_a_word_of_the_glossary_or_a_plain_one() -> None:
     missing = unexplained(Path(path).stem for path in modules())
     assert not missing, f"{GLOSSARY.name} does not explain {missing}: add a term or a row of module names"
+
+
+def test_what_a_document_names_in_the_code_is_there() -> None:
+    wrong = []
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGE.parent.glob("*.md")):
+        for path, name in re.findall(REFERENCE, document.read_text()):
+            last = name.rpartition(".")[2]
+            if not (ROOT / path).is_file():
+                wrong.append(f"{document.name}: {path} is not there")
+            elif last and not re.search(rf"(def|class) {last}\b", (ROOT / path).read_text()):
+                wrong.append(f"{document.name}: {path} has no {name}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_word_that_nobody_explains_is_found() -> None:
