@@ -1,7 +1,8 @@
-"""The tables. The baseline revision creates them from this; later revisions must lead to the same.
+"""Tables of jobs, bots and leases, with all that belongs to them: payloads, outputs, keys, events, reservations.
 
-Instances, cohorts and platforms are small dictionaries whose rows are hardly ever deleted, so `jobs` and `leases` carry
-their ids without foreign keys: on the hottest tables each would cost a lookup and a row lock per insert.
+The baseline revision creates all tables from this package; later revisions must lead to the same tables. `jobs` and
+`leases` hold ids of instances, cohorts and platforms without foreign keys. Those rows are hardly ever deleted, and on
+the most written tables each foreign key would cost a lookup and a row lock per insert.
 """
 
 from typing import Any
@@ -30,9 +31,7 @@ from sqlalchemy.dialects.postgresql import JSONB, UUID
 from schema import sql
 from schema.tables.columns import NOW, TIME, identity, metadata
 
-# The check of a job's row, which calls the function in `schema/sql/checks/job_is_sound.sql`.
-
-
+#: The check of a job's row, by the function in `schema/sql/checks/job_is_sound.sql`.
 CHECK = """
 job_is_sound(state, finished_at, schedule_after, fence, result_fence, priority, label, locality_hint, units,
     max_attempts, attempts, kills, evictions, dedup_key, timeout_seconds)

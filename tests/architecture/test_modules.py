@@ -14,7 +14,6 @@ MODULES = sorted(
 )
 PACKAGES = sorted({file.parent for file in MODULES} - {HOUSE / room for room in ROOMS})
 TESTS = sorted((HOUSE / "tests").rglob("*.py"))
-GLOSSARY = HOUSE / "ops" / "docs" / "glossary.md"
 
 #: A folder with more modules needs a sub-package.
 MOST_MODULES = 16
@@ -33,19 +32,6 @@ SHORT = {
     "assigner/config/plugins.py": "the one place that loads entry points",
     "assigner/operator_resources/registry.py": "the list of all resources, above the modules that declare them",
 }
-#: Words of programming and of English that need no entry in the glossary.
-COMMON = set(
-    re.findall(
-        r"\w+",
-        """
-        agent app assign audit batch children classes client clock columns config declaration declarations demo
-        errors graphs jobs limits logs loops main metrics middleware migrate models options output priorities
-        priority problems protocol queries report reports requests resources routes routing run server sessions
-        settings sql state states status tables tenancy tenants threads timing transport up validation workers
-        workload workspace
-        """,
-    )
-)
 
 
 def named(file: Path) -> str:
@@ -111,34 +97,6 @@ def test_every_module_has_a_docstring_whose_first_line_is_short() -> None:
         if not first or len(first) > 40:
             wrong[named(file)] = len(first)
     assert wrong == {}
-
-
-def test_the_glossary_knows_the_name_of_every_module() -> None:
-    text = GLOSSARY.read_text()
-    terms = {word.lower() for cell in re.findall(r"^\| \*\*(.+?)\*\*", text, re.M) for word in re.split(r"[ ,]+", cell)}
-    named_there = set(re.findall(r"^\| `(\w+)` \|", text, re.M))
-    known = named_there | COMMON | {form for term in terms for form in (term, f"{term}s")}
-    unknown = sorted(
-        named(file)
-        for file in MODULES
-        if file.name != "__init__.py" and file.stem not in known and not set(file.stem.split("_")) <= known
-    )
-    assert unknown == [], "explain these in ops/docs/glossary.md, in the table of module names"
-
-
-def test_the_glossary_explains_no_module_that_is_gone() -> None:
-    stems = {file.stem for file in MODULES} | {package.name for package in PACKAGES}
-    gone = set(re.findall(r"^\| `(\w+)` \|", GLOSSARY.read_text(), re.M)) - stems
-    assert gone == set()
-
-
-def test_the_architecture_page_lists_every_module_and_no_other() -> None:
-    text = (HOUSE / "ops" / "docs" / "architecture.md").read_text()
-    shown = set(re.findall(r"`((?:schema|assigner|bots)/[\w/]+\.py)`", text))
-    there = {named(file) for file in MODULES if file.name != "__init__.py"}
-    shown = {name for name in shown if "/versions/" not in name}
-    assert there - shown == set(), "ops/docs/architecture.md does not list these"
-    assert {name for name in shown if not name.endswith("__init__.py")} - there == set(), "these are gone"
 
 
 def test_no_test_module_imports_another() -> None:
