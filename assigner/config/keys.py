@@ -32,7 +32,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:
-    """The text `; did you mean 'x'?` with the most similar known name, or an empty text if none is similar."""
+    """The text `; did you mean 'x'?` with the most similar known name; empty if none is similar."""
     close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 

@@ -158,7 +158,7 @@ class StartForecast:
 
 
 def hourly_averages(levels: Sequence[Level], zone: ZoneInfo) -> list[float | None]:
-    """The average percent at each hour of the day, 0 to 23, in the time zone; None for hours without readings."""
+    """The average percent at each hour of the day, 0 to 23, in the zone; None without readings."""
     found: list[list[float]] = [[] for _ in range(24)]
     for level in levels:
         found[level.hour.astimezone(zone).hour].append(level.percent)
@@ -182,7 +182,7 @@ def best_start(
     histories: Mapping[str, Sequence[Level]],
     now: datetime,
 ) -> StartForecast | None:
-    """Find the next window, within a week, in which a job of the class had best start; None if there is none.
+    """Find the next window within a week in which a job of the class had best start, or None.
 
     The window admits the class, and its meter is expected to stay below the window's threshold with `estimate` more, in
     the meter's unit (as Sleepless Agent's best execution time).

@@ -233,7 +233,7 @@ class Upkeep:
         self._next_thorough = self._now()
 
     def _overdue(self, connection: Connection) -> tuple[int, int]:
-        """Ask bots to stop leases that they did not acknowledge or that run too long; close bots that do not stop.
+        """Ask bots to stop unacknowledged leases and those that run too long; close bots that do not stop.
 
         Returns the number of leases and of bots.
         """

@@ -250,7 +250,7 @@ WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
 def find_graph(
     connection: Connection, *, public_id: str | None, name: str, instance: str | None, instances: Sequence[str] | None
 ) -> tuple[int, str] | None:
-    """Row id and public id of the graph with this public id, or else of the newest graph of this name.
+    """Row id and public id of the graph with this public id, or else the newest of this name.
 
     Returns None if the caller sees none. Raises BadInput if several instances have a graph of the name.
     """

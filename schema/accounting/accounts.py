@@ -68,7 +68,9 @@ class PoolLimits(BaseModel):
 
 
 class Account(PoolLimits):
-    """The share and limits of an instance. An omitted field keeps its value; a new account has weight 1 and no limits.
+    """The share and limits of an instance. An omitted field keeps its value.
+
+    A new account has weight 1 and no limits.
 
     credit_weight: its share relative to the weights of other instances; 0 = only what the others leave.
     unit: what its budget counts: `cost`, or any unit that its bots report. For `seconds`, the run time counts where

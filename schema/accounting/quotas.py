@@ -1,4 +1,4 @@
-"""Quotas: how many units each instance may use in each cohort, how many it uses, and the repair of such totals.
+"""Quotas: how many units each instance may use and uses in each cohort, and repair of such totals.
 
 Usage is stored on the quota's row. Only the two statements that begin and end leases change it. They lock quota rows in
 the order (cohort, instance), after bots, jobs and leases. A transaction that already holds a quota row skips further

@@ -26,7 +26,10 @@ class Invariant:
 
 @dataclass(frozen=True)
 class Finding:
-    """The number of rows that break an invariant (0 on a sound database) and at most 5 of their ids, smallest first."""
+    """The number of rows that break an invariant, 0 on a sound database, and their first ids.
+
+    `sample` has at most 5 ids, smallest first.
+    """
 
     id: str
     title: str
