@@ -5,7 +5,6 @@ other functions, each with its triggers, and `views/` has the views; both are lo
 
 Every file may be loaded again and then replaces its function or view. This package imports nothing of Leasehold. Read
 first: functions/submit.sql and functions/settle.sql.
-This package imports nothing of ours. Read first: functions/submit.sql and checks/job_is_sound.sql.
 """
 
 from importlib.resources import files
