@@ -1,7 +1,7 @@
-"""Who did what to the pool: a row for every act of an operator, written in the act's own transaction.
+"""Audit rows: one for each act of an operator, written in the transaction of the act.
 
-Looks at payloads and results are noted too, but a look that is repeated only once an hour: waiting for a job looks at
-it many times.
+Reads of payloads and results are recorded too. The same read by the same actor is recorded at most once an hour,
+because a caller that waits for a job reads it many times.
 """
 
 import json
@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert, text
 from schema.tables.tenancy import audit
 
 _WRITE = insert(audit)
-# Two looks at the same moment may both be noted.
+# Two reads at the same moment may both be recorded.
 _WRITE_ACCESS = text("""
 INSERT INTO audit (actor, action, subject, details)
 SELECT :actor, :action, :subject, CAST(:details AS jsonb)
@@ -21,7 +21,7 @@ WHERE NOT EXISTS (
     SELECT FROM audit WHERE actor = :actor AND action = :action AND subject = :subject
         AND at > now() - interval '1 hour')
 """)
-# A server that crashes within a second may forget the note; no look waits for the disk.
+# A read does not wait for the disk. A server that crashes within a second may lose the row.
 _LAZY_COMMIT = text("SET LOCAL synchronous_commit = off")
 
 
@@ -33,7 +33,10 @@ def write(
     subject: str,
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Note that `actor` did `action` (noun.verb) to `subject`; `details` hold ids, names and counts, never payloads."""
+    """Record that `actor` did `action` (`noun.verb`) to `subject`.
+
+    `details` hold ids, names and counts, never payloads.
+    """
     row = {"actor": actor, "action": action, "subject": subject, "details": None if details is None else dict(details)}
     connection.execute(_WRITE, row)
 
@@ -46,7 +49,7 @@ def write_access(
     subject: str,
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Note that `actor` looked at `subject`, unless the same was noted within the last hour.
+    """Record that `actor` read `subject`, unless the same read was recorded within the last hour.
 
     Only for a transaction that writes nothing else, because its commit does not wait for the disk.
     """

@@ -1,7 +1,7 @@
-"""The only home of real time.
+"""The only module that reads a clock of the host: monotonic time, sleeping, waiting, throttling.
 
-Stored times are the database's (`now()` inside the statements); processes measure durations on the monotonic
-clock. Nothing else in the code may ask for the time, and a test on the syntax tree keeps it so.
+Stored times come from the database (`now()` inside the statements). Processes measure durations on the monotonic clock.
+No other module may ask for the time; a test on the syntax tree enforces this.
 """
 
 import threading
@@ -18,38 +18,39 @@ def monotonic() -> float:
 
 
 def sleep(seconds: float) -> None:
-    """Block this thread for `seconds`. Loops wait on an event instead, see `wait`."""
+    """Block this thread for `seconds`. Loops call `wait` instead, so that an event can end the pause."""
     time.sleep(seconds)
 
 
 def wait(event: threading.Event, seconds: float) -> bool:
-    """Wait until `event` is set, at most `seconds`; tells whether it was set."""
+    """Wait until `event` is set, at most `seconds`. True if it was set."""
     return event.wait(max(0.0, seconds))
 
 
 def wall() -> float:
-    """Seconds since 1970 on this host's clock, to be compared with the database's and used for nothing else."""
+    """Seconds since 1970 on this host's clock. Only for comparison with the database's clock."""
     return time.time()
 
 
-# What may be done as often as one likes while it is quick, and seldom while it is slow.
-
-
-#: Seconds up to which it is quick, if nothing else is said; what is slower may take one part in so many of the time.
+#: Seconds up to which a run of a throttled operation counts as quick by default.
+#: After a slower run the pause is this many times its duration, so the operation takes at most a twentieth of the time.
 QUICK_SECONDS, SLOW_FACTOR = 0.05, 20
-#: Seconds for which nobody else begins it. It may never end, because the server gave it up.
+#: Seconds after a begin during which no second run begins. The first may never finish, if the server aborted it.
 UNDER_WAY = 20.0
 
 
 class Throttle:
-    """Something that is quick as a rule, and slow with many queues or much that cannot be cleaned up in its way."""
+    """Throttle of an operation: no pause while it is quick, long pauses while it is slow.
+
+    For reads whose duration grows with the number of queues and with dead rows that vacuum cannot remove yet.
+    """
 
     def __init__(self, now: Monotonic) -> None:
         self._now = now
         self._not_before = now()
 
     def try_begin(self) -> bool:
-        """Whether it may be done now; who is told so does it, and says what it took."""
+        """True if the operation may run now. The caller must then run it and report its duration with `finished`."""
         now = self._now()
         if now < self._not_before:
             return False
@@ -57,5 +58,5 @@ class Throttle:
         return True
 
     def finished(self, seconds: float, *, quick: float = QUICK_SECONDS) -> None:
-        """It has been done, and took so long; up to `quick` seconds would have been quick."""
+        """Record that a run took `seconds`; a run of up to `quick` seconds is followed by no pause."""
         self._not_before = self._now() + (SLOW_FACTOR * seconds if seconds > quick else 0.0)

@@ -1,6 +1,7 @@
-"""Names that configuration files declare, kept so that operators cannot change by command what a reload would undo.
+"""Names that configuration files declare. Operators cannot change them by command, because a reload would undo it.
 
-Every assigner process writes them when it starts or reloads. The latest one has its way, as with what it declares.
+Every assigner process writes them when it starts or reloads its configuration. The process that wrote last wins, as it
+does with the declared objects themselves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,9 +23,9 @@ _FIND = text("SELECT name FROM declarations WHERE kind = :kind AND name = ANY (C
 
 
 def replace(connection: Connection, kind: str, names: Iterable[str]) -> set[str]:
-    """The configuration declares these names of a kind, and no others. Returns those that it declared before.
+    """Store `names` as all declared names of a kind, and return those that were stored before.
 
-    Writes nothing if all is so already.
+    Writes nothing if they are stored already.
     """
     wanted = set(names)
     known = set(connection.execute(_KNOWN, {"kind": kind}).scalars())
@@ -36,7 +37,7 @@ def replace(connection: Connection, kind: str, names: Iterable[str]) -> set[str]
 
 
 def refuse(connection: Connection, kind: str, names: Sequence[str], *, place: str) -> None:
-    """Raise Conflict `declared` if the configuration declares one of these names, at `place` in the file."""
+    """Raise Conflict `declared` if the configuration declares one of `names`; `place` is its path in the file."""
     found = connection.execute(_FIND, {"kind": kind, "names": list(names)}).scalar_one_or_none()
     if found is not None:
         raise Conflict(CODE, f"{kind} '{escaped(found, 127)}' is declared in the configuration: change {place} there")

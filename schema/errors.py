@@ -1,14 +1,14 @@
-"""The errors that cross the edge of a room. A lost race is never one of them."""
+"""Typed errors that functions of this package raise to their callers. A lost race is never an error."""
 
 
 class LeaseholdError(Exception):
-    """Something the caller has to know; the text is one line and safe to show."""
+    """Base class of all errors that a caller has to know; its text is one line and safe to show."""
 
 
 class BadInput(LeaseholdError):
     """A value that was refused before anything was written.
 
-    `field` is the path of the value in what the caller sent, `reason` one clause without a full stop.
+    `field`: path of the value in the caller's request. `reason`: one clause without a full stop.
     """
 
     def __init__(self, field: str, reason: str) -> None:
@@ -18,11 +18,11 @@ class BadInput(LeaseholdError):
 
 
 class NotFound(LeaseholdError):
-    """The thing is absent, or belongs to somebody else: both answer alike."""
+    """The object does not exist, or belongs to another instance. Both give the same answer, so ids cannot be probed."""
 
 
 class Conflict(LeaseholdError):
-    """The request is well formed but contradicts what is stored. `code` is stable and meant for programs."""
+    """The request is well formed but contradicts what is stored. `code` is a stable word for programs."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -30,7 +30,7 @@ class Conflict(LeaseholdError):
 
 
 class QueueFull(Conflict):
-    """There is no room for more jobs at the moment: the same request may be taken later."""
+    """A queue limit is reached. The same request may be accepted later."""
 
     CODE = "queue_full"
 
@@ -43,7 +43,7 @@ class Forbidden(LeaseholdError):
 
 
 class Unauthorised(LeaseholdError):
-    """The caller did not say who it is, or said it wrongly."""
+    """The caller sent no token, or one that is not valid."""
 
 
 class NotReady(LeaseholdError):

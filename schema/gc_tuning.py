@@ -1,4 +1,4 @@
-"""Python's search for garbage in cycles, made as seldom as a process of ours can afford."""
+"""Thresholds of Python's garbage collector for long-lived processes."""
 
 import contextlib
 import gc
@@ -8,9 +8,11 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def infrequent_gc(new: int, old: int, oldest: int) -> Generator[None, None, None]:
-    """Search after `new` new objects, among older ones after `old` times as many, among the oldest at most after
-    `oldest` times as many as that, and never in what is there already.
+    """Collect garbage rarely inside the block, and never among the objects that exist at its start.
 
+    new: new objects after which the youngest generation is collected.
+    old: collections of the youngest generation after which the middle one is collected.
+    oldest: collections of the middle generation after which the oldest is collected, at the earliest.
     For the main thread of a process that does nothing else; in any other thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,7 @@
-"""Which graphs have jobs that wait or run, and how many each of them may run."""
+"""Reads of dependency graphs: active graphs, their counters, and what a blocked job waits for.
+
+A graph is active while it has jobs that are ready or running. Its running jobs are counted in the counter `graph:ID`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +12,7 @@ from schema.predicates import CONSTRAINED
 
 COUNTER_PREFIX = "graph:"
 
-# One step along the index for each queue of jobs that ask for more than a place, however many jobs it holds.
+# A loose index scan: one step for each queue of constrained jobs, however many jobs the queue holds.
 _STEP = f"""
     SELECT cohort, instance, platform, constraint_set FROM jobs
     WHERE {CONSTRAINED} AND (cohort, instance, platform, constraint_set) > ({{after}})
@@ -31,7 +34,7 @@ SELECT count(*) FROM (
     SELECT split_part(name, ':', 2) FROM counters WHERE name LIKE 'graph:%' AND used > 0) active
 """)
 ENFORCE_CAPS = text("SELECT keep_caps(CAST(:names AS text[]), CAST(:caps AS numeric[]))")
-# What a graph counts begins anew with its next job.
+# The next job of a graph whose counter was deleted makes the counter again.
 DELETE_IDLE_COUNTERS = text("""
 DELETE FROM counters WHERE used = 0 AND most IS NULL AND name = ANY (ARRAY(
     SELECT name FROM counters WHERE name LIKE 'graph:%' AND used = 0 AND most IS NULL
@@ -40,29 +43,30 @@ DELETE FROM counters WHERE used = 0 AND most IS NULL AND name = ANY (ARRAY(
 
 
 def active_graphs(connection: Connection) -> int:
-    """Graphs that have jobs ready to start or running. One step along an index for each queue of gated jobs."""
+    """Number of graphs that have jobs ready or running. Takes one index step for each queue of constrained jobs."""
     return int(connection.execute(ACTIVE_GRAPHS).scalar_one())
 
 
 def enforce_caps(connection: Connection, caps: Mapping[str, int]) -> None:
-    """The counters that this transaction has taken of must not be above these numbers.
+    """Fail if one of the counters that this transaction has charged is above its cap.
 
-    If others took of them since they were looked at, the transaction has to begin anew: raises DBAPIError with the
-    SQLSTATE of a serialization failure, which `Database.run` repeats.
+    `caps`: counter name → largest allowed value. A counter can be above its cap if another transaction charged it after
+    this one read it. Then this raises DBAPIError with the SQLSTATE of a serialization failure, and `Database.run`
+    repeats the transaction.
     """
     if caps:
         connection.execute(ENFORCE_CAPS, {"names": list(caps), "caps": list(caps.values())})
 
 
 def delete_idle_counters(connection: Connection, *, limit: int) -> int:
-    """Delete up to `limit` counters of graphs that run nothing; returns how many."""
+    """Delete up to `limit` counters of graphs that have no running job; returns the number deleted."""
     return connection.execute(DELETE_IDLE_COUNTERS, {"limit": limit}).rowcount
 
 
-# What a blocked job waits for.
+# What a blocked job waits for
 
 
-# Its parents that have not ended as it asks, those that never will first.
+# Parents of the job that have not ended as its edges require; those that never will come first.
 UNMET_DEPENDENCIES = text("""
 SELECT p.node_no AS node, j.public_id AS job, coalesce(j.state, p.outcome) AS state, e.on_failure,
     p.outcome IS NOT NULL AS hopeless
@@ -70,7 +74,7 @@ FROM graph_edges e JOIN graph_nodes p ON p.job_id = e.parent LEFT JOIN jobs j ON
 WHERE e.child = :id AND (p.outcome = 'succeeded' OR p.outcome IS NOT NULL AND e.on_failure = 'run') IS NOT TRUE
 ORDER BY p.outcome IS NULL, p.node_no LIMIT :limit
 """)
-# The nearest of the nodes that it waits for, however indirectly, which can never run; itself comes first.
+# The nearest ancestor that can never run, beginning with the job itself.
 NEVER_MET = text("""
 WITH RECURSIVE above AS (
     SELECT job_id, node_no, dead_ends FROM graph_nodes WHERE job_id = :id
@@ -84,8 +88,10 @@ SELECT node_no FROM above WHERE dead_ends > 0 LIMIT 1
 
 
 def unmet_dependencies(connection: Connection, job_id: int, *, limit: int) -> dict[str, Any]:
-    """`unmet`: up to `limit` of the nodes that have not ended as the job asks, with their jobs' ids and states, those
-    that never will first. `hopeless`: the number of the node because of which it waits for ever, None if it does not.
+    """Return what a blocked job waits for.
+
+    `unmet`: up to `limit` parents that have not ended as the job requires, with the ids and states of their jobs. Those
+    that never will come first. `hopeless`: number of the node because of which the job can never run, None if it can.
     """
     rows = connection.execute(UNMET_DEPENDENCIES, {"id": job_id, "limit": limit}).mappings()
     hopeless = connection.execute(NEVER_MET, {"id": job_id}).scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""What jobs wrote: chunks of bytes by offset, kept per attempt, capped at limits.MAX_OUTPUT_BYTES."""
+"""Output of jobs: chunks of bytes by offset, stored per attempt, up to `validation.MAX_OUTPUT_BYTES`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from schema.validation import MAX_OUTPUT_BYTES
 
 @dataclass(frozen=True)
 class Written:
-    """Bytes of one attempt, the first of which has offset `start`, as a session of a bot sent them."""
+    """A chunk of one attempt's output that a bot sent in a session; `start` is the offset of its first byte."""
 
     bot_id: int
     bot_epoch: int
@@ -20,7 +20,7 @@ class Written:
     data: bytes
 
 
-# Only the bot that holds the lease may write; sending a chunk again changes nothing, a longer one replaces it.
+# Only the bot that holds the lease may write. A repeated chunk changes nothing, and a longer one replaces it.
 APPEND = text("""
 INSERT INTO job_outputs AS o (job_id, fence, start, data)
 SELECT j.id, l.fence, c.start, c.data
@@ -42,7 +42,7 @@ ORDER BY start
 
 
 def append(connection: Connection, chunks: Sequence[Written]) -> int:
-    """Keep the chunks of leases that their bots hold; what lies beyond the cap is dropped. Returns chunks written."""
+    """Store chunks of live leases, without the bytes beyond the cap. Returns the number of chunks written."""
     kept: dict[tuple[int, int, str, int, int], bytes] = {}
     for chunk in chunks:
         data = chunk.data[: max(0, MAX_OUTPUT_BYTES - chunk.start)]
@@ -67,7 +67,7 @@ def append(connection: Connection, chunks: Sequence[Written]) -> int:
 
 
 def read(connection: Connection, job_id: int, *, fence: int, start: int, limit: int) -> bytes:
-    """Contiguous bytes of one attempt from offset `start`, at most `limit`; chunks may overlap."""
+    """Contiguous bytes of one attempt from offset `start`, at most `limit` bytes. Stored chunks may overlap."""
     found = bytearray()
     where = {"job_id": job_id, "fence": fence, "start": start, "limit": limit}
     for row in connection.execute(READ, where):

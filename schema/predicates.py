@@ -1,7 +1,7 @@
-"""Gates: every hard condition on a job, each with a name, in one place.
+"""Named SQL predicates: every hard condition on a job, its instance, its bot and the pool.
 
-What picks jobs, what chooses bots for them and what grants joins these expressions; what explains evaluates the same
-ones for a single job and shows the evidence. A new rule is a new gate here.
+The picks, the reads of candidate bots and the grant join these expressions. `explain` evaluates the same expressions
+for one job and shows the evidence. Write a new condition as a predicate here.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from schema.timing import DEAD_AFTER
 
 @dataclass(frozen=True)
 class Predicate:
-    """One condition: its name, the SQL expression that is true while it is open and, for people, what it asks.
+    """One condition: its name, an SQL expression that is true while it is met, and the requirement in words for people.
 
-    In the expression `{job}`, `{instance}`, `{reservation}`, `{assigner}`, `{bot}` and `{want}` stand for rows, and
-    `{headroom}` for the units that a quota leaves, NULL for any number.
+    In the expression `{job}`, `{instance}`, `{reservation}`, `{assigner}`, `{bot}` and `{want}` stand for rows.
+    `{headroom}` stands for the units that a quota leaves, NULL for any number.
     """
 
     name: str
@@ -22,11 +22,11 @@ class Predicate:
     requirement: str
 
     def of(self, *, headroom: str = "", **rows: str) -> str:
-        """The expression on rows with these names; a row with an empty name is the only one there."""
+        """The expression for rows with these aliases. An empty alias leaves the columns unqualified."""
         return self.sql.format(headroom=headroom, **{kind: f"{row}." if row else "" for kind, row in rows.items()})
 
 
-# On the job, its instance, its quota. Whoever picks need not ask about dependencies: a blocked job is not queued.
+# On the job, its instance and its quota. A pick need not test dependencies, because a blocked job is not queued.
 DEPENDENCIES = Predicate(
     "dependencies", "{job}state <> 'blocked'", "what it depends on in its graph has ended as it asks"
 )
@@ -38,8 +38,9 @@ QUOTA = Predicate(
     "quota", "({headroom} IS NULL OR {job}units <= {headroom})", "its instance's quota leaves enough units"
 )
 
-# On a bot, for a job or a queue of jobs `want`, a row that also has its instance's pool. Each of them is asked of the
-# bots that those before it have left. Cohorts are compared in words that match no index: the bot has been found.
+# On a bot, for a job or queue `want`: a row that also has the pool of its instance. Each predicate is tested on the
+# bots that passed those before it. Cohorts are compared by an expression that matches no index, because the bot has
+# already been found.
 COHORT = Predicate("cohort", "{bot}cohort IS NOT DISTINCT FROM {want}cohort", "its cohort has healthy bots")
 REQUIREMENTS = Predicate(
     "requirements",
@@ -64,8 +65,8 @@ ROOM = Predicate(
     "room", "{bot}free AND {bot}capacity - {bot}in_use - {bot}reserved >= {want}units", "such a bot has room"
 )
 
-# On the pool, for a job `want`: a row with its cohort's name, and as `peers` the names of its instance and of those
-# that share its pool.
+# On the pool, for a job `want`: a row with the name of its cohort and, as `peers`, the names of its instance and of all
+# instances of the same pool.
 _ASSIGNER_IS_PLACING = (
     "{assigner}stopped_at IS NULL AND NOT {assigner}draining"
     f" AND {{assigner}}seen_at > clock_timestamp() - interval '{DEAD_AFTER:g} s'"
@@ -77,39 +78,38 @@ ASSIGNERS = Predicate(
     " AND (coalesce(entry -> 'instances', 'null') = 'null' OR entry -> 'instances' ?| {want}peers))",
     "an assigner at work serves its cohort, and its instance or another of its pool",
 )
-#: It only reminds: the job may be placed until upkeep has given it up.
+#: Shown by `explain` only: a job past its deadline may start until upkeep has ended it.
 QUEUE_DEADLINE = Predicate("queue deadline", "true", "it may still wait")
 
-#: A ready job, in words that match the indexes of ready jobs: one that asks for nothing but a place.
+#: A ready job without constraints, as the indexes of ready jobs state it.
 READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NULL"
-#: One that asks for more, in words that match the index of those.
+#: A ready constrained job, as the index of constrained jobs states it.
 CONSTRAINED = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NOT NULL"
-#: The same in words that match the index of the front and no other; who looks into a queue must not read that one.
+#: READY as the index `jobs_ready_order` states it, and no other index: for reads of a whole cohort in its order.
 IN_LINE = f"{READY} AND units >= 1"
-#: Either of them in words that match no index, which leaves the planner nothing but the primary key.
+#: READY or CONSTRAINED in an expression that matches no index, so that the planner must use the primary key.
 STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '-infinity'"
-#: A job that rests, one that asks for nothing but a place among them, and one whose rest is over: a cycle makes those
-#: ready before it picks.
+#: A job in backoff; such a job without constraints; the end of a backoff. A cycle makes due jobs ready before it picks.
 AT_REST = f"{STATE.of(job='')} AND schedule_after IS NOT NULL"
 RESTING = f"{AT_REST} AND constraint_set IS NULL"
 DUE = "schedule_after <= now()"
 
 
 def open_instance(headroom: str) -> str:
-    """The condition that an instance of which the quota leaves `headroom` may be given anything at all."""
+    """The condition that the quota of an instance leaves at least one unit; `headroom` is the units it leaves."""
     return f"coalesce({headroom}, 1) > 0"
 
 
 def assigner_is_placing(assigner: str) -> str:
-    """The condition that a process of assigners is there and places jobs, whichever it serves."""
+    """The condition that an assigner process is alive and not drained, whatever cohorts and instances it serves."""
     return _ASSIGNER_IS_PLACING.format(assigner=f"{assigner}.")
 
 
 def serves(bot: str, want: str) -> str:
-    """The condition that `bot` is for the instance of `want`: for that one, for its pool, or for every instance."""
+    """The condition that `bot` serves the instance of `want`: that instance, its pool, or every instance."""
     return SERVES.of(bot=bot, want=want)
 
 
 def can_take(bot: str, want: str) -> str:
-    """The condition that `bot`, which offers what `want` requires, could take it now."""
+    """The condition that `bot` could take `want` now, if it offers the required properties."""
     return " AND ".join(gate.of(bot=bot, want=want) for gate in (COHORT, ROOM, SERVES))

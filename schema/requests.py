@@ -1,7 +1,9 @@
-"""The request for a job: one model and one set of checks, for callers before they send and for the gateway.
+"""Requests for jobs and graphs: one model and one set of checks, for callers before they send and for the gateway.
 
-Its form is flat: all fields stand side by side. The nested form, in which `moves.submit` takes and stores a request, is
-accepted too: `flat` and `flat_all` turn it into the flat one.
+A request is flat: all its fields stand at the top. The nested form, in which `moves.submit` takes and stores a request,
+is accepted too: `flat` and `flat_all` turn it into the flat form.
+
+One module because a node of a graph is a job with two more fields, and both are checked by the same functions.
 """
 
 import json
@@ -50,7 +52,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
 }
 
 
-#: The parts of the nested form, and which field of the flat form each name in them is.
+#: The parts of the nested form: name in the part → field of the flat form.
 _PARTS: Mapping[str, Mapping[str, str]] = {
     "payload": {name: name for name in ("command", "env", "stdin")},
     "terms": {
@@ -62,7 +64,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "own": {"level": "service_level", "class": "job_class", "user_priority": "user_priority"},
 }
-#: True in the nested form for what `normal` concludes from other fields: mark -> the field that must be there.
+#: Marks that `normal` derives from other fields and sets to true in the nested form: mark → the field it requires.
 _MARKS: Mapping[tuple[str, str], str | None] = {
     ("terms", "own"): None,
     ("own", "project"): "project",
@@ -317,7 +319,7 @@ class JobRequest(Payload):
         return terms or ({"own": True} if is_timed or self._priority_inputs() else None)
 
     def _priority_inputs(self) -> dict[str, Any]:
-        """What decides the points of this one job, and its time-out: its service level or its class."""
+        """The inputs of this job's points and time-out: its service level or its class."""
         own: dict[str, Any] = {}
         is_fixed = self._priority() is not None
         if self.service_level is not None:
@@ -351,10 +353,11 @@ class JobRequest(Payload):
 
 
 def flat(given: Any, *place: str | int) -> Any:
-    """The flat form of a request, before it is validated; what is in no nested form is returned as it is.
+    """The flat form of a request, before validation. A value that is not in nested form is returned unchanged.
 
-    A name that its part does not have becomes an unknown field. Raises ValidationError, with the field at `place`, for
-    a part that is no object, a field given twice with different values, and a mark without the field that it goes with.
+    An unknown name in a part becomes an unknown field. Raises ValidationError for a part that is no object, for a field
+    given twice with different values, and for a mark without the field it requires. `place` is the path of the request,
+    with which the error's path begins.
     """
     if not _is_nested(given):
         return given
@@ -382,10 +385,10 @@ def flat(given: Any, *place: str | int) -> Any:
 
 
 def flat_all(given: Any) -> Any:
-    """The flat forms of a list of requests, before it is validated. Raises ValidationError.
+    """The flat forms of a list of requests, before validation. Raises ValidationError.
 
-    One call for the list instead of a validator of JobRequest: nearly all requests are flat already, and a call of
-    Python for each makes the validation of a batch a tenth slower.
+    It takes the whole list and is not a validator of JobRequest: nearly all requests are flat already, and one Python
+    call for each would make the validation of a batch a tenth slower.
     """
     if type(given) is not list or not any(map(_is_nested, given)):
         return given
@@ -393,7 +396,8 @@ def flat_all(given: Any) -> Any:
 
 
 def _is_nested(given: Any) -> bool:
-    return type(given) is dict and ("payload" in given or "terms" in given or "own" in given)
+    # With its command at the top a request is flat, and a payload is an unknown field; is_flat.sql says so too.
+    return type(given) is dict and "command" not in given and "payload" in given
 
 
 def _refused(place: tuple[str | int, ...], reason: str) -> ValidationError:
@@ -405,7 +409,7 @@ def _short(field: str, value: str | None, limit: int) -> str | None:
     return None if value is None else validation.check_text(field, value, limit)
 
 
-# The request for a graph of jobs: one model and one set of checks, for callers and for the gateway.
+# Graphs
 
 
 MAX_GRAPH_NODES, MAX_GRAPH_EDGES = 10_000, 100_000
@@ -415,7 +419,7 @@ OnFailure = Literal["block", "run", "cancel"]
 OnPhantom = Literal["warn", "reject", "ignore"]
 NodeNo = Annotated[int, Field(ge=0, le=MAX_NODE_NO)]
 
-#: Fields of a job that a node takes from its graph.
+#: Fields that a node takes from its graph and must not set.
 _OF_THE_GRAPH = ("instance", "key", "dedup_key")
 
 

@@ -7,23 +7,23 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job is. The last four are final: the database refuses to leave them."""
+    """State of a job. The last four are final: the database refuses to leave them."""
 
-    BLOCKED = "blocked"  # a node of a graph that waits for what it depends on
+    BLOCKED = "blocked"  # a node of a graph that waits for the nodes it depends on
     QUEUED = "queued"
     PARKED = "parked"  # held aside until an operator releases it
-    DEFERRED = "deferred"  # taken off the queue while more jobs wait than may
+    DEFERRED = "deferred"  # taken out of the queue while more jobs wait than the limit allows
     LEASED = "leased"  # granted to a bot that has not acknowledged it yet
     RUNNING = "running"
-    CANCELLING = "cancelling"  # somebody asked to cancel it; its bot has not confirmed
+    CANCELLING = "cancelling"  # a caller asked to cancel it; its bot has not confirmed yet
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # the bot's verdict: the command ended with a failure
+    FAILED = "failed"  # reported by the bot: the command ended with a failure
     CANCELLED = "cancelled"
-    DEAD = "dead"  # the server's verdict: attempts used up, deadline, poison
+    DEAD = "dead"  # decided by the server: attempts used up, time-out, or it kept killing its bots
 
 
 class LeaseState(StrEnum):
-    """The life of one grant, in the terms of the Remote Workers API."""
+    """State of a lease, in the words of the Remote Workers API."""
 
     PENDING = "pending"
     ACTIVE = "active"
@@ -33,7 +33,7 @@ class LeaseState(StrEnum):
 
 
 class BotStatus(StrEnum):
-    """What a bot says of itself; `gone` is the server's word for a bot without a session."""
+    """State of a bot as it reports it; the server sets `gone` for a bot without a session."""
 
     OK = "ok"
     UNHEALTHY = "unhealthy"
@@ -47,7 +47,7 @@ LIVE = frozenset({LeaseState.PENDING, LeaseState.ACTIVE, LeaseState.CANCELLING})
 
 _J = JobState
 
-#: from → every state that one move may lead to. A job is born `queued`, or in a graph `blocked`.
+#: State → every state that one move may lead to. A new job is `queued`; a node of a graph may begin `blocked`.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _J.BLOCKED: frozenset({_J.QUEUED, _J.CANCELLED}),
     _J.QUEUED: frozenset({_J.LEASED, _J.PARKED, _J.DEFERRED, _J.CANCELLED, _J.DEAD}),

@@ -1,25 +1,25 @@
-"""The timing contract between server and bots, in one place because its parts constrain each other."""
+"""The times that server and bots agree on, in one model because they constrain each other."""
 
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-#: Seconds a bot gets to kill its work once it is asked to, before the server stops renewing its session.
+#: Seconds that a bot gets to kill a job after it was asked to, before the server stops renewing its session.
 KILL_GRACE = 5.0
-#: Seconds after which an assigner process that does not call counts as dead.
+#: Seconds without a sign of life after which an assigner process counts as dead.
 DEAD_AFTER = 60.0
 
 
 class Timing(BaseModel):
-    """Seconds; production defaults. Every process of one pool must be given the same values.
+    """Times in seconds, with defaults for production. Every process of a pool must have the same values.
 
-    sync: how often a bot that runs work calls. Doubling it halves the calls and doubles the time until a
+    sync: how often a bot that runs jobs calls. Doubling it halves the calls and doubles the time until a
         cancellation reaches the bot.
     ttl: how long a session lives without a call. Doubling it lets bots survive longer outages and doubles
         the time until a lost bot's jobs run elsewhere.
     reap: how often upkeep looks for expired sessions and overdue leases.
     ack: how long a granted lease may stay unacknowledged before it is taken back.
-    poll: how often a gateway looks for news to its long polls when no wake-up arrives. Doubling it halves the idle
+    poll: how often a gateway reads the news for its long polls when no wake-up arrives. Doubling it halves the idle
         load and doubles the wait of a bot whose wake-up was lost. Assigners have an interval of their own.
     """
 
@@ -41,6 +41,8 @@ class Timing(BaseModel):
 
     @property
     def detect(self) -> float:
-        """T_detect, seconds: the longest time until a lost bot's jobs are queued again, counted from its last call or
-        from the end of one that was held for it."""
+        """Longest time in seconds until the jobs of a lost bot are queued again (T_detect).
+
+        It is counted from the bot's last call, or from the end of a call that was held for the bot.
+        """
         return self.ttl + self.reap + 2.0

@@ -1,4 +1,4 @@
-"""What values may look like, checked before PostgreSQL would have to."""
+"""Limits and checks of names, text, properties and JSON, made before a value reaches PostgreSQL."""
 
 import json
 import re
@@ -17,16 +17,16 @@ MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_PROPERTIES = 64
 MAX_PROPERTY_BYTES = 1024
 MAX_LABEL = 64
-#: Bytes of what an operator gives as the reason of an act.
+#: Bytes of the reason that an operator gives for an act.
 MAX_REASON = 500
 MAX_JSON_DEPTH = 64
 #: Values and keys of one JSON document: a hundred for each job of the largest batch. Doubling it doubles the memory and
-#: the time that one document may cost.
+#: time that one document may take.
 MAX_JSON_NODES = 1_000_000
 #: Keys of one JSON object.
 MAX_JSON_KEYS = 10_000
-#: Bytes that every gateway takes in one request, however it is configured. It holds all that a bot can have to tell at
-#: once: the ends of 10,000 leases, and as much output as a job may have.
+#: Bytes that every gateway accepts in one request, however it is configured. The largest call of a bot fits: the ends
+#: of 10,000 leases, and as much output as one attempt may have.
 LEAST_BODY = 16 * 1024 * 1024
 MAX_BATCH = 10_000
 MAX_LIST = 1000
@@ -42,9 +42,9 @@ Kind = Literal["cpu_milli", "memory_mib", "disk_mib", "gpu_milli"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 #: The largest amount of one resource.
 MAX_RESOURCE = 1_000_000_000_000
-#: What a job occupies, by resource.
+#: Amounts that a job occupies, by resource.
 Need = dict[Kind, Annotated[int, Field(ge=1, le=MAX_RESOURCE)]]
-#: What a bot has, by resource.
+#: Amounts that a bot has, by resource.
 Supply = dict[Kind, Annotated[int, Field(ge=0, le=MAX_RESOURCE)]]
 
 #: Requirement or capability sets: property → its values, both sorted, no duplicates.
@@ -52,13 +52,13 @@ Properties = dict[str, list[str]]
 
 
 def escaped(value: object, limit: int = 200) -> str:
-    """A value as it may appear in a message: control characters escaped, cut at `limit` characters."""
+    """A value for a message: control characters are escaped, and it is cut at `limit` characters."""
     shown = value.encode("unicode_escape").decode("ascii") if isinstance(value, str) else repr(value)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """Text that cannot write to the terminal: what is not printable is escaped, and it is cut at `limit` characters."""
+    """Text that is safe on a terminal: unprintable characters are escaped, and it is cut at `limit` characters."""
     shown = "".join(
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
     )
@@ -97,7 +97,7 @@ def check_text(field: str, value: str, limit: int) -> str:
 
 
 def normal_properties(field: str, raw: Mapping[str, str | Sequence[str]]) -> Properties:
-    """The one form in which property sets are stored and compared.
+    """The normal form, in which property sets are stored and compared.
 
     Accepts one value or several for each key. Raises BadInput for more than 64 keys, an empty key or value, or a
     key with its values of more than 1 KB.
@@ -116,14 +116,14 @@ def normal_properties(field: str, raw: Mapping[str, str | Sequence[str]]) -> Pro
 
 
 def parse_json(raw: bytes | str, field: str = "body") -> Any:
-    """Decode JSON strictly; raise BadInput for what Python or PostgreSQL would disagree about.
+    """Decode JSON strictly; raise BadInput for anything that Python and PostgreSQL read differently.
 
     Refused: invalid UTF-8, duplicate keys, NaN and Infinity, numbers outside float range, `\\u0000`, lone
     surrogates, nesting deeper than 64, more than 1,000,000 values and keys, an object of more than 10,000 keys.
     """
     try:
         document = raw.decode() if isinstance(raw, bytes) else raw
-        # Before decoding, which holds up every other thread until it is done.
+        # Counted before decoding, which holds up every other thread until it is done.
         if len(document) > MAX_JSON_NODES and count_nodes(document) > MAX_JSON_NODES:
             raise _Refused(f"holds more than {MAX_JSON_NODES} values and keys")
         value = json.loads(document, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
@@ -140,8 +140,10 @@ def parse_json(raw: bytes | str, field: str = "body") -> Any:
 
 
 def count_nodes(document: str) -> int:
-    """Values and keys of a JSON document, by its signs and without decoding it; an empty list or object counts
-    twice. Of what is no JSON it is at least what a decoder would make before it noticed.
+    """Number of values and keys of a JSON document, counted by its punctuation without decoding.
+
+    An empty list or object counts twice. For a text that is no JSON, the number is at least as large as the number of
+    objects that a decoder would make before it noticed.
     """
     plain = document.replace("\\\\", "").replace('\\"', "")
     strings = plain.count('"') // 2

@@ -1,6 +1,6 @@
-"""Alembic's entry: runs the wanted steps on the connection that schema.migrate hands over.
+"""Alembic's entry point: runs the requested steps on the connection that `schema.postgres.migrate` passes.
 
-The connection is inside a transaction already, so that all steps happen or none does.
+The connection is in a transaction already, so either all steps are committed or none is.
 """
 
 from alembic import context

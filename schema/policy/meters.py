@@ -1,6 +1,6 @@
-"""Meters: what somebody else counts against a limit of its own, as it was last read, and what it stood at by the hour.
+"""Meters: readings of usage that is counted outside the pool, with its limit, and hourly averages of past readings.
 
-Operators and plug-ins write them; who schedules reads the row and asks nobody.
+Operators and plug-ins write the readings. Admission reads only the stored row and calls nothing outside.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from schema.postgres.notify import wake
 
 #: The largest amount of a meter.
 MAX_AMOUNT = 1e12
-#: Days for which it is kept what a meter stood at by the hour.
+#: Days for which hourly averages are kept.
 KEEP_DAYS = 28
 
 READ = text(
@@ -43,12 +43,12 @@ HISTORY = text("""
 SELECT name, hour, percents / readings AS percent FROM meter_hours WHERE name = ANY (CAST(:names AS text[]))
 ORDER BY name, hour
 """)
-# A reading that is being written waits for those who go by the one before it, and they see either of them.
+# A transaction that writes a new reading waits for transactions that use the old one.
 LOCK_METERS = text("""
 SELECT name FROM usage_meters WHERE name = ANY (ARRAY(SELECT meter FROM windows WHERE meter IS NOT NULL))
 ORDER BY name FOR SHARE
 """)
-# Of several processes that want to read a meter only one does.
+# Only one of several processes may begin to read a meter in one interval.
 CLAIM_READING = text("""
 INSERT INTO usage_meters AS m (name, polled_at) VALUES (:name, clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET polled_at = clock_timestamp()
@@ -59,8 +59,12 @@ RETURNING name
 
 @dataclass(frozen=True)
 class Meter:
-    """`used` of at most `most`, in a unit of its own, when it was read at `updated_at`; it begins at 0 again at
-    `resets_at`, if that is known."""
+    """The last reading of a meter.
+
+    used, most: amount used and its limit, in the meter's own unit.
+    resets_at: when the amount begins at 0 again, None = not known.
+    updated_at: when it was read.
+    """
 
     name: str
     used: float
@@ -69,25 +73,25 @@ class Meter:
     updated_at: datetime
 
     def percent(self, at: datetime) -> float:
-        """What it stands at then, in percent of its limit, as far as this reading tells."""
+        """Usage at `at` in percent of the limit, according to this reading; 0 if the meter has been reset since."""
         reset = self.resets_at is not None and self.updated_at < self.resets_at <= at
         return 0.0 if reset else 100.0 * self.used / self.most
 
     def fresh(self, at: datetime, max_age: float) -> bool:
-        """Whether this reading is not older than so many seconds."""
+        """True if this reading is at most `max_age` seconds old at `at`."""
         return (at - self.updated_at).total_seconds() <= max_age
 
 
 @dataclass(frozen=True)
 class Level:
-    """What a meter stood at, in percent of its limit, on average over one hour from `hour` on."""
+    """Average of a meter over the hour that begins at `hour`, in percent of its limit."""
 
     hour: datetime
     percent: float
 
 
 def meters(connection: Connection) -> list[Meter]:
-    """All that have been read, by name."""
+    """All meters that have a reading, by name."""
     return [
         Meter(row.name, float(row.used), float(row.most), row.resets_at, row.updated_at)
         for row in connection.execute(READ)
@@ -104,9 +108,9 @@ def put(
     actor: str | None = None,
     reason: str = "",
 ) -> None:
-    """A meter was read: it stands at `used` of `most`. Jobs that wait for it are looked at again. Raises BadInput.
+    """Store a reading: `used` of `most`. Wakes the assigners, because windows may open. Raises BadInput.
 
-    An `actor` is audited when it makes the meter or changes its limit; readings are too many.
+    actor: operator to audit if this makes the meter or changes its limit. Readings themselves are too many to audit.
     """
     validation.check_name("name", name)
     if not 0 <= used <= MAX_AMOUNT:
@@ -124,14 +128,14 @@ def put(
 
 
 def remove(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Forget a meter and what it stood at. Windows that go by it are closed until it is read again. Raises NotFound."""
+    """Remove a meter and its history. Windows that depend on it are closed until it is read again. Raises NotFound."""
     if connection.execute(REMOVE, {"name": name}).one_or_none() is None:
         raise NotFound(f"meter: no meter '{validation.escaped(name, 63)}'")
     audit.write(connection, "meter.remove", actor=actor, subject=f"meter:{name}", details={"reason": reason})
 
 
 def history(connection: Connection, names: Sequence[str]) -> dict[str, list[Level]]:
-    """What these meters stood at, the oldest first."""
+    """Hourly averages of these meters, the oldest first."""
     found: dict[str, list[Level]] = {name: [] for name in names}
     for row in connection.execute(HISTORY, {"names": list(names)}):
         found[row.name].append(Level(row.hour, row.percent))
@@ -139,10 +143,10 @@ def history(connection: Connection, names: Sequence[str]) -> dict[str, list[Leve
 
 
 def lock_meters(connection: Connection) -> None:
-    """Keep the meters that windows go by as they are until this transaction ends."""
+    """Lock the meters of all windows against new readings until this transaction ends."""
     connection.execute(LOCK_METERS)
 
 
 def claim_reading(connection: Connection, name: str, *, interval: float) -> bool:
-    """Whether the caller is the one to read it now: nobody has begun to within `interval` seconds."""
+    """True if the caller must read the meter now, because nobody has begun to read it within `interval` seconds."""
     return connection.execute(CLAIM_READING, {"name": name, "interval": interval}).one_or_none() is not None

@@ -1,6 +1,6 @@
-"""Points: classes of jobs, service levels, and what else decides how urgent a job is, as operators set them.
+"""Job classes, service levels and the scheduling policy: points of jobs, and their expected run times.
 
-More points are more urgent; what is stored with a job is its priority, 100 less its points, where lower is more urgent.
+More points are more urgent. The stored priority of a job is 100 less its points; a lower priority is more urgent.
 """
 
 import json
@@ -17,7 +17,7 @@ from schema.errors import BadInput, Conflict, NotFound
 from schema.predicates import AT_REST, CONSTRAINED
 from schema.validation import check_name, escaped
 
-#: What `priced` raises when a class or a service level is not known.
+#: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
 UNKNOWN_POINTS = "LH003"
 #: Points that a class or a service level may have.
 LEAST_POINTS, MOST_POINTS = -900, 1100
@@ -39,12 +39,12 @@ SET_POLICY = text("""
 UPDATE scheduling SET project_points = :project_points, user_points = :user_points, critical = :critical, high = :high,
     normal = :normal, starvation_seconds = :starvation_seconds, max_queue_size = :max_queue_size
 """)
-# Who submits has read the class or the service level, and holds a weak lock on its table until the job can be seen.
+# A submit reads its class or service level, and so holds a weak lock on that table until its job is visible.
 LOCK_CLASSES = text("LOCK TABLE job_classes IN ACCESS EXCLUSIVE MODE")
 LOCK_LEVELS = text("LOCK TABLE service_levels IN ACCESS EXCLUSIVE MODE")
 REMOVE_CLASS = text("DELETE FROM job_classes WHERE name = :name RETURNING points")
 REMOVE_LEVEL = text("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
-# Each kind of job that is not over, by the index of its kind.
+# Every unfinished job that may have constraints; each part reads the index of its state.
 _UNFINISHED = f"""
 SELECT id, constraint_set FROM jobs WHERE {CONSTRAINED}
 UNION ALL SELECT id, constraint_set FROM jobs WHERE {AT_REST} AND constraint_set IS NOT NULL
@@ -52,26 +52,29 @@ UNION ALL SELECT id, constraint_set FROM jobs WHERE state = 'parked' AND constra
 UNION ALL SELECT id, constraint_set FROM jobs WHERE state = 'deferred'
 UNION ALL SELECT j.id, j.constraint_set FROM leases l JOIN jobs j ON j.id = l.job_id
     WHERE l.state IN ('pending', 'active', 'cancelling') AND j.constraint_set IS NOT NULL
-UNION ALL SELECT j.id, j.constraint_set FROM graphs g JOIN graph_nodes n ON n.graph = g.id
-    JOIN jobs j ON j.id = n.job_id WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.constraint_set IS NOT NULL
+UNION ALL SELECT j.id, j.constraint_set
+    FROM graphs g JOIN graph_nodes n ON n.graph = g.id JOIN jobs j ON j.id = n.job_id
+    WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.constraint_set IS NOT NULL
 """
 CLASS_IN_USE = text(f"""
 SELECT EXISTS (
     SELECT FROM ({_UNFINISHED}) j LEFT JOIN job_constraints t ON t.job_id = j.id
-    LEFT JOIN constraint_sets g ON g.id = j.constraint_set
+        LEFT JOIN constraint_sets g ON g.id = j.constraint_set
     WHERE t.priority_inputs->>'class' = :name OR g.terms->>'job_class' = :name)
 """)
 LEVEL_IN_USE = text(f"""
 SELECT EXISTS (
-    SELECT FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id
-    WHERE t.priority_inputs->>'level' = :name)
+    SELECT FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id WHERE t.priority_inputs->>'level' = :name)
 """)
 
 
 @dataclass(frozen=True)
 class JobClass:
-    """What jobs of the class are worth. `seconds`: how long one of two of them runs at most, `seconds_high` nine of
-    ten; None while too few have run."""
+    """A job class and the points of its jobs.
+
+    seconds, seconds_high: half of the jobs run for at most `seconds`, nine of ten for at most `seconds_high`; None
+        while too few jobs have run.
+    """
 
     name: str
     points: int
@@ -81,7 +84,7 @@ class JobClass:
 
 @dataclass(frozen=True)
 class ServiceLevel:
-    """What its jobs are worth, and their timeout in seconds."""
+    """A service level: the points of its jobs, and their time-out in seconds."""
 
     name: str
     points: int
@@ -90,12 +93,13 @@ class ServiceLevel:
 
 @dataclass(frozen=True)
 class Policy:
-    """What holds for all classes.
+    """The scheduling policy, which applies to jobs of all classes.
 
-    project_points, user_points: for a job of a project, and for each step of its user's priority.
-    critical, high, normal: the largest effective priority of these levels; what is above is low.
-    starvation_seconds: after so long in one level a job moves up by one; None = never.
-    max_queue_size: when more jobs wait, the newest of the low level are deferred; None = any number may wait.
+    project_points: points that a job gets in addition if it names a project.
+    user_points: points that a job gets in addition for each step of its user priority.
+    critical, high, normal: largest effective priority of each urgency level; a job above all of them is low.
+    starvation_seconds: seconds in one level after which a job moves up to the next one; None = never.
+    max_queue_size: number of waiting jobs above which the newest jobs of the low level are deferred; None = no limit.
     """
 
     project_points: int = 10
@@ -107,7 +111,7 @@ class Policy:
     max_queue_size: int | None = None
 
     def level(self, effective: float) -> str:
-        """The level of a job with this effective priority."""
+        """The urgency level of a job with this effective priority."""
         for name, most in (("critical", self.critical), ("high", self.high), ("normal", self.normal)):
             if effective <= most:
                 return name
@@ -125,14 +129,14 @@ def service_levels(connection: Connection) -> list[ServiceLevel]:
 
 
 def policy(connection: Connection, *, held: bool = False) -> Policy:
-    """What holds for all classes. `held`: nobody else changes it until this transaction ends."""
+    """The scheduling policy. `held`: lock it against changes until this transaction ends."""
     row = dict(connection.execute(HOLD_POLICY if held else POLICY).mappings().one())
     del row["one"]
     return Policy(**row)
 
 
 def priority_of(connection: Connection, priority_inputs: Mapping[str, Any]) -> int:
-    """The priority that a request with these `own` terms gets. Raises BadInput for a class that is not known."""
+    """The priority that a request with these inputs gets. Raises BadInput for an unknown class or service level."""
     try:
         return int(connection.execute(PRICE, {"own": json.dumps(priority_inputs)}).scalar_one())
     except DBAPIError as error:
@@ -142,15 +146,14 @@ def priority_of(connection: Connection, priority_inputs: Mapping[str, Any]) -> i
 
 
 def put_class(connection: Connection, name: str, *, points: int, actor: str, reason: str = "") -> None:
-    """Make a class, or change its points. Jobs that wait keep theirs until `moves.reprice`. Raises BadInput."""
+    """Make a class, or change its points. Waiting jobs keep their priority until `moves.reprice`. Raises BadInput."""
     _check(name, points)
     connection.execute(SET_CLASS, {"name": name, "points": points})
     audit.write(connection, "class.set", actor=actor, subject=name, details={"points": points, "reason": reason})
 
 
 def remove_class(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Remove a class, after which no job can name it. Raises NotFound, and Conflict `class_in_use` while a job that is
-    not over has it."""
+    """Remove a class. Raises NotFound, and Conflict `class_in_use` while an unfinished job has it."""
     row = _removed(connection, name, noun="class", lock=LOCK_CLASSES, in_use=CLASS_IN_USE, remove=REMOVE_CLASS)
     audit.write(connection, "class.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
 
@@ -158,7 +161,7 @@ def remove_class(connection: Connection, name: str, *, actor: str, reason: str =
 def put_service_level(
     connection: Connection, name: str, *, points: int, timeout: float, actor: str, reason: str = ""
 ) -> None:
-    """Make a service level, or change it; `timeout` in seconds. Jobs keep what they got. Raises BadInput."""
+    """Make or change a service level; `timeout` in seconds. Existing jobs do not change. Raises BadInput."""
     _check(name, points)
     connection.execute(SET_LEVEL, {"name": name, "points": points, "timeout": timeout})
     details = {"points": points, "timeout_seconds": timeout, "reason": reason}
@@ -166,14 +169,13 @@ def put_service_level(
 
 
 def remove_service_level(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Remove a service level, after which no job can name it. Raises NotFound, and Conflict `service_level_in_use`
-    while a job that is not over has it."""
+    """Remove a service level. Raises NotFound, and Conflict `service_level_in_use` while an unfinished job has it."""
     row = _removed(connection, name, noun="service level", lock=LOCK_LEVELS, in_use=LEVEL_IN_USE, remove=REMOVE_LEVEL)
     audit.write(connection, "service_level.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
 
 
 def put_policy(connection: Connection, wanted: Policy, *, actor: str, reason: str = "") -> None:
-    """Replace what holds for all classes. Raises BadInput if the levels are not in order."""
+    """Replace the scheduling policy. Raises BadInput if the levels are not in order."""
     if not wanted.critical < wanted.high < wanted.normal:
         raise BadInput("levels", "must have critical < high < normal")
     connection.execute(SET_POLICY, vars(wanted))
@@ -185,9 +187,11 @@ def put_policy(connection: Connection, wanted: Policy, *, actor: str, reason: st
 def _removed(
     connection: Connection, name: str, *, noun: str, lock: TextClause, in_use: TextClause, remove: TextClause
 ) -> dict[str, Any]:
-    """Remove a row that no job uses; returns what it held. A submit that has read the row is waited for, and one that
-    comes later waits and finds it gone, so that no job slips in. The first look spares submits that wait if the row
-    is in use anyway."""
+    """Remove a row that no unfinished job uses, and return its values.
+
+    Takes an exclusive lock on the table. It waits for submits that have read the row, and a later submit waits and does
+    not find the row. Before the lock the use is tested once, so that submits do not wait if the row is in use anyway.
+    """
     for fence in (None, lock):
         if fence is not None:
             connection.execute(fence)
@@ -207,16 +211,16 @@ def _check(name: str, points: int) -> None:
         raise BadInput("points", f"must be between {LEAST_POINTS} and {MOST_POINTS}")
 
 
-# How long jobs of a class are expected to run: what is known of those that ran last, and what was made of it.
+# Expected run times of classes
 
 
-#: Finished jobs that are looked at, the newest.
+#: Number of finished jobs that are read, the newest ones.
 MAX_RUNS_READ = 5000
 
 EXPECTED_SECONDS = text("""
 SELECT name, seconds FROM job_classes WHERE name = ANY (CAST(:names AS text[])) AND seconds IS NOT NULL
 """)
-# Without a class nobody looks at jobs.
+# If no constraint set has a class, no jobs are read.
 RECENT_RUN_TIMES = text("""
 SELECT g.name, array_agg(extract(epoch FROM j.finished_at - j.started_at)::float8) AS seconds
 FROM (SELECT id, terms->>'job_class' AS name FROM constraint_sets WHERE terms ? 'job_class') g
@@ -247,8 +251,14 @@ GROUP BY 1 ORDER BY 1
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The jobs of a class that ended last, those of them that had an estimate, the median of how long they ran by it,
-    those that had a deadline, and those that missed it."""
+    """Accuracy of the estimates of a class, over its jobs among the newest finished ones.
+
+    jobs: finished jobs.
+    estimated: those that had an estimate of their run time.
+    ratio: median of run time divided by estimate; None without estimates.
+    dated: jobs that had a deadline.
+    late: jobs that ended after their deadline.
+    """
 
     name: str
     jobs: int
@@ -260,31 +270,31 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Prediction:
-    """How long a job of a class runs: `seconds` at most in one of two cases, `high` in nine of ten."""
+    """Predicted run time of a class in seconds: half of the jobs take at most `seconds`, nine of ten at most `high`."""
 
     seconds: float
     high: float
 
 
 def expected_seconds(connection: Connection, names: Sequence[str]) -> dict[str, float]:
-    """Seconds for which one of two jobs of each of these classes runs at most, where it is known."""
+    """Median run time in seconds of each of these classes; classes without a prediction are left out."""
     if not names:
         return {}
     return {row.name: row.seconds for row in connection.execute(EXPECTED_SECONDS, {"names": list(names)})}
 
 
 def recent_run_times(connection: Connection) -> dict[str, list[float]]:
-    """How many seconds each of the jobs of a class ran, of those that succeeded last."""
+    """Class → run times in seconds of its jobs that succeeded, among the newest finished jobs."""
     return {row.name: list(row.seconds) for row in connection.execute(RECENT_RUN_TIMES, {"most": MAX_RUNS_READ})}
 
 
 def accuracy(connection: Connection) -> list[Accuracy]:
-    """How well jobs of each class were estimated, of the newest finished jobs."""
+    """Accuracy of the estimates of each class, over the newest finished jobs."""
     return [Accuracy(**row) for row in connection.execute(ACCURACY, {"most": MAX_RUNS_READ}).mappings()]
 
 
 def store_predictions(connection: Connection, found: Mapping[str, Prediction]) -> None:
-    """Remember what was predicted for these classes; what is as before is not written."""
+    """Store the predictions of these classes. Rows that do not change are not written."""
     connection.execute(
         STORE_PREDICTIONS,
         {

@@ -1,4 +1,8 @@
-"""How many queued and held jobs of one label may wait; a submit beyond that is refused (`refuse_full_queues`)."""
+"""Limits on waiting jobs: of one label, and of the whole pool.
+
+The SQL function `refuse_full_queues` refuses a submit above the limit of its label. Above the limit of the pool,
+`max_queue_size` of the scheduling policy, upkeep defers jobs; the reads for that cost the same with a million jobs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +15,7 @@ from schema.errors import BadInput, NotFound
 from schema.predicates import AT_REST, CONSTRAINED, IN_LINE
 from schema.validation import MAX_LABEL, Label, check_text, escaped
 
-#: The largest limit, in jobs: each submit to the label counts up to it, while the others wait.
+#: The largest limit of a label, in jobs. Each submit counts up to the limit while other submits to the label wait.
 MAX_QUEUED = 100_000
 
 _PUT = text("""
@@ -24,10 +28,10 @@ _LIST = text("SELECT label, max_queued FROM queue_limits ORDER BY label")
 
 
 class QueueSettings(BaseModel):
-    """The queued jobs of one label, those that are held included.
+    """The limit that the configuration sets for the waiting jobs of one label.
 
-    max_queued: so many may wait; submits beyond that are refused. Unset takes a limit away. Doubling it doubles the
-        backlog that submitters of this label may build up, and what a submit costs while it is full.
+    max_queued: number of queued and held jobs above which submits are refused; unset removes the limit. Doubling it
+        doubles the backlog that callers may build up with this label, and the cost of a submit to a full queue.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -38,14 +42,14 @@ class QueueSettings(BaseModel):
 
 @dataclass(frozen=True)
 class QueueLimit:
-    """How many queued and held jobs with this label may wait."""
+    """The number of queued and held jobs that may wait with this label."""
 
     label: str
     max_queued: int
 
 
 def queue_limits(connection: Connection) -> list[QueueLimit]:
-    """Every limit, by label."""
+    """All limits, by label."""
     return [QueueLimit(row.label, row.max_queued) for row in connection.execute(_LIST)]
 
 
@@ -57,7 +61,7 @@ def check_label(field: str, label: str) -> str:
 
 
 def set_queue_limit(connection: Connection, label: str, *, max_queued: int, actor: str, reason: str = "") -> None:
-    """Let at most `max_queued` jobs with this label wait. What waits already stays. Raises BadInput."""
+    """Let at most `max_queued` jobs with this label wait. Jobs that wait already stay. Raises BadInput."""
     check_label("label", label)
     if not 0 <= max_queued <= MAX_QUEUED:
         raise BadInput("max_queued", f"must be between 0 and {MAX_QUEUED}")
@@ -71,14 +75,14 @@ def remove_queue_limit(connection: Connection, label: str, *, actor: str, reason
 
 
 def declare(connection: Connection, wanted: Sequence[QueueSettings], *, actor: str) -> None:
-    """Give the named labels the limits that the configuration says; the others keep theirs."""
+    """Set the limits that the configuration declares. Other labels keep their limits."""
     declarations.replace(connection, "queue-limit", (each.label for each in wanted))
     for each in sorted(wanted, key=lambda one: one.label):
         _put(connection, each.label, each.max_queued, actor=actor, reason="configuration")
 
 
 def _put(connection: Connection, label: str, max_queued: int | None, *, actor: str, reason: str) -> bool:
-    """Set or remove a limit; returns whether that changed anything, which is then audited."""
+    """Set or remove a limit, and audit it. False, and no audit row, if that changes nothing."""
     values = {"label": label, "max_queued": max_queued}
     if connection.execute(_REMOVE if max_queued is None else _PUT, values).one_or_none() is None:
         return False
@@ -87,7 +91,7 @@ def _put(connection: Connection, label: str, max_queued: int | None, *, actor: s
     return True
 
 
-# How many jobs wait, as far as it matters: a look that costs no more when a million do.
+# The limit of the whole pool
 
 
 OVERFLOW_STATE = text("""
@@ -104,8 +108,13 @@ COUNT_WAITING = text("SELECT " + " + ".join(
 
 @dataclass(frozen=True)
 class OverflowState:
-    """`most`: how many jobs may wait, None = any number; `normal`: the largest effective priority that is not low;
-    `deferred`: some jobs are; `newest`: no job has a larger id."""
+    """The pool's limit on waiting jobs, and what tells whether they must be counted.
+
+    most: number of jobs that may wait, None = any number.
+    normal: largest effective priority that is not of the low level.
+    deferred: some jobs are deferred.
+    newest: upper bound of all job ids.
+    """
 
     most: int | None
     normal: int
@@ -114,11 +123,11 @@ class OverflowState:
 
 
 def overflow_state(connection: Connection) -> OverflowState:
-    """Whether the number of waiting jobs has a limit, and what is needed to know when to count them."""
+    """Read the pool's limit on waiting jobs, and what tells whether they must be counted."""
     row = connection.execute(OVERFLOW_STATE).one()
     return OverflowState(row.max_queue_size, row.normal, row.deferred, row.newest)
 
 
 def count_waiting(connection: Connection, *, most: int) -> int:
-    """How many jobs wait, or at least `most` of each kind."""
+    """Number of waiting jobs. Each kind of waiting job is counted up to `most` only."""
     return int(connection.execute(COUNT_WAITING, {"most": most}).scalar_one())

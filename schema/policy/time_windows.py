@@ -1,4 +1,8 @@
-"""Windows in which jobs of certain classes may start: hours of the day, and how far a meter may have gone by then."""
+"""Execution windows: hours of the day in which jobs of certain classes may start, and the meters that may close them.
+
+Hours are those of the clock on the wall in a named time zone. A window from 2 to 3 is open for two hours on the day on
+which that hour occurs twice, and does not open on the day on which it is skipped.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,15 +20,12 @@ from schema.policy.meters import Meter
 from schema.postgres.notify import wake
 from schema.validation import Name, check_name, escaped
 
-# Hours of the day at which something may happen, on the clock of a named time zone. Pure.
-#
-# What counts is what the clock on the wall says: a window from 2 to 3 is open for two hours on the day on which that
-# hour comes twice, and not at all on the day on which it is left out.
+# Hours of the day: pure functions
 
 
-#: Clocks of all zones change, and their hours begin, at quarters of an hour of UTC.
+#: In every zone, hours begin and clocks change at a quarter of an hour of UTC.
 _STEP = timedelta(minutes=15)
-#: A time of day that is left out today comes tomorrow; no zone leaves out one on two days in a row.
+#: A time of day that is skipped today occurs tomorrow; no zone skips the same one on two days in a row.
 _FAR = timedelta(days=3)
 
 
@@ -34,7 +35,7 @@ def _names() -> frozenset[str]:
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """The time zone of that name, such as `UTC` or `Europe/Berlin`. Raises ValueError if there is none."""
+    """The time zone with this name, such as `UTC` or `Europe/Berlin`. Raises ValueError if there is none."""
     if name not in _names():
         raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
     return ZoneInfo(name)
@@ -46,25 +47,25 @@ Zone = Annotated[str, AfterValidator(lambda name: load_zone(name).key)]
 
 @dataclass(frozen=True)
 class Hours:
-    """From `start` (0 to 23) on, up to and without `end` (1 to 24), every day; past midnight if `end` is not later."""
+    """A daily span from hour `start` (0 to 23) until hour `end` (1 to 24); it passes midnight if `end` is not later."""
 
     start: int
     end: int
     zone: ZoneInfo
 
     def open_at(self, at: datetime) -> bool:
-        """Whether it is within these hours at that instant."""
+        """True if the instant is within these hours."""
         hour = at.astimezone(self.zone).hour
         if self.start < self.end:
             return self.start <= hour < self.end
         return hour >= self.start or hour < self.end
 
     def opens(self, at: datetime) -> datetime | None:
-        """The first instant after `at` at which they begin; None if they never end."""
+        """The first instant after `at` at which the span begins; None if it is the whole day."""
         return _first(at, lambda before, after: not before and after, self.open_at)
 
     def closes(self, at: datetime) -> datetime | None:
-        """The first instant after `at` at which they end; None if they never do."""
+        """The first instant after `at` at which the span ends; None if it is the whole day."""
         return _first(at, lambda before, after: before and not after, self.open_at)
 
 
@@ -76,16 +77,16 @@ class PreferredHours:
     zone: ZoneInfo
 
     def open_at(self, at: datetime) -> bool:
-        """Whether it is one of these hours at that instant."""
+        """True if the instant is in one of these hours."""
         return at.astimezone(self.zone).hour in self.hours
 
     def opens(self, at: datetime) -> datetime | None:
-        """The first instant after `at` at which such an hour begins after one that is none; None if all of them are."""
+        """The first instant after `at` at which a listed hour follows one that is not; None if all 24 are listed."""
         return _first(at, lambda before, after: not before and after, self.open_at)
 
 
 def local_time(at: datetime, zone: ZoneInfo) -> str:
-    """An instant for people, on the clock of the zone."""
+    """An instant as text for people, on the clock of the zone."""
     return f"{at.astimezone(zone):%Y-%m-%d %H:%M} {zone.key}"
 
 
@@ -102,7 +103,10 @@ def _first(at: datetime, edge: Callable[[bool, bool], bool], open_at: Callable[[
     return None
 
 
-#: Stands for jobs of every class.
+# Windows
+
+
+#: The type that stands for every class.
 ALL = "all"
 
 Types = tuple[Name, ...]
@@ -113,7 +117,7 @@ SELECT w.*, m.used, m.most, m.resets_at, m.updated_at
 FROM (SELECT {_COLUMNS} FROM windows) w LEFT JOIN usage_meters m ON m.name = w.meter AND m.updated_at IS NOT NULL
 ORDER BY w.name
 """)
-# Two processes that start with different windows: the later one has its way, and nobody sees half of them.
+# Processes that declare different windows take turns, so nobody reads a mixture. The last one wins.
 LOCK = text("LOCK TABLE windows IN SHARE ROW EXCLUSIVE MODE")
 REMOVE = text("DELETE FROM windows WHERE name = ANY (CAST(:names AS text[])) RETURNING name")
 PUT = text(f"""
@@ -123,8 +127,10 @@ INSERT INTO windows ({_COLUMNS}) VALUES (:name, :start, :end, :zone, :types, :ex
 
 
 class WindowTerms(BaseModel):
-    """When jobs of certain classes may start: every day from `start` up to and without `end`, whole hours of the zone's
-    clock, past midnight if `end` is not later. A job that names no class waits for no window."""
+    """Hours in which jobs of certain classes may start: every day from hour `start` until hour `end` of the zone.
+
+    The window passes midnight if `end` is not later than `start`. A job that names no class waits for no window.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -136,23 +142,23 @@ class WindowTerms(BaseModel):
         min_length=1,
         max_length=100,
         strict=False,
-        description="classes whose jobs may start then; all = every class",
+        description="classes that the window admits; all = every class",
     )
     exempt_types: Types = Field(
         default=(),
         max_length=100,
         strict=False,
-        description="classes among them that start whatever the meter says",
+        description="classes among them that start whatever the meter reads",
     )
     match: Literal["exact", "prefix"] = Field(
         default="exact", description="exact, or prefix: a type also stands for classes whose names begin with it"
     )
-    meter: Name | None = Field(default=None, description="meter that it goes by; unset = none")
+    meter: Name | None = Field(default=None, description="meter that can close the window; unset = none")
     usage_threshold: float | None = Field(
-        default=None, ge=0, le=100, description="percent of the meter's limit from which on nothing starts"
+        default=None, ge=0, le=100, description="percent of the meter's limit at which the window closes"
     )
     meter_max_age: float = Field(
-        default=3600.0, gt=0, le=31_536_000, description="seconds after which a reading of the meter counts no more"
+        default=3600.0, gt=0, le=31_536_000, description="seconds after which a reading of the meter is too old"
     )
 
     @model_validator(mode="after")
@@ -165,31 +171,31 @@ class WindowTerms(BaseModel):
 
 
 class WindowSettings(WindowTerms):
-    """One window that the configuration names.
+    """One window with its name, as the configuration declares it.
 
-    types: classes of jobs that may start then; "all" is every class.
-    match: "exact", or "prefix": a type is also that of classes that begin with it.
-    meter: the meter that it goes by; unset = none.
-    usage_threshold: percent of the meter's limit, 0 to 100, from which on nothing starts. Doubling it lets jobs use
-        twice as much of what the meter counts.
-    exempt_types: classes that start whatever the meter says, if they are of its types.
-    meter_max_age: seconds after which a reading of the meter tells nothing any more, and nothing starts but what is
-        exempt. Doubling it lets jobs go by readings twice as old.
+    types: classes that the window admits; "all" stands for every class.
+    match: "exact", or "prefix": a type also stands for classes whose names begin with it.
+    meter: meter that can close the window; unset = none.
+    usage_threshold: percent of the meter's limit, 0 to 100, at which the window closes. Doubling it lets jobs use twice
+        as much of what the meter counts.
+    exempt_types: classes among `types` that start whatever the meter reads.
+    meter_max_age: seconds after which a reading of the meter is too old. Then the window admits exempt classes only.
+        Doubling it lets jobs start by readings twice as old.
     """
 
     name: Name
 
     @property
     def hours(self) -> Hours:
-        """When it is open."""
+        """The hours in which the window is open."""
         return Hours(self.start, self.end, load_zone(self.zone))
 
     def admits(self, job_class: str) -> bool:
-        """Whether jobs of the class may start then at all."""
+        """True if the window admits jobs of the class, whatever its meter reads."""
         return ALL in self.types or self._among(self.types, job_class)
 
     def exempts(self, job_class: str) -> bool:
-        """Whether they may whatever the meter says."""
+        """True if jobs of the class may start whatever the meter reads."""
         return ALL in self.exempt_types or self._among(self.exempt_types, job_class)
 
     def _among(self, types: Types, job_class: str) -> bool:
@@ -198,13 +204,13 @@ class WindowSettings(WindowTerms):
 
 @dataclass(frozen=True)
 class Window:
-    """A window, and the meter that it goes by as it was last read."""
+    """A window and the last reading of its meter."""
 
     settings: WindowSettings
     meter: Meter | None = None
 
     def held_back(self, job_class: str, at: datetime) -> str | None:
-        """Why a job of the class may not start although the window is open; None if it may."""
+        """Return why the meter keeps jobs of the class from starting during the window's hours; None if it does not."""
         settings = self.settings
         if settings.usage_threshold is None or settings.exempts(job_class):
             return None
@@ -224,7 +230,7 @@ class Window:
         return None
 
     def spare(self, job_class: str, at: datetime) -> float:
-        """What is left of the threshold for jobs of the class while the window is open, 0 to 1; 1 without one."""
+        """Share of the meter's threshold that is not used yet, 0 to 1; 1 without a threshold for the class."""
         threshold = self.settings.usage_threshold
         if threshold is None or self.settings.exempts(job_class):
             return 1.0
@@ -235,12 +241,12 @@ class Window:
 
 @dataclass(frozen=True)
 class WindowSchedule:
-    """All windows; where there are none, nothing waits for one."""
+    """All windows. Without any, no job waits for a window."""
 
     windows: Sequence[Window] = ()
 
     def closed_for_class(self, job_class: str, at: datetime) -> str | None:
-        """Why no job of the class may start at that instant; None if it may."""
+        """Return why no job of the class may start at that instant; None if it may."""
         if not self.windows:
             return None
         taking = [window for window in self.windows if window.settings.admits(job_class)]
@@ -252,8 +258,10 @@ class WindowSchedule:
         return "; ".join([*(why for why in found if why), self._following(taking, at)])
 
     def spare(self, job_class: str, at: datetime) -> float:
-        """How far the windows that are open for jobs of the class are from closing to them, 0 to 1: what their meters
-        have left of their thresholds, the most of them; 1 without windows."""
+        """Largest unused share of a meter's threshold among the open windows of the class, 0 to 1; 1 without windows.
+
+        It tells how far jobs of the class are from being stopped by meters.
+        """
         if not self.windows:
             return 1.0
         taking = [window for window in self.windows if window.settings.admits(job_class)]
@@ -270,8 +278,10 @@ class WindowSchedule:
 
 
 def declare(connection: Connection, wanted: Sequence[WindowSettings], *, actor: str) -> None:
-    """Make the windows that the configuration names so, and remove those that it named before and no longer does.
-    Windows that operators made stay."""
+    """Store the windows of the configuration, and remove those that it declared before and no longer does.
+
+    Windows that operators made stay. Writes nothing if nothing changes.
+    """
     connection.execute(LOCK)
     named = {each.name for each in wanted}
     before = declarations.replace(connection, "window", named) | named
@@ -296,7 +306,7 @@ def put_window(connection: Connection, name: str, terms: WindowTerms, *, actor: 
 
 
 def remove_window(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Remove a window. Jobs wait for no window once there is none. Raises NotFound."""
+    """Remove a window. Without any window, no job waits for one. Raises NotFound."""
     connection.execute(LOCK)
     if connection.execute(REMOVE, {"names": [name]}).one_or_none() is None:
         raise NotFound(f"window: no window '{escaped(name, 63)}'")
@@ -310,7 +320,7 @@ def _put(connection: Connection, window: WindowSettings) -> None:
 
 
 def read(connection: Connection) -> WindowSchedule:
-    """The windows, with their meters."""
+    """All windows, with the last readings of their meters."""
     return WindowSchedule(
         [
             Window(

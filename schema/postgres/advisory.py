@@ -1,4 +1,7 @@
-"""Turns: so many at a time do something heavy; the others come again or wait before they begin, and hold nothing."""
+"""Numbered slots made of advisory locks: they limit how many transactions do something heavy at the same time.
+
+A transaction without a slot comes back later, or waits before it locks anything.
+"""
 
 import random
 
@@ -6,26 +9,28 @@ import psycopg
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-# Whoever has a turn has it until its transaction ends.
+# A slot is held until the transaction ends.
 TAKE_SLOT = text("""
 SELECT n FROM unnest(CAST(:turns AS integer[])) AS t (n)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.turn:' || :among), n) LIMIT 1
 """)
 TAKE_EXCLUSIVE = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
-# The wait is bounded from within: lock_timeout counts from the moment a lock is waited for.
+# The statement sets its own lock_timeout, which counts from the moment it begins to wait, and restores the old one.
 WAIT_FOR_SLOT = text("""
 SELECT set_config('lock_timeout', :patience, true), pg_advisory_xact_lock(hashtext('leasehold.turn:' || :among), :turn),
     set_config('lock_timeout', before, true)
 FROM (SELECT current_setting('lock_timeout') AS before OFFSET 0) was
 """)
 
-#: Milliseconds at most for which a turn is waited for: far less than a bot has to acknowledge what it is given then.
+#: Longest wait for a slot, in milliseconds: far less than a bot has to acknowledge a lease.
 SLOT_TIMEOUT = 3000
 
 
 def try_take_slot(connection: Connection, slots: int, *, chance: random.Random, among: str = "") -> bool:
-    """Take one of so many turns, to the end of the transaction, if one of them is free. `among`: whose turns these
-    are."""
+    """Take one of `slots` slots until the transaction ends; false if none is free.
+
+    among: name of the set of slots.
+    """
     wanted = {"turns": chance.sample(range(slots), slots), "among": among}
     return connection.execute(TAKE_SLOT, wanted).first() is not None
 
@@ -33,10 +38,9 @@ def try_take_slot(connection: Connection, slots: int, *, chance: random.Random, 
 def wait_for_slot(
     connection: Connection, slots: int, *, chance: random.Random, among: str = "", patience: int = SLOT_TIMEOUT
 ) -> bool:
-    """Take one of so many turns, which none has free, as soon as it is; false if that is not within `patience`
-    milliseconds.
+    """Wait for one of `slots` slots, chosen by chance; false if it is not free within `patience` milliseconds.
 
-    Before the transaction locks anything: who holds rows while it waits makes others wait for them.
+    To be called before the transaction locks any row, because others would wait for those rows meanwhile.
     """
     try:
         with connection.begin_nested():
@@ -45,12 +49,15 @@ def wait_for_slot(
             )
             return True
     except DBAPIError as error:
-        # A statement may be given less time than a lock.
+        # The statement's time-out may be shorter than the lock's.
         if isinstance(error.orig, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
             return False
         raise
 
 
 def try_take_exclusive(connection: Connection) -> bool:
-    """Take the one turn at what is nearly used up, to the end of the transaction; false if somebody else has it."""
+    """Take the only slot for grants against limits that are nearly reached, until the transaction ends; false if taken.
+
+    Without it, transactions would compete for the last of a limit and all but one would have to start again.
+    """
     return bool(connection.execute(TAKE_EXCLUSIVE).scalar_one())

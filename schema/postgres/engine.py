@@ -1,7 +1,11 @@
-"""Connections, transactions and their two retry budgets.
+"""Connections, transactions, and the two budgets for repeating them: one for conflicts, one for outages.
 
-Work is a function of a connection: it is called again, on a fresh transaction, when PostgreSQL says that the first
-try did not happen. It must therefore be safe to repeat, which fenced moves are.
+Callers pass a function of a connection. It is called again in a new transaction if the first try was not committed. It
+must therefore be safe to repeat, which fenced moves are.
+
+Short statements take a faster path. `run_alone` borrows a driver connection from the pool, without SQLAlchemy's
+proxies, and `single_row` executes one prepared statement through libpq. For such statements the layers above cost more
+than the statement itself.
 """
 
 import queue
@@ -32,14 +36,14 @@ from tenacity.wait import wait_base
 from schema import clock
 from schema.errors import NotReady
 
-# A pool of connections that also lends them as they are, for statements that are shorter than a proxy's life.
+# The pool
 
 
 IDLE = TransactionStatus.IDLE
 
 
 class _Stack(QueueCommon[ConnectionPoolEntry]):
-    """The last one in is the first one out. The interpreter's own queue, of tokens, does the waiting."""
+    """A last-in, first-out queue of connections. Waiting is done by a queue of tokens, which is written in C."""
 
     def __init__(self, maxsize: int = 0, use_lifo: bool = True) -> None:
         assert use_lifo
@@ -65,18 +69,18 @@ class _Stack(QueueCommon[ConnectionPoolEntry]):
 
 
 class LendingPool(QueuePool):
-    """SQLAlchemy's pool, whose proxies cost a short statement as much again as its driver."""
+    """SQLAlchemy's pool that can also lend connections without a proxy, which doubles a short statement's cost."""
 
     _queue_class = _Stack
 
     def lend(self) -> ConnectionPoolEntry:
-        """One that is connected, outside a transaction; to be given back, whatever happens.
+        """A live connection outside a transaction. The caller must return it with `take_back`, also after an error.
 
-        Raises psycopg.Error, or sqlalchemy.exc.TimeoutError as any checkout.
+        Raises psycopg.Error, or sqlalchemy.exc.TimeoutError as any checkout does.
         """
         entry = self._do_get()
         try:
-            # Made anew if it was lost, or found to be older than an outage.
+            # Connects again if the connection was lost, or was invalidated by an outage.
             cast(_ConnectionRecord, entry).get_connection()
         except BaseException:
             self._do_return_conn(entry)
@@ -84,17 +88,17 @@ class LendingPool(QueuePool):
         return entry
 
     def take_back(self, entry: ConnectionPoolEntry, driver: "psycopg.Connection[Any]") -> None:
-        """A connection that is lost, or still in a transaction, is closed; the next borrower gets another instead."""
+        """Return a borrowed connection. It is closed and replaced if it was lost or is still in a transaction."""
         if driver.pgconn.transaction_status != IDLE:
             entry.invalidate()
         self._do_return_conn(entry)
 
 
-# How values travel between Python and PostgreSQL where the driver's general way costs more than the statement.
+# Conversion of values, where the driver's general way costs more than the statement
 
 
 class IntegersDumper(ListDumper):
-    """Lists of nothing but integers as one text, whose type the statement tells by a cast; others as ever."""
+    """Dumps a list of integers as one text, whose type the statement sets by a cast; other lists as usual."""
 
     def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:
         return self.cls if _all_integers(obj) else super().get_key(obj, format)
@@ -113,26 +117,27 @@ def _all_integers(values: list[Any]) -> bool:
 
 
 def register_adapters(connection: "psycopg.Connection[Any]") -> None:
-    """Lists of integers go without being looked at one by one; ids come as the text that they are shown as."""
+    """Dump lists of integers without inspecting each, and load UUIDs as text."""
     connection.adapters.register_dumper(list, IntegersDumper)
     connection.adapters.register_loader("uuid", TextLoader)
 
 
 T = TypeVar("T")
 
-#: Serialization failure, deadlock, lock timeout: the transaction did not happen and may be tried again at once.
+#: Serialization failure, deadlock, lock timeout: the transaction was rolled back and may be repeated at once.
 CONFLICTS = frozenset({"40001", "40P01", "55P03"})
-#: Too many connections, and the server stopping or starting (connection errors are class 08).
+#: Too many connections; the server stops or starts. Connection errors have codes of class 08 and are not listed.
 OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "25P03"})
 
 
 class DatabaseSettings(BaseModel):
-    """Where the pool keeps its state.
+    """The database of a pool, and limits of each process on it. Time-outs are in seconds.
 
     url: `embedded`, or a PostgreSQL URL (`postgresql://user@host/database`).
     listen_url: a direct URL for LISTEN when `url` goes through a transaction pooler.
-    pool: connections a process may hold for its work; `reserve` more are kept for heartbeats and upkeep.
-    outage_seconds: how long work keeps trying to reconnect before it gives up.
+    pool: connections that a process may hold for its work.
+    reserve: connections that are kept for heartbeats and upkeep, in addition to `pool`.
+    outage_seconds: how long a transaction tries to reconnect before it fails.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -148,7 +153,7 @@ class DatabaseSettings(BaseModel):
 
 
 class Database:
-    """One process's way to one database: a pool for work and a small one kept free for heartbeats and upkeep."""
+    """The connections of one process to one database: a pool for work, and a small one for heartbeats and upkeep."""
 
     def __init__(self, url: str, settings: DatabaseSettings, *, role: str, chance: random.Random) -> None:
         self.url = url
@@ -161,12 +166,13 @@ class Database:
     def run(
         self, work: Callable[[Connection], T], *, urgent: bool = False, undone: Callable[[], None] | None = None
     ) -> T:
-        """Run `work` in one READ COMMITTED transaction and return what it returned, once committed.
+        """Run `work` in one READ COMMITTED transaction, commit, and return its result.
 
-        Conflicts are repeated at most 5 times with full jitter; lost connections until `outage_seconds` have passed,
-        then NotReady. Any other error is raised at once and nothing of the transaction stays. `urgent` work uses
-        the reserved connections. `undone` is called for each try that came to nothing, to forget what was remembered
-        of it.
+        urgent: use the reserved connections.
+        undone: called after each try that failed, so that the caller can discard what the try has put into memory.
+        A transaction that loses a conflict is tried at most 5 times, with full jitter. After a lost connection it is
+        repeated until `outage_seconds` have passed, then this raises NotReady. Any other error is raised at once, and
+        the transaction is rolled back.
         """
         engine = self.reserve if urgent else self.engine
 
@@ -182,10 +188,10 @@ class Database:
         return self._tried(once)
 
     def run_alone(self, work: Callable[["psycopg.Connection[Any]"], T]) -> T:
-        """Run `work`, which makes one statement (`schema.single`): it commits by itself, in one round trip.
+        """Run `work`, which executes one statement with `single_row`; the statement commits in the same round trip.
 
-        Repeated and refused like `run`. The statement has been committed when it answers, whatever `work` raises then;
-        whether it was when the connection is lost, nobody knows, so that it has to be safe to repeat.
+        Repeats and raises like `run`. Once the statement has answered it is committed, even if `work` then raises. If
+        the connection is lost nobody knows whether it was committed, so the statement must be safe to repeat.
         """
 
         def once() -> T:
@@ -215,7 +221,7 @@ class Database:
             return self._tried_again(once, error)
 
     def _tried_again(self, once: Callable[[], T], failed: Exception) -> T:
-        """What is left to do when the first try `failed`, which counts."""
+        """Repeat `once` within both budgets. The first try, which `failed`, counts as one."""
         failures = [failed]
 
         def again() -> T:
@@ -246,13 +252,13 @@ class Database:
             raise
 
     def listen(self) -> psycopg.Connection[Any]:
-        """A connection of its own outside the pools, in autocommit, for LISTEN and session locks."""
+        """A new connection outside the pools, in autocommit mode, for LISTEN and session locks."""
         settings = self._settings.model_copy(update={"idle_in_transaction_timeout": 0.0})
         arguments = connect_arguments(settings, role="leasehold-listen")
         return psycopg.connect(libpq_url(self.listen_url), autocommit=True, **arguments)
 
     def close(self) -> None:
-        """Give every pooled connection back. The database may be used again afterwards."""
+        """Close every pooled connection. The object may be used again afterwards."""
         self.engine.dispose()
         self.reserve.dispose()
 
@@ -271,10 +277,11 @@ def libpq_url(url: str) -> str:
 
 
 def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any]:
-    """libpq parameters: the schema, the three timeouts, keepalives that notice a dead peer within seconds, and plans.
+    """libpq parameters: the schema, three time-outs, keepalives that notice a dead peer in seconds, planner settings.
 
-    Every statement of ours has an index for its way. Without these settings a plan made while the tables were empty,
-    or before their first ANALYZE, reads them whole when they have grown, for a minute and more.
+    Every statement of Leasehold has an index that serves it, so sequential and bitmap scans are off. Otherwise a plan
+    made while the tables were empty, or before their first ANALYZE, would read grown tables whole, for a minute or
+    more.
     """
     options = {
         "search_path": "leasehold,public",
@@ -300,12 +307,12 @@ def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the transaction lost against another one and may simply be repeated."""
+    """True if the transaction lost against another one and may be repeated at once."""
     return isinstance(error, DBAPIError) and _code(error) in CONFLICTS
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the server, or the way to it, was not there."""
+    """True if the server could not be reached, or the process's pool had no free connection in time."""
     if isinstance(error, PoolTimeout):
         return True
     if not isinstance(error, DBAPIError):
@@ -356,9 +363,7 @@ class _FullJitter(wait_base):
         return self._chance.uniform(0.0, min(self._cap, self._base * 2.0 ** min(retry_state.attempt_number, 30)))
 
 
-# One statement that is a transaction of its own, through libpq and nothing above it.
-#
-# What the layers above spend on a statement is worth it for most, and more than the whole of a short one.
+# One statement that is a transaction of its own, through libpq
 
 
 UNKNOWN_STATEMENT = b"26000"
@@ -366,10 +371,10 @@ TUPLES = pq.ExecStatus.TUPLES_OK
 
 
 def single_row(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes) -> list[bytes | None]:
-    """The one row that the statement, with parameters $1, $2 and so on, answers with; it has been committed then.
+    """Execute and commit a statement with parameters $1, $2 and so on, and return its only row.
 
-    All is text in UTF-8, so the connection must be one of `schema.engine`; it is outside a transaction. Raises
-    psycopg.Error.
+    Values are text in UTF-8, so the connection must have been made by this module. It must be outside a transaction.
+    Raises psycopg.Error.
     """
     result = driver.pgconn.exec_prepared(_statement_name(statement), values)
     if result.status != TUPLES:
@@ -379,17 +384,18 @@ def single_row(driver: "psycopg.Connection[Any]", statement: bytes, *values: byt
 
 @cache
 def _statement_name(statement: bytes) -> bytes:
-    """What the statement is prepared as. Whoever has prepared something by this name has prepared the same."""
+    """The name under which the statement is prepared. Equal names always mean equal statements."""
     return b"leasehold_" + sha256(statement).hexdigest()[:16].encode()
 
 
 def _unprepared(
     driver: "psycopg.Connection[Any]", failed: pq.abc.PGresult, statement: bytes, values: Sequence[bytes]
 ) -> pq.abc.PGresult:
-    """The result without what was prepared, if only that was missing.
+    """Execute an unprepared statement if the failure was only that it is not prepared, and prepare it for next time.
 
-    Not prepared yet, or not any more: the driver forgets all when a transaction is rolled back, and behind a pooler
-    each statement may meet another session. What is prepared now is for the next time, and may be there already.
+    A prepared statement can be missing: the driver drops all of them after a rollback, and behind a pooler each
+    statement may reach another session. For the same reason it may exist already when it is prepared here; that error
+    is ignored.
     """
     if _sqlstate(failed) != UNKNOWN_STATEMENT:
         raise _result_error(driver, failed)

@@ -1,7 +1,7 @@
-"""Bringing a database to the schema this program needs, and refusing any other.
+"""Upgrade of a database to the schema version that this program needs, and the check of that version.
 
-The steps are Alembic's and travel inside the package; nothing beside it is read. All pending steps run in one
-transaction under one advisory lock: several programs may upgrade at once, and a step that fails leaves nothing.
+The steps are Alembic revisions inside the package; no other file is read. All pending steps run in one transaction
+under one advisory lock. So several programs may upgrade at once, and a step that fails leaves nothing behind.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from schema.errors import NotReady
 from schema.postgres.engine import Database
 from schema.tables.columns import SCHEMA
 
-# A long step must not be killed by the timeouts that protect everyday work.
+# A long step must not be cancelled by the time-outs of normal work.
 _NO_TIMEOUTS = text("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
 _MIGRATION_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))")
 _CREATE_SCHEMA = text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
@@ -26,32 +26,32 @@ _CURRENT = text(f"SELECT version_num FROM {SCHEMA}.alembic_version")
 
 @dataclass(frozen=True)
 class Version:
-    """The schema a database has (`current`, None = none yet) and the one this program needs."""
+    """The schema version of a database (`current`, None = none yet) and the one that this program needs."""
 
     current: str | None
     needed: str
 
     @property
     def ready(self) -> bool:
-        """Whether the program may work on the database."""
+        """True if this program may work on the database."""
         return self.current == self.needed
 
 
 def status(database: Database, *, urgent: bool = False) -> Version:
-    """What the database has and what is needed. Raises NotReady if the database cannot be reached.
+    """The version of the database and the one needed. Raises NotReady if the database cannot be reached.
 
-    `urgent` asks on a reserved connection, so that the answer does not wait for other work.
+    urgent: use a reserved connection, so that the read does not wait for other work.
     """
     return Version(current=database.run(_current, urgent=urgent), needed=_needed())
 
 
 def require(database: Database) -> None:
-    """Return if the schema is the one this program was written for; raise NotReady otherwise."""
+    """Raise NotReady unless the database has the schema version that this program needs."""
     must_be_ready(status(database))
 
 
 def must_be_ready(version: Version) -> None:
-    """Return if this is the schema this program was written for; raise NotReady otherwise, with what to do."""
+    """Raise NotReady, with the command that helps, unless this is the schema version that this program needs."""
     if version.ready:
         return
     _refuse_unknown(version)
@@ -59,10 +59,10 @@ def must_be_ready(version: Version) -> None:
 
 
 def upgrade(database: Database) -> Version:
-    """Run every step the database lacks, waiting for another upgrade to end first.
+    """Run every step that the database lacks, after any other upgrade has ended.
 
     Does nothing on a database that is up to date. Raises NotReady if the database cannot be reached or is newer than
-    this program; any error of a step is raised as it came, and then no step of this call stays.
+    this program. An error of a step is raised unchanged, and all steps of this call are rolled back.
     """
     return database.run(_upgrade, urgent=True)
 
@@ -101,7 +101,7 @@ def _config() -> Config:
 
 @cache
 def _known() -> tuple[str, ...]:
-    """Every version this program has a step for, the newest first."""
+    """Every version that this program has a step for, the newest first."""
     return tuple(step.revision for step in ScriptDirectory.from_config(_config()).walk_revisions())
 
 

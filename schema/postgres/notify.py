@@ -1,11 +1,14 @@
-"""Wake-ups over LISTEN/NOTIFY: they make an idle pool quick, and losing one costs no more than one poll.
+"""Wake-ups by LISTEN and NOTIFY. They make an idle pool quick; a lost one costs no more than one poll interval.
 
-A NOTIFY takes a lock that all commits share, so it is only sent while somebody sleeps: a process that waits for a
-topic holds the topic's advisory lock shared, and the SQL function `wake` sends nothing while that lock is free.
+NOTIFY takes a lock that all commits share, so it is sent only while a process sleeps. A process that sleeps on a topic
+holds the topic's advisory lock shared: this is its idle flag. The SQL function `wake` sends nothing while nobody holds
+that lock.
 
-Who sleeps does it in this order: flag (`idle`), look, wait. Work committed before the flag is found by the look, work
-whose sender saw the flag is announced. What remains is a sender that looked for the flag just before it was raised
-and committed just after the look: that work waits for the poll.
+A waiting process keeps this order: raise the flag (`idle`), read the work, wait. The read finds work that was committed
+before the flag. Work is announced if its sender saw the flag. One case remains: a sender tests the flag just before it
+is raised, and commits just after the read. That work waits for the next poll.
+
+A `Channel` is the connection's side of this, used by one thread. `Wakeups` serves all threads of a process.
 """
 
 import math
@@ -27,49 +30,49 @@ from sqlalchemy import Connection, text
 from schema import clock
 from schema.postgres.engine import Database
 
-# One connection's side of wake-ups: channels heard, idle flags held, notifications received.
-
-
-#: Of the names of channels, before the topic.
+#: Prefix of channel names, before the topic.
 PREFIX = "leasehold_"
 RAISE = "SELECT pg_advisory_lock_shared(hashtext('leasehold.idle'), hashtext(%s))"
 LOWER = "SELECT pg_advisory_unlock_shared(hashtext('leasehold.idle'), hashtext(%s))"
 
 
 class Channel:
-    """Belongs to one thread. Every method raises psycopg.Error when the connection is lost; flags end with it."""
+    """One connection's channels, idle flags and received notifications; for one thread.
+
+    Every method raises psycopg.Error when the connection is lost. The server then drops the flags too.
+    """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
         self._arrived: list[tuple[str, str]] = []
-        # Notifications that come in while a statement runs go to the handler, the others are taken from libpq.
+        # Notifications that arrive while a statement runs go to the handler; `receive` takes the others from libpq.
         connection.add_notify_handler(lambda notify: self._arrived.append((notify.channel, notify.payload)))
 
     def fileno(self) -> int:
-        """Readable when there may be something to receive."""
+        """File descriptor that is readable when there may be something to receive."""
         return self._connection.fileno()
 
     def hear(self, topic: str) -> None:
-        """From now on notifications of `topic` arrive here."""
+        """Listen to notifications of `topic` from now on."""
         self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(PREFIX + topic)))
 
     def raise_flag(self, topic: str) -> bool:
-        """Say that somebody here sleeps on `topic`; tells whether that worked."""
+        """Raise the idle flag of `topic`; false if its lock could not be had in time."""
         try:
             self._connection.execute(RAISE, (topic,))
         except psycopg.errors.LockNotAvailable:
-            return False  # a sender is looking at it, for longer than a lock time-out
+            return False  # a sender has held the lock for longer than the lock time-out
         return True
 
     def lower_flag(self, topic: str) -> None:
-        """Say that nobody here sleeps on `topic` any more."""
+        """Lower the idle flag of `topic`."""
         self._connection.execute(LOWER, (topic,))
 
     def receive(self) -> dict[str, frozenset[str]]:
-        """Topic → all the keys that have arrived since the last call; does not wait.
+        """Return topic → keys that have arrived since the last call, without waiting.
 
-        An empty set is about everything: one notification without keys makes the others of its topic pointless. libpq
-        may hold notifications although its socket is silent, so receive before waiting for the socket.
+        An empty set means every key: a notification without keys includes all others of its topic. libpq may hold
+        notifications although its socket is silent, so call this before waiting for the socket.
         """
         self._connection.pgconn.consume_input()
         while (notify := self._connection.pgconn.notifies()) is not None:
@@ -81,18 +84,20 @@ class Channel:
         return {topic: frozenset() if "" in keys else frozenset(keys) for topic, keys in united.items()}
 
 
-#: Gets the keys of all wake-ups that arrived together; an empty set means "look yourself".
+#: Receives the keys of all wake-ups that arrived together; an empty set means that anything may have changed.
 Callback = Callable[[frozenset[str]], None]
 
-#: Seconds `idle` waits at most for its flag; everything is correct without it.
+#: Seconds for which `idle` waits for its flag. Nothing depends on the flag but speed.
 FLAG_TIMEOUT = 0.05
-#: Seconds a flag stays up after its last holder left, so that a pool that is now busy, now idle does not toggle it.
+#: Seconds for which a flag stays up after its last holder left, so that a pool that is often idle briefly does not
+#: toggle it.
 LINGER = 1.0
-#: Longest payload of one NOTIFY, bytes; PostgreSQL refuses 8,000.
+#: Longest payload of one NOTIFY in bytes; PostgreSQL refuses 8,000.
 MAX_KEYS_BYTES = 7_900
-#: Seconds between attempts to reconnect: a random wait between 0 and the first, doubled each time, up to the last.
+#: Bounds in seconds of the random wait before a reconnect: at first up to the first one, which doubles each time, at
+#: most up to the last one.
 RECONNECT_FIRST, RECONNECT_LAST = 0.1, 2.0
-#: Seconds until a flag that could not be had is tried again.
+#: Seconds until a flag that could not be raised is tried again.
 FLAG_RETRY = 0.1
 
 WAKE = text("SELECT leasehold.wake(:topic, :keys)")
@@ -101,9 +106,9 @@ log = structlog.get_logger(__name__)
 
 
 def wake(connection: Connection, topic: str, keys: Sequence[str] = ()) -> bool:
-    """Announce news to whoever sleeps on `topic`, delivered when the caller's transaction commits.
+    """Wake the processes that sleep on `topic` when the caller's transaction commits; false if none sleeps.
 
-    Tells whether anybody slept. More keys than fit one notification become "look yourself".
+    If the keys do not fit into one notification, it is sent without keys, which means that anything may have changed.
     """
     joined = ",".join(keys)
     fits = len(joined.encode()) <= MAX_KEYS_BYTES
@@ -111,7 +116,7 @@ def wake(connection: Connection, topic: str, keys: Sequence[str] = ()) -> bool:
 
 
 class Signal:
-    """A `threading.Event` that wake-ups of a topic set; also usable alone. It is for one waiter."""
+    """A `threading.Event` for one waiter that wake-ups of a topic set. Without `subscribe` only `set` sets it."""
 
     def __init__(self, subscribe: Callable[[Callback], Callable[[], None]] | None = None) -> None:
         self._event = threading.Event()
@@ -122,15 +127,15 @@ class Signal:
         self._event.set()
 
     def clear(self) -> None:
-        """Forget earlier wake-ups. To be done before the look that finds what they announced, never after it."""
+        """Forget earlier wake-ups. Call it before the read that finds what they announced, never after that read."""
         self._event.clear()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until woken, at most `seconds`; tells whether it was woken."""
+        """Wait until woken, at most `seconds`. True if it was woken."""
         return clock.wait(self._event, seconds)
 
     def close(self) -> None:
-        """Receive no more wake-ups. Idempotent."""
+        """Stop receiving wake-ups. Idempotent."""
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
@@ -138,36 +143,36 @@ class Signal:
 
 @dataclass
 class _Topic:
-    """What this process wants of one topic, and what its connection has of it; guarded by the owner's lock."""
+    """Subscribers and sleepers of one topic in this process, and the state of its connection. Guarded by the owner."""
 
     callbacks: dict[int, Callback] = field(default_factory=dict)
     holders: int = 0
     lower_at: float = 0.0
     listening: bool = False
     flag: threading.Event = field(default_factory=threading.Event)
-    #: Somebody sleeps who may have missed a wake-up: its callbacks are called as soon as wake-ups arrive again.
+    #: A sleeper may have missed a wake-up: the callbacks are called as soon as wake-ups arrive again.
     missed: bool = False
 
     @property
     def lingers(self) -> bool:
-        """Whether its flag is up for nobody."""
+        """True if the flag is up although no thread sleeps."""
         return self.flag.is_set() and self.holders == 0
 
     @property
     def ready(self) -> bool:
-        """Whether no wake-up can be missed from now on."""
+        """True if no wake-up can be missed from now on."""
         return self.listening and (self.flag.is_set() or self.holders == 0)
 
     def over(self, now: float) -> bool:
-        """Whether its flag has been up for nobody for long enough."""
+        """True if the flag has been up without a sleeper for long enough and must be lowered."""
         return self.lingers and self.lower_at <= now
 
 
 class Wakeups:
     """One LISTEN connection for the whole process, served by one thread. Methods may be called from any thread.
 
-    Callbacks run on the listener's thread and must be quick. If not `enabled`, no callback is ever called and nobody
-    sends anything for the sake of this process, which then relies on its polls: for tests and transaction poolers.
+    Callbacks run on the listener's thread and must be quick. If not `enabled`, no callback is called and this process
+    causes no notifications. It then relies on its polls. This is for tests and for transaction poolers.
     """
 
     def __init__(
@@ -195,11 +200,11 @@ class Wakeups:
 
     @property
     def connected(self) -> bool:
-        """Whether wake-ups arrive at the moment."""
+        """True while wake-ups arrive."""
         return self._connected.is_set()
 
     def start(self) -> None:
-        """Listen in the background, from as soon as the database can be reached. Idempotent."""
+        """Listen in a background thread, which connects as soon as the database can be reached. Idempotent."""
         with self._lock:
             if not self._enabled or self._thread is not None:
                 return
@@ -224,7 +229,7 @@ class Wakeups:
             os.close(poke_end)
 
     def subscribe(self, topic: str, callback: Callback) -> Callable[[], None]:
-        """Call `callback` with the keys of each wake-up of `topic`; what comes back ends that."""
+        """Call `callback` with the keys of each wake-up of `topic`. Returns a function that ends the subscription."""
         with self._lock:
             self._serial += 1
             serial = self._serial
@@ -243,10 +248,10 @@ class Wakeups:
 
     @contextmanager
     def idle(self, topic: str) -> Iterator[None]:
-        """Inside it, wake-ups of `topic` are sent. Enter, look for work, then wait for a callback.
+        """Hold the idle flag of `topic`, so that wake-ups are sent. Enter, read the work, then wait for a callback.
 
-        Entering takes at most 50 ms, and no time at all while others are inside or have left within the last second.
-        Whoever had to enter without the flag gets an empty callback once it is up.
+        Entering takes at most 50 ms, and no time while another thread is inside or left within the last second. If the
+        flag was not up in time, all callbacks of the topic are called without keys once it is.
         """
         with self._lock:
             wanted = self._topics.setdefault(topic, _Topic())
@@ -263,12 +268,12 @@ class Wakeups:
             with self._lock:
                 wanted.holders -= 1
                 wanted.lower_at = clock.monotonic() + self._linger
-                # A process that is idle again and again need not wake its listener each time.
+                # The listener is not woken if an alarm will do so before the flag must go down.
                 if wanted.holders == 0 and self._alarm > wanted.lower_at:
                     self._poke()
 
     def _poke(self) -> None:
-        """Make the listener look at what is wanted. Called with the lock held."""
+        """Wake the listener's thread, so that it applies changes. Called with the lock held."""
         if self._poke_end is None:
             return
         with suppress(BlockingIOError):  # a full pipe wakes it just as well
@@ -317,7 +322,7 @@ class Wakeups:
                     os.read(read_end, 65536)
 
     def _fulfil(self, channel: Channel) -> None:
-        """Give the connection what its process wants by now: channels first, then flags, then calls owed."""
+        """Apply the wishes of the process to the connection: channels first, then flags, then missed callbacks."""
         with self._lock:
             now = clock.monotonic()
             unheard = [name for name, topic in self._topics.items() if not topic.listening]

@@ -1,22 +1,23 @@
-"""SQL functions and views: one file each, named after what it defines.
+"""SQL functions and views: one file for each, with the same name as the function or view.
 
-`checks/` has the functions that constraints of tables call, which are loaded before the tables. `functions/` has all
-other functions, each with its triggers, and `views/` the views; both are loaded after the tables.
+`checks/` has the functions that constraints of tables call; they are loaded before the tables. `functions/` has all
+other functions, each with its triggers, and `views/` has the views; both are loaded after the tables.
 
-Every file may be loaded again: it replaces what it defines. Imports nothing of ours.
+Every file may be loaded again and then replaces its function or view. This package imports nothing of Leasehold. Read
+first: functions/submit.sql and functions/settle.sql.
 """
 
 from importlib.resources import files
 
 from sqlalchemy import Connection
 
-#: Bodies of functions may name functions and tables that do not exist yet.
+#: Without the check, a function may name functions and tables that do not exist yet.
 _UNCHECKED = "SET LOCAL check_function_bodies = off"
 _CHECKED = "SET LOCAL check_function_bodies = on"
 
 
 def names(folder: str) -> list[str]:
-    """Names of everything that a folder defines, sorted."""
+    """Names of all functions or views in a folder, sorted."""
     return sorted(file.name.removesuffix(".sql") for file in files(__name__).joinpath(folder).iterdir())
 
 
@@ -27,12 +28,12 @@ def load(connection: Connection, *paths: str) -> None:
 
 
 def load_all(connection: Connection, folder: str) -> None:
-    """Execute every file of a folder, in any order of what they use of each other."""
+    """Execute every file of a folder by name; functions may be loaded before those that they call."""
     _execute(connection, _UNCHECKED)
     load(connection, *(f"{folder}/{name}" for name in names(folder)))
     _execute(connection, _CHECKED)
 
 
 def _execute(connection: Connection, statements: str) -> None:
-    # Without parameters the driver looks for no placeholders, which colons and percent signs would be taken for.
+    # With `no_parameters` the driver does not take colons and percent signs for placeholders.
     connection.exec_driver_sql(statements, execution_options={"no_parameters": True})

@@ -1,6 +1,6 @@
-"""The tables of what jobs may ask for beside a place: their gates, and what is counted against limits while they run.
+"""Tables of constrained jobs and their limits: constraint sets, counters, charges, rates, classes, windows, meters.
 
-A job that asks for nothing of the kind has no row in any of them, and its own row says so by `constraint_set IS NULL`.
+A job without constraints has no row in any of them; in its row of `jobs`, `constraint_set` is null.
 """
 
 from sqlalchemy import (
@@ -25,10 +25,10 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from schema.tables.columns import NO_LABELS, NOW, TIME, identity, metadata, name_form
 
-#: Amounts of anything that is counted: exact, so that what is taken and given back leaves nothing.
+#: Type of every counted amount. It is exact, so that charges that are returned leave no remainder.
 AMOUNT = Numeric(30, 6)
 
-# Jobs that ask for the same are judged together: one row for each set of terms.
+# One row for each distinct set of constraints. Jobs with the same set are admitted together.
 constraint_sets = Table(
     "constraint_sets",
     metadata,
@@ -39,7 +39,7 @@ constraint_sets = Table(
     UniqueConstraint("digest", name="constraint_sets_digest_key"),
 )
 
-# What a job does not share with others.
+# Constraints that a job does not share with others: estimates, deadline, and the inputs of its points.
 job_constraints = Table(
     "job_constraints",
     metadata,
@@ -58,7 +58,7 @@ job_constraints = Table(
     CheckConstraint("seconds > 0 AND seconds <= 31536000", name="job_constraints_seconds_range"),
 )
 
-# What is in use of something: live leases of an instance, cost in the window, a lock. No limit is no limit.
+# Amounts in use: live leases of an instance, cost in the rolling window, slots of a lock. `most` null means no limit.
 counters = Table(
     "counters",
     metadata,
@@ -71,7 +71,7 @@ counters = Table(
     Index("counters_of_instances", "name", postgresql_where=text("name LIKE 'instance:%'")),
 )
 
-# What a live lease has taken of counters; it comes back when the lease ends.
+# Amounts that a live lease has taken of counters. They are returned when the lease ends.
 charges = Table(
     "charges",
     metadata,
@@ -83,7 +83,7 @@ charges = Table(
     CheckConstraint("cardinality(names) = cardinality(amounts)", name="charges_paired"),
 )
 
-# What ended attempts have really used of a counter, by the minute; what is older than the window counts no more.
+# Real usage of ended attempts, by counter and minute. `rolled`: older than the window and subtracted from the counter.
 usage = Table(
     "usage",
     metadata,
@@ -99,8 +99,8 @@ usage = Table(
     Index("usage_rolled", "bucket", postgresql_where=text("rolled")),
 )
 
-# Instances that have a share of the pool: their weight beside each other, the unit in which they count, when they last
-# asked for anything, and what was added to their usage when they came back.
+# Instances with a share of the pool: their weight, the unit in which their usage counts, when they last had jobs
+# waiting, and the usage that was added when they came back after a time without jobs.
 accounts = Table(
     "accounts",
     metadata,
@@ -117,12 +117,12 @@ accounts = Table(
 )
 
 
-# The tables of how fast jobs may start: rates of resource classes, what operators advise, checks that failed.
+# How fast jobs may start: rates of resource classes, advice of operators, failed checks
 
 
 _NAME = "[a-z0-9][a-z0-9._-]{0,62}"
 
-# Token buckets: what is in one at a later moment is `tokens` and `rate` for each second since, up to `burst`.
+# Token buckets. Now a bucket has `tokens` plus `rate` for each second since `refilled_at`, at most `burst`.
 rate_buckets = Table(
     "rate_buckets",
     metadata,
@@ -138,7 +138,7 @@ rate_buckets = Table(
     CheckConstraint("tokens >= 0 AND tokens <= burst", name="rate_buckets_tokens_range"),
 )
 
-# What operators advise for a resource class, '' for all jobs that ask for more than a place.
+# Advice of operators for a resource class; the class '' means all constrained jobs.
 backpressure = Table(
     "backpressure",
     metadata,
@@ -151,7 +151,7 @@ backpressure = Table(
     CheckConstraint("delay >= 0 AND delay <= 3600", name="backpressure_delay_range"),
 )
 
-# Failed checks of a job's rate limit since the last one that worked; at most so many before it is parked.
+# Failed checks of a job's rate limit since the last one that succeeded. Above the configured number the job is parked.
 rate_skips = Table(
     "rate_skips",
     metadata,
@@ -165,10 +165,10 @@ rate_skips = Table(
 )
 
 
-# The tables by which jobs get points, and by which those that wait are promoted and deferred.
+# How urgent jobs are: points, promotion of waiting jobs, deferral
 
 
-# What a job is worth by its kind, and how long such jobs have lately run.
+# Points of each class, and run times in seconds: the median of recent jobs, and the time in which nine of ten ended.
 job_classes = Table(
     "job_classes",
     metadata,
@@ -182,7 +182,7 @@ job_classes = Table(
     CheckConstraint("seconds >= 0 AND seconds_high >= seconds", name="job_classes_seconds_range"),
 )
 
-# What a caller has been promised.
+# Points and time-out of each service level.
 service_levels = Table(
     "service_levels",
     metadata,
@@ -195,7 +195,7 @@ service_levels = Table(
     CheckConstraint("timeout_seconds > 0 AND timeout_seconds <= 31536000", name="service_levels_timeout_range"),
 )
 
-# One row. `critical`, `high` and `normal` are the largest effective priorities of these levels; the rest is low.
+# One row. `critical`, `high` and `normal` are the largest effective priorities of these levels; all others are low.
 scheduling = Table(
     "scheduling",
     metadata,
@@ -215,10 +215,10 @@ scheduling = Table(
 )
 
 
-# The tables of execution windows and of the meters that they may go by.
+# Execution windows and their meters
 
 
-# At which hours jobs of which classes may start; as the configuration says.
+# Hours in which jobs of certain classes may start.
 windows = Table(
     "windows",
     metadata,
@@ -239,7 +239,7 @@ windows = Table(
     CheckConstraint("usage_threshold >= 0 AND usage_threshold <= 100", name="windows_threshold_range"),
 )
 
-# What somebody else counts, as it was last read; `polled_at`: when a command was last begun that reads it.
+# Last reading of each meter. `polled_at`: when a command that reads it was last begun.
 usage_meters = Table(
     "usage_meters",
     metadata,
@@ -258,7 +258,7 @@ usage_meters = Table(
     ),
 )
 
-# What meters stood at, in percent of their limits, by the hour.
+# Sum and number of each meter's readings in an hour, in percent of its limit.
 meter_hours = Table(
     "meter_hours",
     metadata,

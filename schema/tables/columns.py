@@ -1,4 +1,10 @@
-"""What the descriptions of the tables are made of: the one MetaData, and the parts that several tables share."""
+"""The MetaData of all tables, column helpers that several tables share, and storage parameters.
+
+Storage parameters are for tables whose rows change often. A fill factor below 100 leaves room on each page, so that a
+changed row stays on its page and its index entries stay valid. A scale factor of 0.01 starts a vacuum when 1 % of the
+rows are dead instead of 20 %. A cost delay of 4 ms instead of 2 makes a vacuum of a large table take twice as long, and
+slows other work less.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,23 +25,16 @@ NO_LABELS = text("'{}'::text[]")
 
 
 def name_form(column: str = "name") -> str:
-    """The condition that a column holds a name."""
+    """The SQL condition that a column holds a legal name."""
     return f"{column} ~ '^[a-z0-9][a-z0-9._-]{{0,62}}$'"
 
 
 def identity(kind: type[BigInteger] | type[Integer] = BigInteger) -> Column[int]:
-    """An `id` that the database counts."""
+    """An `id` column that the database numbers."""
     return Column("id", kind, Identity(), primary_key=True)
 
 
-# How the tables whose rows change all the time are stored, and when they are vacuumed.
-#
-# A fill factor below 100 leaves room on each page, so that a changed row stays on its page and its indexes stay as
-# they are. A scale factor of 0.01 starts a vacuum when 1 % of the rows are dead instead of 20 %. A cost delay of 4 ms
-# instead of 2 lets a vacuum of a large table take twice as long, and less from those who work meanwhile.
-
-
-#: Table → storage parameters. A table that is not named has those of the server.
+#: Table → storage parameters. A table that is not listed has those of the server.
 STORAGE: Mapping[str, Mapping[str, float]] = {
     "jobs": {
         "autovacuum_vacuum_scale_factor": 0.01,

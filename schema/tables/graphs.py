@@ -1,6 +1,6 @@
-"""Graphs of jobs: which job is which node, what each still waits for, and who waits for whom.
+"""Tables of dependency graphs: graphs, their nodes with the number of unmet dependencies, and edges.
 
-What a node waits for is counted here and not in `jobs`: whoever has no graphs pays for none of it.
+The number of unmet dependencies is stored here and not in `jobs`, so that jobs outside graphs cost nothing more.
 """
 
 from sqlalchemy import (

@@ -1,6 +1,6 @@
-"""The tables of what is known of the bots' work: how often it succeeded, whose fault a failure was, and the policy.
+"""Tables of the success of bots: the policy, counts per bot and label, and the bots charged with failures.
 
-While `success_policy` is empty nothing is counted.
+While `success_policy` is empty, nothing is counted.
 """
 
 from sqlalchemy import (

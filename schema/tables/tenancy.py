@@ -1,4 +1,4 @@
-"""The tables that operators and upkeep write: who may have how much, who may do what, and what was done."""
+"""Tables that operators and upkeep write: instances, cohorts, quotas, tokens, drains, declared names, audit rows."""
 
 from sqlalchemy import (
     BigInteger,
@@ -92,7 +92,7 @@ queue_limits = Table(
     CheckConstraint("max_queued >= 0", name="queue_limits_max_positive"),
 )
 
-# What configuration files declare: only they change it.
+# Names that configuration files declare, and that operators cannot change by command.
 declarations = Table(
     "declarations",
     metadata,

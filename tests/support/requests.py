@@ -104,6 +104,7 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "max_attempts": [{"max_attempts": 0}, {"max_attempts": 101}],
     "retry_failed": [{"retry_failed": 1}],
     "comand": [{"comand": ["true"]}],
+    "payload": [{"payload": {}}],
 }
 ROWS = text("""
 SELECT i.name, p.properties, g.terms, y.payload, e.details, k.key, k.request_hash,

@@ -193,7 +193,7 @@ def serving(
     assert not thread.is_alive(), "the gateway did not stop"
 
 
-# Real processes of a pool, for tests that kill them: `python -m assigner.cli assign|gateway|bot`.
+# Real processes of a pool, for tests that kill them: `python -m assigner.cli.main assign|gateway|bot`.
 
 
 #: Seconds a process gets to start on a machine that runs other tests as well.

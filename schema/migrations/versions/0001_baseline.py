@@ -1,12 +1,11 @@
-"""Everything that an empty database needs: tables, functions, views and the first rows.
+"""Create everything that an empty database needs: tables, functions, views and the first rows.
 
-The tables come from the metadata in `schema/tables.py`, the functions and views from the files in `schema/sql/`. A new
-database therefore always gets today's tables and functions from this revision, and passes through all later ones
-afterwards.
+The tables come from the metadata in `schema/tables/`, the functions and views from the files in `schema/sql/`. A new
+database therefore gets the current tables and functions from this revision, and then runs all later revisions too.
 
-A later revision brings databases that exist to the same state. To change a function or a view, edit its file and add
-a revision that loads it again: `sql.load(op.get_bind(), "functions/submit")`. To change a table, edit the metadata and
-add a revision that does nothing where the change is there already: `ALTER TABLE jobs ADD COLUMN IF NOT EXISTS …`.
+A later revision brings existing databases to the same state. To change a function or a view, edit its file and add a
+revision that loads it again: `sql.load(op.get_bind(), "functions/submit")`. To change a table, edit the metadata and
+add a revision that does nothing if the change is there already: `ALTER TABLE jobs ADD COLUMN IF NOT EXISTS …`.
 """
 
 from alembic import op

@@ -1,4 +1,4 @@
-"""Declarations: what configuration files declare is known, so that nobody changes by command what a reload undoes."""
+"""Add the table `declarations`: names that configuration files declare and operators cannot change by command."""
 
 from alembic import op
 
@@ -21,4 +21,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The table stays: the baseline drops it with all others."""
+    """Keep the table, because the baseline drops it with all others."""

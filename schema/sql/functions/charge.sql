@@ -1,8 +1,8 @@
 -- Add amounts to counters. Fails with `serialization_failure` if a limit is exceeded.
 --
--- Counters are locked in the order of their names, as everywhere. A caller that saw the counter below its limit has
--- then lost a race and starts again. With `may_overshoot` the last charge may exceed a cost limit that was not yet
--- reached.
+-- Counters are locked in the order of their names, as in every function. A caller that fails has read the counter below
+-- its limit, has then lost a race, and starts again. With `may_overshoot` the last charge may exceed a cost limit that
+-- was not yet reached.
 CREATE OR REPLACE FUNCTION charge(wanted_names text[], wanted_amounts numeric[], may_overshoot boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

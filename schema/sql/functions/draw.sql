@@ -1,8 +1,8 @@
 -- Take tokens from rate buckets. Fails with `serialization_failure` if a bucket has too few.
 --
--- A lease counts as granted when its transaction began, so tokens are taken at that time. A transaction that locks the
--- bucket after one that began later does not get what was refilled since its own beginning. So no span of s seconds
--- holds more than burst + rate x s grants.
+-- A lease counts as granted when its transaction began, so tokens are taken at that time. If the bucket was last locked
+-- by a transaction that began later, nothing is refilled. So no span of s seconds holds more than burst + rate x s
+-- grants.
 CREATE OR REPLACE FUNCTION draw(wanted_names text[], wanted_jobs integer[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     found_names text[];

@@ -1,4 +1,4 @@
--- Return the id of a set of terms. Makes its row if there is none.
+-- Return the id of a constraint set. Makes its row if there is none.
 --
 -- The digest covers the canonical text of jsonb, so every spelling of a set gives the same row.
 CREATE OR REPLACE FUNCTION intern_constraint_set(wanted jsonb) RETURNS integer LANGUAGE plpgsql AS $$

@@ -1,9 +1,9 @@
 -- Return requests in the nested form that `submit` works on, so that flat ones have the same meaning as in JSON lines.
 --
--- A flat request has `command` at its top, like a job over HTTP, and no `payload`. It is checked as `JobRequest` is in
--- `schema/requests.py` and refused with the same words; `place`, `jobs` or `nodes`, begins the path of the field. What
--- it becomes is equal to what `JobRequest.normal` gives, so a key remembers the same digest. Nested requests stay as
--- they are.
+-- A flat request has `command` at its top, like a job over HTTP, and no `payload`. It is checked as `JobRequest` in
+-- `schema/requests.py` is, and refused with the same words. `place` is `jobs` or `nodes` and begins the path of the
+-- field in an error. The result equals that of `JobRequest.normal`, so that a key is stored with the same digest.
+-- Nested requests are returned unchanged.
 CREATE OR REPLACE FUNCTION normal_requests(requests jsonb, place text) RETURNS jsonb LANGUAGE plpgsql STABLE AS $$
 DECLARE
     is_node boolean := place = 'nodes';
@@ -76,7 +76,7 @@ BEGIN
                 'graph_priority', r.value->'graph_priority', 'job_class', r.value->'job_class',
                 'project', r.value->'project', 'owner', r.value->'owner',
                 'resources', nullif(r.value->'resources', '{}'),
-                -- Jobs of one queue then fit on the same bots.
+                -- With it, all jobs of one queue fit on the same bots.
                 'units', CASE WHEN r.value->'resources' <> '{}' THEN nullif(r.value->'units', '1') END,
                 'batch_key', r.value->'batch_key',
                 'preferred_hours', (SELECT jsonb_agg(h.hour ORDER BY h.hour) FROM (
@@ -84,7 +84,7 @@ BEGIN
                     FROM jsonb_array_elements_text(r.value->'preferred_hours') AS hour) h),
                 'preferred_zone', CASE WHEN r.value->'preferred_hours' <> '[]' THEN
                     coalesce(r.value->>'preferred_zone', 'UTC') END)) AS shared,
-            -- A number with a fraction, which is how Python writes these.
+            -- With a fraction, because Python writes these numbers so and the digest covers the text.
             coalesce((SELECT jsonb_object_agg(t.key, t.value::double precision::text::numeric + 0.0)
                 FROM jsonb_each_text(r.value) t
                 WHERE t.value IS NOT NULL AND t.key IN ('timeout_seconds', 'queue_timeout_seconds', 'estimated_cost',
@@ -121,7 +121,7 @@ BEGIN
                     SELECT jsonb_agg(CASE WHEN a->>'on_failure' IS NULL THEN coalesce(a->'node', a) ELSE a END
                         ORDER BY nth)
                     FROM jsonb_array_elements(f->'after') WITH ORDINALITY AS e (a, nth))) END
-            -- What came later is there only if it is given, so that keys remember the digests they had before.
+            -- Newer fields are in it only if they are given, so that digests stored with keys still match.
             || numbers - 'timeout_seconds'
             || jsonb_strip_nulls(jsonb_build_object(
                 'dedup_key', f->'dedup_key', 'own', own,

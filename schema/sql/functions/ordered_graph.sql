@@ -1,8 +1,8 @@
 -- Return the nodes of a graph in an order in which they can run, and the depth of each. Raises LH002 for a cycle.
 --
--- Nodes are known by their positions in `nos`; `parents` and `children` are the edges, sorted by parent. Each edge is
--- followed once. Nodes that are left over wait for each other: going from such a node to one that it waits for, again
--- and again, ends in the cycle that the error names.
+-- Nodes are numbered by their positions in `nos`; `parents` and `children` are the edges, sorted by parent. Each edge
+-- is followed once. Nodes that remain wait for each other: following parents from any of them ends in the cycle that
+-- the error names.
 CREATE OR REPLACE FUNCTION ordered_graph(job_name text, nos integer[], parents integer[], children integer[],
     OUT places integer[], OUT depths integer[])
 LANGUAGE plpgsql AS $$

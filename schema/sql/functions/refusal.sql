@@ -1,8 +1,8 @@
--- Return why a value is refused as a field of a request, null if it is taken.
+-- Return why a value is refused as a field of a request, null if it is accepted.
 --
 -- The words are those of the checks in `schema/requests.py`. The answer begins with the path below the field, as in
--- `.0: input should be …`, or with the colon. `at_least` and `at_most` bound a number or the length of a list; a text
--- has at least so many characters and at most so many bytes. What is short and plainly right is found by single
+-- `.0: input should be …`, or with the colon. `at_least` and `at_most` bound a number, the length of a list, or a text:
+-- its characters from below, its bytes from above. Short values that are plainly correct are accepted by single
 -- expressions, because a query inside a function costs ten times as much.
 CREATE OR REPLACE FUNCTION refusal(kind text, at_least numeric, at_most numeric, given jsonb)
 RETURNS text LANGUAGE plpgsql STABLE AS $$
@@ -98,7 +98,7 @@ BEGIN
         IF given_type <> 'object' THEN
             RETURN ': input should be a valid dictionary';
         END IF;
-        -- So short a text holds neither 65 keys nor anything that is too long.
+        -- A text of at most 600 bytes has neither 65 keys nor a value that is too long.
         IF octet_length(given::text) <= 600 AND NOT given ? '' AND given::text NOT LIKE '%[]%' AND (
                 kind = 'env' AND given::text NOT LIKE '%=%'
                     AND NOT jsonb_path_exists(given, 'strict $.* ? (@.type() <> "string")')

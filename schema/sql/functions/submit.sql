@@ -4,10 +4,10 @@
 -- `normal_requests`. Returns a row per request, `n` counted from 0. `created` is false if the key, or the
 -- deduplication key, was known; `same` is false if the key was used by a different request.
 --
--- Lookups are done once for each value that occurs and not for each request. A key that another transaction is about
--- to use makes the insert wait for it; the last query then sees what that transaction committed. The key's row is
--- locked by an update that changes nothing, so that retention cannot remove its job in between. Platforms come before
--- instances and both before jobs, as in a session that opens.
+-- Lookups are done once for each distinct value and not for each request. If another transaction is using a key, the
+-- insert waits for it, and the last query sees what it committed. The key's row is locked by an update that changes
+-- nothing, so that retention cannot delete its job in between. Platforms are locked before instances and both before
+-- jobs, as when a session opens.
 CREATE OR REPLACE FUNCTION submit(requests jsonb, actor text DEFAULT 'sql')
 RETURNS TABLE (n integer, job_id bigint, public_id uuid, created boolean, same boolean)
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
