@@ -27,18 +27,19 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 0 tests/architecture
 
 bench: $(STAMP)
-	$(BIN)/python ops/bench/bench.py
-	$(BIN)/python ops/bench/latency.py --polled 5
-	$(BIN)/python ops/bench/gateway.py --idle 1000 --watch 20
+	$(BIN)/python -m ops.bench.run
+	$(BIN)/python -m ops.bench.gateway.latency --polled 5
+	$(BIN)/python -m ops.bench.gateway.throughput --idle 1000 --watch 20
 
 bench-peers: $(STAMP)
-	$(BIN)/python ops/bench/bench.py --peers
+	$(BIN)/python -m ops.bench.run --peers
 
 bench-scale: $(STAMP)
-	$(BIN)/python ops/bench/scale.py
+	$(BIN)/python -m ops.bench.scale
 
 format: $(STAMP)
 	$(BIN)/ruff format .

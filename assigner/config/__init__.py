@@ -1,4 +1,4 @@
-"""Loading the configuration: TOML and environment to settings, with errors that name the key.
+"""Loading the configuration: from TOML and the environment to settings, with errors that name the key.
 
-It imports the ground modules of `assigner` and `schema`. Read first: loading.py and keys.py.
+It may import the modules directly in `assigner`, and `schema`. Read first: loading.py and keys.py.
 """

@@ -1,4 +1,4 @@
-"""The keys of a configuration: which exist, on which line of the file they stand, which a variable means."""
+"""The keys of a configuration: which exist, their lines in the file, and the key that a variable sets."""
 
 import difflib
 import re
@@ -14,8 +14,8 @@ from pydantic import BaseModel, SecretStr
 from schema.errors import BadInput
 
 PREFIX = "LEASEHOLD_"
-#: Variables with a meaning of their own, which are not overrides of a key. The second line are those that every job
-#: is given: it may well run `leasehold` itself.
+#: Variables with a meaning of their own, which override no key. Those of the second line are set for every job, and a
+#: job may run `leasehold` itself.
 RESERVED = frozenset({
     "DATA", "CONFIG", "URL", "TOKEN", "INSECURE", "EMBEDDED_USER", "PARENT",
     "JOB", "FENCE", "ATTEMPT", "INSTANCE", "BOT", "WORK",
@@ -32,7 +32,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` if something known looks like it, else nothing."""
+    """The text `; did you mean 'x'?` with the most similar known name; empty if none is similar."""
     close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 
@@ -48,7 +48,7 @@ def members(annotation: Any) -> list[Any]:
 
 
 def fields(annotation: Any) -> dict[str, Any]:
-    """Name → annotation of every key that a table of this type may hold."""
+    """Name → annotation of every key that a table of this type may contain."""
     found: dict[str, Any] = {}
     for each in members(annotation):
         if isinstance(each, type) and issubclass(each, BaseModel):
@@ -57,7 +57,7 @@ def fields(annotation: Any) -> dict[str, Any]:
 
 
 def item(annotation: Any) -> Any:
-    """The type of a list's elements; None if it is no list."""
+    """The type of a list's elements; None if the annotation is no list."""
     for each in members(annotation):
         if get_origin(each) in (list, tuple, set, frozenset):
             return get_args(each)[0]
@@ -72,7 +72,7 @@ def _into(at: Any, step: str | int) -> Any:
 
 
 def annotation(root: Any, path: KeyPath) -> Any:
-    """The annotation at `path`; None where the models know nothing."""
+    """The annotation of the key at `path`; None if there is no such key."""
     at = root
     for step in path:
         at = _into(at, step)
@@ -80,9 +80,9 @@ def annotation(root: Any, path: KeyPath) -> Any:
 
 
 def known(root: Any, location: KeyPath, *, is_extra: bool) -> KeyPath:
-    """An error's location without the names of union members that pydantic puts between the keys.
+    """An error's location, without the names of union members that pydantic puts between the keys.
 
-    `is_extra`: the error is that the last key is not known, so it is kept.
+    `is_extra`: the error is about an unknown last key, which is kept.
     """
     at: Any = root
     path: KeyPath = ()
@@ -107,7 +107,7 @@ def _text(annotation: Any) -> bool:
 
 
 def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every path below `value` with what stands there, tables and lists first."""
+    """Every path below `value` with its value, tables and lists before their contents."""
     if path:
         yield path, value
     pairs: Iterable[tuple[Any, Any]] = ()
@@ -121,10 +121,10 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def lines(text: str) -> dict[KeyPath, int]:
-    """Path → line of every key in a file that tomllib accepts.
+    """Path → line number of every key in a file that tomllib accepts.
 
-    Statements are cut by asking tomllib whether what was read so far is complete, so strings and arrays over several
-    lines need no scanner of their own. Elements of an array of tables are counted as they come.
+    A statement ends at the first line up to which tomllib can parse it. So strings and arrays over several lines need
+    no scanner of their own. Elements of an array of tables are numbered in their order.
     """
     found: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
@@ -168,7 +168,7 @@ def _header(parsed: dict[str, Any], counts: dict[KeyPath, int], *, is_array: boo
 def overrides(root: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[str, KeyPath, Any]]:
     """Variable, path and value of every override in `environ`, whole tables before their keys.
 
-    Values are written as in the file; text needs no quotes. Raises BadInput for a variable that means no key.
+    Values are written as in the file, but text needs no quotes. Raises BadInput for a variable that names no key.
     """
     found = []
     for variable in sorted(environ):
@@ -220,11 +220,11 @@ def _value(variable: str, text: str, annotation: Any) -> Any:
         return parsed["value"]
     if _text(annotation):
         return text
-    raise BadInput(variable, 'is not a value as the file would have it, for example 5, true, "text" or [1, 2]')
+    raise BadInput(variable, 'is not a TOML value, for example 5, true, "text" or [1, 2]')
 
 
 def put(data: dict[str, Any], path: KeyPath, value: Any, *, variable: str) -> None:
-    """Set `value` at `path` in `data`, making tables on the way; `variable` is the one to blame."""
+    """Set `value` at `path` in `data`, creating tables on the way. Errors name `variable`."""
     at: Any = data  # a table or a list
     for n, step in enumerate(path):
         is_last = n == len(path) - 1

@@ -1,7 +1,7 @@
-"""Loading `leasehold.toml`, with overrides from the environment, into one frozen object; reloading it.
+"""Loads and reloads `leasehold.toml`, with overrides from the environment, as one frozen object.
 
-The settings models sit beside the code that they tune. This file knows only how a file becomes such an object, and
-how to say in one line what is wrong with it: where, which key, why, and what was probably meant.
+The models of settings are defined next to the code that they tune. This module turns a file into such an object. It
+explains an error in one line: the place, the key, the reason, and what was probably meant.
 """
 
 import json
@@ -24,9 +24,9 @@ from assigner.config import keys
 from schema.errors import BadInput
 from schema.validation import escaped
 
-#: Bytes; a configuration file larger than this is somebody's mistake.
+#: The largest configuration file, bytes. A larger one is taken for a mistake.
 MAX_FILE_BYTES = 1024 * 1024
-#: Seconds for which a changed file must stay as it is before it is read.
+#: Seconds for which a changed file must stay unchanged before it is read.
 SETTLE = 0.2
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ RELOAD_FAILURES = Counter(
 
 
 class ConfigModel(BaseModel):
-    """The whole file: one field per section. Frozen, refuses unknown keys, NaN and Infinity."""
+    """The whole configuration, one field per section. It is frozen and refuses unknown keys, NaN and Infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -48,14 +48,14 @@ C = TypeVar("C", bound=ConfigModel)
 
 @dataclass(frozen=True)
 class _Source:
-    """Where each value came from, so that an error can name the place. Paths are tuples of keys and list indexes."""
+    """The origin of each value, so that an error can name the place."""
 
     name: str | None
     lines: Mapping[keys.KeyPath, int] = field(default_factory=dict)
     variables: Mapping[keys.KeyPath, str] = field(default_factory=dict)
 
     def place(self, path: keys.KeyPath) -> tuple[int, str]:
-        """Sort key and prefix of the nearest place that set `path`: a variable, a line, or nothing."""
+        """Sort key and message prefix of the place that set `path` or its nearest parent: a variable or a line."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.variables:
                 return 0, f"{self.variables[path[:end]]}: "
@@ -66,9 +66,9 @@ class _Source:
 
 
 def load(path: Path | None, sections: type[C], environ: Mapping[str, str]) -> C:
-    """The file at `path` (None = every default), then `LEASEHOLD_<SECTION>_<KEY>` from `environ`, as `sections`.
+    """Load the file at `path` (None = all defaults), apply `LEASEHOLD_<SECTION>_<KEY>` from `environ`, and validate.
 
-    Raises BadInput with one line that names file and line, or the variable, the key and the reason. Values are
+    Raises BadInput with one line that names the file and line (or the variable), the key and the reason. Values are
     strict: a string is never taken for a number. Secret values never appear in a message.
     """
     data, source = ({}, _Source(None)) if path is None else _read(path)
@@ -110,7 +110,7 @@ def _read(path: Path) -> tuple[dict[str, Any], _Source]:
 
 
 def _as_json(data: dict[str, Any], source: _Source) -> str:
-    """JSON, because pydantic's strict mode takes enums and paths from strings there but numbers only from numbers."""
+    """The data as JSON. From JSON, pydantic's strict mode accepts strings for enums and paths, but not for numbers."""
 
     def refuse(value: Any) -> Any:
         found = next((path for path, leaf in keys.leaves(data) if leaf is value), ())
@@ -120,12 +120,12 @@ def _as_json(data: dict[str, Any], source: _Source) -> str:
 
 
 def _explained(error: ValidationError, sections: type[ConfigModel], source: _Source) -> BadInput:
-    """The first of the errors, by place in the file, as one line."""
+    """The first error, by place in the file, as one line."""
     found = []
     everything = error.errors(include_url=False, include_context=False)
     for details in everything:
         if any(each["loc"][:-1][: len(details["loc"])] == details["loc"] for each in everything):
-            continue  # it is only a consequence: a list is too short because its item is wrong
+            continue  # only a consequence: pydantic also calls a list too short if its item is wrong
         path = keys.known(sections, details["loc"], is_extra=details["type"] == "extra_forbidden")
         blamed = _blamed(path, details, source)
         order, place = source.place(blamed)
@@ -137,7 +137,11 @@ def _explained(error: ValidationError, sections: type[ConfigModel], source: _Sou
 
 
 def _blamed(path: keys.KeyPath, details: ErrorDetails, source: _Source) -> keys.KeyPath:
-    """A broken relation is reported for a whole section: blame the first key in its message that somebody set."""
+    """The path to blame for an error.
+
+    pydantic reports a broken relation between keys for the whole section. Then it is the first key named in the message
+    that the file or a variable has set.
+    """
     if details["type"] == "value_error":
         for word in re.findall(r"[a-z_]+", details["msg"]):
             if (*path, word) in source.variables or (*path, word) in source.lines:
@@ -160,7 +164,7 @@ def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigMode
 
 
 def masked(settings: BaseModel) -> dict[str, Any]:
-    """Every value as plain JSON types; of a secret only what may be shown: a URL without its password."""
+    """Every value as plain JSON types. A secret URL is shown without its password, any other secret as `***`."""
 
     def plain(value: Any) -> Any:
         match value:
@@ -190,7 +194,7 @@ def _without_password(value: str) -> str:
 
 
 def as_toml(values: Mapping[str, Any]) -> str:
-    """What `masked` gave, as a file that could be loaded again; unset keys stand as comments."""
+    """The result of `masked` as TOML that could be loaded again. Unset keys become comments."""
     parts: list[str] = []
     for section, value in values.items():
         tables, header = (value, f"[[{section}]]") if isinstance(value, list) else ([value], f"[{section}]")
@@ -216,11 +220,11 @@ def _key(name: str) -> str:
 
 
 class Reloader(Generic[C]):
-    """Keeps one configuration current. The whole object swaps or the old one stays.
+    """Keeps one configuration current. A reload replaces the whole object or nothing.
 
-    `run_once` looks whether the file changed, or whether `request` was called, and returns the seconds until it
-    wants to look again; a loop calls it. A changed file is read once it has stopped changing, since most editors and
-    people write files in steps. Consumers read `current` whenever they need a value.
+    A loop calls `run_once`. It checks whether the file changed or `request` was called, and returns the seconds until
+    the next check. A changed file is read once it has stopped changing, because editors write files in steps. Users of
+    the configuration read `current` whenever they need a value.
     """
 
     def __init__(

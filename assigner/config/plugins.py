@@ -1,4 +1,4 @@
-"""What installed packages offer as entry points, found by name and loaded with one-line reasons why not."""
+"""Plug-ins: entry points of installed packages, found by name, with one-line errors."""
 
 from collections.abc import Iterable
 from importlib.metadata import entry_points
@@ -9,10 +9,11 @@ from schema.validation import escaped
 
 
 def load_entry_point(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tuple[str, Any]:
-    """What the entry point `kind` of the group gives, an instance where it names a class, and the place that it comes
-    from. `noun` says with its article what it should be.
+    """Load the entry point `kind` of the group; returns its origin as text and the object.
 
-    Raises ValueError if there is none, several packages offer one, or it cannot be loaded.
+    A class is instantiated without arguments. `noun` describes the plug-in in messages, with its article; `built_in`
+    are the names offered without a plug-in. Raises ValueError if there is none, if several packages offer one, or if
+    it cannot be loaded.
     """
     found = list(entry_points(group=group, name=kind))
     if not found:

@@ -1,5 +1,7 @@
-"""Taking turns: at placing many jobs, which only as many assigners do at a time as there are cores; and at what is
-nearly used up, where whoever has just been undone by a limit goes on only where nobody else does.
+"""Slots for large batches, and caution after a conflict: how assigners keep from working against each other.
+
+Only as many assigners place large batches at a time as there are cores. An assigner whose grant a limit has just undone
+goes on only where no other assigner works.
 
 Who places many keeps its turn for several cycles: the others, which place jobs of the same instances and cohorts, ask
 for one now and then, and stand in line only after a while. Where each hands its turn to the next one after every cycle,

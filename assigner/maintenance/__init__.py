@@ -1,5 +1,5 @@
-"""Upkeep: duties that any assigner process carries out at intervals.
+"""Upkeep: duties that every assigner process carries out at intervals.
 
-It imports `assigner.queries`, `assigner.admission`, `assigner.config` and `schema`. Read first: upkeep.py and
+It may import `assigner.queries`, `assigner.admission`, `assigner.config` and `schema`. Read first: upkeep.py and
 overflow.py.
 """

@@ -1,4 +1,8 @@
-"""Meters that are read by a command: it is run now and then, by one process of all, and prints what it has read."""
+"""Meters read by commands, and forecasts of when a job had best start.
+
+For each reading one assigner process runs the meter's command, which prints the reading. Forecasts come from the usage
+seen at each hour of the day; these functions are pure.
+"""
 
 import os
 import signal
@@ -20,21 +24,23 @@ from schema.policy.time_windows import Window, WindowSchedule
 from schema.postgres.engine import Database
 from schema.validation import Name, escaped
 
-#: Bytes that such a command may print.
+#: The most bytes that a command may print.
 MAX_PRINTED = 64 * 1024
-#: Seconds between two looks at which meters are due.
+#: Seconds between two checks for meters that are due.
 POLL_INTERVAL = 5.0
 
 log = structlog.get_logger()
 
 
 class MeterSettings(BaseModel):
-    """A meter that is read by a command, which prints one JSON object: `used` and `limit`, numbers in a unit of its
-    own, and optionally `resets_at`, when it begins at 0 again. The command is run by assigner processes, without a
-    shell, one of them at a time.
+    """A meter that is read by a command.
 
-    interval: seconds between two readings. Doubling it halves the runs and lets jobs go by readings twice as old.
-    timeout: seconds after which the command is killed; then the reading before it stands, as long as windows take it.
+    The command prints one JSON object: `used` and `limit`, numbers in any unit, and optionally `resets_at`, the time at
+    which `used` returns to 0. One assigner process at a time runs it, without a shell.
+
+    interval: seconds between two readings. Doubling it halves the runs, and jobs start by readings twice as old.
+    timeout: seconds after which the command is killed. Then the previous reading stays in use for as long as windows
+        accept its age.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -46,7 +52,7 @@ class MeterSettings(BaseModel):
 
 
 class Reading(BaseModel):
-    """What the command prints; other keys mean nothing."""
+    """The reading that a command prints. Other keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -56,17 +62,17 @@ class Reading(BaseModel):
 
 
 class MeterPoller:
-    """The meters of one process that commands read. A command that fails is logged, and its meter stays as it was."""
+    """Reads the meters of one process by their commands. If a command fails, logs it and keeps the old reading."""
 
     def __init__(self, database: Database, settings: Sequence[MeterSettings]) -> None:
         self._database, self._settings = database, settings
 
     def reconfigure(self, settings: Sequence[MeterSettings]) -> None:
-        """Read other meters from now on."""
+        """Read these meters from now on."""
         self._settings = settings
 
     def run_once(self) -> float:
-        """Read the meters that are due and nobody else reads; returns the seconds until the next look."""
+        """Read the meters that are due and that no other process reads; returns the seconds until the next check."""
         for each in self._settings:
             if self._database.run(partial(meters.claim_reading, name=each.name, interval=each.interval)):
                 self._read(each)
@@ -83,7 +89,7 @@ class MeterPoller:
 
 
 def read_meter(meter: MeterSettings) -> Reading:
-    """Run the command of a meter once. Raises BadInput, naming the command, if that gives no reading."""
+    """Run the command of a meter once. Raises BadInput on the field `command` if it gives no reading."""
     printed = _run_command(meter)
     if len(printed) > MAX_PRINTED:
         raise BadInput("command", f"prints more than {MAX_PRINTED} bytes")
@@ -119,10 +125,10 @@ def _run_command(meter: MeterSettings) -> bytes:
         return printed.read(MAX_PRINTED + 1)
 
 
-# What a meter is expected to stand at, by the hours of the days behind, and when a job had best start. Pure.
+# Forecasts.
 
 
-#: Hours with at least this share of the busiest hour's usage are peaks, those with at most this share idle.
+#: Hours with at least the first share of the busiest hour's usage are peaks; those with at most the second are idle.
 PEAK, IDLE = 0.8, 0.2
 #: How far a forecast looks ahead.
 AHEAD = timedelta(days=7)
@@ -130,11 +136,11 @@ AHEAD = timedelta(days=7)
 
 @dataclass(frozen=True)
 class UsagePattern:
-    """How a meter's usage goes over the day (Sleepless Agent's usage pattern report).
+    """A meter's usage over the day (as in Sleepless Agent's usage pattern report).
 
     avg_usage_by_hour: percent of the limit at each hour of the day, 0 to 23; None where nothing is known.
-    peak_hours: those with at least 80 % of the usage of the busiest one.
-    idle_periods: from the first hour on up to the second, past midnight too, with at most 20 % of it.
+    peak_hours: hours with at least 80 % of the usage of the busiest hour.
+    idle_periods: pairs of first hour and end hour, also across midnight, with at most 20 % of that usage.
     """
 
     avg_usage_by_hour: Sequence[float | None]
@@ -144,7 +150,7 @@ class UsagePattern:
 
 @dataclass(frozen=True)
 class StartForecast:
-    """When a window opens, and what its meter is expected to stand at then, in percent; None if it goes by no meter."""
+    """The time at which a window opens, and the expected percent of its meter then; None without a meter."""
 
     window: str
     at: datetime
@@ -152,7 +158,7 @@ class StartForecast:
 
 
 def hourly_averages(levels: Sequence[Level], zone: ZoneInfo) -> list[float | None]:
-    """What was seen at each hour of the day, 0 to 23, on the zone's clock, on average over the days."""
+    """The average percent at each hour of the day, 0 to 23, in the zone; None without readings."""
     found: list[list[float]] = [[] for _ in range(24)]
     for level in levels:
         found[level.hour.astimezone(zone).hour].append(level.percent)
@@ -160,7 +166,7 @@ def hourly_averages(levels: Sequence[Level], zone: ZoneInfo) -> list[float | Non
 
 
 def usage_pattern(levels: Sequence[Level], zone: ZoneInfo) -> UsagePattern:
-    """The report of what was seen."""
+    """Summarise the readings as averages, peak hours and idle periods."""
     found = hourly_averages(levels, zone)
     busiest = max((each for each in found if each is not None), default=0.0)
     peaks = [hour for hour, each in enumerate(found) if each and each >= PEAK * busiest]
@@ -176,9 +182,11 @@ def best_start(
     histories: Mapping[str, Sequence[Level]],
     now: datetime,
 ) -> StartForecast | None:
-    """The next window to open, within a week, that takes the class and of which the meter is expected to stand so low
-    then that with `estimate` more, in the meter's unit, it stays below the threshold (Sleepless Agent's best execution
-    time). None: there is no suitable window."""
+    """Find the next window within a week in which a job of the class had best start, or None.
+
+    The window admits the class, and its meter is expected to stay below the window's threshold with `estimate` more, in
+    the meter's unit (as Sleepless Agent's best execution time).
+    """
     ahead = [
         (at, window)
         for window in openings.windows
@@ -198,7 +206,10 @@ def best_start(
 
 
 def _expected(window: Window, levels: Sequence[Level], at: datetime) -> float:
-    """What was seen at that hour of the day; where nothing was, what the meter stands at, or 0 after its reset."""
+    """The expected percent of the window's meter at a time.
+
+    It is the average at that hour of the day. Without readings at that hour it is the current one, or 0 after a reset.
+    """
     zone = window.settings.hours.zone
     seen = hourly_averages(levels, zone)[at.astimezone(zone).hour]
     assert window.meter is not None

@@ -1,4 +1,4 @@
-"""Keeps the number of waiting jobs within its limit: the newest of the low level are deferred, and return later."""
+"""Keeps the number of waiting jobs within its limit by deferring the newest jobs of the low level."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,21 +12,24 @@ from schema.moves.hold import defer, return_deferred
 from schema.policy import queue_limits
 from schema.postgres.engine import Database
 
-#: Jobs that one transaction moves, and such transactions in one round.
+#: The most jobs that one transaction moves, and the most such transactions in one round.
 LIMIT, BATCHES = 500, 10
-#: Deferred jobs return while fewer than so many parts of the limit wait.
+#: Deferred jobs return while fewer jobs wait than this part of the limit.
 AGAIN = 0.9
-#: Seconds after which the jobs are counted whatever has been submitted: others come back from bots.
+#: Seconds after which jobs are counted even if few were submitted, because other jobs come back from bots.
 RECOUNT = 60.0
-#: Names of deferred jobs in one line of the log.
+#: The most deferred jobs named in one line of the log.
 SHOWN = 20
 
 log = structlog.get_logger()
 
 
 class OverflowController:
-    """Counts the waiting jobs only when they can have become too many: as many ids have been given since the last count
-    as there was room then, or a minute has passed. A count that is slow is made seldom."""
+    """Counts waiting jobs and moves them between `queued` and `deferred`.
+
+    Jobs are counted only when they may have become too many: when as many jobs were submitted since the last count as
+    the limit then still allowed, or after a minute. A `Throttle` makes slow counts rare.
+    """
 
     def __init__(self, database: Database, *, name: str, now: Monotonic) -> None:
         self._database, self._name, self._now = database, name, now
@@ -35,7 +38,7 @@ class OverflowController:
         self._next = now()
 
     def run_once(self) -> None:
-        """Defer what is too much, or let return what there is room for."""
+        """Defer the jobs above the limit, or return deferred jobs while there are fewer."""
         seen = self._database.run(queue_limits.overflow_state)
         if seen.most is None:
             if seen.deferred:

@@ -1,4 +1,8 @@
-"""What has to happen although nobody asks: expiry, what is overdue, retention. Any process may do it at any time."""
+"""The rounds of upkeep: expiry of sessions, overdue leases, waiting jobs, graphs, reconciliation and retention.
+
+Every assigner process runs them. Each duty is a bounded batch that skips locked rows, so any process may run it at any
+time.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -32,18 +36,17 @@ from schema.states import LeaseState
 from schema.tenancy import drains
 from schema.timing import Timing
 
-# What upkeep does about jobs that wait: promotes those that starve, hastens those that are due, tells what will be
-# late.
-
-
-#: Jobs that one transaction looks at, and such transactions in one round.
+#: The most jobs that one transaction reviews, and the most such transactions in one round.
 REVIEW_LIMIT, REVIEW_BATCHES = 500, 10
 
 log = structlog.get_logger()
 
 
 def review_waiting_jobs(database: Database, *, actor: str) -> Counter[str]:
-    """Look at the waiting jobs that are due for it; returns how many were promoted, hastened and found at risk."""
+    """Review the waiting jobs that are due for it: promote starving ones, hasten those near their deadline.
+
+    Returns how many jobs were promoted, hastened and found at risk of missing their deadline.
+    """
     done: Counter[str] = Counter()
     for _ in range(REVIEW_BATCHES):
         looked, warned = database.run(lambda connection: review_waiting(connection, REVIEW_LIMIT, actor=actor))
@@ -60,24 +63,25 @@ def review_waiting_jobs(database: Database, *, actor: str) -> Counter[str]:
     return done
 
 
-#: Rows one transaction touches.
+#: The most rows that one transaction changes.
 LIMIT = 500
-#: Batches of old jobs that one round deletes.
+#: The most batches of one duty in one round.
 DELETIONS = 10
 HOUR = 3600.0
 DAY = 24 * HOUR
-#: Seconds between two checks of the quotas' and the bots' counters, and two looks at the bots of every cohort, at the
-#: backlog, or for usage to be forgotten.
+#: Seconds between two reconciliations of quotas and bots, between two rounds that end usage older than the window, and
+#: between two counts of the backlog.
 RECONCILE_INTERVAL = ROLL_INTERVAL = BACKLOG_INTERVAL = 60.0
 
-#: Seconds between two looks at all leases that are overdue; the others look at what became overdue within so many
-#: rounds, for that is what there is unless a round failed.
+#: Seconds between two thorough rounds, which read all overdue leases. Other rounds read only the leases that became due
+#: within LOOK_BACK rounds, because earlier ones are left only if a round failed.
 THOROUGH_INTERVAL, LOOK_BACK = 60.0, 10
 EVER = 1e9
-#: Nodes of graphs that are counted because they can never run.
+#: The most nodes of graphs counted that can never run.
 MAX_DEAD_ENDS = 100_000
 
-# While somebody holds a snapshot open, every lease that ended since stays in the index, and most were due by now.
+# The lower bound on `due_at` matters while an old snapshot is open: then the index keeps every lease that ended since,
+# and most of these were due by now.
 OVERDUE = text("""
 SELECT job_id, fence, state FROM leases
 WHERE state IN ('pending', 'active', 'cancelling') AND due_at < now()
@@ -88,14 +92,16 @@ ORDER BY due_at LIMIT :limit
 
 
 class UpkeepSettings(BaseModel):
-    """How long things are kept, in seconds, and how often to look. Doubling an age doubles the disk space.
+    """How long ended jobs and other records are kept, in seconds. Doubling an age doubles the disk space.
 
-    keep_succeeded: of jobs that succeeded, and of graphs that are over and of which no job is kept.
-    keep_dead: of dead jobs, and of the log of evictions, which is kept for a day at least.
-    keep_usage: of what instances have used, counted from when it left the rolling window at the earliest.
-    keep_gone_bots: of bots without a session, counted from when their last one began, unless they are drained.
-    retention_interval: seconds between two looks for jobs to delete.
-    predictor: what tells how long jobs of a class will run: `quantiles` of those that ran last, or the name of an entry
+    keep_succeeded: succeeded jobs, and finished graphs without any job left.
+    keep_failed, keep_cancelled: jobs that ended so.
+    keep_dead: dead jobs, and the log of evictions, which is kept for at least a day.
+    keep_gone_bots: bots without a session, counted from the start of their last one; drained bots are kept.
+    keep_audit: audit rows.
+    keep_usage: usage of instances, counted at the earliest from when it left the rolling window.
+    retention_interval: seconds between two deletions of old jobs.
+    predictor: how the run time of a class's jobs is predicted: `quantiles` of the latest runs, or the name of an entry
         point of the group `leasehold.predictors`.
     """
 
@@ -120,8 +126,13 @@ class UpkeepSettings(BaseModel):
 
 @dataclass
 class RoundResult:
-    """What one round of upkeep ended: sessions, leases asked to stop because they are overdue or because a drain's time
-    is over, bots that would not, jobs that waited too long, reservations, old jobs; bots put on probation."""
+    """The counts of one round of upkeep.
+
+    session: expired sessions. reservation: expired reservations. overdue: overdue leases asked to stop. drained: leases
+    asked to stop because a drain's deadline passed. stubborn: bots closed because they did not stop a lease. waited:
+    jobs that reached their queue timeout. probation: bots put on probation. graph: nodes queued or cancelled.
+    retention: deleted jobs.
+    """
 
     session: int = 0
     reservation: int = 0
@@ -135,7 +146,7 @@ class RoundResult:
 
 
 class Upkeep:
-    """The duties, in rounds. Every duty is a bounded batch that skips locked rows, so rounds may overlap freely."""
+    """Runs the duties in rounds. Rounds of several processes may overlap freely."""
 
     def __init__(
         self,
@@ -155,11 +166,11 @@ class Upkeep:
         self._next_share = self._next_roll = self._next_backlog = now()
 
     def reconfigure(self, settings: UpkeepSettings, fair: FairShareSettings) -> None:
-        """Use other settings from the next round on."""
+        """Use these settings from the next round on."""
         self._settings, self._fair = settings, fair
 
     def run_once(self) -> float:
-        """One round; returns the seconds until the next one is due."""
+        """Run one round; returns the seconds until the next one is due."""
         done = RoundResult()
         in_grace = self._database.run(self._tick, urgent=True)
         if not in_grace:
@@ -203,7 +214,7 @@ class Upkeep:
         return drains.tick(connection, "reaper", gap=self._timing.ttl / 2, grace=self._timing.ttl)
 
     def _expire(self, done: RoundResult) -> None:
-        """Close expired sessions, page by page, each in a transaction of its own."""
+        """Close expired sessions page by page, each page in its own transaction."""
         after = 0
         while True:
 
@@ -218,12 +229,14 @@ class Upkeep:
             after = bot_ids[-1]
 
     def _overlooked(self) -> None:
-        """A round that came to nothing may have been a thorough one."""
+        """Make the next round thorough, because the transaction that was rolled back may have been a thorough one."""
         self._next_thorough = self._now()
 
     def _overdue(self, connection: Connection) -> tuple[int, int]:
-        """Ask bots to stop what they did not acknowledge or what runs too long, and close those that do not stop;
-        returns how many leases and how many bots."""
+        """Ask bots to stop unacknowledged leases and those that run too long; close bots that do not stop.
+
+        Returns the number of leases and of bots.
+        """
         thorough = self._now() >= self._next_thorough
         since = EVER if thorough else LOOK_BACK * self._timing.reap
         overdue = connection.execute(OVERDUE, {"limit": LIMIT, "since": since}).all()
@@ -244,7 +257,7 @@ class Upkeep:
         return stop_drained(connection, LIMIT, sync=self._timing.sync, actor=self.name)
 
     def _probation(self) -> int:
-        """Tell of every bot that is put on probation, and of every one that upkeep takes off it."""
+        """Begin and end probations of bots and log each; returns how many began."""
         found = self._database.run(success.review_probation)
         for name in found.begun:
             log.warning("a bot is on probation: jobs that failed there passed elsewhere", bot=name)
@@ -253,8 +266,11 @@ class Upkeep:
         return len(found.begun)
 
     def _graphs(self, done: RoundResult) -> None:
-        """Queue or cancel nodes whose jobs were locked when it was their turn, cancel what is left of graphs that were
-        given up, and note which graphs are over."""
+        """Queue or cancel nodes whose jobs were locked when they were due; finish graphs.
+
+        Also cancels the jobs left over in graphs that were cancelled or replaced, and sets the gauge of nodes that can
+        never run.
+        """
         run = self._database.run
         if not run(any_open_graph):
             metrics.BLOCKED_FOREVER.set(0)
@@ -268,8 +284,7 @@ class Upkeep:
         metrics.BLOCKED_FOREVER.set(run(lambda connection: count_dead_ends(connection, MAX_DEAD_ENDS)))
 
     def _reconcile(self) -> None:
-        """Compare the quotas' and the bots' counters with what they count. A difference is a defect: it is repaired and
-        reported."""
+        """Compare the totals of quotas and bots with what they count. A difference is a defect, repaired and logged."""
         for drift in self._database.run(quotas.reconcile_quotas):
             metrics.QUOTA_DRIFT.inc()
             log.error("a quota's counter was wrong and is repaired", **asdict(drift))
@@ -278,8 +293,7 @@ class Upkeep:
             log.error("a bot's units in use were wrong and are repaired", **asdict(room))
 
     def _share(self) -> None:
-        """Note which managed instances ask for anything, and take over the jobs of those that have become managed or
-        are so no more."""
+        """Record which managed instances have jobs; move jobs of instances that became managed or ceased to be."""
         run = self._database.run
         run(
             lambda connection: fair_share.record_demand(
@@ -291,19 +305,19 @@ class Upkeep:
                 self._next_share = self._now()
 
     def _roll(self) -> None:
-        """What was used before the window began counts no more."""
+        """Take usage older than the rolling window off the counters."""
         window = self._fair.window
         if not self._in_batches(lambda connection: counters.roll(connection, window=window, limit=LIMIT)):
             self._next_roll = self._now()
 
     def _in_batches(self, duty: Callable[[Connection], int]) -> bool:
-        """Do it a batch at a time until a batch is not full; tells whether that was reached."""
+        """Run the duty in batches until one is not full, at most DELETIONS times; true if one was not full."""
         return any(self._database.run(duty) < LIMIT for _ in range(DELETIONS))
 
     def _forget(self) -> None:
-        """Delete what belongs to no job, a batch of each kind at a time, until a batch is not full."""
+        """Delete old rows that belong to no job, each kind in batches."""
         settings = self._settings
-        # The cooldown of evictions counts those of the last day at most.
+        # The cooldown of evictions is at most a day.
         kept = max(settings.keep_dead, DAY)
         duties: tuple[Callable[[Connection], int], ...] = (
             lambda connection: retention_moves.delete_old_evictions(connection, age=kept, limit=LIMIT),
@@ -339,5 +353,5 @@ class Upkeep:
             done.retention += count
             if count < LIMIT:
                 return
-        # More next time: a round must not keep expiry waiting.
+        # Continue in the next round, because a long round would delay the expiry of sessions.
         self._next_retention = self._now()

@@ -1,4 +1,4 @@
-"""Reads for callers and operators: jobs, the status of the pool, the report.
+"""Reads for callers and operators: jobs, graphs, bots, the status of the pool, the report.
 
-It imports the ground modules of `assigner` and `schema`. Read first: jobs.py and status.py.
+It may import `assigner.admission` and what lies below it, and `schema`. Read first: jobs.py and status.py.
 """

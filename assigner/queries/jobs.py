@@ -1,4 +1,4 @@
-"""What callers and operators may read: plain queries, each bounded, none of them locking."""
+"""Queries of callers and operators on jobs, bots and graphs. Each is bounded and takes no locks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,10 +22,10 @@ from schema.validation import escaped
 
 Rows = list[dict[str, Any]]
 
-#: Newest events of a job that are shown.
+#: The most events shown of a job; the newest are kept.
 MAX_EVENTS = 1000
 
-# Only jobs of these instances are seen, null = all; an absent job and a foreign one are the same.
+# A caller sees only the instances given, null = all. A job of another instance looks like an absent job.
 VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
 
 _JOB_COLUMNS = """
@@ -34,7 +34,7 @@ _JOB_COLUMNS = """
 """
 _ROW = f"j.public_id AS id, j.state, j.reason, j.finished_at, {_JOB_COLUMNS}"
 
-# A submission is shown as what became of it; the job of a withdrawn one may go on.
+# A submission has a state of its own: several submissions may share a job, and the job of a withdrawn one may continue.
 _SUBMISSION = (
     f"s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason,"
     f" {SUBMISSION_FINISHED_AT} AS finished_at, {SUBMISSION_JOINED} AS joined"
@@ -47,7 +47,7 @@ LEFT JOIN LATERAL (
     WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last ON true
 """
 
-# One job with everything but its events.
+# One job without its events.
 JOB = text(f"""
 SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds,
     j.locality_hint, j.retry_failed, j.kills, j.considered, greatest(0,
@@ -74,7 +74,8 @@ SELECT move, "from", "to", at, actor, fence, details FROM (
 ORDER BY id
 """)
 
-# How the present bots stand to one queued job: have its properties, are large enough, take work, have room now.
+# The number of present bots that match one queued job's requirements, are large enough, are healthy, and could take it
+# now.
 CHANCES = text(f"""
 SELECT count(*) AS matching, coalesce(max(b.capacity), 0) AS largest,
     count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")}) AS fitting,
@@ -103,7 +104,7 @@ SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {SUBMISSION_REASON} END A
 FROM {_NAMED} WHERE {VISIBLE}
 """)
 
-# States of many submissions, results only of those that have one; `job` is the id of their job itself.
+# States of many submissions, with results where there are any. `job` is the public id of the shared job.
 SUBMISSION_STATES = text(f"""
 SELECT {_SUBMISSION}, j.public_id AS job, j.attempts,
     CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
@@ -111,7 +112,7 @@ FROM {_NAMED}
 WHERE {VISIBLE}
 """)
 
-# Where the output of a job's newest attempt is; attempts are counted by their leases, also those not charged.
+# The newest attempt of a job, for its output. Attempts are numbered by leases, including those that cost no attempt.
 ATTEMPT = text(f"""
 SELECT j.id AS row_id, j.public_id AS job, {SUBMISSION_STATE} AS state,
     {SUBMISSION_FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
@@ -120,7 +121,8 @@ CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases 
 WHERE {VISIBLE}
 """)
 
-# What there could be to tell those who wait for these jobs, given by their own ids.
+# The progress of jobs for which callers wait: end, withdrawn submissions, attempt, bytes of output. Jobs are given by
+# their own public ids.
 PROGRESS = text(f"""
 SELECT j.public_id AS id, j.finished_at IS NOT NULL AS final, {WITHDRAWN_SUBMISSIONS} AS withdrawn, l.attempt,
     coalesce(o.written, 0) AS written
@@ -145,7 +147,7 @@ LEFT JOIN LATERAL (
 BOTS = text(f"{_BOTS} WHERE b.name > :after ORDER BY b.name LIMIT :limit")
 BOT = text(f"{_BOTS} WHERE b.name = :name")
 
-# What is known of one bot's work, by label, the latest first.
+# The success statistics of one bot by label, the latest first.
 BOT_SUCCESS = text(f"""
 SELECT s.label, s.successes, s.failures, s.returned, {success_rate("s")} AS success_rate,
     1000 * s.seconds / nullif(s.finished, 0) AS avg_latency_ms, s.at
@@ -154,19 +156,19 @@ FROM bot_success s JOIN bots b ON b.id = s.bot_id WHERE b.name = :name ORDER BY 
 
 
 def job_row_id(connection: Connection, job: str, *, instances: Sequence[str] | None) -> int | None:
-    """The row id of the job that a public id stands for, None if there is none to see."""
+    """The row id of the job with this public id; None if the caller sees none."""
     found: int | None = connection.execute(JOB_ROW_ID, {"ids": [job], "instances": instances}).scalar_one_or_none()
     return found
 
 
 def withdrawn_reason(connection: Connection, job: str, *, instances: Sequence[str] | None) -> str | None:
-    """In words, that this submission was withdrawn; None if it was not, or if there is none to see."""
+    """The reason text of a withdrawn submission; None if it was not withdrawn, or if the caller sees none."""
     row = connection.execute(JOB_ROW_ID, {"ids": [job], "instances": instances}).one_or_none()
     return None if row is None else row.withdrawn
 
 
 def job(connection: Connection, job: str, *, instances: Sequence[str] | None) -> dict[str, Any] | None:
-    """A submission's job with `events`, and `chances` (counts of bots) if it is queued; None if there is no such."""
+    """A submission's job with `events`; None if the caller sees none. If queued, also `chances`, counts of bots."""
     row = connection.execute(JOB, {"ids": [job], "instances": instances}).mappings().one_or_none()
     if row is None:
         return None
@@ -185,18 +187,18 @@ def job_page(connection: Connection, *, instances: Sequence[str] | None, filters
 def submission_states(
     connection: Connection, ids: Sequence[str], *, instances: Sequence[str] | None
 ) -> dict[str, dict[str, Any]]:
-    """State and result of those of the submissions that can be seen, by id."""
+    """State and result of each submission that the caller sees, by id."""
     rows = connection.execute(SUBMISSION_STATES, {"ids": list(ids), "instances": instances}).mappings()
     return {str(row["id"]): dict(row) for row in rows}
 
 
 def bots(connection: Connection, *, after: str, limit: int) -> Rows:
-    """Bots by name, from the first after `after`."""
+    """One page of bots ordered by name, from the first name after `after`."""
     return [dict(row) for row in connection.execute(BOTS, {"after": after, "limit": limit}).mappings()]
 
 
 def bot(connection: Connection, name: str) -> dict[str, Any] | None:
-    """One bot with what is known of its work (`success`), None if there is none of this name."""
+    """One bot with its success statistics (`success`); None if there is no bot of this name."""
     row = connection.execute(BOT, {"name": name}).mappings().one_or_none()
     if row is None:
         return None
@@ -204,7 +206,7 @@ def bot(connection: Connection, name: str) -> dict[str, Any] | None:
     return dict(row) | {"success": [dict(each) for each in known]}
 
 
-# What callers and operators may read of graphs: plain queries, none of them locking.
+# Graphs.
 
 
 _GRAPH_COLUMNS = """
@@ -219,7 +221,7 @@ BY_ID = text(f"""
 SELECT g.id, g.public_id FROM graphs g JOIN instances i ON i.id = g.instance
 WHERE g.public_id = CAST(:id AS uuid) AND {VISIBLE}
 """)
-# The newest of the name, in each instance that has one.
+# The newest graph of the name in each instance. Two rows are enough to see that the name is ambiguous.
 BY_NAME = text(f"""
 SELECT g.id, g.public_id FROM instances i CROSS JOIN LATERAL (
     SELECT id, public_id FROM graphs WHERE instance = i.id AND name = :name ORDER BY id DESC LIMIT 1) g
@@ -236,7 +238,7 @@ WITH page AS MATERIALIZED (
 )
 {_GRAPH_COLUMNS} WHERE s.graph = ANY (ARRAY(SELECT id FROM page)) ORDER BY s.graph DESC
 """)
-# One page of the nodes of a graph, by number; a node without a job has been over for long.
+# One page of a graph's nodes, by number. A node without a job ended so long ago that its job was deleted.
 NODES = text("""
 SELECT n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth, j.priority,
     n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end
@@ -248,8 +250,10 @@ WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
 def find_graph(
     connection: Connection, *, public_id: str | None, name: str, instance: str | None, instances: Sequence[str] | None
 ) -> tuple[int, str] | None:
-    """Row and public id of the graph with this id or, without one, of the newest of this name; None if there is none
-    to see. Raises BadInput if several instances have one."""
+    """Row id and public id of the graph with this public id, or else the newest of this name.
+
+    Returns None if the caller sees none. Raises BadInput if several instances have a graph of the name.
+    """
     where: dict[str, Any] = {"instances": instances}
     if public_id is not None:
         rows = connection.execute(BY_ID, where | {"id": public_id}).all()
@@ -262,12 +266,12 @@ def find_graph(
 
 
 def graph(connection: Connection, row_id: int) -> dict[str, Any]:
-    """One graph, with how many of its nodes are in which state."""
+    """One graph, with the number of its nodes in each state."""
     return dict(connection.execute(GRAPH, {"graph": row_id}).mappings().one())
 
 
 def nodes(connection: Connection, row_id: int, *, after: int, limit: int) -> Rows:
-    """Nodes by number, from the first after `after`."""
+    """One page of a graph's nodes by number, from the first after `after`."""
     where = {"graph": row_id, "after": after, "limit": limit}
     return [dict(row) for row in connection.execute(NODES, where).mappings()]
 

@@ -1,7 +1,7 @@
-"""What the pool did within a window of time: waits, throughput, shares, efficiency, estimates, concentration.
+"""The report on a recent period: waits, throughput, fairness, efficiency, estimates, concentration.
 
-Read from the newest jobs that ended, at most `MAX_ENDED`, so that it costs the same whatever the history is; where that
-cut the window short, the report says from when on it speaks.
+It reads the jobs that ended last, at most `MAX_ENDED`, so its cost does not grow with the history. If that bound
+shortens the period, the report gives the shorter one.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from assigner.admission import fair_share
 
-#: Jobs that ended that one report is made from, the newest.
+#: The most ended jobs that one report reads, the newest.
 MAX_ENDED = 50_000
 
 _ENDED = """
@@ -80,8 +80,12 @@ FROM usage WHERE bucket >= now() - make_interval(secs => :window) AND name IN ('
 
 @dataclass(frozen=True)
 class InstanceReport:
-    """One instance: jobs that ended, waits in seconds from submit to the last grant, None if none was granted, and
-    units of capacity times the seconds that they were held."""
+    """One instance in the report.
+
+    ended, succeeded, failed: numbers of jobs; `failed` includes dead ones.
+    wait_…: seconds from submit to the last grant; None if no job was granted.
+    unit_seconds: units of capacity times the seconds for which jobs held them.
+    """
 
     name: str
     ended: int
@@ -96,7 +100,7 @@ class InstanceReport:
 
 @dataclass(frozen=True)
 class DayReport:
-    """One day (UTC): mean wait in seconds, jobs that were granted, those that succeeded, and their mean priority."""
+    """One day (UTC): mean wait in seconds, jobs granted, jobs succeeded, and the mean priority of all that ended."""
 
     day: date
     wait_mean: float | None
@@ -107,7 +111,7 @@ class DayReport:
 
 @dataclass(frozen=True)
 class EstimateReport:
-    """Jobs that said how long they would run, and succeeded: seconds, and what they took over what they said."""
+    """Succeeded jobs with an estimated run time: mean seconds, and the ratio of actual to estimated time."""
 
     jobs: int
     estimated_mean: float | None
@@ -118,8 +122,11 @@ class EstimateReport:
 
 @dataclass(frozen=True)
 class ConcentrationReport:
-    """How the jobs of a cohort were spread: the share of the busiest bot, and the sum of the squares of all shares
-    (Herfindahl), which is 1 / bots if they were spread evenly and 1 if one bot had them all."""
+    """The spread of a cohort's jobs over its bots.
+
+    busiest_share: the share of the busiest bot.
+    index: the sum of the squares of all shares (Herfindahl index): 1 / bots if even, 1 if one bot ran everything.
+    """
 
     cohort: str
     bots: int
@@ -130,7 +137,7 @@ class ConcentrationReport:
 
 @dataclass(frozen=True)
 class HourReport:
-    """What was used of something at an hour of the day (UTC), in its own unit."""
+    """The usage of a counter at an hour of the day (UTC), in the counter's unit."""
 
     name: str
     hour: int
@@ -139,11 +146,12 @@ class HourReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What the pool did in `seconds` until `until`.
+    """The report on the `seconds` before `until`.
 
-    `fairness`: Jain's index over the unit seconds of the instances that had jobs, 1 if all had the same; None without
-    any. `efficiency`: units in use over units of healthy bots in those minutes in which jobs were ready, None if there
-    were none. `throughput`: jobs that ended per second.
+    fairness: Jain's index over the unit seconds of instances with ended jobs, 1 if all had the same; None without any.
+    efficiency: units in use divided by units of healthy bots, in the minutes in which jobs were ready; None without
+        such minutes.
+    throughput: ended jobs per second.
     """
 
     until: datetime
@@ -159,7 +167,7 @@ class Report:
 
 
 def report(connection: Connection, *, window: float) -> Report:
-    """The report of the last `window` seconds."""
+    """Make the report on the last `window` seconds."""
 
     def rows(statement: TextClause) -> Sequence[Row[tuple[object, ...]]]:
         wants = statement.compile().params

@@ -1,8 +1,8 @@
-"""The pool at a glance: what waits, runs and ended, and how fast, at a cost that neither history nor queue decides.
+"""The status of the pool: waiting, running and ended jobs, bots, quotas, and rates of the last minute.
 
-What waits and what runs is counted by the partial indexes that hold nothing else, what ended among the newest that did.
-Rates come from the newest jobs, those that ended last and the leases of these and of what runs. Where a bound ends the
-count, the answer says so.
+The cost does not grow with the history or the queue. Waiting and running jobs are counted in partial indexes that hold
+only them, up to a bound; ended jobs among the newest. Rates come from the newest jobs, the jobs that ended last, and
+the leases of these and of running jobs. If a bound cuts a count short, the answer says so.
 """
 
 from collections import Counter
@@ -22,22 +22,23 @@ from schema.tables.columns import SCHEMA
 
 Rows = list[dict[str, Any]]
 
-#: Jobs that are counted of those that wait, of those in backoff, of those held and of those on bots, of each so many;
-#: instances share them evenly. Doubling it doubles the longest time that one look may take.
+#: The most jobs counted of each kind: ready, in backoff, constrained, parked (for each instance), blocked, deferred, on
+#: bots. Of the first three, each pair of cohort and instance gets an even share. Doubling it doubles the longest time
+#: of one status.
 MAX_COUNTED = 100_000
-#: Finished jobs that are counted, the newest.
+#: The most finished jobs counted, the newest.
 MAX_FINISHED = 50_000
-#: Queues of which the oldest job is looked for.
+#: The most queues read for the age of the oldest job.
 MAX_QUEUES = 1_000
-#: Newest jobs that the rate of submits comes from, the first of these numbers that reaches a minute back.
+#: How many of the newest jobs are read for the rate of submits: the first of these numbers that reaches a minute back.
 RATE_JOBS = (1_000, 10_000, 25_000)
-#: Jobs that ended last that the other rates come from. It and the last of RATE_JOBS are enough for 400 jobs a second;
-#: above that the rates are those of a shorter time.
+#: The most jobs, those that ended last, read for the other rates. It and the last of RATE_JOBS suffice for 400 jobs per
+#: second; above that the rates cover less than a minute.
 MAX_ENDED = 25_000
-#: Grants whose waits are looked up, the newest.
+#: The most grants whose waits are read, the newest.
 MAX_WAITS = 5_000
 
-# The cohorts and instances that have such jobs: one step along the index for each.
+# The pairs of cohort and instance with such jobs, found with one step along the index each.
 _HOLDERS = """{name} AS (
     (SELECT cohort, instance FROM jobs WHERE {waiting} ORDER BY cohort, instance, platform LIMIT 1)
     UNION ALL
@@ -46,7 +47,7 @@ _HOLDERS = """{name} AS (
         ORDER BY cohort, instance, platform LIMIT 1) following
 )"""
 
-# The jobs of each of them up to an even share, and whether there are more.
+# The jobs of each pair up to an even share of the bound, and whether there are more.
 _WAITING = """
 WITH RECURSIVE {holders}, seen AS MATERIALIZED (
     SELECT h.cohort, h.instance, i.name, i.pool, :most / count(*) OVER () + 1 AS share
@@ -69,8 +70,8 @@ def _waiting(condition: str, *, order: str) -> str:
 
 _QUEUE = "cohort, instance, platform"
 
-# Ready and resting jobs by instance, and of those the ones that no present bot could run, even if it were idle.
-# OFFSET 0 keeps the planner from reading every requirement set of every bot to learn that there is none.
+# Queued jobs by instance, and how many of them no present bot could run, even if it were idle. OFFSET 0 keeps the
+# planner from reading every requirement set of every bot to learn that none matches.
 WAITING = text(f"""
 WITH waiting AS MATERIALIZED (
     SELECT * FROM ({_waiting(READY, order=f"{_QUEUE}, units, priority, queued_at, id")}) ready
@@ -91,7 +92,7 @@ SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
 FROM waiting q GROUP BY q.name ORDER BY q.name
 """)
 
-# The age of the oldest ready job: the head of each urgency of each queue.
+# The age of the oldest ready job, from the head of each priority of each queue.
 OLDEST = text(f"""
 WITH RECURSIVE {ready_queues("queues")}
 SELECT extract(epoch FROM now() - min(head.queued_at)) AS seconds, count(*) >= :most AS more
@@ -103,7 +104,7 @@ CROSS JOIN LATERAL (
     ORDER BY cohort, instance, platform, priority, queued_at, id LIMIT 1) head
 """)
 
-# Jobs that are held aside, by instance.
+# Parked jobs, by instance.
 PARKED = text(f"""
 SELECT i.name AS instance, p.jobs, p.jobs >= :most AS more
 FROM instances i CROSS JOIN LATERAL (
@@ -112,7 +113,7 @@ FROM instances i CROSS JOIN LATERAL (
 WHERE {VISIBLE} AND p.jobs > 0
 """)
 
-# Nodes of graphs that wait for others, by instance.
+# Nodes of graphs that wait for other nodes, by instance.
 BLOCKED = text(f"""
 SELECT i.name AS instance, count(*) AS jobs, bool_or(b.seen >= :most) AS more
 FROM (
@@ -123,7 +124,7 @@ FROM (
 JOIN instances i ON i.id = b.instance WHERE {VISIBLE} GROUP BY i.name
 """)
 
-# Jobs that were taken off the queue, by instance.
+# Deferred jobs, by instance.
 DEFERRED = text(f"""
 SELECT i.name AS instance, d.jobs, d.more FROM (
     SELECT instance, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more FROM (
@@ -131,8 +132,8 @@ SELECT i.name AS instance, d.jobs, d.more FROM (
 JOIN instances i ON i.id = d.instance WHERE {VISIBLE}
 """)
 
-# Jobs that bots have, of every instance: by their leases, and of a lease that is taken back the job itself says what it
-# is.
+# Jobs on bots, of every instance, counted by their leases. For a lease that is being cancelled the state comes from the
+# job.
 HELD = text("""
 SELECT i.name AS instance, h.state, h.jobs, h.more
 FROM (
@@ -156,7 +157,7 @@ FROM (SELECT instance, state, count(*) AS jobs, sum(count(*)) OVER () >= :most A
 JOIN instances i ON i.id = j.instance
 """)
 
-# What the last VACUUM or ANALYZE counted in the index that holds every finished job; negative = never.
+# The number of finished jobs that the last VACUUM or ANALYZE counted in their index; negative = never counted.
 ESTIMATE = text(f"SELECT reltuples FROM pg_class WHERE oid = '{SCHEMA}.jobs_finished'::regclass")
 
 BOT_COUNTS = text(f"""
@@ -171,7 +172,7 @@ SELECT name, extract(epoch FROM clock_timestamp() - at) AS age_seconds, grace_un
 FROM ticks ORDER BY name
 """)
 
-# Whether so many of the newest jobs reach a minute back.
+# Whether the newest `jobs` jobs reach a minute back.
 REACHES = text("""
 SELECT coalesce((SELECT created_at < now() - interval '1 minute' FROM jobs
                  ORDER BY id DESC OFFSET :jobs - 1 LIMIT 1), true)
@@ -180,9 +181,9 @@ SELECT coalesce((SELECT created_at < now() - interval '1 minute' FROM jobs
 _OURS = f"""(CAST(:instances AS text[]) IS NULL
     OR instance = ANY (ARRAY(SELECT i.id FROM instances i WHERE {VISIBLE})))"""
 
-# What happened in the last minute, or since what was looked at begins; `span` is the time from then. A job that came
-# back from a bot shows its leases once it has another, or ended. A wait begins when the job last came into the queue;
-# the events of a job are ordered by id.
+# Rates over the last minute, or over a shorter time if the bounds cut it; `span` is that time in seconds. For a job
+# that returned to the queue, earlier leases count only once it has a new lease or has ended. A wait begins when the job
+# last entered the queue; the events of a job are ordered by id.
 RATES = text(f"""
 WITH newest AS MATERIALIZED (
     SELECT instance, created_at FROM jobs ORDER BY id DESC LIMIT :jobs
@@ -232,9 +233,11 @@ CROSS JOIN (
 
 @dataclass(frozen=True)
 class Backlog:
-    """Jobs that are not over, by state, of those that wait in one way or run up to `MAX_COUNTED`; the seconds for which
-    the oldest queued one among them has been so, 0 without any; and how many of these no present bot could run, even if
-    it were idle."""
+    """The jobs that have not ended.
+
+    jobs: their number by state, each kind counted up to `MAX_COUNTED`. oldest: seconds for which the oldest queued job
+    has waited, 0 without any. unmatchable: queued jobs that no present bot could run, even if it were idle.
+    """
 
     jobs: Mapping[str, int]
     oldest: float
@@ -242,10 +245,10 @@ class Backlog:
 
 
 def pool_status(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
-    """The pool at a glance, as its rows; `cooldown` is that of evictions, in seconds.
+    """The status of the pool as rows of this module's queries; `cooldown` is that of evictions, in seconds.
 
-    `more` are the states of which not all jobs were counted. Only a caller of every instance gets an estimate of all
-    finished jobs, None if PostgreSQL has none, and is told of the bots of each cohort.
+    `more` lists the states whose jobs were not all counted. Only a caller who sees every instance receives
+    `finished_estimate` (None if PostgreSQL has none) and `swarm`, the bots of each cohort.
     """
     where: dict[str, Any] = {"instances": instances}
     counts = _not_begun(connection, instances)
@@ -266,7 +269,7 @@ def pool_status(connection: Connection, *, instances: Sequence[str] | None, cool
 
 
 def count_backlog(connection: Connection) -> Backlog:
-    """What waits and runs in the whole pool."""
+    """Count the waiting and running jobs of the whole pool."""
     waiting = _not_begun(connection, None)
     jobs = Counter(dict.fromkeys((state.value for state in JobState if state not in FINAL), 0))
     for row in waiting + _rows(connection, HELD, {"most": MAX_COUNTED}):
@@ -280,7 +283,7 @@ def count_backlog(connection: Connection) -> Backlog:
 
 
 def _not_begun(connection: Connection, instances: Sequence[str] | None) -> Rows:
-    """Jobs that no bot has, by instance and state."""
+    """Waiting jobs, by instance and state."""
     where = {"instances": instances, "most": MAX_COUNTED}
     kinds = {
         JobState.QUEUED: WAITING,

@@ -1,6 +1,7 @@
 """What a gateway counts. Labels are bounded: route templates, status classes, topics, reasons."""
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -18,75 +19,58 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        self.requests = counter(
             "leasehold_requests",
             "Requests that the gateway has answered, by route and status class.",
             ["route", "status_class"],
-            registry=registry,
         )
-        self.seconds = Histogram(
+        self.seconds = histogram(
             "leasehold_request_seconds",
             "Time from the head of a request to the end of its answer, long polls included.",
             ["route"],
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.bodies = Histogram(
+        self.bodies = histogram(
             "leasehold_request_body_bytes",
             "Sizes of the request bodies that the gateway has read.",
             ["route"],
             buckets=_BYTES,
-            registry=registry,
         )
-        self.refused = Counter(
+        self.refused = counter(
             "leasehold_requests_refused",
             "Requests that the gateway refused before any work was done, by reason.",
             ["reason"],
-            registry=registry,
         )
-        self.syncs = Counter(
+        self.syncs = counter(
             "leasehold_syncs",
             "Sync calls that the gateway has answered, at once or after a wait, or whose bot hung up.",
             ["outcome"],
-            registry=registry,
         )
-        self.batches = Histogram(
-            "leasehold_sync_batch_calls",
-            "Sync calls that were settled together in one transaction.",
-            buckets=_CALLS,
-            registry=registry,
+        self.batches = histogram(
+            "leasehold_sync_batch_calls", "Sync calls that were settled together in one transaction.", buckets=_CALLS
         )
-        self.renewals = Counter(
-            "leasehold_sessions_renewed",
-            "Sessions that the gateway kept alive because it held a call of their bots.",
-            registry=registry,
+        self.renewals = counter(
+            "leasehold_sessions_renewed", "Sessions that the gateway kept alive because it held a call of their bots."
         )
-        self.waits = Gauge(
-            "leasehold_waits",
-            "Long polls that are held at the moment, by wake-up topic.",
-            ["topic"],
-            registry=registry,
-        )
-        self.looks = Counter(
+        self.waits = gauge("leasehold_waits", "Long polls that are held at the moment, by wake-up topic.", ["topic"])
+        self.looks = counter(
             "leasehold_wait_looks",
             "Queries that looked for news on behalf of every held long poll of a topic.",
             ["topic"],
-            registry=registry,
         )
-        self.failures = Counter(
+        self.failures = counter(
             "leasehold_internal_errors",
             "Requests that ended in an error nobody expected; the log has each under its id.",
-            registry=registry,
         )
-        self._queue = Gauge(
+        self._queue = gauge(
             "leasehold_work_queue",
             "Pieces of work, on the database or on bodies, that wait for a thread or run in one.",
-            registry=registry,
         )
-        self._connected = Gauge(
+        self._connected = gauge(
             "leasehold_wakeups_connected",
             "Whether wake-ups arrive: 1, or 0 while long polls rely on the fallback poll.",
-            registry=registry,
         )
 
     def watch(self, *, queue: Callable[[], float], connected: Callable[[], float]) -> None:

@@ -1,11 +1,11 @@
-"""Whether the cost of a job stays flat: in the depth of the queue, the fleet, requirement sets, tenants, their
-shares, and history, in the number of assigners, and while somebody holds a snapshot open.
+"""Measure whether the cost of a job stays the same when the pool grows.
 
-Each comparison is a ratio of two rates of one run, on one server with its default durability; those that are measured
-several times are measured in turns, and theirs is the median of the ratios of neighbours, which a machine that others
-disturb for a minute changes little. Every invariant is checked after each measurement.
+Grown are the depth of the queue, the fleet, requirement sets, instances and their shares, the history, the number of
+assigners, and the age of an open snapshot. Each comparison is a ratio of two rates of one run, on one server with its
+default durability. Rates that are measured several times are measured in turns, and their ratio is the median over the
+pairs of neighbours, which a disturbance of a minute changes little. Every invariant is checked after each measurement.
 
-    python ops/bench/scale.py [--only depth] [--scale 1.0] [--json]
+    python -m ops.bench.scale [--only depth] [--scale 1.0] [--json]
 """
 
 import json
@@ -16,34 +16,34 @@ from statistics import median
 
 import click
 import psycopg
-from crews import Assigning, Cycling, run
-from meters import Stretch, checked
-from pools import Shape, count, empty, fill, opened, server, submit
 from rich.console import Console
 from rich.table import Table
-from shapes import PROCESSES, TOGETHER
 
+from ops.bench.fixtures import Shape, count, empty, fill, opened, server, submit
+from ops.bench.measure import Stretch, checked
+from ops.bench.workers import Assigning, Cycling, run
+from ops.bench.workloads import PROCESSES, TOGETHER
 from schema import clock
 from schema.postgres.engine import Database, libpq_url
 
-#: Jobs assigned in one measurement, a few seconds' work, of so many that are queued; of a shallow queue fewer.
+#: Jobs assigned in one measurement, which takes a few seconds; jobs queued for it; jobs assigned from a short queue.
 JOBS, QUEUED, SOME = 60_000, 70_000, 20_000
-#: Jobs that last for as long as several processes are watched: so many seconds to come to work, and then so many.
+#: Jobs queued while several processes are measured; seconds until all of them are at work; seconds that are measured.
 LASTING, BEGUN, STEADY = 260_000, 2.0, 4.0
-#: Times that each side of a comparison is measured.
+#: Measurements of each side of a comparison.
 RUNS = 5
-#: Jobs that go through a pool in one measurement of its history, and queued ones beyond them, so that none is the last.
+#: Jobs finished in one measurement of the history; jobs queued beyond them, so that the queue never ends.
 PIECE, SPARE = 50_000, 4_000
-#: Jobs that are kept queued while a pace is measured; jobs that are never done.
+#: Jobs kept queued while a rate is measured; a number of jobs that is never reached.
 DEEP, ENDLESS = 30_000, 10**12
-#: Seconds of load before a snapshot is held, after which checkpoints and autovacuum do their part; seconds over which
-#: the pace is measured before, at its end and after; seconds that it is held; and after which the pace has to be back.
+#: Seconds of load before the snapshot, after which checkpoints and autovacuum take part; seconds over which the rate is
+#: measured before it, at its end and after it; seconds that it is held; seconds after which the rate must be back.
 WARM, LONG, HELD, RECOVERED = 120.0, 60.0, 300.0, 60.0
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Rates of one run, jobs/s, each with the one before it by which it is divided."""
+    """Rates of one run, in jobs/s: pairs of the base and the rate that is divided by it."""
 
     what: str
     pairs: list[tuple[float, float]]
@@ -60,7 +60,7 @@ class Ratio:
 
     @property
     def ratios(self) -> list[float]:
-        """Of the pairs, the least first."""
+        """Ratios of the pairs, in ascending order."""
         return sorted(rate / base for base, rate in self.pairs)
 
     @property
@@ -69,7 +69,7 @@ class Ratio:
 
 
 def _assigned(url: str, shape: Shape, *, jobs: int) -> Stretch:
-    """One fresh pool of that shape; the bots have room for everything."""
+    """Measure assigners on a fresh pool of that shape, whose bots have capacity for all jobs."""
     with empty(url, "scale") as target, opened(target) as database:
         fill(database, shape)
         stretch = run(target, Assigning(), processes=PROCESSES, jobs=jobs)
@@ -82,24 +82,24 @@ def _room(bots: int, queued: int = QUEUED) -> int:
 
 
 def _compared(url: str, what: str, base: Shape, other: Shape, *, jobs: int) -> Ratio:
-    """Both in turns."""
+    """Measure two shapes in turns."""
     pairs = []
     for nth in range(RUNS):
-        # Each is the first one every other time.
+        # Which of them is first alternates.
         rates = {shape: _assigned(url, shape, jobs=jobs).rate for shape in ([base, other], [other, base])[nth % 2]}
         pairs.append((rates[base], rates[other]))
     return Ratio(what, pairs)
 
 
 def depth(url: str, scale: float) -> Iterator[Ratio]:
-    """1,000,000 queued against 25,000, of which 20,000 are assigned."""
+    """Compare 1,000,000 queued jobs with 25,000; 20,000 of them are assigned."""
     deep = int(1_000_000 * scale)
     shallow = Shape(bots=100, capacity=_room(100), queued=25_000)
     yield _compared(url, f"{deep:,} queued / 25,000", shallow, replace(shallow, queued=deep), jobs=SOME)
 
 
 def fleet(url: str, scale: float) -> Iterator[Ratio]:
-    """Many bots, requirement sets and tenants against few."""
+    """Compare many bots, requirement sets and instances with few."""
     queued, jobs = int(QUEUED * scale), int(JOBS * scale)
     few = Shape(bots=100, capacity=_room(100, queued), queued=queued)
     bots = int(20_000 * scale)
@@ -111,7 +111,7 @@ def fleet(url: str, scale: float) -> Iterator[Ratio]:
 
 
 def shares(url: str, scale: float) -> Iterator[Ratio]:
-    """Instances that have quotas, weighed shares, budgets and limits against the same ones with quotas alone."""
+    """Compare instances that have quotas, weighted shares, budgets and limits with instances that have quotas only."""
     queued, jobs = int(QUEUED * scale), int(JOBS * scale)
     few = Shape(bots=100, capacity=_room(100, queued), queued=queued)
     for tenants in (3, 30, 1000):
@@ -121,7 +121,7 @@ def shares(url: str, scale: float) -> Iterator[Ratio]:
 
 
 def processes(url: str, scale: float) -> Iterator[Ratio]:
-    """1, 2 and 4 assigner processes on one queue, in turns, once all of them are at work."""
+    """Compare 1, 2 and 4 assigner processes on one queue, in turns, measured once all of them are at work."""
     queued = int(LASTING * scale)
     shape = Shape(bots=100, capacity=_room(100, queued), queued=queued)
     seconds = (BEGUN * scale, STEADY * scale)
@@ -134,7 +134,7 @@ def processes(url: str, scale: float) -> Iterator[Ratio]:
 
 
 def _pace(url: str, shape: Shape, *, processes: int, seconds: tuple[float, float]) -> Stretch:
-    """One fresh pool of that shape; its rate is that of the second stretch of time."""
+    """Measure assigners on a fresh pool; `seconds` are those before the measurement and those of it."""
     begun, steady = seconds
     paced = Stretch()
 
@@ -154,8 +154,7 @@ def _pace(url: str, shape: Shape, *, processes: int, seconds: tuple[float, float
 
 
 def history(url: str, scale: float) -> Iterator[Ratio]:
-    """A pool through which 2,000,000 jobs have gone, without a manual vacuum, in turns with fresh ones, through which
-    no more have gone than it takes to come to work."""
+    """Compare a pool after 2,000,000 jobs, without a manual vacuum, with fresh pools that have just come to work."""
     shape = Shape(bots=100, capacity=20, quotas=False)
     gone = 0
     with empty(url, "scale") as target:
@@ -171,7 +170,7 @@ def history(url: str, scale: float) -> Iterator[Ratio]:
 
 
 def _cycled(url: str, shape: Shape) -> float:
-    """Jobs a second, of some that go through the pool from their submission to their end."""
+    """Return the rate at which jobs go through the pool from submit to end, in jobs/s."""
     with opened(url) as database:
         sessions = fill(database, shape)
         submit(database, shape, PIECE + SPARE - count(database, "SELECT count(*) FROM jobs WHERE state = 'queued'"))
@@ -182,8 +181,10 @@ def _cycled(url: str, shape: Shape) -> float:
 
 
 def snapshot(url: str, scale: float) -> Iterator[Ratio]:
-    """The rate while a snapshot is held for five minutes under load, and a minute after its end. The processes are the
-    same ones all the time, and have been at work for long enough that the rate before is one that they can keep."""
+    """Compare the rate while a snapshot is held for five minutes under load, and a minute after its end, with before.
+
+    The same processes work all the time, and long enough before the snapshot to have reached a steady rate.
+    """
     shape = Shape(bots=100, capacity=20, quotas=False)
     found: list[Ratio] = []
     with empty(url, "scale") as target, opened(target) as database:
@@ -208,14 +209,14 @@ def snapshot(url: str, scale: float) -> Iterator[Ratio]:
 
 
 class _Feed:
-    """Keeps a queue filled, and measures the pace at which it is emptied."""
+    """Keeps a queue filled and measures the rate at which it is emptied."""
 
     def __init__(self, database: Database, shape: Shape, finished: Callable[[], int]) -> None:
         self._database, self._shape, self._finished = database, shape, finished
         self._submitted = 0
 
     def pace(self, seconds: float) -> float:
-        """Jobs finished a second, over so many seconds."""
+        """Return the jobs finished per second over `seconds` seconds."""
         began, before = clock.monotonic(), self._finished()
         while clock.monotonic() - began < seconds:
             missing = DEEP - (self._submitted - self._finished())
@@ -228,7 +229,7 @@ class _Feed:
 
 @contextmanager
 def _held(url: str) -> Iterator[None]:
-    """A snapshot that stays open, in a database session of its own."""
+    """Hold a snapshot open in a database session of its own."""
     with psycopg.connect(libpq_url(url)) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT count(*) FROM leasehold.bots")
@@ -247,8 +248,10 @@ SHAPES: dict[str, Callable[[str, float], Iterator[Ratio]]] = {
 
 
 @click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
-@click.option("--only", multiple=True, type=click.Choice(list(SHAPES)), help="These only.")
-@click.option("--scale", type=click.FloatRange(0.01, 10), default=1.0, show_default=True, help="Times the usual size.")
+@click.option("--only", multiple=True, type=click.Choice(list(SHAPES)), help="Measure only these; repeatable.")
+@click.option(
+    "--scale", type=click.FloatRange(0.01, 10), default=1.0, show_default=True, help="Multiplies the usual sizes."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def main(only: tuple[str, ...], *, scale: float, as_json: bool) -> None:
     found: list[Ratio] = []
@@ -263,7 +266,7 @@ def main(only: tuple[str, ...], *, scale: float, as_json: bool) -> None:
         told = ("base", "rate", "ratio")
         click.echo(json.dumps([{**vars(each), **{name: getattr(each, name) for name in told}} for each in found]))
         return
-    table = Table(title="Jobs a second against the base of the same run", title_justify="left", box=None)
+    table = Table(title="Jobs per second against the base of the same run", title_justify="left", box=None)
     for column in ("what", "base", "rate", "ratio", "least–most", "lost", "deadlocks"):
         table.add_column(column, no_wrap=True, justify="left" if column == "what" else "right")
     for each in found:

@@ -1,5 +1,5 @@
-"""How much of each limit is used: quotas, counters, accounts, rates.
+"""How much of each limit is in use: quotas, counters, accounts, rates.
 
-It imports `schema.policy`, `schema.postgres`, `schema.tables` and the ground modules. Read first: quotas.py and
-counters.py.
+It may import `schema.policy`, `schema.postgres`, `schema.tables` and the modules directly in `schema`. Read first:
+quotas.py and counters.py.
 """

@@ -1,7 +1,7 @@
-"""Accounts: the instances that have a share of the pool, and the limits of what they and all together may have.
+"""Accounts: the instances with a share of the pool, their limits, the limits of the whole pool, and reported usage.
 
-An instance with an account is `managed`: all its jobs wait at gates. Those that wait already when that changes are
-taken over step by step (`schema.moves.managing`), while they go on being placed.
+An instance with an account is *managed*: all its jobs are constrained jobs. When an instance becomes managed, or stops
+being so, its waiting jobs change queue in batches (schema/moves/reassign.py) and may start meanwhile.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from schema.postgres.notify import wake
 from schema.validation import Name, check_name
 
 MAX_WEIGHT, MAX_BUDGET, MAX_JOBS = 1e6, 1e12, 1_000_000_000
-#: Locks of one instance that may be given slots at once.
+#: The most locks of one instance in one request.
 MAX_LOCKS = 1000
-#: What is limited by which counter of an instance, and of the pool.
+#: For each limit the ending of the counter's name (of an instance), or the whole name (of the pool).
 OF_INSTANCE = {"max_concurrent": "jobs", "budget": "cost", "slots": "slots"}
 OF_POOL = {"max_concurrent": "pool:jobs", "budget": "pool:cost"}
 
@@ -48,8 +48,7 @@ ORDER BY i.name
 
 
 class PoolLimits(BaseModel):
-    """What all managed instances may have together, and the jobs with terms of others with them. What is not given
-    stays; null = any number.
+    """Limits on all constrained jobs of the pool together. An omitted field keeps its value; null = unlimited.
 
     max_concurrent: jobs that run at once. budget: cost within the rolling window.
     """
@@ -57,35 +56,37 @@ class PoolLimits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_concurrent: int | None = Field(
-        default=None, ge=0, le=MAX_JOBS, description="jobs that run at once; null = any number"
+        default=None, ge=0, le=MAX_JOBS, description="jobs that run at once; null = unlimited"
     )
     budget: float | None = Field(
-        default=None, ge=0, le=MAX_BUDGET, description="cost within the rolling window, in its unit; null = any amount"
+        default=None, ge=0, le=MAX_BUDGET, description="cost within the rolling window, in its unit; null = unlimited"
     )
 
     def limits(self) -> dict[str, float | None]:
-        """The limits that are given, by counter."""
+        """The limits in this request, by counter name."""
         return {OF_POOL[key]: getattr(self, key) for key in OF_POOL if key in self.model_fields_set}
 
 
 class Account(PoolLimits):
-    """What an instance may have. What is not given stays; a new account has a weight of 1 and no limits.
+    """The share and limits of an instance. An omitted field keeps its value.
 
-    credit_weight: its part beside the others'; 0 = what they leave.
-    unit: what its budget counts: `cost`, or whatever its bots report under that name; of `seconds`, the run time where
-        they report none.
-    slots: places in which its jobs work, one for each; null = any number.
-    locks: how many jobs may hold each of these locks at once; 1 for one that is never named here.
+    A new account has weight 1 and no limits.
+
+    credit_weight: its share relative to the weights of other instances; 0 = only what the others leave.
+    unit: what its budget counts: `cost`, or any unit that its bots report. For `seconds`, the run time counts where
+        bots report nothing.
+    slots: the number of its slots. Each running job occupies one; null = unlimited.
+    locks: for each named lock, how many jobs may hold it at once. A lock that is not named allows 1.
     """
 
     credit_weight: float | None = Field(
-        default=None, ge=0, le=MAX_WEIGHT, description="share beside the weights of the others; 0 = what they leave"
+        default=None, ge=0, le=MAX_WEIGHT, description="share relative to the weights of others; 0 = what they leave"
     )
     unit: Name | None = Field(
         default=None, description="what the budget counts: cost, seconds, or what bots report under that name"
     )
     slots: int | None = Field(
-        default=None, ge=0, le=MAX_JOBS, description="places in which its jobs work, one each; null = any number"
+        default=None, ge=0, le=MAX_JOBS, description="slots in which its jobs work, one each; null = unlimited"
     )
     locks: dict[Name, Annotated[int, Field(ge=0, le=MAX_JOBS)]] = Field(
         default={}, max_length=MAX_LOCKS, description="how many jobs may hold each of these locks at once"
@@ -93,11 +94,11 @@ class Account(PoolLimits):
 
     @property
     def is_given(self) -> bool:
-        """Whether it says anything."""
+        """True if any field has a value."""
         return any(getattr(self, key) not in (None, {}) for key in Account.model_fields)
 
     def limits_of(self, name: str) -> dict[str, float | None]:
-        """The limits that are given, by counter, for the instance of that name."""
+        """The limits in this request for the instance `name`, by counter name."""
         found = {
             instance_counter(name, ending): getattr(self, key)
             for key, ending in OF_INSTANCE.items()
@@ -108,8 +109,11 @@ class Account(PoolLimits):
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one instance for an operator. `used`: cost within the window with what is reserved, of `budget`;
-    `running`: live leases, of `max_concurrent`; limits are None for any number."""
+    """The share of one instance as an operator sees it.
+
+    used: cost within the rolling window, including what is reserved; its limit is `budget`.
+    running: live leases; their limit is `max_concurrent`. A limit of None means unlimited.
+    """
 
     name: str
     credit_weight: float
@@ -122,12 +126,12 @@ class Share:
 
 
 def accounts(connection: Connection) -> list[Share]:
-    """The shares of all managed instances, by name."""
+    """The shares of all managed instances, ordered by name."""
     return [Share(**row._mapping) for row in connection.execute(_LIST)]
 
 
 def put_account(connection: Connection, name: str, account: Account, *, actor: str, reason: str = "") -> None:
-    """Give the instance, made if it is new, a share of the pool, or change it. What is so already is not written."""
+    """Give the instance a share of the pool, or change it. Creates the instance; writes only what differs."""
     check_name("name", name)
     instance = connection.execute(_INTERN, {"name": name}).scalar_one()
     managed = connection.execute(_HOLD, {"instance": instance}).scalar_one()
@@ -149,9 +153,9 @@ def put_account(connection: Connection, name: str, account: Account, *, actor: s
 
 
 def remove_account(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """The instance shares no more: its jobs wait for a place alone, and its limits are gone, but for its locks.
+    """Remove the instance's account: it is no longer managed, and its limits except those of locks are removed.
 
-    Raises NotFound without an account.
+    Raises NotFound if it has no account.
     """
     instance = connection.execute(_FIND, {"name": name}).scalar_one_or_none()
     if instance is None:
@@ -164,7 +168,7 @@ def remove_account(connection: Connection, name: str, *, actor: str, reason: str
 
 
 def limit_pool(connection: Connection, limits: PoolLimits, *, actor: str, reason: str = "") -> None:
-    """Limit what all have together. What is so already is not written."""
+    """Set the limits of the whole pool. Writes only what differs."""
     changed = _limit(connection, limits.limits())
     if changed:
         audit.write(connection, "pool.limit", actor=actor, subject="pool", details={**changed, "reason": reason})
@@ -172,19 +176,19 @@ def limit_pool(connection: Connection, limits: PoolLimits, *, actor: str, reason
 
 
 def pool_limits(connection: Connection) -> dict[str, counters.Counter]:
-    """What all have together, by what is limited."""
+    """The pool's amounts in use and limits, by the name of the limit."""
     found = counters.read(connection, list(OF_POOL.values()))
     return {key: found.get(name, counters.Counter()) for key, name in OF_POOL.items()}
 
 
 def declare(connection: Connection, wanted: Mapping[str, Account], *, actor: str, reason: str) -> None:
-    """Give the named instances what the configuration says; the others, and what it does not say, stay."""
+    """Store the accounts of the configuration. Other instances, and fields that it omits, keep their values."""
     for name in sorted(wanted):
         put_account(connection, name, wanted[name], actor=actor, reason=reason)
 
 
 def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Set those of the limits that are different, in the order of their counters; returns them."""
+    """Set the limits that differ from the stored ones, in the order of counter names; returns these."""
     known = counters.read(connection, list(limits))
     changed = {
         name: most
@@ -196,10 +200,10 @@ def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[s
     return changed
 
 
-# What instances have used, for people: as their bots reported it, in every unit, for as long as it is kept.
+# Usage as bots reported it, in every unit, for as long as it is kept.
 
 
-#: The largest stretch of time that is asked for, hours.
+#: The longest period of a query, hours.
 MAX_HOURS = 24 * 3650
 
 _REPORTED = text("""
@@ -213,7 +217,7 @@ GROUP BY 1, 2 ORDER BY 1, 2
 
 @dataclass(frozen=True)
 class ReportedUsage:
-    """What an instance has used of one unit; `jobs` are those that are done and said something of it."""
+    """What an instance has used of one unit. `jobs`: the number of ended jobs with a report in that unit."""
 
     instance: str
     unit: str
@@ -222,5 +226,5 @@ class ReportedUsage:
 
 
 def reported_usage(connection: Connection, *, hours: float) -> list[ReportedUsage]:
-    """What was reported within so many hours, by instance and unit."""
+    """The usage reported within the last `hours`, ordered by instance and unit."""
     return [ReportedUsage(**row._mapping) for row in connection.execute(_REPORTED, {"hours": hours})]

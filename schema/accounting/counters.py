@@ -1,9 +1,9 @@
-"""Counters: how much of something is in use, and how much of it may be.
+"""Counters: stored amounts in use, and their limits.
 
-A counter is taken from in the transaction that grants a lease, up to its limit, and given back in the one that ends the
-lease, whoever ends it. Its name says what it counts: `instance:NAME:jobs` live leases, `instance:NAME:cost` what was
-used within the rolling window and what is reserved for live leases, `lock:NAME` who holds a lock. They are locked after
-quotas, in the order of their names.
+The transaction that grants a lease charges its counters, up to their limits. The transaction that ends the lease gives
+the charges back. A counter's name says what it counts: `instance:NAME:jobs` counts live leases, `instance:NAME:cost`
+the cost within the rolling window including what is reserved for live leases, `lock:INSTANCE:NAME` the holders of a
+lock. Counters are locked after quotas, in the order of their names.
 """
 
 import json
@@ -25,8 +25,8 @@ from schema.validation import check_name, escaped
 READ = text("""
 SELECT name, used::double precision, most::double precision FROM counters WHERE name = ANY (CAST(:names AS text[]))
 """)
-# What was taken for a lease before, when room was reserved for it, is not taken again. Jobs of one queue take of the
-# same counters, and mostly as much: that comes once.
+# A lease that was charged when its reservation began is not charged again. Jobs of one queue charge the same counters,
+# mostly with equal amounts, so each distinct charge is sent once.
 NOTE = text("""
 WITH kinds AS MATERIALIZED (
     SELECT k.nth, ARRAY(SELECT jsonb_array_elements_text(k.taken->0)) AS names,
@@ -52,7 +52,8 @@ INSERT INTO counters (name, most) VALUES (:name, :most) ON CONFLICT (name) DO UP
 """)
 ROLL = text("SELECT roll_usage(:window, :limit)")
 
-# How busy the healthy bots are in a minute in which jobs are ready; whoever comes first says so.
+# Units in use and units available on healthy bots, in a minute in which jobs are ready. The first process to insert
+# the minute's rows decides them.
 SAMPLE = text(f"""
 INSERT INTO usage (name, bucket, amount, rolled)
 SELECT s.name, date_trunc('minute', clock_timestamp()), s.units, true
@@ -65,18 +66,18 @@ ON CONFLICT (name, bucket) DO NOTHING
 
 @dataclass(slots=True)
 class Counter:
-    """How much of it is in use, and how much may be, None for any amount. A working copy counts in it."""
+    """An amount in use and its limit, None = unlimited. Callers also use it as a working copy."""
 
     used: float = 0.0
     most: float | None = None
 
     def leaves(self, amount: float) -> bool:
-        """Whether so much more may be taken. A limit that is reached is closed also to what takes nothing."""
+        """True if `amount` more may be taken. A limit that is reached refuses even an amount of 0."""
         return self.most is None or (self.used < self.most and self.used + amount <= self.most)
 
 
 class Charge(NamedTuple):
-    """What one lease takes of counters: amounts by their names."""
+    """The amounts that one lease takes, by counter name."""
 
     job_id: int
     fence: int
@@ -85,8 +86,11 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True)
 class Settlement:
-    """One lease that is over. `usage`: what its bot says it has used, by unit; `seconds`: how long it ran, None if
-    nobody says; `final`: its job will not run again."""
+    """One lease that has ended.
+
+    usage: what its bot reported as used, by unit. seconds: how long it ran, None if unknown. final: true if its job
+    will not run again.
+    """
 
     job_id: int
     fence: int
@@ -96,17 +100,17 @@ class Settlement:
 
 
 def instance_counter(name: str, what: str) -> str:
-    """The name of the counter of `what` (jobs, cost, slots) an instance has."""
+    """The name of an instance's counter of `what`: jobs, cost or slots."""
     return f"instance:{name}:{what}"
 
 
 def lock_counter(instance: str, lock: str) -> str:
-    """The name of the counter of an instance's lock."""
+    """The name of the counter of one lock of an instance."""
     return f"lock:{instance}:{lock}"
 
 
 def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
-    """Those of the counters that exist, by name."""
+    """The counters among `names` that exist, by name."""
     if not names:
         return {}
     rows = connection.execute(READ, {"names": list(names)})
@@ -114,21 +118,21 @@ def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
 
 
 def charges_of(connection: Connection, job_id: int) -> dict[str, float]:
-    """What has been taken for the job's lease, or for one that room is reserved for."""
+    """The amounts charged for the job's live lease, or for its reservation, by counter name."""
     return {row.name: float(row.amount) for row in connection.execute(CHARGES_OF, {"job_id": job_id})}
 
 
 def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bool = False) -> None:
-    """Take what these leases need, all of it. Of a cost of which anything is left, the last one of them `may_overshoot`
-    the limit.
+    """Charge these leases to their counters, all or nothing.
 
-    If a limit was reached since it was looked at, the transaction has to begin anew: raises DBAPIError with the
-    SQLSTATE of a serialization failure, which `Database.run` repeats.
+    With `may_overshoot`, the last charge may exceed a cost limit that was not yet reached. If a limit was reached since
+    it was read, raises DBAPIError with the SQLSTATE of a serialization failure, so that `Database.run` repeats the
+    transaction.
     """
     taking = [charge for charge in charges if charge.amounts]
     if not taking:
         return
-    # Those that take the same mostly do so as one object.
+    # Equal amounts mostly are one object.
     kinds: dict[int, tuple[int, Mapping[str, float]]] = {}
     for charge in taking:
         kinds.setdefault(id(charge.amounts), (len(kinds) + 1, charge.amounts))
@@ -149,7 +153,7 @@ def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bo
             sums[name] += times * _exact(amount)
     last: dict[str, Decimal] = {}
     if may_overshoot:
-        # The last one comes apart from the others, because it alone may.
+        # The last charge is passed on its own, because only it may exceed a limit.
         for amounts in new:
             last |= {name: _exact(amount) for name, amount in amounts.items()}
     parts = [*((name, amount - last.get(name, 0)) for name, amount in sums.items()), *last.items()]
@@ -159,40 +163,42 @@ def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bo
 
 
 def _exact(amount: float) -> Decimal:
-    """As it is written, so that sums are what the database makes of them."""
+    """The amount as it is written, so that sums here equal the sums in the database."""
     return Decimal(repr(amount))
 
 
 def settle(connection: Connection, spent: Sequence[Settlement]) -> None:
-    """Give back what these leases have taken, once. Of a cost, what was used stays counted until it is older than the
-    window: what the bot said of the unit in which its instance counts, or the estimate if its job has ended and nobody
-    said."""
+    """Give back the charges of these leases, once for each lease.
+
+    The used part of a cost stays counted until it is older than the rolling window. It is what the bot reported in the
+    unit of the instance's account. If the job has ended and the bot reported nothing, it is the estimate.
+    """
     if spent:
         connection.execute(SETTLE, {"spent": json.dumps([asdict(each) for each in spent])})
 
 
 def limit(connection: Connection, name: str, most: float | None) -> None:
-    """Set how much of it there may be in use; what is in use above that stays."""
+    """Set the limit of a counter, None = unlimited. An amount in use above the limit stays."""
     connection.execute(LIMIT, {"name": name, "most": most})
 
 
 def roll(connection: Connection, *, window: float, limit: int) -> int:
-    """Forget up to `limit` minutes of usage older than `window` seconds; returns how many."""
+    """Take usage older than `window` seconds off the counters, at most `limit` rows of a minute; returns how many."""
     return int(connection.execute(ROLL, {"window": window, "limit": limit}).scalar_one())
 
 
 def sample(connection: Connection) -> None:
-    """Note how busy the pool is in this minute, if jobs are ready and nobody has noted it yet."""
+    """Record units in use and available for this minute, if jobs are ready and no process has recorded it yet."""
     connection.execute(SAMPLE)
 
 
-# Limits of counters that operators set by name: of classes, of owners and projects of an instance, of its locks.
+# Limits that operators set by name: of classes, and of the owners, projects and locks of an instance.
 
 
 #: The largest cost, and the largest number of jobs, that a limit may be.
 MAX_COST, MAX_JOBS = 1e12, 1_000_000_000
 
-# Names hold no colon, so that each part of a counter's name is one of the parts by which operators name it.
+# Names contain no colon, so a counter's name splits into the names that an operator gave.
 _LIST = text("""
 SELECT name, used::double precision, most::double precision FROM counters
 WHERE name LIKE :pattern AND (most IS NOT NULL OR :unlimited) ORDER BY name COLLATE "C"
@@ -202,8 +208,11 @@ _HELD = text("SELECT most::double precision FROM counters WHERE name = :name FOR
 
 @dataclass(frozen=True)
 class Kind:
-    """What is limited. `noun`: in sentences. `first`, `last`: around the names in that of the counter.
-    `unnamed`: the limit of one that nobody has set; None = any amount."""
+    """A kind of limited thing: class, owner, project or lock.
+
+    noun: its word in messages. first, last: the parts of the counter's name before and after the operator's names.
+    names: how many names an operator gives. unnamed: the limit where none is set; None = unlimited.
+    """
 
     noun: str
     first: str
@@ -212,24 +221,24 @@ class Kind:
     unnamed: float | None = None
 
     def counter(self, names: Sequence[str]) -> str:
-        """The counter of what has these names."""
+        """The counter's name for these operator's names."""
         return ":".join([self.first, *names, *([self.last] if self.last else [])])
 
     def named(self, counter: str) -> tuple[str, ...]:
-        """The names in that of a counter."""
+        """The operator's names in a counter's name."""
         return tuple(counter.split(":")[1 : 1 + self.names])
 
 
 JOBS_OF_CLASS = Kind("class", "class", 1, "jobs")
 COST_OF_OWNER = Kind("owner", "owner", 2, "cost")
 COST_OF_PROJECT = Kind("project", "project", 2, "cost")
-#: A lock has one slot unless it is given more.
+#: A lock has one slot unless an operator sets another number.
 SLOTS_OF_LOCK = Kind("lock", "lock", 2, unnamed=1.0)
 
 
 @dataclass(frozen=True)
 class CounterLimit:
-    """How much of something is in use, with what is reserved for what runs, and how much may be; None = any amount."""
+    """The amount in use, including what is reserved for running jobs, and the limit `most`; None = unlimited."""
 
     names: tuple[str, ...]
     used: float
@@ -237,7 +246,7 @@ class CounterLimit:
 
 
 def limits(connection: Connection, kind: Kind) -> list[CounterLimit]:
-    """Every limit of a kind, by name; of locks also those that jobs have used without one."""
+    """Every limit of a kind, ordered by name. Locks that jobs have used are listed even without a limit."""
     pattern = kind.counter(["%"] * kind.names)
     rows = connection.execute(_LIST, {"pattern": pattern, "unlimited": kind.unnamed is not None})
     return [CounterLimit(kind.named(row.name), row.used, row.most) for row in rows]
@@ -246,7 +255,7 @@ def limits(connection: Connection, kind: Kind) -> list[CounterLimit]:
 def set_limit(
     connection: Connection, kind: Kind, names: Sequence[str], most: float | None, *, actor: str, reason: str = ""
 ) -> None:
-    """Limit what has these names; None = any amount. What is in use above the limit stays. Raises BadInput."""
+    """Set a limit by its names; None = unlimited. An amount in use above the limit stays. Raises BadInput."""
     for name in names:
         check_name("name", name)
     if most is not None and not 0 <= most <= MAX_COST:
@@ -255,7 +264,7 @@ def set_limit(
 
 
 def remove_limit(connection: Connection, kind: Kind, names: Sequence[str], *, actor: str, reason: str = "") -> None:
-    """Limit it no more than what nobody has set a limit for. Raises NotFound if nobody has."""
+    """Remove a limit by its names; the default of its kind applies again. Raises NotFound if none was set."""
     counter = kind.counter(names)
     held = connection.execute(_HELD, {"name": counter}).one_or_none()
     if held is None or held.most == kind.unnamed:

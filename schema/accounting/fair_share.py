@@ -1,7 +1,7 @@
-"""Shares: how much of the pool each instance is to have beside the others, and what it has had within the window.
+"""Fair share: the weight of each instance, its usage within the rolling window, and when it last had jobs.
 
-An instance that asked for nothing for a while is not paid for that time: when it comes back, its usage counts as if it
-had been served all the while like the least served of those that asked, and that forgets itself with the window.
+An instance earns nothing while it has no jobs. When it returns, its usage is lifted to the level of the least served
+instance that did have jobs, relative to their weights. The lift fades within the rolling window, as usage does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from schema.predicates import CONSTRAINED
 
 Mode = Literal["waiting", "demand", "literal"]
 
-#: Seconds within which it is not noted again that an instance asks for something.
+#: Seconds between two records of demand of one instance.
 DEMAND_INTERVAL = 10.0
 
-# The lift of account `a` as it is now: it goes as the usage that it stands for would have gone.
+# The current lift of account `a`. It falls evenly to 0 within the window, as real usage would leave the window.
 _LIFT = """coalesce(a.lift * greatest(0, 1 - extract(epoch FROM now() - greatest(a.lifted_at, now()
     - make_interval(secs => :window)))::double precision / :window), 0)"""
 
@@ -44,7 +44,8 @@ LEFT JOIN accounts a ON a.instance = i.id
 WHERE c.name LIKE 'instance:%' AND c.name LIKE '%\\:cost' AND c.used > 0
 """)
 
-# Where all weights are zero they are equal. Whoever finds that another one notes it leaves it to that one.
+# If all weights are zero, they count as equal. An account whose row another transaction holds is being recorded there:
+# it is skipped, and its instance is returned if it counts as away.
 RECORD_DEMAND = text(f"""
 WITH due AS MATERIALIZED (
     SELECT a.instance, a.demand_at < now() - make_interval(secs => :idle) AS returned FROM accounts a
@@ -83,21 +84,22 @@ WHERE a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s' AND (
 class FairShareSettings(BaseModel):
     """How instances share the pool by their weights.
 
-    rolling_window_hours: what was used longer ago is forgotten. Doubling it doubles the time for which an instance
-        that took much has to stand back.
-    min_task_guarantee: so many jobs of each instance, done or running, come before any weighing in each window; 0 =
-        none.
-    mode: `waiting` weighs each instance, and what it has used, among those that have jobs waiting alone, so that these
-        share by their weights whatever the others weigh or have used; `demand` among those that have jobs waiting or
-        usage in the window, with which an idle one that has used much lets the heaviest of the others have everything
-        for a while; `literal` its weight among the former and its usage among the latter, and where any instance has
-        slots, one without has none.
-    budget_reserve: a job starts only if its estimate fits into what is left of a budget; false = while anything is
-        left, so that the last one may overshoot.
-    idle_after: seconds without a job that waits or runs after which an instance counts as having been away. Doubling
-        it lets an instance be paid for pauses twice as long.
-    budget, max_concurrent: of all jobs of managed instances, and of jobs with terms of others, together; unset = as it
-        is in the database.
+    rolling_window_hours: older usage does not count. Doubling it doubles the time for which an instance that used much
+        has to wait behind others.
+    min_task_guarantee: in each window, this many jobs of each instance (done or running) start before weights count;
+        0 = none.
+    mode: the instances among which weight and usage of an instance are compared.
+        `waiting`: only instances with waiting jobs. They share by their weights, whatever others weigh or have used.
+        `demand`: instances with waiting jobs, or with usage in the window. An idle instance that has used much then
+        lets the heaviest of the others have everything for a while.
+        `literal`: weight as in `waiting`, usage as in `demand`. If any instance has slots, an instance without slots
+        may run nothing.
+    budget_reserve: true = a job starts only if its estimate fits into the rest of the budget; false = while anything
+        of the budget is left, so that the last job may exceed it.
+    idle_after: seconds without a waiting or running job after which an instance counts as away. Doubling it lets an
+        instance earn through pauses twice as long.
+    budget, max_concurrent: limits on all constrained jobs of the pool together; unset = the value in the database
+        stays.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -118,8 +120,11 @@ class FairShareSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Share:
-    """An instance that has jobs waiting. `lift`: what counts as used beside what was; `completed`: jobs within the
-    window, counted up to the guarantee."""
+    """An instance with waiting jobs.
+
+    lift: the amount that counts as used in addition to real usage. completed: its jobs that completed within the
+    window, counted up to the guarantee.
+    """
 
     name: str
     weight: float = 1.0
@@ -128,21 +133,22 @@ class Share:
 
     @cached_property
     def cost(self) -> str:
-        """The counter of what it uses."""
+        """The name of the counter of its cost."""
         return instance_counter(self.name, "cost")
 
     @cached_property
     def jobs(self) -> str:
-        """The counter of its jobs that run."""
+        """The name of the counter of its running jobs."""
         return instance_counter(self.name, "jobs")
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The instances that have jobs waiting, by id, and what all others that have used anything weigh and have used,
-    which is not looked up where it does not count (mode `waiting`).
+    """The instances with waiting jobs, by id, and totals of all others with usage.
 
-    `slotted`: some instance has slots, so that one without has none (mode `literal`).
+    others, others_weight, others_used: number, weight and usage of the others. They are 0 in the mode `waiting`, which
+        does not read them.
+    slotted: some instance has slots, so that an instance without slots may run nothing (mode `literal`).
     """
 
     of: Mapping[int, Share]
@@ -155,7 +161,7 @@ class Shares:
 
 
 def read_shares(connection: Connection, instances: Sequence[int], settings: FairShareSettings) -> Shares:
-    """The shares of these instances, which have jobs waiting, and of the others."""
+    """Read the shares of these instances, which have waiting jobs, and the totals of the others."""
     where = {"instances": list(instances), "window": settings.window}
     rows = connection.execute(CANDIDATES, where | {"guarantee": settings.min_task_guarantee}).all()
     of = {row.id: Share(row.name, row.weight, row.lift, int(row.completed)) for row in rows}
@@ -174,12 +180,15 @@ def read_shares(connection: Connection, instances: Sequence[int], settings: Fair
 
 
 def record_demand(connection: Connection, instances: Sequence[int], settings: FairShareSettings) -> set[int]:
-    """These instances have jobs waiting or running; those that come back after a while start from where the least
-    served is. Returns the ones that somebody else is noting at this moment, whose jobs had better wait for it."""
+    """Record that these instances have jobs, at most every 10 s for each; lift those that return.
+
+    Returns the instances that another transaction is recording as returned at this moment. Their jobs should wait
+    until their lift is stored.
+    """
     where = {"instances": list(instances), "window": settings.window, "idle": settings.idle_after}
     return {row.instance for row in connection.execute(RECORD_DEMAND, where)}
 
 
 def unrecorded_demand(connection: Connection) -> list[int]:
-    """The managed instances that have jobs waiting or running and of which that has not been noted just now."""
+    """The managed instances with waiting or running jobs whose demand is due to be recorded."""
     return [row.instance for row in connection.execute(UNRECORDED_DEMAND)]

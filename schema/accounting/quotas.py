@@ -1,9 +1,13 @@
-"""Quotas: how many units each instance may have in each cohort, and how many it has.
+"""Quotas: how many units each instance may use and uses in each cohort, and repair of such totals.
 
-Usage is a counter on the quota's row. It changes in the two statements that begin and end leases and nowhere else, on
-rows that are locked in one order, (cohort, instance), after bots, jobs and leases; whoever already holds such a row
-takes others only if nobody else has them. An instance without a row in a cohort has no minimum and no maximum there,
-and nothing is counted.
+Usage is stored on the quota's row. Only the two statements that begin and end leases change it. They lock quota rows in
+the order (cohort, instance), after bots, jobs and leases. A transaction that already holds a quota row skips further
+rows that others hold. An instance without a quota in a cohort has no minimum and no maximum there, and its usage is not
+counted.
+
+Each bot's row stores the units of its live leases and reservations, and its number of live leases. These totals change
+together, on the locked row, wherever a lease or a reservation begins or ends. A total that is too high leaves a bot
+idle. One that is too low gives a bot more than it can hold, or hides its oldest lease from it.
 """
 
 from collections.abc import Iterable
@@ -19,11 +23,11 @@ from schema.postgres.fragments import newest_quota
 from schema.postgres.notify import wake
 from schema.validation import check_name, escaped
 
-#: Seconds for which an eviction lowers the maximum of the instance that was evicted (BuildGrid).
+#: Seconds for which an eviction lowers the maximum of the evicted job's instance (as in BuildGrid).
 EVICTION_COOLDOWN = 600.0
 
-# Each eviction of the instance within the cooldown takes one off its maximum, down to its minimum (BuildGrid). With 10,
-# 4 and seven evictions it is 4.
+# Each eviction of the instance within the cooldown lowers its maximum by one, but not below its minimum (as in
+# BuildGrid). With a maximum of 10, a minimum of 4 and seven evictions it is 4.
 _EFFECTIVE_MAX = "CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - {evicted}) END"
 #: The effective maximum of quota `q`, NULL if there is none.
 EFFECTIVE_MAX = _EFFECTIVE_MAX.format(
@@ -34,24 +38,24 @@ EFFECTIVE_MAX = _EFFECTIVE_MAX.format(
 
 
 class Guard(StrEnum):
-    """Up to which limit a pass may bring an instance: its minimum, for those below it, or its effective maximum."""
+    """The limit up to which a pass gives units to an instance: its minimum, or its effective maximum."""
 
     MIN = "min"
     MAX = "max"
 
 
-#: The limit of a quota `q` under a guard, where `q.evicted` says how often it was evicted.
+#: The limit of a quota `q` under a guard. `q.evicted` is the number of its evictions within the cooldown.
 LIMIT = {Guard.MIN: "q.min_quota", Guard.MAX: _EFFECTIVE_MAX.format(evicted="q.evicted")}
 
-#: What bots keep for queued jobs, each with its cohort and instance: as good as used, or others would take of the quota
-#: what an eviction has freed.
+#: Units reserved on bots for queued jobs, with cohort and instance. They count as used, because otherwise other jobs
+#: would take the part of the quota that an eviction has freed.
 KEPT = """
     SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
     CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
     WHERE v.until >= now() AND v.until >= clock_timestamp()"""
 
-#: The units that an instance may still be given, NULL for any number; `q` is its quota and `k` the sum of what is kept
-#: for its jobs, or they are rows of nulls.
+#: The units that an instance may still receive, NULL = unlimited. `q` is its quota and `k` the sum of the units
+#: reserved for its jobs; either may be a row of nulls.
 HEADROOM = {
     Guard.MIN: "coalesce(q.min_quota - q.usage - coalesce(k.units, 0), 0)",
     Guard.MAX: f"({EFFECTIVE_MAX}) - q.usage - coalesce(k.units, 0)",
@@ -73,9 +77,10 @@ LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM leases
     ON l.cohort = q.cohort AND l.instance = q.instance
 WHERE q.usage <> coalesce(l.units, 0) LIMIT 1
 """)
-# Whoever has written leases has ended, and nobody writes any until we have ended.
+# Waits for every transaction that has written leases, and lets no other write any until this transaction ends.
 LOCK_LEASES = text("LOCK TABLE leases IN SHARE ROW EXCLUSIVE MODE")
-# Whoever holds a quota without having written leases yet would wait for us: what it holds is left for the next time.
+# A transaction that holds a quota and has not yet written leases would wait for this one, so that waiting for its row
+# would be a deadlock. Its quota is skipped until the next round.
 REPAIR_QUOTAS = text("""
 WITH wrong AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.usage, coalesce(l.units, 0) AS live
@@ -96,7 +101,7 @@ ORDER BY w.cohort, w.instance
 
 @dataclass(frozen=True)
 class QuotaDrift:
-    """A counter that is not the sum of the live leases that it counts."""
+    """A quota whose stored `usage` was not `live`, the units of its live leases."""
 
     cohort: str
     instance: str
@@ -105,23 +110,23 @@ class QuotaDrift:
 
 
 def any_maximum(connection: Connection) -> bool:
-    """Whether any instance has a maximum in any cohort."""
+    """True if any instance has a maximum in any cohort."""
     return bool(connection.execute(LIMITED).scalar_one())
 
 
 def any_short_of_quota(
     connection: Connection, cohort: int, instances: Iterable[int], *, units: int, cooldown: float
 ) -> bool:
-    """Whether the maximum of any of these instances in the cohort leaves less than so many units."""
+    """True if any of these instances has less than `units` left below its maximum in the cohort."""
     values = {"cohort": cohort, "instances": sorted(instances), "units": units, "cooldown": cooldown}
     return bool(connection.execute(SHORT_AMONG, values).scalar_one())
 
 
 def reconcile_quotas(connection: Connection) -> list[QuotaDrift]:
-    """Compare every counter with the live leases in one snapshot; those that differ are repaired and come back.
+    """Compare the usage of every quota with the live leases; repair and return those that differ.
 
-    On a sound database there are none, and nothing is locked: a drift is an alarm, not a routine. One that was found is
-    judged again once nobody else writes leases.
+    On a sound database none differs and nothing is locked. A drift is a defect, not routine. If the first look finds
+    one, leases are locked and the comparison is repeated before the repair.
     """
     if connection.execute(DRIFT).first() is None:
         return []
@@ -129,7 +134,7 @@ def reconcile_quotas(connection: Connection) -> list[QuotaDrift]:
     return [QuotaDrift(row.cohort, row.instance, row.usage, int(row.live)) for row in connection.execute(REPAIR_QUOTAS)]
 
 
-# What operators set: the quota of an instance in a cohort. Every change is audited in its own transaction.
+# Quotas as operators set them. Every change is audited in its own transaction.
 
 
 #: The largest quota, in units.
@@ -163,7 +168,10 @@ ORDER BY c.position, c.name, i.name
 
 @dataclass(frozen=True)
 class Quota:
-    """One row for an operator; a maximum of None is no maximum. `effective_max` is what evictions have left of it."""
+    """One quota as an operator sees it, in units.
+
+    max_quota: None = no maximum. effective_max: the maximum, lowered by recent evictions.
+    """
 
     cohort: str
     instance: str
@@ -183,12 +191,12 @@ def set_quota(
     actor: str,
     reason: str = "",
 ) -> None:
-    """Give the instance this minimum and maximum, in units, in the cohort; a maximum of None is none.
+    """Set the instance's minimum and maximum in the cohort, in units; a maximum of None means no maximum.
 
-    Takes effect with the next grant. A maximum below the usage stops nothing: nothing new starts until the usage has
+    The change applies to the next grant. A maximum below the usage stops no job: no job starts until the usage has
     fallen below it. The first quota of an instance in a cohort waits until every transaction that has written leases
-    has ended, because its counter begins with what they hold. Raises NotFound for an unknown cohort and BadInput for a
-    minimum above the maximum or out of range.
+    has ended, because its usage starts at the units of the live leases. Raises NotFound for an unknown cohort, and
+    BadInput for a minimum above the maximum or a value out of range.
     """
     _check(minimum, maximum)
     key = _key(connection, cohort, instance)
@@ -210,14 +218,16 @@ def set_quota(
 
 
 def limits_of(connection: Connection, cohort: str, instance: str) -> tuple[int, int | None]:
-    """The minimum and the maximum of the instance in the cohort, held until this transaction ends; none if unset.
-    Raises NotFound for an unknown cohort."""
+    """The minimum and maximum of the instance in the cohort, locked until this transaction ends.
+
+    Without a quota they are 0 and None. Raises NotFound for an unknown cohort.
+    """
     found = _held(connection, _key(connection, cohort, instance))
     return (0, None) if found is None else (found.min_quota, found.max_quota)
 
 
 def remove_quota(connection: Connection, cohort: str, instance: str, *, actor: str, reason: str = "") -> None:
-    """Let the instance have any number of units in the cohort. Raises NotFound if it has no quota there."""
+    """Remove the quota of the instance in the cohort. Raises NotFound if it has none there."""
     before = connection.execute(_REMOVE, {"cohort": cohort, "instance": instance}).one_or_none()
     if before is None:
         raise NotFound(f"quota: '{escaped(instance, 63)}' has none in cohort '{escaped(cohort, 63)}'")
@@ -232,7 +242,7 @@ def remove_quota(connection: Connection, cohort: str, instance: str, *, actor: s
 
 
 def quotas(connection: Connection, *, cooldown: float = EVICTION_COOLDOWN) -> list[Quota]:
-    """Every quota, by cohort and instance."""
+    """Every quota, ordered by cohort and instance; `cooldown` is that of evictions, in seconds."""
     return [Quota(**row._mapping) for row in connection.execute(_LIST, {"cooldown": cooldown})]
 
 
@@ -245,7 +255,7 @@ def _check(minimum: int, maximum: int | None) -> None:
 
 
 def _held(connection: Connection, key: dict[str, int]) -> Row[Any] | None:
-    """The quota's limits, locked; if it has none yet, nobody else gives it one until this transaction ends."""
+    """Read and lock the quota. If there is none, returns None, and no other transaction can create it meanwhile."""
     before = connection.execute(_FOUND, key).one_or_none()
     if before is None:
         connection.execute(LOCK_LEASES)
@@ -261,14 +271,11 @@ def _key(connection: Connection, cohort: str, instance: str) -> dict[str, int]:
     return {"cohort": found, "instance": connection.execute(_INSTANCE, {"instance": instance}).scalar_one()}
 
 
-# The units of each bot that are in use or reserved, and its number of live leases: copies of what these leases and its
-# reservations say.
-#
-# They change together, on the bot's locked row, wherever a lease or a reservation begins or ends. A copy that is too
-# high leaves a bot idle, one that is too low gives it more than it can hold, or hides its oldest lease from it.
+# The totals on the rows of bots.
 
 
-# Whoever begins or ends leases or reservations of a bot holds its row; such a bot is left for the next time.
+# A transaction that begins or ends leases or reservations of a bot holds its row. Such a bot is skipped until the next
+# round.
 LOCK_CAPACITY = text("""
 SELECT b.id FROM bots b
 LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l ON l.bot_id = b.id
@@ -276,7 +283,7 @@ LEFT JOIN (SELECT bot_id, sum(units) AS units FROM reservations GROUP BY bot_id)
 WHERE b.in_use <> coalesce(l.units, 0) OR b.held <> coalesce(l.leases, 0) OR b.reserved <> coalesce(r.units, 0)
 ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
-# Judged again on the locked rows: the query before this one may have seen a row newer than the leases.
+# Compared again on the locked rows, because the query before this one may have seen a row newer than the leases.
 REPAIR_CAPACITY = text("""
 WITH wrong AS MATERIALIZED (
     SELECT b.id, b.name, b.in_use, b.held, b.reserved, s.leased, s.leases, s.kept FROM bots b
@@ -295,8 +302,10 @@ SELECT name, in_use, leased, held, leases, reserved, kept FROM wrong ORDER BY id
 
 @dataclass(frozen=True)
 class CapacityDrift:
-    """A bot whose `in_use` is not `leased`, the units of its live leases, whose `held` is not their number, `leases`,
-    or whose `reserved` is not `kept`, the units of its reservations."""
+    """A bot with a wrong total. Each pair is what was stored and what it should have been.
+
+    in_use, leased: units of its live leases. held, leases: their number. reserved, kept: units of its reservations.
+    """
 
     bot: str
     in_use: int
@@ -308,10 +317,9 @@ class CapacityDrift:
 
 
 def reconcile_capacity(connection: Connection) -> list[CapacityDrift]:
-    """Compare the units of every bot with its live leases and reservations; those that differ are repaired and come
-    back.
+    """Compare the totals of every bot with its live leases and reservations; repair and return those that differ.
 
-    On a sound database there are none, and nothing is locked: a drift is an alarm, not a routine.
+    On a sound database none differs and nothing is locked. A drift is a defect, not routine.
     """
     bot_ids = [row.id for row in connection.execute(LOCK_CAPACITY)]
     if not bot_ids:

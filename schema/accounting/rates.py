@@ -1,8 +1,12 @@
-"""Rates at which jobs of a resource class, or of a model of it, may start: token buckets that all assigners share.
+"""Rates of starts per resource class or model, and backpressure: advice to start fewer constrained jobs.
 
-A bucket fills by itself, by database time and when somebody looks. A grant takes a token of its class's bucket and one
-of its model's, where they exist, in its own transaction: no span of s seconds holds more than burst + rate x s grants.
-Buckets are locked after counters, in the order of their names.
+A rate is a token bucket that all assigners share. Its fill is computed from database time whenever it is read. A grant
+takes one token from the bucket of its class and one from that of its model, where they exist, in its own transaction.
+So no span of s seconds contains more than burst + rate x s grants. Buckets are locked after counters, in the order of
+their names.
+
+Backpressure is advice of an operator: start no constrained jobs, or pause between starts. It applies to one resource
+class or to all constrained jobs, and it may end after a given time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +24,7 @@ from schema.validation import NAME, check_name, escaped
 
 #: The largest rate, jobs per second, and the largest burst, jobs.
 MAX_RATE, MAX_BURST = 1e6, 1_000_000
-#: Seconds for which tokens are left to gather, so that a fast bucket is not looked at for each of them.
+#: Seconds for which tokens may gather, so that a fast bucket is not read for each single token.
 GATHER_SECONDS = 0.1
 
 PREFIX = "rate:"
@@ -31,7 +35,7 @@ SELECT name, rate, burst, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY
 """)
 DRAW_TOKENS = text("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
 _FOUND_RATE = text("SELECT rate, burst FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE")
-# A new bucket is full; one that changes keeps what is in it.
+# A new bucket is full. A changed bucket keeps its tokens, up to the smaller burst.
 _PUT_RATE = text("""
 INSERT INTO rate_buckets AS b (name, rate, burst, tokens) VALUES (:name, :rate, :burst, :burst)
 ON CONFLICT (name) DO UPDATE SET rate = EXCLUDED.rate, burst = EXCLUDED.burst,
@@ -47,25 +51,31 @@ SELECT name, rate, burst, greatest({_FILLED}, 0) AS tokens FROM rate_buckets ORD
 
 @dataclass(frozen=True)
 class Bucket:
-    """`rate`: jobs per second; `burst`: tokens at most; `tokens`: what there is now, below 0 for who comes late."""
+    """The state of a token bucket.
+
+    rate: tokens per second. burst: the most tokens it holds. tokens: what it holds now. A working copy falls below 0
+    once it is overdrawn.
+    """
 
     rate: float
     burst: int
     tokens: float
 
     def minus(self, jobs: int) -> "Bucket":
-        """After so many more jobs."""
+        """The bucket after `jobs` more starts."""
         return replace(self, tokens=self.tokens - jobs)
 
     @property
     def due(self) -> float:
-        """Seconds until another look is worth it: a token is there, or those that come within `GATHER`, but at most
-        half of the burst."""
+        """Seconds until the bucket should be read again.
+
+        By then it holds one token, or those of `GATHER_SECONDS` if they are more, but at most half of the burst.
+        """
         return max(0.0, (self._tokens_awaited - self.tokens) / self.rate)
 
     @property
     def slack(self) -> float:
-        """Seconds by which that look may be late before the bucket is full and tokens are lost."""
+        """Seconds by which that read may be late before the bucket is full and tokens are lost."""
         return (self.burst - self._tokens_awaited) / self.rate
 
     @property
@@ -75,7 +85,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Rate:
-    """One row for an operator: jobs per second, burst in jobs, and the tokens that are there now."""
+    """One rate as an operator sees it: jobs per second, burst in jobs, and the tokens it holds now."""
 
     resource: str
     per_second: float
@@ -86,9 +96,10 @@ class Rate:
 class RateSettings(BaseModel):
     """How fast jobs of one resource class, or of one model of it, may start.
 
-    resource: CLASS or CLASS/MODEL; a model's jobs also count for its class.
-    per_second: jobs that start in a second in the long run; unset takes a rate away. Doubling it doubles throughput.
-    burst: jobs that may start at once after a quiet time. Doubling it doubles how far a second may be above the rate.
+    resource: CLASS or CLASS/MODEL. Jobs of a model also count for its class.
+    per_second: average starts per second; unset removes the rate. Doubling it doubles throughput.
+    burst: starts at once after a quiet time. Doubling it doubles the number of starts that one second may have beyond
+        the rate.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -99,13 +110,13 @@ class RateSettings(BaseModel):
 
 
 def resource_of(constraints: Mapping[str, Any]) -> str | None:
-    """What these terms use: CLASS, CLASS/MODEL, or None."""
+    """The resource that a job with these constraints uses: CLASS, CLASS/MODEL, or None."""
     of_class, model = constraints.get("resource_class"), constraints.get("model")
     return of_class if of_class is None or model is None else f"{of_class}/{model}"
 
 
 def bucket_names(constraints: Mapping[str, Any]) -> list[str]:
-    """The buckets that jobs with these terms take of, where they exist."""
+    """The names of the buckets that jobs with these constraints draw from, if they exist."""
     used = resource_of(constraints)
     if used is None:
         return []
@@ -114,7 +125,7 @@ def bucket_names(constraints: Mapping[str, Any]) -> list[str]:
 
 
 def read_buckets(connection: Connection, wanted: Sequence[str]) -> dict[str, Bucket]:
-    """Those of the buckets that exist, as they are for this transaction, by name."""
+    """The wanted buckets that exist, by name, filled up to the start of this transaction."""
     if not wanted:
         return {}
     rows = connection.execute(READ_BUCKETS, {"names": list(wanted)})
@@ -122,19 +133,19 @@ def read_buckets(connection: Connection, wanted: Sequence[str]) -> dict[str, Buc
 
 
 def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
-    """Take so many tokens of these buckets, as far as they exist, for jobs granted in this transaction.
+    """Take these numbers of tokens from the buckets that exist, for jobs granted in this transaction.
 
-    If there are fewer since they were looked at, the transaction has to begin anew: raises DBAPIError with the SQLSTATE
-    of a serialization failure, which `Database.run` repeats.
+    If a bucket now holds fewer tokens than were read, raises DBAPIError with the SQLSTATE of a serialization failure,
+    so that `Database.run` repeats the transaction.
     """
     if wanted:
         connection.execute(DRAW_TOKENS, {"names": sorted(wanted), "jobs": [wanted[name] for name in sorted(wanted)]})
 
 
 def set_rate(connection: Connection, used: str, *, per_second: float, burst: int, actor: str, reason: str = "") -> None:
-    """Let jobs of `used`, CLASS or CLASS/MODEL, start at this rate, with at most `burst` at once.
+    """Limit the starts of jobs of `used` (CLASS or CLASS/MODEL) to this rate, with at most `burst` at once.
 
-    Raises BadInput for what is no such name, or out of range.
+    Raises BadInput for a malformed name or a value out of range.
     """
     check_resource("resource", used)
     if not 0 < per_second <= MAX_RATE:
@@ -159,7 +170,7 @@ def set_rate(connection: Connection, used: str, *, per_second: float, burst: int
 
 
 def remove_rate(connection: Connection, used: str, *, actor: str, reason: str = "") -> None:
-    """Let jobs of `used` start at any rate. Raises NotFound if it has none."""
+    """Remove the rate of `used`. Raises NotFound if it has none."""
     before = connection.execute(_REMOVE_RATE, {"name": PREFIX + used}).one_or_none()
     if before is None:
         raise NotFound(f"rate: '{escaped(used, 127)}' has none")
@@ -169,7 +180,7 @@ def remove_rate(connection: Connection, used: str, *, actor: str, reason: str = 
 
 
 def rates(connection: Connection) -> list[Rate]:
-    """Every rate, by name."""
+    """Every rate, ordered by name."""
     return [
         Rate(row.name.removeprefix(PREFIX), row.rate, row.burst, round(float(row.tokens), 3))
         for row in connection.execute(_LIST_RATES)
@@ -177,7 +188,7 @@ def rates(connection: Connection) -> list[Rate]:
 
 
 def declare(connection: Connection, wanted: Sequence[RateSettings], *, actor: str) -> None:
-    """Give the named resources the rates that the configuration says; the others keep theirs."""
+    """Store the rates of the configuration. Other resources keep theirs."""
     declarations.replace(connection, "rate", (each.resource for each in wanted))
     known = {each.resource: (each.per_second, each.burst) for each in rates(connection)}
     for each in sorted(wanted, key=lambda one: one.resource):
@@ -196,24 +207,22 @@ def declare(connection: Connection, wanted: Sequence[RateSettings], *, actor: st
 
 
 def check_resource(field: str, used: str) -> None:
-    """Raise BadInput unless it is CLASS or CLASS/MODEL."""
+    """Raise BadInput unless `used` is CLASS or CLASS/MODEL."""
     of_class, slash, model = used.partition("/")
     check_name(field, of_class)
     if slash:
         check_name(field, model)
 
 
-# Advice of operators on jobs that ask for more than a place: start none for now, or wait between starts.
-#
-# It is for one resource class or for all such jobs, and ends by itself if it was given for a time.
+# Backpressure.
 
 
-#: Seconds: the longest delay, and the longest time that advice is given for (a year).
+#: The longest delay, and the longest time for which advice may be given (a year), both in seconds.
 MAX_DELAY, MAX_TIME = 3600.0, 31_536_000.0
-#: Of advice that is for all jobs.
+#: The stored resource class of advice for all constrained jobs.
 ALL_CLASSES = ""
 
-#: The condition that there is any, for a statement that runs anyway.
+#: The condition that any advice is stored, for use inside another statement.
 ANY_ADVICE = "EXISTS (SELECT FROM backpressure)"
 IN_FORCE = "(until IS NULL OR until > now())"
 READ_ADVICE = text(f"SELECT resource_class, allowed, delay FROM backpressure WHERE {IN_FORCE}")
@@ -230,7 +239,7 @@ _REMOVE_ADVICE = text("DELETE FROM backpressure WHERE resource_class = :resource
 
 @dataclass(frozen=True)
 class Advice:
-    """`allowed`: whether jobs may start; `delay`: seconds that each assigner waits after it has started some."""
+    """Advice on starts. allowed: jobs may start. delay: seconds that each assigner pauses after it has started some."""
 
     allowed: bool
     delay: float = 0.0
@@ -238,7 +247,10 @@ class Advice:
 
 @dataclass(frozen=True)
 class AdviceInForce:
-    """One row for an operator. `resource_class` None is all jobs; `until` None is until it is taken back."""
+    """One piece of advice as an operator sees it.
+
+    resource_class: None = all constrained jobs. until: None = until it is withdrawn. delay: in seconds.
+    """
 
     resource_class: str | None
     allowed: bool
@@ -247,12 +259,12 @@ class AdviceInForce:
 
 
 def read_advice(connection: Connection) -> dict[str, Advice]:
-    """What is advised now, by resource class, '' for all."""
+    """The advice in force, by resource class; the key '' is for all constrained jobs."""
     return {row.resource_class: Advice(row.allowed, row.delay) for row in connection.execute(READ_ADVICE)}
 
 
 def advice_for(advice: Mapping[str, Advice], resource_class: str | None) -> Advice:
-    """What is advised for a class: the stricter of its own advice and that for all."""
+    """The advice for a class: the stricter of its own and that for all constrained jobs."""
     found = [advice[name] for name in {ALL_CLASSES, resource_class or ALL_CLASSES} if name in advice]
     return Advice(all(each.allowed for each in found), max((each.delay for each in found), default=0.0))
 
@@ -267,8 +279,11 @@ def advise(
     actor: str,
     reason: str = "",
 ) -> None:
-    """Advise this for a class, or for all jobs that ask for more than a place, for so many seconds, or until it is
-    taken back. Raises BadInput for what is out of range, or says nothing."""
+    """Store advice for a resource class, or with None for all constrained jobs.
+
+    It is in force for `seconds`, or with None until it is withdrawn. Raises BadInput for a value out of range, and for
+    advice that allows starts without a delay.
+    """
     if resource_class is not None:
         check_name("resource_class", resource_class)
     if not 0 <= delay <= MAX_DELAY:
@@ -286,7 +301,7 @@ def advise(
 
 
 def withdraw_advice(connection: Connection, resource_class: str | None, *, actor: str, reason: str = "") -> None:
-    """Advise nothing any more. Raises NotFound if nothing is advised."""
+    """Withdraw the advice for a resource class, or with None that for all. Raises NotFound if there is none."""
     connection.execute(_DELETE_EXPIRED_ADVICE)
     before = connection.execute(_REMOVE_ADVICE, {"resource_class": resource_class or ALL_CLASSES}).one_or_none()
     if before is None:
@@ -298,7 +313,7 @@ def withdraw_advice(connection: Connection, resource_class: str | None, *, actor
 
 
 def advice_in_force(connection: Connection) -> list[AdviceInForce]:
-    """All advice in force, that for all jobs first."""
+    """All advice in force, that for all constrained jobs first."""
     return [
         AdviceInForce(row.resource_class or None, row.allowed, row.delay, row.until)
         for row in connection.execute(_LIST_ADVICE)

@@ -1,4 +1,4 @@
-"""Reads that judge or explain the database: invariants, evidence for `explain`, the doctor.
+"""Reads that check or explain the database: invariants, evidence for `explain`, the doctor.
 
-It imports what `schema.picking` imports. Read first: invariants.py and evidence.py.
+It may import what `schema.picking` may import. Read first: invariants.py and evidence.py.
 """

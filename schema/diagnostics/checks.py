@@ -1,4 +1,7 @@
-"""What a check says."""
+"""The checks of `db doctor`. For each a `check_…` reads the database and a pure `judge_…` decides the verdict.
+
+One module because each check is short, and all share the verdicts and the printing of names and durations.
+"""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +20,12 @@ from schema.postgres.notify import PREFIX
 from schema.tables.columns import SCHEMA, STORAGE, metadata
 from schema.validation import escaped
 
-#: Characters of a name from the server that are shown.
+#: The most characters shown of a name that comes from the server.
 MAX_NAME_SHOWN = 80
 
 
 class Verdict(StrEnum):
-    """How a check ended, the least grave first. `unknown` is for a check that could not be made."""
+    """The result of a check, least grave first. `unknown`: the check could not run."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -32,8 +35,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One answer: `found` is a sentence, `remedy` what to do unless all is well, `figures` the numbers behind them,
-    with their units in the names."""
+    """The result of one check.
+
+    found: one sentence. remedy: what to do; None if nothing needs doing. figures: the numbers behind them, with their
+    units in the names.
+    """
 
     name: str
     verdict: Verdict
@@ -43,40 +49,40 @@ class Check:
 
 
 def gravest(verdicts: Iterable[Verdict]) -> Verdict:
-    """The one that counts, ok if there is none."""
+    """The gravest of the verdicts, ok if there are none."""
     return max(verdicts, key=list(Verdict).index, default=Verdict.OK)
 
 
 def printable_name(name: object) -> str:
-    """A name from the server as it may be printed."""
+    """A name from the server, shortened and escaped for printing."""
     return escaped(str(name), MAX_NAME_SHOWN)
 
 
 def quoted(text: str) -> str:
-    """A literal as it stands in the statements of a remedy."""
+    """The text as an SQL literal, for the statements of a remedy."""
     return "'" + printable_name(text).replace("'", "''") + "'"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """A number of seconds as text for people, in s, min or h."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-# What the server's settings promise: durability, room for connections, memory.
+# Settings of the server: durability, number of connections, memory.
 
 
-#: Parts of the connections in use that are a warning, and bad.
+#: Parts of the allowed connections in use from which the verdict is warning, and bad.
 CROWDED, FULL = 0.8, 0.95
-#: Seconds a session of ours may sit inside a transaction; our own processes are cut off after less.
+#: Seconds for which a session of this role may idle inside a transaction. Leasehold's own processes are cut off sooner.
 IDLE = 10.0
-#: Sessions that are named.
+#: The most sessions named in an answer.
 NAMED = 3
-#: The default of shared_buffers, bytes, and of work_mem.
+#: PostgreSQL's defaults of shared_buffers and of work_mem, bytes.
 SMALL_BUFFERS, SMALL_WORK = 128 * 1024**2, 4 * 1024**2
 
-#: What is lost while a setting is off.
+#: The risk while a setting is off.
 LOSSES: Mapping[str, str] = {
     "fsync": "the whole database may be damaged when the host loses power",
     "full_page_writes": "pages may be damaged when the host loses power while they are written",
@@ -112,7 +118,7 @@ SELECT pg_size_bytes(current_setting('shared_buffers')) AS buffers, pg_size_byte
 
 @dataclass(frozen=True)
 class Connections:
-    """How many the server allows, keeps for superusers and has, and how many beside this one are of our role."""
+    """Connections that the server allows, reserves for superusers and has; `ours` are the others of this role."""
 
     most: int
     reserved: int
@@ -122,7 +128,7 @@ class Connections:
 
 @dataclass(frozen=True)
 class Idler:
-    """A session of our role that has sat inside a transaction for so many seconds."""
+    """A session of this role that has idled inside a transaction for `seconds`."""
 
     pid: int
     name: str
@@ -130,13 +136,13 @@ class Idler:
 
 
 def check_durability(connection: Connection) -> Check:
-    """Whether what was acknowledged survives a crash."""
+    """Check that acknowledged writes survive a crash of the server."""
     rows = connection.execute(_DURABILITY, {"names": list(LOSSES)})
     return judge_durability({row.name: row.setting for row in rows})
 
 
 def judge_durability(settings: Mapping[str, str]) -> Check:
-    """Anything that is off is bad."""
+    """Judge the durability settings: any that is off is bad."""
     found = ", ".join(f"{name} {value}" for name, value in sorted(settings.items()))
     off = sorted(name for name, value in settings.items() if value == "off")
     if not off:
@@ -146,14 +152,18 @@ def judge_durability(settings: Mapping[str, str]) -> Check:
 
 
 def check_connections(connection: Connection) -> Check:
-    """How many are left, and whether sessions of our role sit inside transactions."""
+    """Check how many connections are left, and whether sessions of this role idle inside transactions."""
     row = connection.execute(_CONNECTIONS).one()
     idlers = [Idler(**each._mapping) for each in connection.execute(_IDLE)]
     return judge_connections(Connections(**row._mapping), idlers)
 
 
 def judge_connections(counted: Connections, idlers: Sequence[Idler]) -> Check:
-    """Few that are left are a danger to every process that reconnects; one that idles holds locks and rows."""
+    """Judge the connections.
+
+    With few left, processes that reconnect may be refused. A session that idles in a transaction holds locks and keeps
+    dead rows.
+    """
     allowed = counted.most - counted.reserved
     used = counted.in_use / max(allowed, 1)
     figures = {
@@ -178,13 +188,13 @@ def judge_connections(counted: Connections, idlers: Sequence[Idler]) -> Check:
 
 
 def check_memory(connection: Connection) -> Check:
-    """What the server may keep in memory, against the size of our tables."""
+    """Check the server's memory settings against the size of the pool's tables."""
     row = connection.execute(_MEMORY).one()
     return judge_memory(buffers=row.buffers, work=row.work, size=row.size)
 
 
 def judge_memory(*, buffers: int, work: int, size: int) -> Check:
-    """Sizes in bytes. The default of shared_buffers is enough for as long as the tables fit."""
+    """Judge memory settings, all sizes in bytes. The default of shared_buffers is enough while the tables fit in it."""
     figures = {"shared_buffers_bytes": buffers, "work_mem_bytes": work, "tables_bytes": size}
     found = f"shared_buffers {_megabytes(buffers)}, work_mem {_megabytes(work)}, tables {_megabytes(size)}"
     remedies = []
@@ -200,14 +210,14 @@ def _megabytes(size: int) -> str:
     return f"{size / 1024**2:.0f} MB"
 
 
-# The ways to the server: do wake-ups arrive, and do the two clocks agree.
+# The connection to the server: arrival of wake-ups, difference of the clocks.
 
 
-#: Seconds a wake-up may take until it counts as lost, and until it counts as slow.
+#: Seconds after which a wake-up counts as lost, and as slow.
 WAKEUP_TIMEOUT, SLOW = 2.0, 0.5
 #: Seconds by which the clocks may differ.
 OFFSET = 1.0
-#: Times that the database is asked for the time; the quickest answer counts.
+#: How often the database's clock is read. The quickest answer counts.
 CLOCK_READS = 5
 
 _DIRECT = "set database.listen_url to a direct address of the same database if database.url goes through a pooler"
@@ -216,10 +226,7 @@ _NOW = text("SELECT extract(epoch FROM clock_timestamp())::float")
 
 
 def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Check:
-    """Send a notification over the work connections and wait for it where wake-ups are listened for.
-
-    `patience` is in seconds.
-    """
+    """Send a notification over a work connection and wait for it on a listen connection, at most `patience` seconds."""
     channel = f"{PREFIX}doctor_{secrets.token_hex(8)}"
     try:
         with database.listen() as listener:
@@ -238,13 +245,13 @@ def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Ch
         where = "" if listening == sent.database else (
             f"; work is on database {printable_name(sent.database)}, listening on {printable_name(listening)}"
         )  # fmt: skip
-        found = f"a notification did not arrive within {patience:g} s, so that work waits for the next poll{where}"
+        found = f"a notification did not arrive within {patience:g} s, so work waits for the next poll{where}"
         return Check("wake-ups", Verdict.BAD, found, _DIRECT)
     return judge_wakeup(seconds)
 
 
 def judge_wakeup(seconds: float) -> Check:
-    """A notification that arrived after so many seconds."""
+    """Judge a notification that arrived after `seconds`."""
     found, figures = (
         f"a notification arrived after {seconds * 1000:.1f} ms",
         {"round_trip_ms": round(seconds * 1000, 3)},
@@ -256,7 +263,7 @@ def judge_wakeup(seconds: float) -> Check:
 
 
 def check_clocks(connection: Connection) -> Check:
-    """Compare this host's clock with the database's."""
+    """Compare this host's clock with that of the database."""
     looks = []
     for _ in range(CLOCK_READS):
         before, start = clock.wall(), clock.monotonic()
@@ -268,7 +275,7 @@ def check_clocks(connection: Connection) -> Check:
 
 
 def judge_clocks(offset: float, uncertainty: float) -> Check:
-    """The database's clock is `offset` seconds ahead of ours, give or take `uncertainty` seconds."""
+    """Judge a database clock that is `offset` ± `uncertainty` seconds ahead of this host's."""
     figures = {"offset_ms": round(offset * 1000, 3) + 0.0, "uncertainty_ms": round(uncertainty * 1000, 3)}
     way = "ahead of" if offset >= 0 else "behind"
     size = f"{abs(offset) * 1000:.1f} ms" if abs(offset) < 10 else duration(abs(offset))
@@ -279,16 +286,16 @@ def judge_clocks(offset: float, uncertainty: float) -> Check:
     return Check("clocks", Verdict.WARNING, found, remedy, figures)
 
 
-# The oldest snapshot: rows that died after it was taken cannot be removed until it is gone.
+# Snapshots. VACUUM cannot remove rows that died after the oldest snapshot was taken.
 
 
-#: Seconds a snapshot may be old before it is a warning, and before it is bad.
+#: Ages of a snapshot in seconds from which the verdict is warning, and bad.
 WARNING_SECONDS, BAD_SECONDS = 60.0, 600.0
-#: The same in transactions, for slots and standbys, of which the server does not know since when.
+#: The same in transactions, for slots and standbys. The server does not know their age in seconds.
 WARNING_TRANSACTIONS, BAD_TRANSACTIONS = 10_000, 1_000_000
 
-# A transaction that has written holds the horizon of every database, since no snapshot may be newer than it; one that
-# only reads holds that of its own database. VACUUM itself does not count.
+# A transaction that has written holds back removal in every database, because no snapshot may be newer than it. One
+# that only reads does so in its own database. VACUUM itself does not count.
 _SESSIONS = text("""
 SELECT 'session' AS kind, a.pid, coalesce(a.application_name, '') AS name, a.usename::text AS owner, a.state,
     a.datname::text AS database, extract(epoch FROM clock_timestamp() - a.xact_start)::float AS seconds,
@@ -318,9 +325,9 @@ FROM pg_stat_replication r WHERE r.backend_xmin IS NOT NULL
 
 @dataclass(frozen=True)
 class SnapshotHolder:
-    """Who keeps dead rows from being removed: a session, a prepared transaction, a replication slot or a standby.
+    """A session, prepared transaction, replication slot or standby that keeps dead rows from being removed.
 
-    `transactions` is the age of the oldest one it may still see, `seconds` how long it has held it, None if unknown.
+    transactions: the age of its snapshot in transactions. seconds: how long it has held the snapshot, None if unknown.
     """
 
     kind: str
@@ -334,7 +341,7 @@ class SnapshotHolder:
 
 
 def check_snapshots(connection: Connection) -> Check:
-    """Look for all of them."""
+    """Check all sessions, prepared transactions, replication slots and standbys that hold snapshots."""
     found = []
     for statement in (_SESSIONS, _PREPARED, _SLOTS, _STANDBYS):
         found += [SnapshotHolder(**row._mapping) for row in connection.execute(statement)]
@@ -342,9 +349,9 @@ def check_snapshots(connection: Connection) -> Check:
 
 
 def judge_snapshots(holders: Sequence[SnapshotHolder]) -> Check:
-    """The gravest of them decides; the oldest is named first."""
+    """Judge the holders: the gravest decides the verdict. They are named gravest first, then by age."""
     if not holders:
-        return Check("snapshots", Verdict.OK, "nobody holds a snapshot")
+        return Check("snapshots", Verdict.OK, "no session, slot or standby holds a snapshot")
     ordered = sorted(holders, key=_weight, reverse=True)
     verdict, oldest = gravest(map(judge_holder, holders)), ordered[0]
     figures: dict[str, object] = {
@@ -361,14 +368,14 @@ def judge_snapshots(holders: Sequence[SnapshotHolder]) -> Check:
     if verdict is Verdict.UNKNOWN:
         hidden = "; ".join(describe_holder(each) for each in ordered if judge_holder(each) is verdict)
         remedy = "let this role see the sessions of others: GRANT pg_monitor TO it"
-        return Check("snapshots", verdict, f"since when is hidden from this role: {hidden}", remedy, figures)
+        return Check("snapshots", verdict, f"this role may not see the age of: {hidden}", remedy, figures)
     named = [each for each in ordered if judge_holder(each) in (Verdict.WARNING, Verdict.BAD)][:NAMED]
     found = f"dead rows stay because of {'; '.join(map(describe_holder, named))}"
     return Check("snapshots", verdict, found, "; ".join(map(holder_remedy, named)), figures)
 
 
 def judge_holder(holder: SnapshotHolder) -> Verdict:
-    """How grave it is that it holds on."""
+    """The verdict on one holder, by its age."""
     match holder.kind, holder.seconds:
         case "slot" | "standby", _:
             return _beyond(holder.transactions, WARNING_TRANSACTIONS, BAD_TRANSACTIONS)
@@ -379,7 +386,7 @@ def judge_holder(holder: SnapshotHolder) -> Verdict:
 
 
 def describe_holder(holder: SnapshotHolder) -> str:
-    """Who it is, for people."""
+    """The holder and its age as text for people."""
     age = f"{holder.transactions} transactions"
     if holder.seconds is not None:
         age = f"{duration(holder.seconds)}, {age}"
@@ -397,7 +404,7 @@ def describe_holder(holder: SnapshotHolder) -> str:
 
 
 def holder_remedy(holder: SnapshotHolder) -> str:
-    """How to end it."""
+    """The action that makes the holder release its snapshot."""
     match holder.kind:
         case "session":
             return f"end session {holder.pid}: SELECT pg_terminate_backend({holder.pid})"
@@ -405,9 +412,9 @@ def holder_remedy(holder: SnapshotHolder) -> str:
             database = printable_name(holder.database)
             return f"in database {database}: COMMIT PREPARED or ROLLBACK PREPARED {quoted(holder.name)}"
         case "slot" if holder.state == "inactive":
-            return f"if nobody needs the slot: SELECT pg_drop_replication_slot({quoted(holder.name)})"
+            return f"if the slot is not needed: SELECT pg_drop_replication_slot({quoted(holder.name)})"
         case "slot":
-            return f"end the long query of whoever uses slot {quoted(holder.name)} (pid {holder.pid})"
+            return f"end the long query of the client that uses slot {quoted(holder.name)} (pid {holder.pid})"
         case _:
             return (
                 f"end the long query on standby {printable_name(holder.name)}, or set hot_standby_feedback = off there"
@@ -422,7 +429,7 @@ def _weight(holder: SnapshotHolder) -> tuple[int, float, int]:
     return list(Verdict).index(judge_holder(holder)), holder.seconds or 0.0, holder.transactions
 
 
-# Indexes that the tables should have: those that are missing, and those that PostgreSQL cannot use.
+# Indexes: missing ones, and those that PostgreSQL cannot use.
 
 
 DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -437,7 +444,7 @@ WHERE t.relnamespace = to_regnamespace('{SCHEMA}') ORDER BY 1
 
 @dataclass(frozen=True)
 class Index:
-    """One that is there; `building` tells that somebody makes it right now."""
+    """An existing index. `building`: it is being created at this moment."""
 
     name: str
     usable: bool
@@ -445,7 +452,7 @@ class Index:
 
 
 def expected() -> dict[str, str]:
-    """The names of all indexes, those of constraints included, and the statement that makes each."""
+    """The names of all indexes, including those of constraints, and the statement that creates each."""
     made = {}
     for table in metadata.tables.values():
         for index in table.indexes:
@@ -462,13 +469,13 @@ def expected() -> dict[str, str]:
 
 
 def check_indexes(connection: Connection, *, is_current: bool) -> Check:
-    """Compare the tables' description with the server; `is_current` tells whether the schema is of this version."""
+    """Compare the declared indexes with the server's. `is_current`: the schema has the version of this code."""
     found = [Index(**row._mapping) for row in connection.execute(_INDEXES)]
     return judge_indexes(expected(), found, is_current=is_current)
 
 
 def judge_indexes(wanted: Mapping[str, str], found: Sequence[Index], *, is_current: bool) -> Check:
-    """A wanted index that is missing or unusable is bad; any other that is unusable only costs its upkeep."""
+    """Judge the indexes: a wanted one that is missing or unusable is bad. Any other unusable one only slows writes."""
     there = {index.name for index in found}
     missing = sorted(wanted.keys() - there)
     building = sorted(index.name for index in found if not index.usable and index.building)
@@ -482,17 +489,17 @@ def judge_indexes(wanted: Mapping[str, str], found: Sequence[Index], *, is_curre
     remedies = [f"REINDEX INDEX CONCURRENTLY {SCHEMA}.{name}" for name in broken]
     remedies += [f"DROP INDEX CONCURRENTLY {SCHEMA}.{printable_name(name)}" for name in left_over]
     remedies += [wanted[name] for name in missing] if is_current else ["leasehold db upgrade"] if missing else []
-    remedies += ["look again when they are built"] if building else []
+    remedies += ["run the check again when they are built"] if building else []
     verdict = Verdict.BAD if missing or broken else Verdict.WARNING
     return Check("indexes", verdict, "; ".join(said), "; ".join(remedies), figures)
 
 
-# Whether dead rows are removed: autovacuum and its settings, and how many dead rows there are.
+# Removal of dead rows: autovacuum, its settings, and the number of dead rows.
 
 
-#: A table with so many more dead rows than live ones is slow to read.
+#: A table with this many more dead rows than live ones is slow to read.
 MANY_DEAD = 5_000
-#: Seconds after which a table that needs a vacuum should have had one, and at least so many rounds of autovacuum.
+#: A table that needs a vacuum is overdue after this many seconds, and at least this many rounds of autovacuum.
 OVERDUE, OVERDUE_ROUNDS = 600.0, 10
 
 _TABLES = text(f"""
@@ -512,7 +519,7 @@ SELECT current_setting('autovacuum')::boolean AS autovacuum, current_setting('tr
 
 @dataclass(frozen=True)
 class TableStatistics:
-    """One of our tables: storage parameters, rows as the server estimates them, seconds since its last vacuum."""
+    """One table of the pool: storage parameters, rows as the server estimates them, seconds since its last vacuum."""
 
     name: str
     options: Mapping[str, str]
@@ -522,7 +529,7 @@ class TableStatistics:
 
     @property
     def is_excluded(self) -> bool:
-        """Whether autovacuum is switched off for it."""
+        """True if autovacuum is switched off for this table."""
         return self.options.get("autovacuum_enabled", "true").lower() in ("off", "false", "no", "0")
 
 
@@ -539,7 +546,7 @@ class AutovacuumSettings:
 
 
 def read_tables(connection: Connection) -> list[TableStatistics]:
-    """All of our tables, by name."""
+    """All tables of the pool, ordered by name."""
     return [
         TableStatistics(row.name, dict(each.split("=", 1) for each in row.options), row.live, row.dead, row.vacuumed)
         for row in connection.execute(_TABLES)
@@ -547,13 +554,13 @@ def read_tables(connection: Connection) -> list[TableStatistics]:
 
 
 def check_autovacuum(connection: Connection) -> Check:
-    """Look at the settings of the server and of the tables."""
+    """Check autovacuum in the settings of the server and of the tables."""
     row = connection.execute(_AUTOVACUUM_SETTINGS).one()
     return judge_autovacuum(AutovacuumSettings(**row._mapping), read_tables(connection))
 
 
 def judge_autovacuum(settings: AutovacuumSettings, found: Sequence[TableStatistics]) -> Check:
-    """Whether dead rows will be removed in time."""
+    """Judge whether autovacuum removes dead rows in time."""
     problems: list[tuple[Verdict, str, str]] = []
     for name, is_on in (("autovacuum", settings.autovacuum), ("track_counts", settings.track_counts)):
         if not is_on:
@@ -566,7 +573,7 @@ def judge_autovacuum(settings: AutovacuumSettings, found: Sequence[TableStatisti
         if _is_overdue(table, settings):
             when = "never" if table.vacuumed is None else f"{duration(table.vacuumed)} ago"
             said = f"{table.name} has {table.dead} dead rows and was last vacuumed {when}"
-            problems.append((Verdict.WARNING, said, f"VACUUM {SCHEMA}.{table.name}, and look why it does not happen"))
+            problems.append((Verdict.WARNING, said, f"VACUUM {SCHEMA}.{table.name}, and find out why it did not run"))
     figures = {
         "workers": settings.workers,
         "naptime_seconds": settings.naptime,
@@ -581,12 +588,12 @@ def judge_autovacuum(settings: AutovacuumSettings, found: Sequence[TableStatisti
 
 
 def check_dead_rows(connection: Connection, *, oldest: Check) -> Check:
-    """Count them; `oldest` is what was found about snapshots, which may be why they are there."""
+    """Check the number of dead rows. `oldest` is the check of snapshots, which may be the cause."""
     return judge_dead_rows(read_tables(connection), oldest=oldest)
 
 
 def judge_dead_rows(found: Sequence[TableStatistics], *, oldest: Check) -> Check:
-    """A table with thousands more dead rows than live ones is slow."""
+    """Judge the tables: one with thousands more dead rows than live ones is slow to read."""
     figures = {table.name: {"live_rows": table.live, "dead_rows": table.dead} for table in found if table.dead}
     many = [table for table in found if table.dead > table.live + MANY_DEAD]
     if not many:
@@ -600,7 +607,7 @@ def judge_dead_rows(found: Sequence[TableStatistics], *, oldest: Check) -> Check
 
 
 def _different(table: TableStatistics) -> list[tuple[str, str]]:
-    """What is wrong with the parameters of one table, and the statement that puts it right."""
+    """Each wrong storage parameter of one table, with the statement that corrects it."""
     found = []
     for name, wanted in STORAGE.get(table.name, {}).items():
         is_now = table.options.get(name)
@@ -611,7 +618,7 @@ def _different(table: TableStatistics) -> list[tuple[str, str]]:
 
 
 def _is_overdue(table: TableStatistics, settings: AutovacuumSettings) -> bool:
-    """Whether it needs a vacuum by its own measure and has had none for long."""
+    """True if the table needs a vacuum by its own settings and has had none for long."""
     scale = float(table.options.get("autovacuum_vacuum_scale_factor", settings.scale_factor))
     base = float(table.options.get("autovacuum_vacuum_threshold", settings.threshold))
     since = float("inf") if table.vacuumed is None else table.vacuumed

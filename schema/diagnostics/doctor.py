@@ -1,7 +1,7 @@
-"""Whether a database is fit for the pool: every check, made one after the other.
+"""Runs every check of `db doctor`, one after the other.
 
-Each runs in a short transaction of its own that may only read. One that cannot be made says so and why; only a database
-that cannot be reached at all ends the whole.
+Most checks run in a short read-only transaction of their own. A check that fails to run has the verdict `unknown` and
+the reason. Only a database that cannot be reached ends the whole run.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _REFUSED = "42501"
 
 
 def run_checks(database: Database) -> list[Check]:
-    """Make every check. Raises NotReady if the database cannot be reached."""
+    """Run every check. Raises NotReady if the database cannot be reached."""
     version = _run_check("schema", partial(_schema, database))
     held = _run_in_transaction(database, "snapshots", checks_diagnostics.check_snapshots)
     checks = [
@@ -72,13 +72,13 @@ def _run_in_transaction(database: Database, name: str, check: Callable[[Connecti
 
 
 def _run_check(name: str, check: Callable[[], Check]) -> Check:
-    """What the check says, or why it could not be made."""
+    """The result of the check, or `unknown` with the reason why it could not run."""
     try:
         return check()
     except DBAPIError as error:
         reason = str(error.orig).strip().splitlines()
         refused = getattr(error.orig, "sqlstate", None) == _REFUSED
-        remedy = "run this as the role that owns the tables, or grant it what it lacks" if refused else "try again"
+        remedy = "run this as the role that owns the tables, or grant it the missing rights" if refused else "try again"
         return Check(
-            name, Verdict.UNKNOWN, f"could not be looked at: {printable_name(reason[0] if reason else '')}", remedy
+            name, Verdict.UNKNOWN, f"could not be checked: {printable_name(reason[0] if reason else '')}", remedy
         )

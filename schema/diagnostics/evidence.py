@@ -1,5 +1,8 @@
-"""Evidence: what the gates of one job are judged by, read without locks at a cost that neither the queue nor the fleet
-decides. The gates are the expressions by which jobs are picked and granted."""
+"""Evidence for `explain`: the state of each gate of one job, read without locks.
+
+The gates are the same SQL expressions that pick and grant jobs. Every query is bounded, so the cost does not grow with
+the queue or the fleet.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,14 +36,14 @@ from schema.predicates import (
 )
 from schema.validation import Properties
 
-#: Bots of a cohort, and bots that offer what a job requires, that are looked at; and comparisons of the clauses of its
-#: requirements with bots.
+#: The most bots read, both of the cohort and of those that match the requirements; and the most comparisons of single
+#: clauses of the requirements with bots.
 MAX_BOTS_READ, COMPARISONS = 1000, 4000
-#: Jobs ahead that are counted, and queues of an instance that are looked into for them.
+#: The most jobs ahead that are counted, and the most queues of the instance in which they are counted.
 AHEAD, MAX_QUEUES_READ = 10_000, 1000
-#: With so few bots that offer what a job requires, each clause of the requirements is looked at.
+#: With at most this many matching bots, each clause of the requirements is checked on its own.
 FEW = 3
-#: Clauses of the requirements that are looked at, names of bots that are told, and newest leases of the job.
+#: The most clauses checked, names of bots returned, and newest leases of the job returned.
 CLAUSES, NAMES, LEASES = 64, 5, 50
 
 Row = dict[str, Any]
@@ -88,8 +91,8 @@ w AS MATERIALIZED (
     SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance, CAST(:pool AS text) AS pool,
         CAST(:platform AS integer) AS platform, CAST(:units AS integer) AS units
 )"""
-# Whoever may not see everything sees the bots that it may use. Those come first for everybody, so that they are looked
-# at however many others there are.
+# A caller without `everything` sees only the bots that serve its instance. These come first for every caller, so that
+# the bound never hides them behind others.
 _SERVES = SERVES.of(bot="b", want="w")
 _PRESENT = f"""
 present AS MATERIALIZED (
@@ -108,7 +111,7 @@ SELECT count(*) AS present, count(*) FILTER (WHERE {HEALTHY.of(bot="b")}) AS hea
 FROM present b
 """)
 
-# The bots that offer what the job requires, and how many of them pass one gate after the other.
+# The bots that match the job's requirements, and how many of them pass one gate after the other.
 MATCHING = text(f"""
 WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
     SELECT platform, bot_id FROM bot_platforms
@@ -142,7 +145,7 @@ SELECT count(*) AS matching,
 FROM matching
 """)
 
-# For each clause of the requirements, the bots of the cohort that have it, and those that have all the others.
+# For each clause of the requirements, the bots of the cohort that match it, and those that match all other clauses.
 CLAUSE_BOTS = text(f"""
 WITH {_WANT}, {_PRESENT}
 SELECT c.nth, count(*) FILTER (WHERE b.properties @> c.alone) AS alone,
@@ -161,7 +164,7 @@ SELECT count(*) FROM (
     ORDER BY priority, queued_at, id LIMIT :limit) ahead
 """)
 
-# One step along the index for each queue of the instance in the cohort, and then into each of the others.
+# Walks the index one step per queue of the instance in the cohort, then counts in each queue but the job's own.
 AHEAD_IN_OTHERS = text(f"""
 WITH RECURSIVE queues AS (
     (SELECT platform, 1 AS nth FROM jobs WHERE {_OF_INSTANCE} ORDER BY cohort, instance, platform LIMIT 1)
@@ -202,7 +205,7 @@ WHERE l.job_id = :job_id ORDER BY l.fence DESC LIMIT :limit
 
 @dataclass(frozen=True)
 class Clause:
-    """One property and value of the requirements, the bots that have it, and those that have all the others."""
+    """One required property and value. `alone`: bots that have it; `others`: bots that have all other clauses."""
 
     name: str
     value: str
@@ -215,7 +218,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class JobsAhead:
-    """Jobs that come before one; `more`: at least so many."""
+    """The number of jobs ahead of a job. `more`: the true number may be larger."""
 
     jobs: int
     more: bool
@@ -223,7 +226,7 @@ class JobsAhead:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was found: rows of the queries of this module. Clauses are there if few bots offer what it requires."""
+    """The rows that this module's queries found. `clauses` is empty unless few bots match the requirements."""
 
     job: Row
     cohort: Row
@@ -235,8 +238,11 @@ class Evidence:
 
 
 def job(connection: Connection, job_id: int, *, cooldown: float) -> Row:
-    """The job with its instance, its quota and whether each of its own gates is open. `cooldown` is that of evictions,
-    in seconds. Of a blocked one also what it waits for, and by number the node because of which it waits for ever."""
+    """The job with its instance, its quota, and whether each of its own gates is open.
+
+    `cooldown` is that of evictions, in seconds. For a blocked job the row also has the nodes that it waits for, and the
+    number of a node that makes it wait for ever.
+    """
     found = _row(connection, JOB, {"id": job_id, "cooldown": cooldown})
     if not found[f"open_{DEPENDENCIES.name}"]:
         found |= graphs.unmet_dependencies(connection, job_id, limit=NAMES)
@@ -244,7 +250,7 @@ def job(connection: Connection, job_id: int, *, cooldown: float) -> Row:
 
 
 def gather(connection: Connection, job: Row, *, everything: bool) -> Evidence:
-    """All there is to judge a waiting job by. Without `everything` only bots that serve its instance are seen."""
+    """Read all evidence on a waiting job. Without `everything`, only bots that serve its instance are counted."""
     want: Row = {name: job[name] for name in ("cohort", "instance", "pool", "platform", "units")} | {
         "everything": everything
     }

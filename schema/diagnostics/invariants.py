@@ -1,7 +1,7 @@
-"""The safety invariants as queries: on a sound database every one of them gives no rows, at any instant.
+"""The safety invariants as queries (`db verify`). On a sound database each returns no rows at any instant.
 
-All of them are one statement and therefore see one snapshot, whatever isolation level the caller's transaction has.
-A test ends with `check`; an operator runs `verify`.
+All run as one statement and so see one snapshot, whatever the isolation level of the caller's transaction. Tests end
+with `check`; operators run `verify`.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, lite
 
 from schema.postgres.engine import Database
 
-#: Ids shown of the rows that break an invariant.
+#: The most ids shown of rows that break an invariant.
 SAMPLE = 5
 
 
 @dataclass(frozen=True)
 class Invariant:
-    """`broken` selects one column, `id`: what breaks the invariant, as the title names it."""
+    """One invariant. `title` names what breaks it; `broken` selects the ids of that as one column, `id`."""
 
     id: str
     title: str
@@ -26,7 +26,10 @@ class Invariant:
 
 @dataclass(frozen=True)
 class Finding:
-    """How many rows break an invariant (0 on a sound database) and at most 5 of their ids, smallest first."""
+    """The number of rows that break an invariant, 0 on a sound database, and their first ids.
+
+    `sample` has at most 5 ids, smallest first.
+    """
 
     id: str
     title: str
@@ -40,7 +43,7 @@ ONE_LIVE_LEASE = Invariant(
     "SELECT job_id AS id FROM live GROUP BY job_id HAVING count(*) > 1",
 )
 
-# A full join, so that a live lease of an absent job, or of an older fence of a job, is found as well.
+# A full join also finds a live lease of an absent job, or of an older fence of a job.
 JOB_AND_LEASE_AGREE = Invariant(
     "S2",
     "jobs whose state and live lease contradict each other",
@@ -54,7 +57,7 @@ JOB_AND_LEASE_AGREE = Invariant(
 
 CAPACITY_IS_KEPT = Invariant(
     "S3",
-    "bots whose units or leases are not those of their live leases or reservations, or exceed their capacity",
+    "bots whose stored units or lease count differ from their live leases or reservations, or exceed their capacity",
     """SELECT b.id
        FROM bots b
        LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l
@@ -66,7 +69,7 @@ CAPACITY_IS_KEPT = Invariant(
 
 USAGE_IS_COUNTED = Invariant(
     "S4",
-    "quotas (cohort/instance) whose usage is not that of the live leases",
+    "quotas (cohort/instance) whose usage differs from the units of the live leases",
     """SELECT q.cohort || '/' || q.instance AS id
        FROM quotas q
        LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM live GROUP BY cohort, instance) l
@@ -76,7 +79,7 @@ USAGE_IS_COUNTED = Invariant(
 
 RESULT_IS_CURRENT = Invariant(
     "S6",
-    "jobs whose result is not that of their current fence, or that have one without a bot's verdict",
+    "jobs whose result has another fence than the job, or that have a result without having succeeded or failed",
     """SELECT id FROM jobs
        WHERE result_fence IS DISTINCT FROM CASE WHEN state IN ('succeeded', 'failed') THEN fence END""",
 )
@@ -113,7 +116,7 @@ LEASES_OF_LIVE_SESSIONS = Invariant(
 
 NO_JOB_IS_DROPPED = Invariant(
     "S10",
-    "jobs whose state is not that of their last event, and job ids elsewhere that are no job's",
+    "jobs whose state is not that of their last event, and job ids in other tables without a job",
     """SELECT j.id
        FROM jobs j
        LEFT JOIN (SELECT DISTINCT ON (job_id) job_id, to_state FROM job_events ORDER BY job_id, id DESC) e
@@ -137,7 +140,7 @@ HISTORY_IS_A_CHAIN = Invariant(
        WHERE h.from_state IS DISTINCT FROM h.before""",
 )
 
-# A session that is over may have had other properties: only the current one can be judged.
+# An earlier session of the bot may have had other properties, so only leases of the current session are checked.
 PLACEMENT_IS_LEGAL = Invariant(
     "S13",
     "jobs leased to a bot that lacks a required property, or does not serve their instance, or in another cohort",
@@ -154,11 +157,11 @@ PLACEMENT_IS_LEGAL = Invariant(
           OR l.instance <> j.instance""",
 )
 
-# An edge counts until its parent has succeeded, or ended at all if it says so. Who was blocked may be cancelled at any
-# time. A parent's job may be deleted; its node tells how it ended.
+# An edge counts as unmet until its parent has succeeded, or with `on_failure = 'run'` until its parent has ended. A
+# blocked job may be cancelled at any time. A parent's job may be deleted; its node keeps the outcome.
 DEPENDENCIES_FIRST = Invariant(
     "S14",
-    "jobs that could run before what they depend on ended as asked, or whose node counts other than its edges",
+    "jobs that could run before their dependencies ended as required, or whose node's counts differ from its edges",
     """SELECT n.job_id AS id
        FROM graph_nodes n
        LEFT JOIN jobs j ON j.id = n.job_id
@@ -191,8 +194,8 @@ ATTEMPTS_ARE_BOUNDED = Invariant(
 
 CHARGES_ARE_LIVE = Invariant(
     "S18",
-    "live leases of gated jobs that have taken nothing of counters, and what neither a live lease nor one that room is"
-    " reserved for has taken",
+    "live leases of constrained jobs without a row of charges, and charges that belong to neither a live lease nor a"
+    " reservation",
     """SELECT coalesce(c.job_id, l.job_id) AS id
        FROM charges c
        FULL JOIN (SELECT live.job_id, live.fence FROM live JOIN jobs j ON j.id = live.job_id
@@ -204,7 +207,7 @@ CHARGES_ARE_LIVE = Invariant(
 
 COUNTERS_ARE_RIGHT = Invariant(
     "S19",
-    "counters that are not what live leases have taken and, of costs, what was used within the window",
+    "counters that differ from the charges of live leases plus, for costs, the usage within the window",
     """SELECT c.name AS id
        FROM counters c
        LEFT JOIN (SELECT t.name, sum(t.amount) AS amount FROM charges
@@ -215,7 +218,7 @@ COUNTERS_ARE_RIGHT = Invariant(
 
 RESOURCES_ARE_KEPT = Invariant(
     "S20",
-    "resources of bots of which more is in use than they have, and live leases that have not taken what they need",
+    "resources of bots with more in use than declared, and live leases without a charge for what their jobs need",
     """SELECT name AS id FROM counters WHERE name LIKE 'bot:%' AND used > most
        UNION ALL
        SELECT live.job_id::text
@@ -257,19 +260,18 @@ def _counted(place: int, invariant: Invariant) -> Select[Any]:
     )
 
 
-# Counts and samples of all invariants, in their order.
 CHECK = union_all(*(_counted(place, invariant) for place, invariant in enumerate(INVARIANTS))).order_by("place")
 
-# Nothing may change while the invariants are looked at, and a large history takes longer than a move may.
+# All invariants must see one snapshot, and a large history takes longer than a move may.
 SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
 NO_STATEMENT_TIMEOUT = text("SET LOCAL statement_timeout = 0")
-# Compiling one wide statement costs more than running it; reading whole tables is what this is about.
+# Compiling this wide statement costs more than running it. It reads whole tables, so sequential scans are right.
 NO_JIT = text("SET LOCAL jit = off")
 WHOLE_TABLES = text("SET LOCAL enable_seqscan = on")
 
 
 def check(connection: Connection) -> list[Finding]:
-    """Look at every invariant in one snapshot; all findings come back, also those of 0 rows."""
+    """Check every invariant in one snapshot. Returns a finding for each, also for those with 0 rows."""
     return [
         Finding(id=invariant.id, title=invariant.title, rows=row.rows, sample=list(row.sample))
         for invariant, row in zip(INVARIANTS, connection.execute(CHECK), strict=True)
@@ -277,7 +279,7 @@ def check(connection: Connection) -> list[Finding]:
 
 
 def verify(database: Database) -> list[Finding]:
-    """`check` in a read-only transaction of its own, for as long as it takes. Raises NotReady without a database."""
+    """Run `check` in a read-only transaction of its own, without a time limit. Raises NotReady without a database."""
 
     def work(connection: Connection) -> list[Finding]:
         for setting in (SNAPSHOT, NO_STATEMENT_TIMEOUT, NO_JIT, WHOLE_TABLES):

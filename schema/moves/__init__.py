@@ -1,15 +1,21 @@
-"""Every change of a job or a lease, as named, fenced, set-based moves. Nothing else writes those tables.
+"""The only writers of jobs and leases: every change of state is a named, fenced, set-based move.
 
-A move takes a connection inside a transaction and lists of rows; its statement carries the fence in its WHERE and
-writes the event of each row it changed. A row that does not come back lost a race, which is a normal outcome.
-Locks are taken in one order, bot → job → lease → quota → node, each sorted by id; what is taken out of order skips
+A move takes a connection inside a transaction and lists of rows. Its statement carries the fence in its WHERE and
+writes the event of each row that it changed. A row that does not come back lost a race, which is a normal outcome.
+Locks are taken in one order, bot, job, lease, quota, node, each sorted by id; what is taken out of order skips
 locked rows.
 
-    queued -> leased: grant            leased -> running: acknowledge
-    leased, running -> cancelling: cancel    queued, parked, deferred -> cancelled: cancel
-    queued -> deferred: defer                deferred -> queued: return_deferred
-    queued -> parked: park, skip             parked -> queued: unpark, requeue
-    queued -> dead: time_out                 queued -> queued: watch (promote, hasten, at_risk), reprice
-    blocked -> queued: unblock               blocked -> cancelled: cancel
-    leased, running, cancelling -> final, queued: the endings (finish, retry, requeue, evict, expire)
+    nothing -> queued, blocked: submit.submit, submit.submit_alone, graphs.submit_graph
+    queued -> leased: grant.grant, grant.grant_locked
+    leased -> running: acknowledge.acknowledge
+    leased, running, cancelling -> succeeded, failed, cancelled, dead, queued: end.end
+    leased, running -> queued: preempt.preempt (through end), sessions.expire, sessions.close
+    leased, running -> cancelling: cancel.cancel        queued, parked, deferred, blocked -> cancelled: cancel.cancel
+    queued -> deferred: hold.defer                      deferred -> queued: hold.return_deferred
+    queued -> parked: hold.park, hold.skip              parked -> queued: hold.unpark, hold.requeue
+    queued -> dead: timeouts.time_out                   blocked -> queued, cancelled: dependencies.unblock_due
+    queued -> queued: backoff.postpone, backoff.promote, backoff.release, priority.review_waiting, priority.reprice
+
+It imports `schema.picking`, `schema.fleet`, `schema.accounting`, `schema.policy` and what these import. Read first:
+grant.py and end.py.
 """

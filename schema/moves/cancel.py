@@ -1,6 +1,11 @@
-"""blocked, queued, parked, deferred -> cancelled, and leased, running -> cancelling: cancel. A shared job goes on while
-others want it: who cancels a submission of it withdraws that one only. Asking a bot to stop is a change of the
-lease."""
+"""Cancel jobs, and ask bots to stop what runs.
+
+    blocked, queued, parked, deferred -> cancelled: cancel
+    leased, running -> cancelling: cancel
+
+A job that several submissions share goes on while one of them still wants it: cancelling a submission withdraws that
+submission only. Asking a bot to stop changes the lease, not the job.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -12,7 +12,6 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
-    Computed,
     Connection,
     Double,
     Identity,
@@ -27,10 +26,10 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
+from sqlalchemy.dialects.postgresql import JSONB, UUID
 
 from schema import sql
-from schema.tables.columns import NO_LABELS, NOW, TIME, identity, metadata, name_form
+from schema.tables.columns import NOW, TIME, identity, metadata
 
 #: The check of a job's row, by the function in `schema/sql/checks/job_is_sound.sql`.
 CHECK = """
@@ -44,8 +43,6 @@ def _load_checks(_: object, connection: Connection, **__: Any) -> None:
     sql.load_all(connection, "checks")
 
 
-LIVE = "state IN ('pending', 'active', 'cancelling')"
-NOT_OVER = "state NOT IN ('completed', 'cancelled')"
 QUEUED = "state = 'queued'"
 READY = "state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL"
 GATED = "state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL"
@@ -53,19 +50,6 @@ QUEUE = "cohort instance platform"
 ORDER = "cohort priority queued_at id"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = "state = 'queued' AND schedule_after IS NOT NULL"
-
-reservations = Table(
-    "reservations",
-    metadata,
-    Column("job_id", BigInteger, autoincrement=False, nullable=False),
-    Column("bot_id", BigInteger, nullable=False),
-    Column("units", Integer, nullable=False),
-    Column("until", TIME, nullable=False),
-    PrimaryKeyConstraint("job_id"),
-    CheckConstraint("units >= 1", name="reservations_units_positive"),
-    Index("reservations_of_bot", "bot_id"),
-    Index("reservations_until", "until"),
-)
 
 platforms = Table(
     "platforms",
@@ -161,134 +145,6 @@ submit_keys = Table(
     PrimaryKeyConstraint("instance", "key"),
     CheckConstraint("octet_length(key) BETWEEN 1 AND 200", name="submit_keys_key_bounded"),
     Index("submit_keys_of_job", "job_id"),
-)
-
-bots = Table(
-    "bots",
-    metadata,
-    identity(),
-    Column("name", Text, nullable=False),
-    Column("epoch", BigInteger, nullable=False, server_default=text("0")),
-    Column("session", LargeBinary),
-    Column("sync_seq", BigInteger, nullable=False, server_default=text("0")),
-    Column("status", Text, nullable=False, server_default="gone"),
-    Column("draining", Boolean, nullable=False, server_default=text("false")),
-    Column("closing", Boolean, nullable=False, server_default=text("false")),
-    Column("instance", Integer),
-    Column("priority", Integer, nullable=False, server_default=text("0")),
-    Column("capacity", Integer, nullable=False, server_default=text("0")),
-    Column("in_use", Integer, nullable=False, server_default=text("0")),
-    Column("properties", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
-    Column("sample_key", Double, nullable=False, server_default=func.random()),
-    Column("opened_at", TIME),
-    Column("expires_at", TIME),
-    Column("labels", ARRAY(Text), nullable=False, server_default=NO_LABELS),
-    Column("cohort", Integer, nullable=False, server_default=text("0")),
-    Column("pool", Text),
-    Column("reserved", Integer, nullable=False, server_default=text("0")),
-    Column("drain_deadline", TIME),
-    Column("held", Integer, nullable=False, server_default=text("0")),
-    Column("kind", BigInteger, Computed("hashtextextended(properties::text, 0)", persisted=True)),
-    Column("probation_until", TIME),
-    Column(
-        "free",
-        Boolean,
-        Computed(
-            "status = 'ok' AND NOT draining AND NOT closing AND in_use + reserved < capacity"
-            " AND (probation_until IS NULL OR in_use = 0)",
-            persisted=True,
-        ),
-    ),
-    UniqueConstraint("name", name="bots_name_key"),
-    CheckConstraint(name_form(), name="bots_name_form"),
-    CheckConstraint("status IN ('ok', 'unhealthy', 'draining', 'gone')", name="bots_status_known"),
-    CheckConstraint("0 <= in_use AND in_use <= capacity", name="bots_capacity_kept"),
-    CheckConstraint("(session IS NULL) = (status = 'gone')", name="bots_session_iff_present"),
-    CheckConstraint("(expires_at IS NULL) = (session IS NULL)", name="bots_expiry_with_session"),
-    CheckConstraint("priority BETWEEN -1000 AND 1000", name="bots_priority_range"),
-    CheckConstraint("sample_key >= 0 AND sample_key < 1", name="bots_sample_key_range"),
-    Index("bots_present", "id", postgresql_where=text("status <> 'gone'")),
-    CheckConstraint(name_form("pool"), name="bots_pool_form"),
-    CheckConstraint("instance IS NULL OR pool IS NULL", name="bots_serve_instance_or_pool"),
-    CheckConstraint("reserved >= 0", name="bots_reserved_positive"),
-    CheckConstraint("held >= 0", name="bots_held_positive"),
-    Index("bots_probation", "id", postgresql_where=text("probation_until IS NOT NULL")),
-    Index("bots_free", "cohort", "instance", "pool", "sample_key", postgresql_where=text("free")),
-    Index("bots_of_cohort", "cohort", "instance", "pool", "sample_key", postgresql_where=text("status <> 'gone'")),
-    Index("bots_drain_deadline", "drain_deadline", postgresql_where=text("draining AND drain_deadline IS NOT NULL")),
-)
-
-bot_answers = Table(
-    "bot_answers",
-    metadata,
-    Column("bot_id", BigInteger, autoincrement=False, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("sync_seq", BigInteger, nullable=False),
-    Column("answer", LargeBinary),
-    PrimaryKeyConstraint("bot_id", "epoch", "sync_seq"),
-)
-
-bot_platforms = Table(
-    "bot_platforms",
-    metadata,
-    Column("platform", Integer, nullable=False),
-    Column("bot_id", BigInteger, nullable=False),
-    Column("sample_key", Double, nullable=False),
-    Column("cohort", Integer, nullable=False, server_default=text("0")),
-    PrimaryKeyConstraint("platform", "bot_id"),
-    Index("bot_platforms_sample", "platform", "cohort", "sample_key", postgresql_include=["bot_id"]),
-    Index("bot_platforms_of_bot", "bot_id"),
-)
-
-bot_localities = Table(
-    "bot_localities",
-    metadata,
-    Column("bot_id", BigInteger, nullable=False),
-    Column("hint", Text, nullable=False),
-    Column("seq", BigInteger, Identity(), nullable=False),
-    PrimaryKeyConstraint("bot_id", "hint"),
-    Index("bot_localities_of_hint", "hint", "seq"),
-)
-
-leases = Table(
-    "leases",
-    metadata,
-    Column("job_id", BigInteger, nullable=False),
-    Column("fence", BigInteger, nullable=False),
-    Column("bot_id", BigInteger, nullable=False),
-    Column("bot_epoch", BigInteger, nullable=False),
-    Column("instance", Integer, nullable=False),
-    Column("state", Text, nullable=False, server_default="pending"),
-    Column("units", Integer, nullable=False),
-    Column("assigner", Text, nullable=False),
-    Column("strategy", Text, nullable=False),
-    Column("stop_reason", Text),
-    Column("granted_at", TIME, nullable=False, server_default=NOW),
-    Column("delivered_at", TIME),
-    Column("acknowledged_at", TIME),
-    Column("due_at", TIME),
-    Column("ended_at", TIME),
-    Column("cohort", Integer, nullable=False, server_default=text("0")),
-    PrimaryKeyConstraint("job_id", "fence"),
-    CheckConstraint(
-        "state IN ('pending', 'active', 'cancelling', 'completed', 'cancelled')", name="leases_state_known"
-    ),
-    CheckConstraint("(ended_at IS NOT NULL) = (state IN ('completed', 'cancelled'))", name="leases_ended_iff_over"),
-    CheckConstraint(
-        "stop_reason IN ('cancel', 'unacknowledged', 'timeout', 'preempt', 'drain')", name="leases_stop_reason_known"
-    ),
-    CheckConstraint("units >= 1", name="leases_units_positive"),
-    Index("leases_one_live_per_job", "job_id", unique=True, postgresql_where=text(LIVE)),
-    Index("leases_live_of_bot", "bot_id", "granted_at", postgresql_where=text(NOT_OVER)),
-    Index("leases_live_of_instance", "instance", postgresql_where=text(LIVE)),
-    Index("leases_live_due", "due_at", postgresql_where=text(f"{LIVE} AND due_at IS NOT NULL")),
-    Index(
-        "leases_stopping",
-        "cohort",
-        "instance",
-        postgresql_include=["units"],
-        postgresql_where=text("state = 'cancelling'"),
-    ),
 )
 
 job_events = Table(

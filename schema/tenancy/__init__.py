@@ -1,5 +1,5 @@
-"""Who shares the pool: instances, cohorts, tokens, and what is taken out of service.
+"""Who shares the pool: instances, cohorts, tokens, and drains.
 
-It imports every other sub-package of `schema` but `diagnostics`, because a change of cohorts moves jobs. Read first:
-instances.py and cohorts.py.
+It may import every other sub-package of `schema` except `diagnostics`, because a change of cohorts moves jobs. Read
+first: instances.py and cohorts.py.
 """

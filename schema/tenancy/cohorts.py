@@ -1,8 +1,8 @@
-"""Cohorts: named sets of labels that part the bots and the jobs of a pool.
+"""Cohorts: named sets of labels that divide the bots and the jobs of a pool.
 
-A job has one label and a bot any number of them. Each belongs to the first cohort whose labels contain all of its own;
-what has no label, or labels that no cohort contains, belongs to the cohort `default`, which comes last. A job runs on a
-bot of its own cohort.
+A job has at most one label, a bot any number. Each belongs to the first cohort whose labels include all of its own. A
+job or bot without labels, or with labels that no cohort includes, belongs to the cohort `default`, which comes last. A
+job runs only on a bot of its own cohort.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ from schema.postgres.notify import wake
 from schema.validation import MAX_LABEL, Label, Name, check_name, check_text, escaped
 
 DEFAULT = "default"
-#: Labels of one cohort.
+#: The most labels one cohort may have.
 MAX_LABELS = 1000
 RULES = ("lower_priority_only", "any")
-#: The largest position that a cohort may be given; that of the default one comes after it.
+#: The largest position of a cohort. The default cohort comes after it.
 MAX_POSITION = 1_000_000
 
-# No session opens, no requirement set appears, and no other operator changes cohorts until we are done.
+# Until this transaction ends, no session opens, no requirement set is added, and nobody else changes cohorts.
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.platforms'))")
 _LIST = text("SELECT id, name, labels, reclaim_min, position FROM cohorts ORDER BY position, id")
 _PUT = text("""
@@ -36,9 +36,9 @@ ON CONFLICT (name) DO UPDATE SET labels = EXCLUDED.labels, position = EXCLUDED.p
     reclaim_min = EXCLUDED.reclaim_min
 """)
 _NEXT = text("SELECT coalesce(max(position), 0) + 1 FROM cohorts WHERE id <> 0")
-# Whoever sets a quota holds the cohort's row until the quota can be seen.
+# A transaction that sets a quota holds the cohort's row until the quota is visible.
 _FOUND = text("SELECT id FROM cohorts WHERE name = :name FOR UPDATE")
-# What a job with each label belongs to, as `cohort_of` decides it.
+# The cohort of a job with each label, as the SQL function `cohort_of` decides it.
 _OWNERS = text("""
 SELECT DISTINCT ON (label) label, c.id FROM cohorts c CROSS JOIN unnest(c.labels) AS label
 ORDER BY label, c.position, c.id
@@ -52,10 +52,10 @@ _REMOVE = text("DELETE FROM cohorts WHERE id = :id")
 
 
 class CohortSettings(BaseModel):
-    """One cohort that the configuration names; the order of the list is the order in which they are asked.
+    """One cohort of the configuration. The list's order is the order in which cohorts are tried.
 
-    labels: what its jobs and bots may be labelled. A bot belongs to it only with all of its labels.
-    reclaim_min: what may be evicted for an instance below its minimum: `lower_priority_only` or `any`.
+    labels: labels of its jobs and bots. A bot belongs to the cohort only if all labels of the bot are among them.
+    reclaim_min: the jobs that may be evicted for an instance below its minimum: `lower_priority_only` or `any`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -73,8 +73,11 @@ class CohortSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Cohort:
-    """One cohort for an operator. `reclaim_min` is the rule by which its instances get their minimum back:
-    `lower_priority_only` evicts less urgent jobs alone, `any` evicts whatever holds more than its minimum."""
+    """One cohort as an operator sees it.
+
+    reclaim_min: the rule of preemption for instances below their minimum. `lower_priority_only` evicts only less
+    urgent jobs; `any` evicts jobs of any instance that uses more than its minimum.
+    """
 
     id: int
     name: str
@@ -84,7 +87,7 @@ class Cohort:
 
 
 def cohorts(connection: Connection) -> list[Cohort]:
-    """All cohorts in the order in which they are asked, the default one last."""
+    """All cohorts in the order in which they are tried, the default cohort last."""
     return [Cohort(**row._mapping) for row in connection.execute(_LIST)]
 
 
@@ -98,11 +101,12 @@ def put_cohort(
     actor: str,
     reason: str = "",
 ) -> None:
-    """Make a cohort or change it; what is None stays, or is no labels, the last position, `lower_priority_only`.
+    """Create a cohort or change it.
 
-    Bots and waiting jobs move to the cohort that is theirs now; a job with a live lease moves when it is queued again.
-    Raises BadInput for too many or malformed labels, an unknown rule, a position out of range, and for labels or a
-    position of the default cohort.
+    An argument of None leaves the stored value. For a new cohort it means no labels, the last position, and
+    `lower_priority_only`. Bots and waiting jobs move to the cohort that they now belong to; a job with a live lease
+    moves when it is queued again. Raises BadInput for too many or malformed labels, an unknown rule, a position out of
+    range, and for labels or a position of the default cohort.
     """
     _check(name, labels, position, reclaim_min)
     with _changing(connection) as concerned:
@@ -110,8 +114,10 @@ def put_cohort(
 
 
 def declare(connection: Connection, wanted: Sequence[CohortSettings], *, actor: str) -> None:
-    """Make the named cohorts what the configuration says, in its order; the others stay. Writes and locks nothing if
-    all is so already."""
+    """Store the cohorts of the configuration, in its order, and keep all others.
+
+    Writes and locks nothing if the stored cohorts already agree.
+    """
     declarations.replace(connection, "cohort", (each.name for each in wanted))
     if _is_so(_known(connection), wanted):
         return
@@ -124,9 +130,9 @@ def declare(connection: Connection, wanted: Sequence[CohortSettings], *, actor: 
 
 
 def remove_cohort(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Remove a cohort; its bots and waiting jobs move to the next one that takes them.
+    """Remove a cohort. Its bots and waiting jobs move to the next cohort that includes their labels.
 
-    Raises NotFound, BadInput for the default one, and Conflict `cohort_in_use` while it has quotas or live leases.
+    Raises NotFound, BadInput for the default cohort, and Conflict `cohort_in_use` while it has quotas or live leases.
     """
     if name == DEFAULT:
         raise BadInput("name", "the default cohort cannot be removed")
@@ -138,7 +144,7 @@ def remove_cohort(connection: Connection, name: str, *, actor: str, reason: str 
         concerned.update(before.labels)
     used = connection.execute(_USED, {"id": before.id}).one()
     if used.quotas or used.leases:
-        what = "quotas" if used.quotas else "leases that live"
+        what = "quotas" if used.quotas else "live leases"
         raise Conflict("cohort_in_use", f"cohort '{name}' still has {what}")
     _note(connection, "cohort.rm", name, before=before, after=None, actor=actor, reason=reason)
 
@@ -153,7 +159,7 @@ def _put(
     actor: str,
     reason: str,
 ) -> set[str]:
-    """Returns the labels whose bots may have another cohort than before."""
+    """Write one cohort; returns the labels whose bots may now belong to another cohort."""
     before = _known(connection).get(name)
     before_or_new = Cohort(0, name, [], RULES[0], connection.execute(_NEXT).scalar_one()) if before is None else before
     after = Cohort(
@@ -174,8 +180,10 @@ def _put(
 
 @contextmanager
 def _changing(connection: Connection) -> Iterator[set[str]]:
-    """What is done inside is the only change of cohorts, sessions and requirement sets; it adds to the set the labels
-    that have come into a cohort, have left one, or are in one that has been moved. Then bots and jobs follow."""
+    """Lock cohorts, sessions and requirement sets for a change; afterwards move the bots and jobs concerned.
+
+    The body adds to the yielded set every label that joined a cohort, left one, or is in a cohort with a new position.
+    """
     connection.execute(_LOCK)
     before = _owners(connection)
     concerned: set[str] = set()

@@ -1,7 +1,8 @@
-"""Instances and assigner processes that an operator takes out of service for a while, each change audited.
+"""Drains of instances and assigner processes, and the signs that assigner processes and upkeep are alive.
 
-A drained instance's queues are closed: what it runs goes on, until the drain's deadline if it has one. A drained
-assigner process places nothing; its upkeep goes on. The drain of a bot is a move, see `moves.drain`.
+No job of a drained instance starts. Its running jobs continue, until the drain's deadline if it has one. A drained
+assigner process places no jobs; its upkeep continues. Every drain is audited. The drain of a bot is a move, see
+schema/moves/sessions.py.
 """
 
 import json
@@ -18,7 +19,7 @@ from schema.postgres.notify import wake
 from schema.timing import DEAD_AFTER
 from schema.validation import escaped
 
-#: Longest time a drain may leave what runs, seconds: a year.
+#: Longest deadline of a drain, seconds: a year.
 MAX_DEADLINE = 31_536_000.0
 
 _INSTANCE = text("""
@@ -55,8 +56,12 @@ FROM assigners WHERE CAST(:name AS text) IS NULL OR name = :name ORDER BY name
 
 @dataclass(frozen=True)
 class AssignerProcess:
-    """One assigner process for an operator. `state`: running, draining (it has not obeyed yet), drained, stopped, or
-    dead, which is one that has not been seen for a minute. `draining` is the operator's wish, which outlives it."""
+    """One assigner process as an operator sees it.
+
+    state: running, draining (a drain was requested and is not yet in effect), drained, stopped, or dead (not seen for
+        a minute).
+    draining: true if an operator requested a drain. The request survives a restart of the process.
+    """
 
     name: str
     state: str
@@ -67,7 +72,7 @@ class AssignerProcess:
 
 
 def check_deadline(field: str, deadline: float | None, *, draining: bool) -> None:
-    """Raise BadInput unless `deadline` is a time that a drain may have."""
+    """Raise BadInput unless `deadline`, in seconds, is valid for this request."""
     if deadline is not None and not draining:
         raise BadInput(field, "is only for a drain")
     if deadline is not None and not 0 <= deadline <= MAX_DEADLINE:
@@ -77,8 +82,11 @@ def check_deadline(field: str, deadline: float | None, *, draining: bool) -> Non
 def drain_instance(
     connection: Connection, name: str, *, draining: bool, actor: str, reason: str = "", deadline: float | None = None
 ) -> None:
-    """Close the instance's queues, or open them again. What it runs goes on, for `deadline` seconds from now, after
-    which it is asked to stop; None is for as long as it takes. Raises NotFound."""
+    """Close the instance's queues, or open them again.
+
+    Running jobs continue. They are asked to stop `deadline` seconds from now; with None they may take any time. Raises
+    NotFound.
+    """
     where = {"name": name, "draining": draining, "deadline": deadline}
     if connection.execute(_INSTANCE, where).one_or_none() is None:
         raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
@@ -89,9 +97,9 @@ def drain_instance(
 
 
 def instance_leases(connection: Connection, name: str) -> int | None:
-    """How many leases a draining instance still has, None if it is not draining. Raises NotFound.
+    """Count the live leases of a draining instance; None if it is not draining. Raises NotFound.
 
-    None are left when this is 0: whoever may still be granting from before the drain has been waited for.
+    A result of 0 is final: it waits for every transaction that began to grant before the drain.
     """
     held = connection.execute(_HELD, {"name": name}).one_or_none()
     if held is not None and held.draining and not held.leases:
@@ -110,24 +118,25 @@ def record_assigner_alive(
     idle: bool = False,
     serves: Sequence[Mapping[str, Sequence[str] | None]] | None = None,
 ) -> bool:
-    """The process is there; tells whether an operator wants it to place nothing. `idle`: it obeys that wish.
+    """Record that the process is alive; returns whether an operator wants it drained.
 
-    `serves` has, for each of its assigners, the names of the `instances` and `cohorts` that it serves, None = all;
-    unset = as it said before, or everything.
+    starts: the process has just started. idle: it places no jobs because of a drain.
+    serves: for each of its assigners the names of the `instances` and `cohorts` that it serves, None = all; unset
+        keeps what is stored, or everything for a new process.
     """
-    told = None if serves is None else json.dumps([dict(each) for each in serves])
-    where = {"name": name, "starts": starts, "idle": idle, "serves": told}
+    serves_json = None if serves is None else json.dumps([dict(each) for each in serves])
+    where = {"name": name, "starts": starts, "idle": idle, "serves": serves_json}
     draining: bool = connection.execute(_SEEN, where).scalar_one()
     return draining
 
 
 def record_assigner_stopped(connection: Connection, name: str) -> None:
-    """The process ends."""
+    """Record that the process has ended."""
     connection.execute(_STOPPED, {"name": name})
 
 
 def drain_assigner(connection: Connection, name: str, *, draining: bool, actor: str, reason: str = "") -> None:
-    """Ask an assigner process to place nothing, or to go on; it obeys within seconds. Raises NotFound."""
+    """Ask an assigner process to stop placing jobs, or to resume. It reacts within seconds. Raises NotFound."""
     if connection.execute(_DRAIN_ASSIGNER, {"name": name, "draining": draining}).one_or_none() is None:
         raise NotFound(f"assigner: no assigner process '{escaped(name, 63)}'")
     action = "assigner.drain" if draining else "assigner.undrain"
@@ -135,22 +144,22 @@ def drain_assigner(connection: Connection, name: str, *, draining: bool, actor: 
 
 
 def assigners(connection: Connection, name: str | None = None) -> list[AssignerProcess]:
-    """Every assigner process of the last day, or the one of this name."""
+    """Every assigner process seen in the last day, or the one with this name."""
     rows = connection.execute(_ASSIGNERS, {"name": name, "dead_after": DEAD_AFTER})
     return [AssignerProcess(**row._mapping) for row in rows]
 
 
-# Proof that upkeep is alive, and the grace that follows when it was not.
+# Ticks: proof that upkeep is alive, and the grace period after it was not.
 
 
-# A gap (no upkeep anywhere, an outage) or a clock that jumped, in either direction, means that bots may have been
-# unable to call: for one full session life nobody is expired.
+# If no upkeep ran for a while, or the clock jumped in either direction, bots may have been unable to call. Then no
+# session expires for one full session time-to-live.
 BEGIN_TICK = text("""
 INSERT INTO ticks (name, at, grace_until)
 VALUES (:name, clock_timestamp(), clock_timestamp() + make_interval(secs => :grace))
 ON CONFLICT (name) DO NOTHING
 """)
-# Taken before the clock is read, or a tick that waited for another one would see time go back.
+# Locked before the clock is read. Otherwise a tick that waits for another one would see time go back.
 LOCK_TICK = text("SELECT FROM ticks WHERE name = :name FOR NO KEY UPDATE")
 WRITE_TICK = text("""
 UPDATE ticks t SET at = n.now, grace_until = CASE
@@ -163,9 +172,9 @@ RETURNING t.grace_until > t.at AS in_grace
 
 
 def tick(connection: Connection, name: str, *, gap: float, grace: float) -> bool:
-    """Write the tick `name`; True while nobody may be expired.
+    """Write the tick `name`; returns true during a grace period, in which no session may expire.
 
-    A silence longer than `gap` seconds since any process's last tick starts `grace` seconds without expiry.
+    More than `gap` seconds since the last tick of any process start a grace period of `grace` seconds.
     """
     connection.execute(BEGIN_TICK, {"name": name, "grace": grace})
     connection.execute(LOCK_TICK, {"name": name})

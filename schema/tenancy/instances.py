@@ -1,4 +1,4 @@
-"""Instances: who shares the pool. An instance may belong to one pool of instances that are served together."""
+"""Instances: the tenants that share the bots. An instance may belong to one pool of instances served together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from schema.postgres.notify import wake
 from schema.predicates import CONSTRAINED, READY, RESTING
 from schema.validation import MAX_LIST, Name, check_name, escaped
 
-#: Jobs of one instance and state that are counted; more are shown as this many.
+#: The most jobs counted for one instance and state. A larger number is shown as this one.
 MAX_COUNTED = 10_000
 
 _INTERN = text("SELECT intern_instance(:name)")
@@ -26,8 +26,8 @@ SELECT EXISTS (
     SELECT FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.instance = :id AND l.state IN ('pending', 'active', 'cancelling') AND b.pool IS NOT NULL)
 """)
-# The indexes of queues begin with the cohort, of which there are few. OFFSET 0 keeps the planner from joining, and so
-# reading, the whole table of jobs; so does a range of one instance in the order of instances, that of leases.
+# The indexes of queues begin with the cohort, and cohorts are few. OFFSET 0 keeps the planner from joining, and so
+# reading, the whole table of jobs. For leases, the range of one instance in index order does the same.
 _SHOWN = f"""
 SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight, a.unit,
     used.used::double precision AS used, used.most::double precision AS budget,
@@ -62,9 +62,9 @@ _SHOW = text(_SHOWN.format(which="name = :name"))
 
 
 class InstanceSettings(Account):
-    """One instance that the configuration names, with its share of the pool if any of that is given.
+    """One instance of the configuration. With any field of an account it becomes managed.
 
-    pool: the instances of one pool are served together, by bots of that pool and by assigners of any of them.
+    pool: the group of instances it belongs to. Bots of that pool, and assigners of any instance in it, serve them all.
     """
 
     name: Name
@@ -73,11 +73,15 @@ class InstanceSettings(Account):
 
 @dataclass(frozen=True)
 class Instance:
-    """One instance for an operator. `usage`, `min_quota` and `max_quota` are units in all cohorts with a quota, None
-    without one (or without a maximum); `queued` and `running` jobs are counted up to MAX_COUNTED.
+    """One instance as an operator sees it.
 
-    `credit_weight` and `unit` are None if it is not managed; `used` is its cost within the window with what is
-    reserved, of `budget`; limits are None for any number."""
+    usage, min_quota, max_quota: units, summed over the cohorts in which the instance has a quota; None without a quota.
+        max_quota is also None if one of these quotas has no maximum.
+    queued, running: jobs, counted up to MAX_COUNTED.
+    credit_weight, unit: of its account; None if it is not managed.
+    used: cost within the rolling window, including what is reserved for live leases. budget: its limit.
+    budget, max_concurrent, slots: None = unlimited.
+    """
 
     name: str
     pool: str | None
@@ -96,10 +100,10 @@ class Instance:
 
 
 def put_instance(connection: Connection, name: str, *, pool: str | None, actor: str, reason: str = "") -> None:
-    """Make the instance if it is new, and put it into the pool, or into none.
+    """Create the instance if it is new, and put it into the pool; None = into no pool.
 
-    Raises Conflict `instance_in_use` for a change while bots that serve a pool run its jobs: they would serve what is
-    none of theirs.
+    Raises Conflict `instance_in_use` if bots that serve a pool run its jobs. After the change these bots would run jobs
+    that they do not serve.
     """
     check_name("name", name)
     if pool is not None:
@@ -120,14 +124,14 @@ def put_instance(connection: Connection, name: str, *, pool: str | None, actor: 
 
 
 def changed_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -> list[InstanceSettings]:
-    """Those of the wanted instances that are not there or are of another pool, by name."""
+    """The wanted instances that do not exist or belong to another pool, ordered by name."""
     found = connection.execute(_POOLS, {"names": [each.name for each in wanted]})
     known = {(row.name, row.pool) for row in found}
     return sorted((each for each in wanted if (each.name, each.pool) not in known), key=lambda one: one.name)
 
 
 def instances(connection: Connection, *, after: str = "", limit: int = MAX_LIST) -> list[Instance]:
-    """Instances by name, from the first after `after`."""
+    """One page of instances ordered by name, from the first name after `after`."""
     rows = connection.execute(_LIST, {"after": after, "limit": limit, "most": MAX_COUNTED})
     return [Instance(**row._mapping) for row in rows]
 

@@ -1,8 +1,8 @@
-"""Tokens: who may talk to the gateway, and as what.
+"""Tokens: who may call the gateway, and what the holder of a token may do.
 
 A token reads `lh_<kind>_<id>_<secret><checksum>`: 12 hex digits of id, 64 of secret (32 random bytes) and 8 of a
-CRC-32 of all before it, so that a slip of the hand is told apart before the database is asked. Only the SHA-256 of
-the text is stored; it is compared in constant time.
+CRC-32 of everything before it. The checksum detects typing errors without a query. Only the SHA-256 of the text is
+stored; it is compared in constant time.
 """
 
 import binascii
@@ -22,15 +22,12 @@ from schema import audit, validation
 from schema.errors import BadInput, Forbidden, NotFound, Unauthorised
 from schema.tables.tenancy import tokens
 
-# Who a verified token stands for, and what it may do.
-
-
-#: An allowed value that stands for every value of its key, and for every label.
+#: An allowed value that stands for every value of its key, or for every label.
 ANY_VALUE = "*"
 
 
 class Kind(StrEnum):
-    """What the holder of a token is."""
+    """The role of a token's holder."""
 
     SUBMITTER = "submitter"
     BOT = "bot"
@@ -41,12 +38,15 @@ class Kind(StrEnum):
 class Principal:
     """The holder of a verified token, and what it may do.
 
-    instance: the only instance it may touch; None = every one. For a bot: the only one it may serve.
-    bot: the bot name it may use, exact or a prefix that ends in `*`; only bots have one.
-    priority_ceiling: the most urgent (lowest) priority it may ask for; None = any.
-    properties: the keys and values a bot may declare (`*` = any value); None = any.
-    labels: those a bot may declare (`*` = any); pool: the only pool whose instances it may serve. A bot token that is
-        limited in any way allows no labels and no pool but these; one without limits allows any.
+    instance: the only instance it may use, or that a bot may serve; None = every instance.
+    bot: for a bot, the name that it may use: exact, or a prefix that ends in `*`.
+    priority_ceiling: the most urgent (lowest) priority it may request; None = any.
+    properties: the keys and values that a bot may declare (`*` = any value); None = any.
+    labels: the labels that a bot may declare (`*` = any).
+    pool: the only pool whose instances a bot may serve.
+
+    A bot token without instance, properties, labels and pool allows all labels and pools. A bot token with any of them
+    allows only the labels and the pool that it names.
     """
 
     kind: Kind
@@ -60,7 +60,7 @@ class Principal:
 
     @property
     def actor(self) -> str:
-        """How events and the audit name this holder."""
+        """The name of this holder in events and in the audit."""
         return f"{self.kind}:{self.id}"
 
     @property
@@ -69,11 +69,11 @@ class Principal:
 
     @property
     def instances(self) -> list[str] | None:
-        """The instances whose jobs it may see; None = all."""
+        """The instances whose jobs the holder may see; None = all."""
         return None if self.instance is None else [self.instance]
 
     def may_use_instance(self, name: str) -> bool:
-        """Whether it may submit to, and see, the instance `name`."""
+        """True if the holder may submit to the instance `name` and see its jobs."""
         match self.kind:
             case Kind.OPERATOR:
                 return True
@@ -85,11 +85,11 @@ class Principal:
                 assert_never(never)
 
     def may_use_priority(self, priority: int) -> bool:
-        """Whether `priority` (lower = more urgent) is not above its ceiling."""
+        """True if `priority` (lower = more urgent) is not more urgent than the ceiling."""
         return self.priority_ceiling is None or priority >= self.priority_ceiling
 
     def may_be_bot(self, name: str) -> bool:
-        """Whether it may speak for the bot `name`."""
+        """True if the holder may act as the bot `name`."""
         if self.kind is not Kind.BOT or self.bot is None:
             return False
         if self.bot.endswith("*"):
@@ -97,7 +97,7 @@ class Principal:
         return name == self.bot
 
     def check_bot(self, name: str) -> None:
-        """Raise Forbidden unless it may speak for the bot `name`."""
+        """Raise Forbidden unless the holder may act as the bot `name`."""
         if not self.may_be_bot(name):
             raise Forbidden(f"bot: this token is not for a bot named '{validation.escaped(name, 80)}'")
 
@@ -110,7 +110,7 @@ class Principal:
         labels: Sequence[str] = (),
         pool: str | None = None,
     ) -> None:
-        """Raise Forbidden unless it may open a session as bot `name` that declares all this."""
+        """Raise Forbidden unless the holder may open a session as bot `name` with these declarations."""
         self.check_bot(name)
         if self.instance is not None and instance != self.instance:
             raise Forbidden(f"instance: this token is for bots that serve only '{self.instance}'")
@@ -142,7 +142,7 @@ MAX_LIFE = 31_536_000.0
 
 _FORM = re.compile(r"lh_(submitter|bot|operator)_([0-9a-f]{12})_([0-9a-f]{64})([0-9a-f]{8})")
 _ID = re.compile(r"[0-9a-f]{12}")
-#: Compared against when there is no such token, so that an absent one takes as long as a wrong one.
+#: Compared against when no token has the id, so that the answer takes as long as for a wrong secret.
 _NOBODY = hashlib.sha256(b"nobody").digest()
 
 
@@ -163,14 +163,14 @@ class StoredToken:
     pool: str | None
 
 
-# One token by its id, with the database's word on its age.
+# One token by its id. The database decides whether it has expired, because `expires_at` is the database's time.
 _FIND = select(
     tokens,
     (tokens.c.revoked_at.is_not(None)).label("revoked"),
     func.coalesce(tokens.c.expires_at <= func.now(), false()).label("expired"),
 ).where(tokens.c.id == bindparam("token_id"))
 
-# Revoking twice keeps the first time.
+# A second revocation keeps the time of the first.
 _REVOKE = (
     update(tokens)
     .where(tokens.c.id == bindparam("token_id"))
@@ -178,7 +178,6 @@ _REVOKE = (
     .returning(tokens.c.kind)
 )
 
-# Newest first.
 _LIST = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
 
 
@@ -195,11 +194,11 @@ def create(
     expires_in: float | None = None,
     actor: str = "local",
 ) -> str:
-    """Store a new token and return its text, which cannot be had again.
+    """Store a new token and return its text. The text cannot be read again later.
 
-    A submitter may have an instance and a priority ceiling (-1000…1000), a bot must have a name pattern and may have
-    an instance or a pool, and allow-lists of properties and labels, an operator has none of them. `expires_in` is in
-    seconds, at most a year. Raises BadInput naming the argument.
+    A submitter may have an instance and a priority ceiling (-1000…1000). A bot must have a name or prefix; it may have
+    an instance or a pool, and lists of allowed properties and labels. An operator has none of these. `expires_in` is
+    in seconds, at most a year. Raises BadInput that names the argument.
     """
     chosen = _kind(kind)
     _check_scope(chosen, instance=instance, bot=bot, ceiling=priority_ceiling)
@@ -236,7 +235,10 @@ def create(
 
 
 def verify(connection: Connection, token: str) -> Principal:
-    """Return whose token this is. Raises Unauthorised, in words that do not tell an absent token from a wrong one."""
+    """Return the holder of this token.
+
+    Raises Unauthorised. The message does not reveal whether the id is unknown or the secret wrong.
+    """
     identity = parse(token)
     row = connection.execute(_FIND, {"token_id": identity}).mappings().one_or_none()
     stored = _NOBODY if row is None else bytes(row["digest"])
@@ -270,7 +272,7 @@ def parse(token: str) -> str:
 
 
 def revoke(connection: Connection, token_id: str, *, actor: str = "local") -> None:
-    """End a token for good. Gateways notice within their `token_cache_seconds`. Raises NotFound."""
+    """Revoke a token for good. Gateways notice within their `token_cache_seconds`. Raises NotFound."""
     row = connection.execute(_REVOKE, {"token_id": token_id}).one_or_none() if _ID.fullmatch(token_id) else None
     if row is None:
         raise NotFound(f"there is no token '{validation.escaped(token_id, 40)}'")
@@ -278,14 +280,14 @@ def revoke(connection: Connection, token_id: str, *, actor: str = "local") -> No
 
 
 def list_tokens(connection: Connection) -> list[StoredToken]:
-    """Every token, newest first, also those that are over."""
+    """Every token, newest first, including revoked and expired ones."""
     fields = [name for name in tokens.c.keys() if name != "digest"]  # noqa: SIM118 - a column collection, not a dict
     rows = connection.execute(_LIST).mappings()
     return [StoredToken(**{name: row[name] for name in fields} | {"kind": Kind(row["kind"])}) for row in rows]
 
 
 def digest(token: str) -> bytes:
-    """The SHA-256 of a token's text: what is stored, and what caches may be keyed by."""
+    """The SHA-256 of a token's text, used in the database and as a key of caches."""
     return hashlib.sha256(token.encode()).digest()
 
 
@@ -332,7 +334,7 @@ def _check_declared(
     pool: str | None,
     instance: str | None,
 ) -> None:
-    """Raise BadInput unless a token of this kind may limit its holder to what bots declare."""
+    """Raise BadInput unless a token of this kind may have these properties, labels and pool."""
     if kind is not Kind.BOT:
         for name, value in {"properties": properties, "labels": labels, "pool": pool}.items():
             if value is not None:

@@ -241,17 +241,17 @@ def test_the_alarm_kills_everything_unless_it_is_put_off(place: RunContext) -> N
 AGENT = """
 import sys, threading
 from pathlib import Path
-from bots.launcher import Launcher
-from bots.runner import Assignment, Place, Run
-from bots.workplace import Workplace
-workplace = Workplace(Path(sys.argv[1]), "bot-2")
-launcher = Launcher(workplace.guard, open_files=1024)
-place = Place(workplace=workplace, launcher=launcher, grace=2.0, environment={})
+from bots.agent.launcher import Launcher
+from bots.agent.run import Assignment, Run, RunContext
+from bots.agent.workspace import Workspace
+workspace = Workspace(Path(sys.argv[1]), "bot-2")
+launcher = Launcher(workspace.guard, open_files=1024)
+context = RunContext(workplace=workspace, launcher=launcher, grace=2.0, environment={})
 for number in range(3):
     script = f"{sys.argv[3]} -c '{sys.argv[4]}' {sys.argv[2]}; trap '' TERM; sleep {sys.argv[2]}"
     command = ["/bin/sh", "-c", script]
     run = Run(Assignment(job=f"j{number}", fence=1, attempt=1, instance="i", timeout=None,
-              payload={"command": command}), place, notify=lambda: None)
+              payload={"command": command}), context, notify=lambda: None)
     run.start()
 threading.Event().wait()
 """

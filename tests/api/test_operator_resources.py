@@ -3,6 +3,8 @@ set, listed, shown and removed over HTTP, by its operator's name."""
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from sqlalchemy import text
 from assigner.cli import operations
 from assigner.cli.main import cli
 from assigner.config import loading
-from assigner.operator_resources.declaration import Irremovable, Resource, given
+from assigner.operator_resources.declaration import Irremovable, Resource
 from assigner.operator_resources.registry import RESOURCES, resource
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
@@ -363,8 +365,12 @@ def test_the_list_of_classes_shows_their_limits(good: Callable[[str], str]) -> N
     assert line.split()[-2:] == ["0", "3"]
 
 
-def test_a_field_with_a_unit_names_it() -> None:
-    assert given(unit="jobs", says="that wait").description == "that wait (jobs)"
+def test_a_command_of_operators_starts_without_the_web_framework() -> None:
+    program = (
+        "import sys, assigner.cli.main, assigner.cli.operations;"
+        " sys.exit(bool({'fastapi', 'uvicorn'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0
 
 
 def test_a_window_that_an_operator_makes_closes_the_pool_to_other_classes(pool: Pool) -> None:

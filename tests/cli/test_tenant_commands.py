@@ -139,7 +139,7 @@ def test_a_cohort_that_is_used_is_not_removed(good: Answer, refused: Answer, poo
     pool.submit(label="gpu")
     pool.bot(labels=["gpu"])
     pool.assigner().run_once()
-    assert refused("cohort", "rm", "gpus") == "cohort 'gpus' still has leases that live"
+    assert refused("cohort", "rm", "gpus") == "cohort 'gpus' still has live leases"
     assert pool.row("SELECT c.name FROM bots b JOIN cohorts c ON c.id = b.cohort").name == "gpus"
 
 

@@ -181,7 +181,7 @@ def test_a_look_tells_only_of_bots_with_news(pool: Pool) -> None:
     async def read() -> Mapping[str, BotNews | None]:
         with ExitStack() as held:
             for one in told.values():
-                held.enter_context(held_sessions.over(one))
+                held.enter_context(held_sessions.renewing(one))
             return pool.database.run(lambda connection: held_sessions.read_facts(connection, []))
 
     facts = anyio.run(read)

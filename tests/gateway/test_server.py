@@ -60,16 +60,17 @@ def test_a_unix_socket_is_for_its_owner_only_and_replaces_a_dead_one(
 def test_sigterm_ends_a_gateway_process_cleanly(database_url: str) -> None:
     program = f"""
 import random
-from bots import gateway
-from bots.fetch import FetchSettings
-from bots.leases import Desk
+from bots.gateway import app as gateway
+from bots.gateway.server import GatewaySettings
+from bots.sync.fetch import FetchSettings
+from bots.sync.settle import SyncService
 from schema import clock
-from schema.engine import Database, DatabaseSettings
+from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
 database = Database({database_url!r}, DatabaseSettings(), role="gateway", chance=random.Random(1))
-settings = gateway.GatewaySettings(port=0)
-desk = Desk(database, timing=Timing(), fetch=FetchSettings(), now=clock.monotonic)
-app = gateway.build(database, desk, settings, timing=Timing())
+settings = GatewaySettings(port=0)
+service = SyncService(database, timing=Timing(), fetch=FetchSettings(), now=clock.monotonic)
+app = gateway.build(database, service, settings, timing=Timing())
 gateway.serve(app, settings, on_ready=lambda url: print(url, flush=True))
 print("stopped", flush=True)
 """

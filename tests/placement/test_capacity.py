@@ -46,7 +46,7 @@ def test_bg_33_the_score_with_default_weights(priority: int, capacity: int, hit:
 def test_a_08_the_score_is_one_sum_of_its_terms_and_nothing_else(hit: bool) -> None:
     weights = Weights(priority=-3.0, locality=7.0, capacity=0.5)
     found = score(bot(1, priority=2, free_units=9), free_units=4, hit=hit, weights=weights)
-    assert found.stored() == {
+    assert found.as_decision() == {
         "total": (3.0 if hit else -4.0), "priority": -6.0, "capacity": 2.0, "locality": (7.0 if hit else 0.0),
     }  # fmt: skip
 

@@ -205,7 +205,7 @@ def motley(pool: Pool) -> list[ReadyJob]:
 def test_candidates_are_able_and_as_many_as_there_are(
     pool: Pool, motley: list[ReadyJob], monkeypatch: pytest.MonkeyPatch, margin: int, kinds: int
 ) -> None:
-    monkeypatch.setattr(sampling, "LOOK", margin)
+    monkeypatch.setattr(sampling, "MAX_BOTS_READ", margin)
     monkeypatch.setattr(sampling, "SORTED", kinds)
     offer_cache = OfferCache()
     with pool.database.engine.connect() as connection:
@@ -226,7 +226,7 @@ def test_candidates_are_able_and_as_many_as_there_are(
 def test_the_only_bot_in_two_thousand_that_offers_something_is_found(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, margin: int
 ) -> None:
-    monkeypatch.setattr(sampling, "LOOK", margin)
+    monkeypatch.setattr(sampling, "MAX_BOTS_READ", margin)
     kinds = tuple(f"common-{number}" for number in range(8))
 
     def fill(connection: Connection) -> None:

@@ -20,7 +20,7 @@ Package = Callable[[str, str], None]
 
 #: A whole strategy as somebody else would write it: the bot whose name comes last.
 LAST_NAME = """
-from schema.moves import Placement
+from schema.moves.grant import Placement
 
 class LastName:
     wants_warm = False
@@ -29,7 +29,7 @@ class LastName:
         found = []
         for group, bots in zip(snapshot.groups, snapshot.candidates):
             bot = max(bots, key=lambda bot: bot.name)
-            found += [Placement(job.id, bot.id, {**how, "bot": bot.name}) for job in group.jobs[: bot.room]]
+            found += [Placement(job.id, bot.id, {**how, "bot": bot.name}) for job in group.jobs[: bot.free_units]]
         return found
 """
 JOB = ReadyJob(1, "1", cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, considered=0)
@@ -184,7 +184,7 @@ def test_bg_27_a_wrong_strategy_in_a_changed_file_leaves_the_old_one(tmp_path: P
 def test_bg_27_what_a_strategy_answers_is_checked(package: Package, placed: str) -> None:
     package(
         "wild = MODULE:Wild",
-        "from schema.moves import Placement\nclass Wild:\n wants_warm = False\n"
+        "from schema.moves.grant import Placement\nclass Wild:\n wants_warm = False\n"
         f" def choose(self, snapshot, policy, *, how): return [Placement(j, b, {{}}) for j, b in [{placed}]]",
     )
     settings = StrategySettings(kind="wild")

@@ -185,7 +185,7 @@ def test_va_19_a_bot_that_joins_takes_the_load_of_the_others() -> None:
 def test_a_08_the_sum_has_the_same_term_with_a_weight_of_its_own(weight: float) -> None:
     one = bot(1, taken=2, priority=1)
     found = Policy(weights=Weights(success=weight)).score(one, free_units=3, hit=True, rate=0.7)
-    assert found.stored() == {
+    assert found.as_decision() == {
         "total": -10.0 + 3.0 + 5.0 + weight * 0.5, "priority": -10.0, "capacity": 3.0, "locality": 5.0,
         "success": weight * 0.5,
     }  # fmt: skip

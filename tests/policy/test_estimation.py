@@ -165,7 +165,8 @@ def test_sa_27_a_predictor_of_a_package_is_known_by_its_name_and_checked(
 def test_sa_27_where_no_job_has_a_class_no_job_is_read(pool: Pool) -> None:
     pool.submit(5)
     plan = pool.rows(
-        "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) " + priority_classes.RAN.text.replace(":most", "5000")
+        "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) "
+        + priority_classes.RECENT_RUN_TIMES.text.replace(":most", "5000")
     )
     jobs = [row[0] for row in plan if "jobs" in row[0]]
     assert jobs

@@ -25,7 +25,7 @@ only_root = pytest.mark.skipif(not ROOT, reason="only root runs the server as an
 USER = """
 import os, sys
 from pathlib import Path
-from schema import embedded
+from schema.postgres import embedded
 owner = os.stat(sys.argv[1])
 if owner.st_uid != os.geteuid():
     os.setgroups([]), os.setgid(owner.st_gid), os.setuid(owner.st_uid)

@@ -142,10 +142,10 @@ def test_variables_override_the_file(tmp_path: Path) -> None:
     [
         ("LEASEHOLD_TIMING_TTLL", "3", "LEASEHOLD_TIMING_TTLL: is not a setting; did you mean 'LEASEHOLD_TIMING_TTL'?"),
         ("LEASEHOLD_TOKENS", "x", "LEASEHOLD_TOKENS: is not a setting; did you mean 'LEASEHOLD_TOKEN'?"),
-        ("LEASEHOLD_TIMING_SYNC", "x", "LEASEHOLD_TIMING_SYNC: is not a value as the file would have it"),
+        ("LEASEHOLD_TIMING_SYNC", "x", "LEASEHOLD_TIMING_SYNC: is not a TOML value"),
         ("LEASEHOLD_TIMING_SYNC", "-1", "LEASEHOLD_TIMING_SYNC: timing.sync: must be greater than 0, not -1"),
         ("LEASEHOLD_TIMING_SYNC", "20", "LEASEHOLD_TIMING_SYNC: timing: ttl (30.0) must be more than twice sync"),
-        ("LEASEHOLD_TIMING_SYNC", "1\nttl = 2", "LEASEHOLD_TIMING_SYNC: is not a value as the file would have it"),
+        ("LEASEHOLD_TIMING_SYNC", "1\nttl = 2", "LEASEHOLD_TIMING_SYNC: is not a TOML value"),
         ("LEASEHOLD_ASSIGNERS_5_BATCH", "1", "LEASEHOLD_ASSIGNERS_5_BATCH: there is no assigners[5]: the list has"),
     ],
 )

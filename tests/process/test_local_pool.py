@@ -16,7 +16,7 @@ from schema.errors import Conflict, LeaseholdError
 from tests.support.patience import eventually
 
 FOLLOWER = (
-    "from assigner.children import follow_parent; follow_parent(grace=0.5, hurry=0.5); import sys, time; "
+    "from assigner.process.children import follow_parent; follow_parent(grace=0.5, hurry=0.5); import sys, time; "
     "print('up', flush=True); "
 )
 
@@ -134,8 +134,8 @@ def test_children_are_out_of_reach_of_the_terminal(children: Children) -> None:
 def test_children_end_when_their_parent_is_killed(tmp_path: Path, ignores: bool) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " if ignores else ""
     parent = (
-        "import os, random, sys, time; from pathlib import Path; from assigner.children import *\n"
-        f"made = Children(Path({str(tmp_path)!r}), os.environ, tell=print, chance=random.Random(1))\n"
+        "import os, random, sys, time; from pathlib import Path; from assigner.process.children import *\n"
+        f"made = Children(Path({str(tmp_path)!r}), os.environ, report=print, chance=random.Random(1))\n"
         f"for name in ('a', 'b'): made.start(Child(name=name, role=Role.BOT,"
         f" command=(sys.executable, '-c', {deaf + FOLLOWER + 'time.sleep(60)'!r})))\n"
         "print(*made.processes().values(), flush=True); time.sleep(60)"

@@ -50,7 +50,9 @@ def test_grant_quota_lowered_a_grant_waits_and_obeys(
     tenancy.quota("team-a", maximum=2)
     pool.bot()
     pool.submit(instance="team-a")
-    race.in_turn(Tenancy.quota("team-a", maximum=0), lambda: pool.assigner().run_once(), commit=commit)
+    race.in_turn(
+        lambda first: Tenancy(first).quota("team-a", maximum=0), lambda: pool.assigner().run_once(), commit=commit
+    )
     assert tenancy.usage("team-a") == usage
 
 
@@ -97,7 +99,7 @@ def test_a_grant_that_meets_the_first_quota_of_its_instance_waits_and_is_counted
 ) -> None:
     pool.bot(capacity=3)
     pool.submit(3, instance="team-a")
-    race.in_turn(Tenancy.quota("team-a", maximum=1), lambda: pool.assigner().run_once())
+    race.in_turn(lambda first: Tenancy(first).quota("team-a", maximum=1), lambda: pool.assigner().run_once())
     assert tenancy.usage("team-a") == 1
 
 

@@ -310,7 +310,7 @@ SESSION = SnapshotHolder("session", 7, "psql", "ann", "idle in transaction", "po
 SLOT = SnapshotHolder("slot", None, "it's old", None, "inactive", None, None, 10)
 PREPARED = SnapshotHolder("prepared", None, "gid'1", "ann", None, "pool", 30.0, 10)
 STANDBY = SnapshotHolder("standby", 9, "replica", "rep", "streaming", None, None, 10)
-FINE = Check("snapshots", Verdict.OK, "nobody holds a snapshot")
+FINE = Check("snapshots", Verdict.OK, "no session, slot or standby holds a snapshot")
 
 
 @pytest.mark.parametrize(
@@ -323,9 +323,9 @@ FINE = Check("snapshots", Verdict.OK, "nobody holds a snapshot")
          "in database pool: COMMIT PREPARED or ROLLBACK PREPARED 'gid''1'"),
         (replace(SLOT, transactions=9_999), Verdict.OK, None),
         (replace(SLOT, transactions=10_000), Verdict.WARNING,
-         "if nobody needs the slot: SELECT pg_drop_replication_slot('it''s old')"),
+         "if the slot is not needed: SELECT pg_drop_replication_slot('it''s old')"),
         (replace(SLOT, transactions=1_000_000, state="active", pid=5), Verdict.BAD,
-         "end the long query of whoever uses slot 'it''s old' (pid 5)"),
+         "end the long query of the client that uses slot 'it''s old' (pid 5)"),
         (replace(STANDBY, transactions=20_000), Verdict.WARNING,
          "end the long query on standby replica, or set hot_standby_feedback = off there"),
     ],
@@ -468,4 +468,4 @@ def test_an_index_that_is_being_built_is_not_to_be_touched() -> None:
     found = checks_diagnostics.judge_indexes(
         wanted, [checks_diagnostics.Index("a", usable=False, building=True)], is_current=True
     )
-    assert (found.verdict, found.remedy) == (Verdict.WARNING, "look again when they are built")
+    assert (found.verdict, found.remedy) == (Verdict.WARNING, "run the check again when they are built")

@@ -1,7 +1,7 @@
-"""One measurement of BuildGrid's scheduler at the level of its functions: no gRPC, no bots, no storage server.
+"""Measure BuildGrid's scheduler at the level of its functions: no gRPC, no bots, no storage server.
 
-Jobs are unique actions that may not be cached, without platform properties; bots have no cohort, so that no quota is
-looked at. That is the cheapest way through every function. Job history cannot be switched off.
+Jobs are unique actions that may not be cached, without platform properties. Bots have no cohort, so no quota is
+checked. That is the cheapest way through every function. Job history cannot be switched off.
 """
 
 import itertools
@@ -17,8 +17,8 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
+import contest
 import psycopg2
-import race
 from alembic import command
 from alembic.config import Config
 from buildgrid._protos.build.bazel.remote.execution.v2.remote_execution_pb2 import Action, Command
@@ -35,7 +35,7 @@ from buildgrid.server.utils.digests import create_digest
 
 INSTANCE = "bench"
 STORAGE_BYTES = 64 << 20
-#: A queue of any depth from one job that was submitted.
+#: Copies one submitted job, for a queue of any depth.
 COPY_JOB = """
 INSERT INTO jobs SELECT copy.* FROM jobs AS job, generate_series(2, %s) AS number, LATERAL jsonb_populate_record(job,
   jsonb_build_object('name', gen_random_uuid(), 'action_digest', md5(number::text) || '/1',
@@ -46,7 +46,7 @@ COMPLETED = "SELECT count(*) FROM jobs WHERE stage = 4"
 
 
 class Counting(Scheduler):
-    """A scheduler that tells which of its assignments found a bot: a job that is put off counts as updated, too."""
+    """A scheduler that reports the assignments that found a bot; its own count includes postponed jobs."""
 
     def __init__(self, *args: Any, assigned: Callable[[], None], **kwargs: Any) -> None:
         self._assigned, self._found = assigned, threading.local()
@@ -66,7 +66,7 @@ class Counting(Scheduler):
 
 
 class Tally:
-    """Counts across threads and processes, up to a goal, and remembers when this process counted last."""
+    """Counts jobs across threads and processes up to a goal, and records when this process counted last."""
 
     def __init__(self, counter: "Synchronized[int]", goal: int) -> None:
         self.jobs, self.last = 0, time.monotonic()
@@ -85,7 +85,7 @@ class Tally:
 
 
 class Call:
-    """A gRPC call that nobody cancels."""
+    """A gRPC call that is never cancelled."""
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         return callback is not None
@@ -104,8 +104,8 @@ def url(dsn: str) -> str:
 
 
 @contextmanager
-def scheduler(settings: race.Settings, **options: Any) -> Iterator[Any]:
-    """One with connections open for all threads, each of which may use two at once, and no timers of its own."""
+def scheduler(settings: contest.Settings, **options: Any) -> Iterator[Any]:
+    """Build a scheduler with two open connections for each thread and without timers."""
     logging.getLogger().setLevel(logging.ERROR)
     connections = 2 * settings.threads
     provider = SqlProvider(connection_string=url(settings.dsn), pool_size=connections)
@@ -126,8 +126,8 @@ def scheduler(settings: race.Settings, **options: Any) -> Iterator[Any]:
     provider._engine.dispose()
 
 
-def prepare(settings: race.Settings) -> None:
-    """The tables, by BuildGrid's own migrations, and the bots."""
+def prepare(settings: contest.Settings) -> None:
+    """Create the tables, by BuildGrid's own migrations, and the bots."""
     config = Config()
     config.set_main_option("script_location", str(Path(sql.__file__).parent / "alembic"))
     config.set_main_option("sqlalchemy.url", url(settings.dsn).replace("%", "%%"))
@@ -143,7 +143,7 @@ def prepare(settings: race.Settings) -> None:
 
 
 def submit(built: Scheduler) -> None:
-    """One job: one call, one transaction."""
+    """Submit one job, in one call and one transaction."""
     what = Command(arguments=["true", str(uuid.uuid4())])
     action = Action(command_digest=create_digest(what.SerializeToString()), do_not_cache=True)
     built.queue_job_action(
@@ -158,12 +158,12 @@ def submit(built: Scheduler) -> None:
 
 
 def in_threads(threads: int, run: Callable[[int], float]) -> float:
-    """The latest of what the threads of this process give."""
+    """Run a function in each thread of this process and return the largest result."""
     with ThreadPoolExecutor(threads) as pool:
         return max(pool.map(run, range(threads)))
 
 
-def submit_share(start: race.Start, settings: race.Settings, jobs: int) -> race.Done:
+def submit_share(start: contest.Start, settings: contest.Settings, jobs: int) -> contest.Done:
     with scheduler(settings) as built:
 
         def client(number: int) -> float:
@@ -173,11 +173,11 @@ def submit_share(start: race.Start, settings: race.Settings, jobs: int) -> race.
                     submit(built)
             return time.monotonic()
 
-        return race.Done(jobs, in_threads(settings.threads, client))
+        return contest.Done(jobs, in_threads(settings.threads, client))
 
 
-def assign_share(start: race.Start, settings: race.Settings, counter: "Synchronized[int]") -> race.Done:
-    """The assigners as a server runs them, but never sleeping and never putting a job off."""
+def assign_share(start: contest.Start, settings: contest.Settings, counter: "Synchronized[int]") -> contest.Done:
+    """Run the assigners as a server does, but without sleep and without postponing a job."""
     tally = Tally(counter, settings.jobs)
     sampling = SamplingConfig(sample_size=settings.sample) if settings.sample else None
     config = PriorityAgeAssignerConfig(
@@ -198,11 +198,13 @@ def assign_share(start: race.Start, settings: race.Settings, counter: "Synchroni
             pass
         for assigner in assigners:
             assigner.stop()
-    return race.Done(tally.jobs, tally.last)
+    return contest.Done(tally.jobs, tally.last)
 
 
-def cycle_share(start: race.Start, settings: race.Settings, process: int, counter: "Synchronized[int]") -> race.Done:
-    """Bots that finish at once what they hold and take what they are given for it, until all jobs are done."""
+def cycle_share(
+    start: contest.Start, settings: contest.Settings, process: int, counter: "Synchronized[int]"
+) -> contest.Done:
+    """Run bots that finish their jobs at once and take the next ones, until all jobs are done."""
     tally = Tally(counter, settings.jobs)
     with scheduler(settings, proactive_fetch_to_capacity=True) as built:
 
@@ -222,7 +224,7 @@ def cycle_share(start: race.Start, settings: race.Settings, process: int, counte
             return tally.last
 
         last = in_threads(settings.threads, serve)
-    return race.Done(tally.jobs, last)
+    return contest.Done(tally.jobs, last)
 
 
 def sync(built: Scheduler, bot: int, leases: list[Lease], version: int) -> tuple[list[Lease], int]:
@@ -233,47 +235,47 @@ def sync(built: Scheduler, bot: int, leases: list[Lease], version: int) -> tuple
     )
 
 
-def submit_single(settings: race.Settings) -> dict[str, Any]:
+def submit_single(settings: contest.Settings) -> dict[str, Any]:
     prepare(settings)
-    track = race.Track(settings.dsn, ask)
+    track = contest.Track(settings.dsn, ask)
     return track.as_result(submitted(track, settings))
 
 
-def submitted(track: race.Track, settings: race.Settings) -> race.Run:
+def submitted(track: contest.Track, settings: contest.Settings) -> contest.Run:
     shares = [(settings, share) for share in settings.shares(settings.jobs)]
     return track.race(submit_share, shares, threads=settings.threads)
 
 
-def assign(settings: race.Settings) -> dict[str, Any]:
+def assign(settings: contest.Settings) -> dict[str, Any]:
     if settings.capacity and settings.bots * settings.capacity < settings.jobs:
-        raise race.Failed(f"{settings.bots} bots of capacity {settings.capacity} cannot hold {settings.jobs} jobs")
+        raise contest.Failed(f"{settings.bots} bots of capacity {settings.capacity} cannot hold {settings.jobs} jobs")
     prepare(settings)
     with scheduler(settings) as built, instance_context(INSTANCE):
         submit(built)
     ask(settings.dsn, COPY_JOB % max(settings.queued, settings.jobs))
     ask(settings.dsn, "VACUUM ANALYZE")
-    track = race.Track(settings.dsn, ask)
+    track = contest.Track(settings.dsn, ask)
     counter = get_context("spawn").Value("q", 0)
     run = track.race(assign_share, [(settings, counter)] * settings.processes)
     if (assigned := ask(settings.dsn, ASSIGNED)) != run.jobs:
-        raise race.Failed(f"{run.jobs} assignments were counted, but {assigned} jobs are assigned")
+        raise contest.Failed(f"{run.jobs} assignments were counted, but {assigned} jobs are assigned")
     return track.as_result(run)
 
 
-def cycle(settings: race.Settings) -> dict[str, Any]:
+def cycle(settings: contest.Settings) -> dict[str, Any]:
     if settings.bots < settings.processes * settings.threads:
-        raise race.Failed("every thread needs a bot of its own")
+        raise contest.Failed("every thread needs a bot of its own")
     prepare(settings)
-    track = race.Track(settings.dsn, ask)
+    track = contest.Track(settings.dsn, ask)
     before = submitted(track, settings)
     ask(settings.dsn, "VACUUM ANALYZE")
     counter = get_context("spawn").Value("q", 0)
     shares = [(settings, process, counter) for process in range(settings.processes)]
     run = track.race(cycle_share, shares, threads=settings.threads)
     if (completed := ask(settings.dsn, COMPLETED)) != settings.jobs:
-        raise race.Failed(f"{completed} of {settings.jobs} jobs are completed")
+        raise contest.Failed(f"{completed} of {settings.jobs} jobs are completed")
     return track.as_result(run, submit_seconds=before.seconds)
 
 
 if __name__ == "__main__":
-    race.main("buildgrid", {"submit-single": submit_single, "assign": assign, "cycle": cycle})
+    contest.main("buildgrid", {"submit-single": submit_single, "assign": assign, "cycle": cycle})

@@ -1,8 +1,8 @@
-"""Virtual environments for the peers, each with the versions in the file of its name beside this one.
+"""Install a virtual environment for each peer, with the versions in the .txt file of its name.
 
     python ops/bench/peers/install.py [--into .bench] [buildgrid] [pgqueuer] [procrastinate]
 
-What is already there as the file says is left alone. Needs a Python package index, and nothing of Leasehold.
+An environment that already has these versions is left alone. Needs a Python package index, and nothing of Leasehold.
 """
 
 import argparse
@@ -12,16 +12,16 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PEERS = sorted(file.stem for file in HERE.glob("*.txt"))
-#: One try more after a failure: a missing index should be told of soon.
+#: One retry only: a missing package index should be reported soon.
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "20")
 
 
 class Failed(Exception):
-    """A peer that cannot be installed; the message says why, in one line."""
+    """A peer cannot be installed; the message says why in one line."""
 
 
 def install(peer: str, into: Path) -> None:
-    """Make the peer's environment, or make it anew if its versions or this Python have changed."""
+    """Create the peer's environment, again if its versions or this Python have changed."""
     pins = HERE / f"{peer}.txt"
     place = into / peer
     stamp, wanted = place / ".installed", f"{sys.version}\n{pins.read_text()}"

@@ -1,4 +1,4 @@
-"""One measurement of PgQueuer: asyncpg, uvloop, batches, its tables as `pgq install` makes them."""
+"""Measure PgQueuer with asyncpg, uvloop and batches, on tables as `pgq install` creates them."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import asyncpg
-import race
+import contest
 import uvloop
 from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgPoolDriver
@@ -18,14 +18,14 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
 ENTRYPOINT = "bench"
-#: Jobs that are submitted at once, and jobs that a worker takes and completes at once.
+#: Jobs of one submit, and jobs that a worker takes and completes together.
 BATCH = 1000
 LEFT = "SELECT count(*) FROM pgqueuer"
 SUCCESSFUL = "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'"
 
 
 class Telling(Queries):
-    """Queries that tell how many jobs they have just completed."""
+    """Queries that report how many jobs they have just completed."""
 
     tell: Callable[[int], None]
 
@@ -45,18 +45,18 @@ def ask(dsn: str, statement: str) -> Any:
     return asyncio.run(once())
 
 
-def prepare(settings: race.Settings) -> race.Track:
+def prepare(settings: contest.Settings) -> contest.Track:
     async def install() -> None:
         connection = await asyncpg.connect(settings.dsn)
         await Queries.from_asyncpg_connection(connection).install()
         await connection.close()
 
     asyncio.run(install())
-    return race.Track(settings.dsn, ask)
+    return contest.Track(settings.dsn, ask)
 
 
-def submit_share(start: race.Start, settings: race.Settings, jobs: int, batch: int) -> race.Done:
-    """Each client has a connection of its own and submits one batch after the other."""
+def submit_share(start: contest.Start, settings: contest.Settings, jobs: int, batch: int) -> contest.Done:
+    """Run clients that each have a connection and submit one batch after the other."""
 
     async def client(connection: asyncpg.Connection, share: int) -> None:
         queries = Queries.from_asyncpg_connection(connection)
@@ -64,7 +64,7 @@ def submit_share(start: race.Start, settings: race.Settings, jobs: int, batch: i
             size = min(batch, left)
             await queries.enqueue([ENTRYPOINT] * size, [None] * size, [0] * size)
 
-    async def clients() -> race.Done:
+    async def clients() -> contest.Done:
         threads = settings.threads
         connections = [await asyncpg.connect(settings.dsn) for _ in range(threads)]
         start()
@@ -73,13 +73,13 @@ def submit_share(start: race.Start, settings: race.Settings, jobs: int, batch: i
         last = time.monotonic()
         for connection in connections:
             await connection.close()
-        return race.Done(jobs, last)
+        return contest.Done(jobs, last)
 
     return uvloop.run(clients())
 
 
-def drain_share(start: race.Start, settings: race.Settings) -> race.Done:
-    """A worker that ends when the queue is empty; a job is done when its completion is committed."""
+def drain_share(start: contest.Start, settings: contest.Settings) -> contest.Done:
+    """Run a worker until the queue is empty; a job is done when its completion is committed."""
     logging.disable(logging.INFO)
     jobs, last = 0, time.monotonic()
 
@@ -102,11 +102,11 @@ def drain_share(start: race.Start, settings: race.Settings) -> race.Done:
             await worker.qm.run(batch_size=BATCH, mode=QueueExecutionMode.drain, log_aggregation_interval=timedelta(0))
 
     uvloop.run(work())
-    return race.Done(jobs, last)
+    return contest.Done(jobs, last)
 
 
-def consume(settings: race.Settings, started: Connection) -> None:
-    """A worker that tells for every job when it began."""
+def consume(settings: contest.Settings, started: Connection) -> None:
+    """Run a worker that sends the start time of each job."""
 
     async def work() -> None:
         async with asyncpg.create_pool(settings.dsn, min_size=3, max_size=3) as pool:
@@ -121,7 +121,7 @@ def consume(settings: race.Settings, started: Connection) -> None:
     uvloop.run(work())
 
 
-def produce(settings: race.Settings, samples: race.Samples) -> None:
+def produce(settings: contest.Settings, samples: contest.Samples) -> None:
     async def client() -> None:
         connection = await asyncpg.connect(settings.dsn)
         queries = Queries.from_asyncpg_connection(connection)
@@ -132,47 +132,47 @@ def produce(settings: race.Settings, samples: race.Samples) -> None:
     uvloop.run(client())
 
 
-def submitted(track: race.Track, settings: race.Settings, batch: int) -> race.Run:
+def submitted(track: contest.Track, settings: contest.Settings, batch: int) -> contest.Run:
     return track.race(submit_share, [(settings, share, batch) for share in settings.shares(settings.jobs)])
 
 
-def submit_bulk(settings: race.Settings) -> dict[str, Any]:
+def submit_bulk(settings: contest.Settings) -> dict[str, Any]:
     track = prepare(settings)
     return track.as_result(submitted(track, settings, BATCH))
 
 
-def submit_single(settings: race.Settings) -> dict[str, Any]:
+def submit_single(settings: contest.Settings) -> dict[str, Any]:
     track = prepare(settings)
     return track.as_result(submitted(track, settings, 1))
 
 
-def drained(track: race.Track, settings: race.Settings) -> race.Run:
+def drained(track: contest.Track, settings: contest.Settings) -> contest.Run:
     ask(settings.dsn, "VACUUM ANALYZE")
     run = track.race(drain_share, [(settings,)] * settings.processes)
     left, successful = ask(settings.dsn, LEFT), ask(settings.dsn, SUCCESSFUL)
     if left or successful != settings.jobs:
-        raise race.Failed(f"{successful} of {settings.jobs} jobs are done, {left} are left")
+        raise contest.Failed(f"{successful} of {settings.jobs} jobs are done, {left} are left")
     return run
 
 
-def drain(settings: race.Settings) -> dict[str, Any]:
+def drain(settings: contest.Settings) -> dict[str, Any]:
     submitted(prepare(settings), settings, BATCH)
-    track = race.Track(settings.dsn, ask)
+    track = contest.Track(settings.dsn, ask)
     return track.as_result(drained(track, settings))
 
 
-def cycle(settings: race.Settings) -> dict[str, Any]:
+def cycle(settings: contest.Settings) -> dict[str, Any]:
     track = prepare(settings)
     before = submitted(track, settings, BATCH)
     return track.as_result(drained(track, settings), submit_seconds=before.seconds)
 
 
-def latency(settings: race.Settings) -> dict[str, Any]:
+def latency(settings: contest.Settings) -> dict[str, Any]:
     return prepare(settings).latency(settings, consume, produce)
 
 
 if __name__ == "__main__":
-    race.main(
+    contest.main(
         "pgqueuer",
         {
             "submit-bulk": submit_bulk,

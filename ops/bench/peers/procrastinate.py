@@ -1,4 +1,4 @@
-"""One measurement of Procrastinate: psycopg, its schema as `procrastinate schema --apply` makes it."""
+"""Measure Procrastinate with psycopg, on the schema that `procrastinate schema --apply` creates."""
 
 import asyncio
 import logging
@@ -7,13 +7,13 @@ from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import Any
 
+import contest
 import psycopg
-import race
 from procrastinate import App, PsycopgConnector
 from procrastinate.tasks import Task
 
 TASK = "bench"
-#: Jobs that are submitted at once, and jobs that a worker has in hand at once.
+#: Jobs of one submit, and jobs that a worker runs at the same time.
 BATCH, CONCURRENCY = 1000, 2
 LEFT = "SELECT count(*) FROM procrastinate_jobs WHERE status <> 'succeeded'"
 
@@ -24,7 +24,7 @@ def ask(dsn: str, statement: str) -> Any:
         return cursor.fetchone()[0] if cursor.description else None
 
 
-def pool_of(settings: race.Settings, connections: int) -> App:
+def pool_of(settings: contest.Settings, connections: int) -> App:
     logging.disable(logging.WARNING)
     return App(connector=PsycopgConnector(conninfo=settings.dsn, min_size=connections, max_size=connections))
 
@@ -38,17 +38,17 @@ def task_of(app: App, started: Connection | None = None) -> Task[Any, Any, Any]:
     return nothing
 
 
-def prepare(settings: race.Settings) -> race.Track:
+def prepare(settings: contest.Settings) -> contest.Track:
     async def install() -> None:
         async with pool_of(settings, 1).open_async() as app:
             await app.schema_manager.apply_schema_async()
 
     asyncio.run(install())
-    return race.Track(settings.dsn, ask)
+    return contest.Track(settings.dsn, ask)
 
 
-def submit_share(start: race.Start, settings: race.Settings, jobs: int, batch: int) -> race.Done:
-    """Each client has a connection of the pool to itself and submits one batch after the other."""
+def submit_share(start: contest.Start, settings: contest.Settings, jobs: int, batch: int) -> contest.Done:
+    """Run clients that each use one connection of the pool and submit one batch after the other."""
 
     async def client(task: Task[Any, Any, Any], share: int) -> None:
         if batch == 1:
@@ -58,7 +58,7 @@ def submit_share(start: race.Start, settings: race.Settings, jobs: int, batch: i
             for left in range(share, 0, -batch):
                 await task.batch_defer_async(*[{} for _ in range(min(batch, left))])
 
-    async def clients() -> race.Done:
+    async def clients() -> contest.Done:
         threads = settings.threads
         async with pool_of(settings, threads).open_async() as app:
             await app.connector.pool.wait()
@@ -66,13 +66,13 @@ def submit_share(start: race.Start, settings: race.Settings, jobs: int, batch: i
             start()
             shares = [jobs // threads + (number < jobs % threads) for number in range(threads)]
             await asyncio.gather(*[client(task, share) for share in shares])
-            return race.Done(jobs, time.monotonic())
+            return contest.Done(jobs, time.monotonic())
 
     return asyncio.run(clients())
 
 
-def drain_share(start: race.Start, settings: race.Settings, jobs: int) -> race.Done:
-    """A worker that ends when the queue is empty."""
+def drain_share(start: contest.Start, settings: contest.Settings, jobs: int) -> contest.Done:
+    """Run a worker until the queue is empty."""
 
     async def work() -> float:
         async with pool_of(settings, CONCURRENCY + 1).open_async() as app:
@@ -84,11 +84,11 @@ def drain_share(start: race.Start, settings: race.Settings, jobs: int) -> race.D
             )
             return time.monotonic()
 
-    return race.Done(jobs, asyncio.run(work()))
+    return contest.Done(jobs, asyncio.run(work()))
 
 
-def consume(settings: race.Settings, started: Connection) -> None:
-    """A worker that tells for every job when it began."""
+def consume(settings: contest.Settings, started: Connection) -> None:
+    """Run a worker that sends the start time of each job."""
 
     async def work() -> None:
         async with pool_of(settings, 4).open_async() as app:
@@ -98,7 +98,7 @@ def consume(settings: race.Settings, started: Connection) -> None:
     asyncio.run(work())
 
 
-def produce(settings: race.Settings, samples: race.Samples) -> None:
+def produce(settings: contest.Settings, samples: contest.Samples) -> None:
     async def client() -> None:
         async with pool_of(settings, 1).open_async() as app:
             task = task_of(app)
@@ -108,47 +108,47 @@ def produce(settings: race.Settings, samples: race.Samples) -> None:
     asyncio.run(client())
 
 
-def submitted(track: race.Track, settings: race.Settings, batch: int) -> race.Run:
+def submitted(track: contest.Track, settings: contest.Settings, batch: int) -> contest.Run:
     return track.race(submit_share, [(settings, share, batch) for share in settings.shares(settings.jobs)])
 
 
-def submit_bulk(settings: race.Settings) -> dict[str, Any]:
+def submit_bulk(settings: contest.Settings) -> dict[str, Any]:
     track = prepare(settings)
     return track.as_result(submitted(track, settings, BATCH))
 
 
-def submit_single(settings: race.Settings) -> dict[str, Any]:
+def submit_single(settings: contest.Settings) -> dict[str, Any]:
     track = prepare(settings)
     return track.as_result(submitted(track, settings, 1))
 
 
-def drained(track: race.Track, settings: race.Settings) -> race.Run:
-    """A worker does not tell which jobs were its own: the shares only add up."""
+def drained(track: contest.Track, settings: contest.Settings) -> contest.Run:
+    """Drain the queue; a worker does not report which jobs it ran, so each is counted with an equal share."""
     ask(settings.dsn, "VACUUM ANALYZE")
     run = track.race(drain_share, [(settings, share) for share in settings.shares(settings.jobs)])
     if left := ask(settings.dsn, LEFT):
-        raise race.Failed(f"{left} of {settings.jobs} jobs are left")
+        raise contest.Failed(f"{left} of {settings.jobs} jobs are left")
     return run
 
 
-def drain(settings: race.Settings) -> dict[str, Any]:
+def drain(settings: contest.Settings) -> dict[str, Any]:
     submitted(prepare(settings), settings, BATCH)
-    track = race.Track(settings.dsn, ask)
+    track = contest.Track(settings.dsn, ask)
     return track.as_result(drained(track, settings))
 
 
-def cycle(settings: race.Settings) -> dict[str, Any]:
+def cycle(settings: contest.Settings) -> dict[str, Any]:
     track = prepare(settings)
     before = submitted(track, settings, BATCH)
     return track.as_result(drained(track, settings), submit_seconds=before.seconds)
 
 
-def latency(settings: race.Settings) -> dict[str, Any]:
+def latency(settings: contest.Settings) -> dict[str, Any]:
     return prepare(settings).latency(settings, consume, produce)
 
 
 if __name__ == "__main__":
-    race.main(
+    contest.main(
         "procrastinate",
         {
             "submit-bulk": submit_bulk,

@@ -1,10 +1,10 @@
-"""How fast jobs are submitted, assigned and worked off, and what each costs the database.
+"""Measure how fast jobs are submitted, assigned and finished, and what each job costs the database.
 
-Two processes on a private PostgreSQL with its default durability (fsync and synchronous_commit on). Every shape runs
-once watched, which does not count: all invariants are looked at while it works. Then all contenders take turns, run by
-run, so that a slow minute of the machine is everybody's. After each run every invariant is checked.
+Two processes work on a private PostgreSQL with its default durability (fsync and synchronous_commit on). Each shape
+first runs once with all invariants checked while it works; that run is not counted. Then all contenders take turns, one
+run each, so that a slow minute of the machine affects all of them. Every invariant is checked after each run.
 
-    python ops/bench/bench.py [--runs 3] [--peers] [--scale 1.0] [--only submit] [--json]
+    python -m ops.bench.run [--runs 3] [--peers] [--scale 1.0] [--only submit] [--json]
 """
 
 import json
@@ -14,26 +14,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
-import rivals
-from meters import Stretch, per_job, percentiles, spread
-from pools import Shape, server
 from rich.console import Console
 from rich.table import Table
-from shapes import Measurement, assigning, cycling, submitting
+
+from ops.bench.fixtures import Shape, server
+from ops.bench.measure import Stretch, per_job, percentiles, spread
+from ops.bench.peers import run as peers_run
+from ops.bench.workloads import Measurement, assigning, cycling, submitting
 
 OURS = "leasehold"
 
 
 @dataclass
 class Contest:
-    """One shape: ours first, then everybody who can do the like."""
+    """One shape of work, by Leasehold first and then by all others that can do it."""
 
     shape: str
     contenders: dict[str, Measurement]
     found: dict[str, list[Stretch]] = field(default_factory=dict)
 
     def run(self, url: str, runs: int) -> None:
-        """Once watched, then in turns."""
+        """Run Leasehold once with the invariants checked meanwhile, then all contenders in turns."""
         self.contenders[OURS].work(url, True)
         for _ in range(runs):
             for name, contender in self.contenders.items():
@@ -41,7 +42,7 @@ class Contest:
 
 
 def contests(scale: float, *, peers: bool) -> list[Contest]:
-    """Every shape at `scale` times its usual size."""
+    """Return every shape, with `scale` times its usual number of jobs."""
 
     def jobs(usual: int) -> int:
         return max(500, int(usual * scale))
@@ -68,7 +69,7 @@ def _add_floor(contest: Contest, jobs: Any) -> None:
     kind = contest.shape.split(",")[0]
     for batch in {"submit in bulk": (1000,), "submit one by one": (1,), "assign": (100, 500)}.get(kind, (100, 500)):
         shape = {"submit in bulk": "submit", "submit one by one": "submit", "assign": "assign"}.get(kind, "cycle")
-        work = rivals.floor_of(shape, batch=batch, jobs=jobs(2000 if batch == 1 else 40_000))
+        work = peers_run.floor_of(shape, batch=batch, jobs=jobs(2000 if batch == 1 else 40_000))
         contest.contenders[f"floor, {batch} at a time"] = Measurement("floor", work)
 
 
@@ -77,47 +78,51 @@ def _add_peers(contest: Contest, jobs: Any) -> None:
     two = {"processes": 2, "threads": 1}
     if kind == "submit in bulk":
         found = {
-            name: rivals.peer(name, "submit-bulk", jobs=jobs(40_000), **two) for name in ("pgqueuer", "procrastinate")
+            name: peers_run.peer(name, "submit-bulk", jobs=jobs(40_000), **two)
+            for name in ("pgqueuer", "procrastinate")
         }
     elif kind == "submit one by one":
         found = {
-            name: rivals.peer(name, "submit-single", jobs=jobs(2000), **two) for name in ("pgqueuer", "procrastinate")
+            name: peers_run.peer(name, "submit-single", jobs=jobs(2000), **two)
+            for name in ("pgqueuer", "procrastinate")
         }
-        found["buildgrid"] = rivals.peer("buildgrid", "submit-single", jobs=jobs(600), **two)
+        found["buildgrid"] = peers_run.peer("buildgrid", "submit-single", jobs=jobs(600), **two)
     elif kind == "full cycle":
         found = {
-            "buildgrid": rivals.peer(
+            "buildgrid": peers_run.peer(
                 "buildgrid", "cycle", jobs=jobs(1500), bots=50, capacity=10, processes=2, threads=2
             ),
-            "pgqueuer": rivals.peer("pgqueuer", "cycle", jobs=jobs(30_000), **two),
-            "procrastinate": rivals.peer("procrastinate", "cycle", jobs=jobs(2000), **two),
+            "pgqueuer": peers_run.peer("pgqueuer", "cycle", jobs=jobs(30_000), **two),
+            "procrastinate": peers_run.peer("procrastinate", "cycle", jobs=jobs(2000), **two),
         }
     else:
         bots, queued = (int(part.split()[0].replace(",", "")) for part in rest)
         options = {"jobs": jobs(800), "bots": bots, "queued": queued, "sample": 10, "processes": 2, "threads": 2}
-        found = {"buildgrid": rivals.peer("buildgrid", "assign", **options)}
+        found = {"buildgrid": peers_run.peer("buildgrid", "assign", **options)}
     contest.contenders |= {name: Measurement(name, work) for name, work in found.items()}
 
 
 def _rates(found: Sequence[Contest]) -> Table:
-    table = Table(title="Jobs a second, median (least to most)", title_justify="left", box=None, pad_edge=False)
-    for column in ("shape", "who"):
+    table = Table(title="Jobs per second: median, least and most", title_justify="left", box=None, pad_edge=False)
+    for column in ("shape", "contender"):
         table.add_column(column, no_wrap=True)
-    for column in ("jobs/s", "least", "most", "ours is"):
+    for column in ("jobs/s", "least", "most", "Leasehold is"):
         table.add_column(column, no_wrap=True, justify="right")
-    table.add_column("does not", no_wrap=True)
+    table.add_column("leaves out", no_wrap=True)
     for contest in found:
         ours = statistics.median(each.rate for each in contest.found[OURS])
         for name, stretches in contest.found.items():
             median, least, most = spread([each.rate for each in stretches])
             ratio = "" if name == OURS else f"{ours / median:.2f} x"
-            lacks = rivals.LACKS.get(contest.contenders[name].name, "")
+            lacks = peers_run.LACKS.get(contest.contenders[name].name, "")
             table.add_row(contest.shape, name, f"{median:,.0f}", f"{least:,.0f}", f"{most:,.0f}", ratio, lacks)
     return table
 
 
 def _costs(found: Sequence[Contest]) -> Table:
-    table = Table(title="What one job costs us, and milliseconds a transaction", title_justify="left", box=None)
+    table = Table(
+        title="Costs of one job in Leasehold, and milliseconds of a transaction", title_justify="left", box=None
+    )
     table.add_column("shape", no_wrap=True)
     for column in ("transactions", "statements", "round trips", "WAL, bytes", "buffers", "p50", "p95", "p99", "lost"):
         table.add_column(column, no_wrap=True, justify="right")
@@ -150,14 +155,26 @@ def _as_json(found: Sequence[Contest]) -> dict[str, Any]:
 
 
 @click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
-@click.option("--runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Of everybody, in turns.")
-@click.option("--peers", is_flag=True, help="With BuildGrid, PgQueuer and Procrastinate; needs a package index once.")
-@click.option("--scale", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Times the usual jobs.")
-@click.option("--only", metavar="TEXT", help="Shapes whose name has this in it.")
+@click.option(
+    "--runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each contender, in turns."
+)
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="Also measure BuildGrid, PgQueuer and Procrastinate; installing them needs a package index.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(0.01, 100),
+    default=1.0,
+    show_default=True,
+    help="Multiplies the usual number of jobs.",
+)
+@click.option("--only", metavar="TEXT", help="Measure only the shapes whose name contains this text.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def main(runs: int, *, peers: bool, scale: float, only: str | None, as_json: bool) -> None:
     if peers:
-        rivals.install(("buildgrid", "pgqueuer", "procrastinate"))
+        peers_run.install(("buildgrid", "pgqueuer", "procrastinate"))
     chosen = [contest for contest in contests(scale, peers=peers) if only is None or only in contest.shape]
     if not chosen:
         raise click.UsageError(f"no shape has '{only}' in its name")

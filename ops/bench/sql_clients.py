@@ -1,20 +1,20 @@
-"""Clients that speak raw SQL: processes with one psycopg connection each, started together and timed together.
+"""Processes that run raw SQL on one psycopg connection each, started and timed together.
 
-Each statement is a transaction of its own and one round trip. Everything happens in the schema `floor`.
+Each statement is a transaction of its own and takes one round trip. All tables are in the schema `floor`.
 """
 
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, LiteralString
 
-import crews
 import psycopg
-from meters import Stretch
 
+from ops.bench import workers
+from ops.bench.measure import Stretch
 from schema import clock
 from schema.postgres.engine import libpq_url
 
-#: Every statement finds its rows by index and keeps that plan: one made while a table was small would be kept for long.
+#: Settings that make every statement use an index: a plan made while a table was small would be kept for long.
 OPTIONS = {
     "search_path": "floor",
     "jit": "off",
@@ -25,12 +25,12 @@ OPTIONS = {
     "plan_cache_mode": "force_generic_plan",
 }
 
-#: What one client does until there is no more to do.
+#: The work of one client, until no job is left to do.
 Work = Callable[["Client"], None]
 
 
 class Client:
-    """One process with its connection, and the jobs that all of them still have to do."""
+    """The connection of one process, and the count of jobs that all processes share."""
 
     def __init__(self, connection: psycopg.Connection, number: int, wanted: int, done: Any) -> None:
         self.number = number
@@ -38,7 +38,7 @@ class Client:
         self._connection, self._wanted, self._done = connection, wanted, done
 
     def execute(self, statement: LiteralString, values: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Run one transaction; what comes back, by column."""
+        """Run one statement as a transaction; return its rows by column."""
         began = clock.monotonic()
         cursor = self._connection.execute(statement, values)
         rows = cursor.fetchall() if cursor.description else []
@@ -47,21 +47,22 @@ class Client:
         return {name: [row[n] for row in rows] for n, name in enumerate(names)}
 
     def add(self, jobs: int) -> None:
-        """So many more are done."""
+        """Count `jobs` more jobs as done."""
         self.stretch.placements += jobs
         with self._done.get_lock():
             self._done.value += jobs
 
     @property
     def more(self) -> bool:
-        """Whether there is more to do."""
+        """True while fewer jobs are done than wanted."""
         return bool(self._done.value < self._wanted)
 
 
 class Cycling:
-    """Submit a batch, assign as many, finish what was assigned; `finish` is told what `assign` returns, by column.
+    """Submit a batch, assign as many jobs, and finish those that were assigned.
 
-    Clients take each other's jobs, so that a batch may be smaller when somebody was faster; the rest stays queued.
+    The columns that `assign` returns are the parameters of `finish`. Clients take each other's jobs, so a batch of
+    assignments may be smaller than the batch that was submitted; the rest stays queued.
     """
 
     def __init__(self, submit: LiteralString, assign: LiteralString, finish: LiteralString, batch: int) -> None:
@@ -77,12 +78,12 @@ class Cycling:
 
 
 def requests(jobs: int) -> dict[str, list[Any]]:
-    """So many jobs to be submitted, by column."""
+    """Return the parameters for submitting `jobs` jobs, by column."""
     return {"priorities": [0] * jobs, "payloads": ['{"command": ["true"]}'] * jobs}
 
 
 def connect(url: str) -> psycopg.Connection:
-    """A connection that commits after each statement."""
+    """Open a connection that commits after each statement."""
     options = " ".join(f"-c {name}={value}" for name, value in OPTIONS.items())
     connection = psycopg.connect(libpq_url(url), autocommit=True, options=options)
     connection.prepare_threshold = 0
@@ -90,7 +91,7 @@ def connect(url: str) -> psycopg.Connection:
 
 
 def create(url: str, statements: Sequence[str]) -> None:
-    """Make the schema anew with these tables in it."""
+    """Drop the schema and create it again with these tables."""
     with connect(url) as connection:
         connection.execute("DROP SCHEMA IF EXISTS floor CASCADE")
         connection.execute("CREATE SCHEMA floor")
@@ -100,20 +101,20 @@ def create(url: str, statements: Sequence[str]) -> None:
 
 
 def settle(url: str) -> None:
-    """ANALYZE, and a checkpoint."""
+    """Run ANALYZE and a checkpoint."""
     with connect(url) as connection:
         connection.execute("ANALYZE")
     checkpoint(url)
 
 
 def checkpoint(url: str) -> None:
-    """Write what is dirty, so that no run pays for what was before it; statistics stay as the server keeps them."""
+    """Run a checkpoint, so that no run pays for the writes before it; statistics stay as they are."""
     with connect(url) as connection:
         connection.execute("CHECKPOINT")
 
 
 def one(url: str, query: LiteralString) -> int:
-    """One number."""
+    """Return the number that a query selects."""
     with connect(url) as connection:
         row = connection.execute(query).fetchone()
         assert row is not None
@@ -121,18 +122,18 @@ def one(url: str, query: LiteralString) -> int:
 
 
 def expect(what: str, found: int, wanted: int) -> None:
-    """Stop where a run did not do what it says: its figures mean nothing."""
+    """Stop the benchmark if a run did not do what it claims: its figures would mean nothing."""
     if found != wanted:
         raise SystemExit(f"error: {what}: {found} instead of {wanted}")
 
 
 def run(url: str, work: Work, *, processes: int, jobs: int) -> Stretch:
-    """Let so many clients do `work` until so many jobs are done."""
-    return crews.run(url, work, processes=processes, jobs=jobs, main=_main)
+    """Let `processes` clients do `work` until `jobs` jobs are done."""
+    return workers.run(url, work, processes=processes, jobs=jobs, main=_main)
 
 
 def alone(url: str, work: Work, *, jobs: int) -> None:
-    """Let one client in this process do `work`, for tables that are to be filled and not measured."""
+    """Let one client in this process do `work`, to fill tables without measuring."""
     with connect(url) as connection:
         work(Client(connection, 0, jobs, multiprocessing.Value("q", 0)))
 
@@ -142,7 +143,7 @@ def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
     try:
         with connect(url) as connection:
             client = Client(connection, number, wanted, done)
-            barrier.wait(crews.PATIENCE)
+            barrier.wait(workers.PATIENCE)
             work(client)
             ended = clock.monotonic()
         costs = client.stretch.costs

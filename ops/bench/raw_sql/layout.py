@@ -1,9 +1,9 @@
-"""Two layouts of the same queue, with the indexes that our tables have and an event for each move.
+"""Two layouts of the same queue, with the indexes of our tables and an event for each move.
 
-*Wide* is ours: `jobs`, `leases` and `job_events` as they are in `schema/tables.py`, and a job's state is updated in
-place. *Split* never updates a row: what was submitted lies in `jobs`, what waits in `queue`, what runs in `leases`,
-what is over in `finished`, and a move deletes a row here and inserts one there. Both fence, neither counts quotas or
-bots, and payloads, which would be the same, are left out.
+*Wide* is ours: `jobs`, `leases` and `job_events` as in `schema/tables/`, with the state of a job updated in place.
+*Split* never updates a row: submitted jobs are in `jobs`, waiting ones in `queue`, running ones in `leases` and ended
+ones in `finished`, and a move deletes a row from one table and inserts one into the next. Both have fences, neither
+counts quotas or bots. Payloads, which would be the same, are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, LiteralString
 
-import clients
 import psycopg
-from meters import Stretch, per_job, spread
 from rich.table import Table
 from sqlalchemy import MetaData, create_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from ops.bench import sql_clients
+from ops.bench.measure import Stretch, per_job, spread
 from schema.tables import columns as columns_tables
 from schema.tables.columns import STORAGE
 
-#: Jobs that have gone through fresh tables, so that no plan is made while they are empty.
+#: Jobs that go through fresh tables first, so that no plan is made while they are empty.
 SEED = 10_000
-# Ids of one moment lie together in their index, as ours do.
+# Ids made at one moment are neighbours in their index, as ours are.
 BORN: LiteralString = """
 WITH moment AS MATERIALIZED (
     SELECT lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0') AS hex
@@ -133,8 +133,8 @@ WITH picked AS MATERIALIZED (
     DELETE FROM queue WHERE job_id = ANY (ARRAY(SELECT job_id FROM picked))
     RETURNING job_id AS id, fence + 1 AS fence, instance, units
 ), {ASSIGNED}"""
-# Tables that are nearly empty whenever they are looked at invite the planner to join them row by row, which took 60 ms
-# for 500 jobs: so no join, and the bot in words that match no index.
+# The planner sees nearly empty tables and would join them row by row, which took 60 ms for 500 jobs. So there is no
+# join, and the condition on the bot matches no index.
 SPLIT_FINISH: LiteralString = f"""
 WITH told AS MATERIALIZED ({TOLD}), moved AS (
     DELETE FROM leases WHERE job_id = ANY (%(id)s::bigint[]) AND bot_id + 0 = %(bot)s
@@ -148,7 +148,7 @@ WITH told AS MATERIALIZED ({TOLD}), moved AS (
 
 @dataclass(frozen=True)
 class Layout:
-    """The tables and the three moves; `done` counts the jobs that are over and `live` those that are not."""
+    """The tables and the three moves of a layout; `done` counts ended jobs and `live` running ones."""
 
     tables: Sequence[str]
     submit: LiteralString
@@ -159,7 +159,7 @@ class Layout:
 
 
 def _ours(*names: str) -> Iterator[str]:
-    """The DDL of our tables, their indexes and their storage, in the schema of the measurements."""
+    """Yield the DDL of our tables, their indexes and storage parameters, in the schema `floor`."""
     dialect = create_engine("postgresql+psycopg://").dialect
     for name in names:
         copy = columns_tables.metadata.tables[f"{columns_tables.SCHEMA}.{name}"].to_metadata(MetaData(), schema="floor")
@@ -190,35 +190,35 @@ LAYOUTS = {
 
 
 def cycle(url: str, layout: Layout, *, processes: int, batch: int, jobs: int) -> Stretch:
-    """Submit, assign and finish `jobs` on the tables as they are, `batch` in a transaction."""
-    before = clients.one(url, layout.done)
-    work = clients.Cycling(layout.submit, layout.assign, layout.finish, batch)
-    stretch = clients.run(url, work, processes=processes, jobs=jobs)
-    clients.expect("finished jobs", clients.one(url, layout.done) - before, stretch.jobs)
-    clients.expect("jobs left with a bot", clients.one(url, layout.live), 0)
+    """Submit, assign and finish `jobs` on the tables as they are, `batch` of them in a transaction."""
+    before = sql_clients.one(url, layout.done)
+    work = sql_clients.Cycling(layout.submit, layout.assign, layout.finish, batch)
+    stretch = sql_clients.run(url, work, processes=processes, jobs=jobs)
+    sql_clients.expect("finished jobs", sql_clients.one(url, layout.done) - before, stretch.jobs)
+    sql_clients.expect("jobs left with a bot", sql_clients.one(url, layout.live), 0)
     return stretch
 
 
 def compared(
     url: str, *, batches: Sequence[int], jobs: int, aged: int, processes: int, runs: int
 ) -> list[dict[str, Any]]:
-    """Rows of layout and batch: on fresh tables, and after `aged` jobs have gone through; the layouts take turns."""
+    """Return a row for each layout and batch, on fresh tables and after `aged` jobs; the layouts take turns."""
     fresh: dict[tuple[str, int], list[Stretch]] = {}
     old: dict[tuple[str, int], list[Stretch]] = {}
     moves: dict[str, list[dict[str, float]]] = {}
     for _ in range(runs):
         for name, layout in LAYOUTS.items():
             for batch in batches:
-                clients.create(url, layout.tables)
-                seeding = clients.Cycling(layout.submit, layout.assign, layout.finish, 100)
-                clients.alone(url, seeding, jobs=SEED)
-                clients.settle(url)
+                sql_clients.create(url, layout.tables)
+                seeding = sql_clients.Cycling(layout.submit, layout.assign, layout.finish, 100)
+                sql_clients.alone(url, seeding, jobs=SEED)
+                sql_clients.settle(url)
                 found = cycle(url, layout, processes=processes, batch=batch, jobs=jobs)
                 fresh.setdefault((name, batch), []).append(found)
             moves.setdefault(name, []).append(_wal(url, layout, max(batches)))
             cycle(url, layout, processes=processes, batch=max(batches), jobs=aged)
             for batch in batches:
-                clients.checkpoint(url)
+                sql_clients.checkpoint(url)
                 found = cycle(url, layout, processes=processes, batch=batch, jobs=jobs)
                 old.setdefault((name, batch), []).append(found)
     return [
@@ -238,10 +238,10 @@ def compared(
 
 
 def _wal(url: str, layout: Layout, batch: int, rounds: int = 10) -> dict[str, float]:
-    """WAL bytes of one job in each move, with one client; a vacuum at the same time would count as well."""
+    """Return the WAL bytes of one job in each move, with one client; a concurrent vacuum would be counted too."""
     spent = dict.fromkeys(("submit", "assign", "finish"), 0.0)
-    with clients.connect(url) as connection:
-        told: dict[str, Any] = clients.requests(batch) | {"batch": batch, "bot": 0}
+    with sql_clients.connect(url) as connection:
+        told: dict[str, Any] = sql_clients.requests(batch) | {"batch": batch, "bot": 0}
         for _ in range(rounds):
             for move, statement in (("submit", layout.submit), ("assign", layout.assign), ("finish", layout.finish)):
                 before = _written(connection)
@@ -271,7 +271,7 @@ def _figures(stretches: Sequence[Stretch]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows for people."""
+    """Return the rows as a table to print."""
     found = Table(
         title="The full cycle in two layouts: jobs/s, WAL bytes per job", title_justify="left", box=None, pad_edge=False
     )

@@ -1,10 +1,10 @@
-"""What one gateway process carries: bots that always work, and idle bots whose calls it holds.
+"""Measure how many busy bots, and how many idle bots in long polls, one gateway process serves.
 
-Real processes on a private PostgreSQL with its default durability: one gateway, one assigner, and the bots on raw
-sockets in processes of their own. Busy bots report what they were given as done and get the next. Idle bots each hold
-one long poll; then single jobs come, and the time from the submit until some bot has the job is taken.
+Real processes run on a private PostgreSQL with its default durability: one gateway, one assigner, and bots on raw
+sockets in processes of their own. A busy bot reports its jobs as done and is given the next ones. Each idle bot waits
+in one long poll; then single jobs are submitted, and the time from a submit until a bot has the job is measured.
 
-    python ops/bench/gateway.py [--busy 200] [--seconds 15] [--idle 10000] [--watch 60] [--json]
+    python -m ops.bench.gateway.throughput [--busy 200] [--seconds 15] [--idle 10000] [--watch 60] [--json]
 """
 
 import json
@@ -20,18 +20,24 @@ from typing import Any
 
 import click
 import httpx
-import processes
-from latency import ready
-from meters import checked, percentiles
-from pools import MANY, Shape, count, opened, properties, submit
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
-from wire import PATIENCE, crowd
 
 from assigner.process.children import Child, Children, Role
 from bots.protocol import Session
 from bots.sync.sessions import digest
+from ops.bench.fixtures import MANY, Shape, count, opened, properties, submit
+from ops.bench.gateway.latency import ready
+from ops.bench.gateway.wire import PATIENCE, bot_processes
+from ops.bench.measure import (
+    checked,
+    child_named,
+    cpu_seconds,
+    cpu_seconds_of_tree,
+    percentiles,
+    resident_mib,
+)
 from schema import clock
 from schema.accounting import quotas
 from schema.errors import LeaseholdError
@@ -42,15 +48,15 @@ from schema.postgres.engine import Database
 from schema.tenancy import tokens
 from schema.timing import Timing
 
-#: Seconds in which bots and caches come to an even pace before anything is counted.
+#: Seconds in which bots and caches reach a steady pace before anything is counted.
 WARM_UP = 3.0
-#: Seconds a held call may last: the gateway's own limit.
+#: Longest long poll, in seconds: the limit of the gateway.
 HELD = 60.0
-#: Idle bots that come in a second.
+#: Idle bots that connect in a second.
 RAMP = 250
 #: Sessions opened in one transaction.
 TOGETHER = 200
-#: Idle sessions are as old as those of a fleet that nobody started at once.
+#: Gives idle sessions the mixed ages of a fleet that was not started at one moment.
 AGE = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl * (0.4 + 0.6 * random()))")
 ALIVE = "SELECT count(*) FROM bots WHERE session IS NOT NULL AND epoch = 1 AND expires_at > now()"
 TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
@@ -58,8 +64,8 @@ HOLDS = 'leasehold_waits{topic="bots"}'
 
 
 @dataclass(frozen=True)
-class House:
-    """The running processes."""
+class RunningPool:
+    """A pool of running processes; `gateway` and `server` are process ids."""
 
     database: Database
     url: str
@@ -70,7 +76,7 @@ class House:
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds of processor time so far, and transactions."""
+    """Processor time, in seconds, and transactions since the start."""
 
     at: float
     gateway: float
@@ -79,8 +85,8 @@ class Reading:
 
 
 @contextmanager
-def house(data: Path, *, assigner: bool = True) -> Iterator[House]:
-    """A fresh database, a gateway and an assigner."""
+def running_pool(data: Path, *, assigner: bool = True) -> Iterator[RunningPool]:
+    """Start a fresh database, a gateway and an assigner."""
     with ExitStack() as stack:
         server = stack.enter_context(embedded.serve(data))
         database = stack.enter_context(opened(server.url))
@@ -97,11 +103,11 @@ def house(data: Path, *, assigner: bool = True) -> Iterator[House]:
             children.start(Child(name="assigner", role=Role.ASSIGNER, command=(*program, "assign", "--name", "bench")))
         children.start(Child(name="gateway", role=Role.GATEWAY, command=(*program, "gateway")))
         url = ready(children, data / "gateway.url", database, listeners=2 if assigner else 1)
-        yield House(database, url, token, processes.named("gateway"), server.pid)
+        yield RunningPool(database, url, token, child_named("gateway"), server.pid)
 
 
 def sessions(database: Database, bots: int, capacity: int) -> list[Session]:
-    """Open that many sessions, for as long as the benchmark takes."""
+    """Open sessions for `bots` bots that last as long as the benchmark."""
     found = []
 
     def work(connection: Any, first: int) -> None:
@@ -126,18 +132,18 @@ def sessions(database: Database, bots: int, capacity: int) -> list[Session]:
     return found
 
 
-def read(running: House) -> Reading:
-    """How much was used so far."""
+def read(running: RunningPool) -> Reading:
+    """Read the processor time and the transactions used so far."""
     return Reading(
         clock.monotonic(),
-        processes.seconds(running.gateway),
-        processes.seconds_of_all(running.server),
+        cpu_seconds(running.gateway),
+        cpu_seconds_of_tree(running.server),
         count(running.database, TRANSACTIONS),
     )
 
 
 def used(before: Reading, after: Reading) -> dict[str, float]:
-    """Processor time as % of one core, and transactions per second."""
+    """Return the processor time between two readings, in % of one core, and transactions per second."""
     seconds = after.at - before.at
     return {
         "gateway_cpu_percent": round((after.gateway - before.gateway) / seconds * 100, 1),
@@ -147,8 +153,8 @@ def used(before: Reading, after: Reading) -> dict[str, float]:
 
 
 def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, clients: int) -> dict[str, Any]:
-    """Bots that always work."""
-    with house(data) as running:
+    """Measure bots that always have work."""
+    with running_pool(data) as running:
         database = running.database
         database.run(
             lambda connection: quotas.set_quota(
@@ -157,13 +163,13 @@ def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, cli
         )
         opened_ = sessions(database, bots, capacity)
         submit(database, Shape(), jobs)
-        with crowd(running.url, running.token, opened_, processes=clients, wait=1.0, pause=0.0) as bots_:
+        with bot_processes(running.url, running.token, opened_, processes=clients, wait=1.0, pause=0.0) as bots_:
             clock.sleep(WARM_UP)
             bots_.count()
             before = read(running)
             clock.sleep(seconds)
             after = read(running)
-            heard = bots_.stop()
+            seen = bots_.stop()
         left = count(database, "SELECT count(*) FROM jobs WHERE state = 'queued'")
         if not left:
             raise LeaseholdError(
@@ -173,24 +179,24 @@ def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, cli
         took = after.at - before.at
         return {
             "bots": bots,
-            "syncs_per_second": round(heard.calls / took),
-            "jobs_per_second": round(heard.jobs / took),
+            "syncs_per_second": round(seen.calls / took),
+            "jobs_per_second": round(seen.jobs / took),
             "jobs_left": left,
-            "latency_ms": percentiles(heard.waits),
-            "refused": heard.refused,
-            "troubles": heard.troubles[:3],
-            "gateway_mib": processes.mebibytes(running.gateway),
+            "latency_ms": percentiles(seen.waits),
+            "refused": seen.refused,
+            "troubles": seen.troubles[:3],
+            "gateway_mib": resident_mib(running.gateway),
             **used(before, after),
         }
 
 
 def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int) -> dict[str, Any]:
-    """Bots whose calls are held."""
-    with house(data) as running:
+    """Measure bots that wait in long polls."""
+    with running_pool(data) as running:
         database = running.database
-        bare = processes.mebibytes(running.gateway)
+        bare = resident_mib(running.gateway)
         opened_ = sessions(database, bots, 1)
-        with crowd(running.url, running.token, opened_, processes=clients, wait=HELD, pause=1 / RAMP) as bots_:
+        with bot_processes(running.url, running.token, opened_, processes=clients, wait=HELD, pause=1 / RAMP) as bots_:
             clock.sleep(WARM_UP)
             patience = clock.monotonic() + PATIENCE
             while (held := _held(running)) < bots * 0.99:
@@ -202,25 +208,25 @@ def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int) -
             before = read(running)
             clock.sleep(seconds)
             after = read(running)
-            resident = processes.mebibytes(running.gateway)
+            resident = resident_mib(running.gateway)
             waits = [_sample(running, bots_, number) for number in range(samples)]
             alive = count(database, ALIVE)
-            heard = bots_.stop()
+            seen = bots_.stop()
         checked(database)
         return {
             "bots": bots,
             "alive": alive,
-            "calls_per_second": round(heard.calls / (after.at - before.at), 1),
+            "calls_per_second": round(seen.calls / (after.at - before.at), 1),
             "gateway_mib": resident,
             "gateway_mib_bare": bare,
             "submit_to_bot_ms": percentiles(waits, (50, 99)) if waits else {},
-            "refused": heard.refused,
-            "troubles": heard.troubles[:3],
+            "refused": seen.refused,
+            "troubles": seen.troubles[:3],
             **used(before, after),
         }
 
 
-def _sample(running: House, bots: Any, number: int) -> float:
+def _sample(running: RunningPool, bots: Any, number: int) -> float:
     clock.sleep(0.1 + 0.01 * (number % 7))
     wanted = {"instance": "default", "properties": properties(0), "payload": {"command": ["true"], "told": True}}
     began = clock.monotonic()
@@ -228,7 +234,7 @@ def _sample(running: House, bots: Any, number: int) -> float:
     return float(bots.taken(str(job.public_id)) - began)
 
 
-def _held(running: House) -> float:
+def _held(running: RunningPool) -> float:
     lines = httpx.get(f"{running.url}/metrics", trust_env=False, timeout=60).text.splitlines()
     return next((float(line.split()[-1]) for line in lines if line.startswith(HOLDS)), 0.0)
 
@@ -242,14 +248,36 @@ def _table(title: str, found: dict[str, Any]) -> Table:
 
 
 @click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
-@click.option("--busy", "working", type=click.IntRange(0, 5000), default=200, show_default=True, help="Bots that work.")
-@click.option("--capacity", type=click.IntRange(1, 100), default=4, show_default=True, help="Of a bot that works.")
-@click.option("--jobs", type=click.IntRange(1), default=150_000, show_default=True, help="Queued for them.")
-@click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="That they work.")
+@click.option("--busy", "working", type=click.IntRange(0, 5000), default=200, show_default=True, help="Busy bots.")
+@click.option("--capacity", type=click.IntRange(1, 100), default=4, show_default=True, help="Capacity of a busy bot.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=150_000, show_default=True, help="Jobs queued for the busy bots."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    default=15.0,
+    show_default=True,
+    help="Seconds in which the busy bots are measured.",
+)
 @click.option("--idle", "resting", type=click.IntRange(0, 15_000), default=10_000, show_default=True, help="Idle bots.")
-@click.option("--watch", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds of idleness.")
-@click.option("--samples", type=click.IntRange(0, 1000), default=20, show_default=True, help="Jobs for idle bots.")
-@click.option("--clients", type=click.IntRange(1, 8), default=1, show_default=True, help="Processes for the bots.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(1),
+    default=60.0,
+    show_default=True,
+    help="Seconds in which the idle bots are measured.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(0, 1000),
+    default=20,
+    show_default=True,
+    help="Single jobs submitted to the idle bots.",
+)
+@click.option(
+    "--clients", type=click.IntRange(1, 8), default=1, show_default=True, help="Processes that the bots run in."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def main(
     working: int,

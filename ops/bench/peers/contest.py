@@ -1,7 +1,7 @@
-"""What the scripts of all peers share: the command line, a barrier before the clock starts, and the line of JSON.
+"""What the scripts of all peers share: command line, common start, costs, and the result as a line of JSON.
 
-It runs in the peers' environments, so it needs nothing but the standard library. Who reads the server's counters is
-given by the peer's script, with the peer's own driver.
+It runs in the environments of the peers, so it needs only the standard library. A peer's script gives the function that
+reads the server's counters, with the driver of that peer.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-#: A script has the name of its peer's package, which it would hide from itself if it were found first.
+#: A script has the name of its peer's package and would hide it, so this directory is searched last.
 HERE = str(Path(__file__).parent)
 sys.path.remove(HERE)
 sys.path.append(HERE)
 
-#: Seconds within which all workers have to be ready, and within which a race has to end.
+#: Seconds within which all workers must be ready, and within which a measurement must end.
 READY_WITHIN, DONE_WITHIN = 60.0, 1800.0
-#: Of a latency measurement: samples that do not count, and seconds between two samples, from and to.
+#: Latency: first samples that are not counted; least and most seconds between two samples.
 WARM_UP, PAUSE = 5, (0.1, 0.2)
 COMMITS = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
 WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint"
@@ -44,12 +44,12 @@ Ask = Callable[[str, str], Any]
 
 
 class Failed(Exception):
-    """A measurement that does not count; the message says why."""
+    """A measurement is not valid; the message says why."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The command line. `threads` are clients or concurrent tasks in one process where the peer has no threads."""
+    """The command line. `threads` are clients or concurrent tasks of a process if the peer has no threads."""
 
     shape: str
     dsn: str
@@ -62,13 +62,13 @@ class Settings:
     sample: int
 
     def shares(self, whole: int) -> list[int]:
-        """The whole, dealt out evenly to the processes."""
+        """Divide `whole` evenly among the processes."""
         return [whole // self.processes + (number < whole % self.processes) for number in range(self.processes)]
 
 
 @dataclass(frozen=True)
 class Done:
-    """What one worker has done, and when the last of it was committed (monotonic seconds, the same for all)."""
+    """Jobs that one worker has done; `last` is when the last one was committed, in monotonic seconds."""
 
     jobs: int
     last: float
@@ -76,7 +76,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Run:
-    """`cpu_seconds` are those of the workers' processes since the start, without the server's."""
+    """Result of one measurement. `cpu_seconds`: of the workers since the start, without the server."""
 
     jobs: int
     seconds: float
@@ -85,11 +85,11 @@ class Run:
 
 @dataclass
 class Start:
-    """Every thread of every worker calls it once, when it is ready; the clock runs when it returns."""
+    """Common start: each thread of each worker calls it when ready; the clock runs when it returns."""
 
     ready: Barrier
     go: Barrier
-    #: The CPU time of this process when its clock began to run.
+    #: CPU seconds of this process when its clock started.
     cpu: float = 0.0
 
     def __call__(self) -> None:
@@ -103,7 +103,7 @@ class Start:
 
 
 class Samples:
-    """Rounds of a latency measurement; each begins when the queue has been idle for a while."""
+    """Samples of a latency measurement; each starts after the queue has been idle for a while."""
 
     def __init__(self, wanted: int, started: Connection) -> None:
         self._wanted, self._started = wanted, started
@@ -111,7 +111,7 @@ class Samples:
         self._chance = random.Random(1)
 
     def rounds(self) -> Iterator[None]:
-        """The body of the loop submits one job. The first rounds wait for the worker to come up and do not count."""
+        """Yield once for each sample; the loop body submits one job. The first samples are not counted."""
         for number in range(-WARM_UP, self._wanted):
             time.sleep(self._chance.uniform(*PAUSE))
             submitting = time.monotonic()
@@ -124,7 +124,7 @@ class Samples:
                 self._started.recv()
 
     def percentiles(self) -> dict[str, float]:
-        """Milliseconds, by nearest rank."""
+        """Return percentiles in milliseconds, by nearest rank."""
         ordered = sorted(self._waits)
         return {
             f"p{percent}_ms": round(ordered[-(-percent * len(ordered) // 100) - 1] * 1000, 3)
@@ -133,16 +133,16 @@ class Samples:
 
 
 class Track:
-    """The database of a measurement, and what the races on it have cost so far."""
+    """The database of a measurement, and the costs of the work on it so far."""
 
     def __init__(self, dsn: str, ask: Ask) -> None:
         self.transactions = self.wal_bytes = 0
         self._dsn, self._ask = dsn, ask
 
     def race(self, work: Callable[..., Done], arguments: Sequence[tuple[Any, ...]], *, threads: int = 1) -> Run:
-        """Run `work(start, *its arguments)` in one process for each of the arguments, all from one moment on.
+        """Run `work(start, *arguments)` in one process for each item of `arguments`, with a common start.
 
-        threads: how many threads of each process call `start`.
+        threads: number of threads of each process that call `start`.
         """
         context = multiprocessing.get_context("spawn")
         parties = len(arguments) * threads + 1
@@ -174,10 +174,10 @@ class Track:
         consume: Callable[[Settings, Connection], None],
         produce: Callable[[Settings, "Samples"], None],
     ) -> dict[str, Any]:
-        """How long a job waits on an idle queue until it starts.
+        """Measure how long a job waits in an idle queue until it starts.
 
-        consume: a worker, which is a process of its own; sends the moment (monotonic) at which each job starts.
-        produce: submits one job for every round of the samples that it is given.
+        consume: the worker, in a process of its own; sends the monotonic time at which each job starts.
+        produce: submits one job for each sample.
         """
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
@@ -200,7 +200,7 @@ class Track:
 
     @contextmanager
     def _counted(self) -> Iterator[Callable[[], None]]:
-        """Add what happens within to the cost; the log counts up to the moment at which what is given is called."""
+        """Add the costs of the block; WAL is counted until the function that it yields is called."""
         self._quiet()
         commits, wal = self._ask(self._dsn, COMMITS), self._ask(self._dsn, WAL)
         ends: list[int] = []
@@ -239,7 +239,7 @@ def _begin(start: Start, workers: list[Connection]) -> float:
 
 
 def _results(workers: list[Connection]) -> list[tuple[Done, float]]:
-    """What each worker has done and its CPU seconds for it; the first failure is everybody's."""
+    """Return what each worker has done and its CPU seconds. Raises Failed with the first failure."""
     results: list[tuple[Done, float]] = []
     waiting, deadline = list(workers), time.monotonic() + DONE_WITHIN
     while waiting:
@@ -261,8 +261,8 @@ def _results(workers: list[Connection]) -> list[tuple[Done, float]]:
 def main(peer: str, shapes: dict[str, Callable[[Settings], dict[str, Any]]]) -> None:
     """Run the shape that the command line names and print its result as one line of JSON.
 
-    A shape gives what it measured: at least `jobs`, `seconds`, `transactions` and `wal_bytes`. On failure the reason
-    goes to stderr, and the exit code is 1.
+    A shape returns at least `jobs`, `seconds`, `transactions` and `wal_bytes`. On failure the reason is written to
+    stderr, and the exit code is 1.
     """
     settings = _settings(peer, list(shapes))
     try:

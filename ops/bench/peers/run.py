@@ -1,4 +1,4 @@
-"""The peers and the floor: the same shapes by others, each run as a process of its own on the same server."""
+"""Runs of the other contenders: peers as processes of their own, and raw SQL, on the same server."""
 
 import json
 import subprocess
@@ -6,16 +6,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import floor
-from meters import Costs, Stretch
-from pools import blank
+from ops.bench.fixtures import blank
+from ops.bench.measure import Costs, Stretch
+from ops.bench.raw_sql import floor
 
 HERE = Path(__file__).parent
-#: Where the peers' environments are made, from where the benchmark is called.
+#: Directory of the peers' environments, relative to the working directory.
 ENVIRONMENTS = Path(".bench")
 PATIENCE = 1800.0
 
-#: What the peers lack that we do in the same run, for the table.
+#: What each contender leaves out that Leasehold does in the same run; shown in the table.
 LACKS = {
     "buildgrid": "one job in a transaction; completions are not fenced by attempt",
     "pgqueuer": "no placement, no quotas per tenant, completes by id without a fence",
@@ -25,18 +25,18 @@ LACKS = {
 
 
 def install(peers: Sequence[str]) -> None:
-    """Make the peers' environments; they stay. Raises CalledProcessError without a package index."""
-    subprocess.run([sys.executable, HERE / "peers" / "install.py", "--into", ENVIRONMENTS, *peers], check=True)
+    """Install the peers' environments, which are kept. Raises CalledProcessError without a package index."""
+    subprocess.run([sys.executable, HERE / "install.py", "--into", ENVIRONMENTS, *peers], check=True)
 
 
 def peer(name: str, shape: str, **options: int) -> Callable[[str, bool], Stretch]:
-    """One measurement of that peer. Its watched run measures nothing: our invariants are not its own."""
+    """Return a measurement of a peer. A watched run does nothing: our invariants do not apply to it."""
 
     def work(server: str, watched: bool) -> Stretch:
         if watched:
             return Stretch()
         with blank(server, "peer") as url:
-            program = [ENVIRONMENTS / name / "bin" / "python", "-B", HERE / "peers" / f"{name}.py", shape, "--dsn", url]
+            program = [ENVIRONMENTS / name / "bin" / "python", "-B", HERE / f"{name}.py", shape, "--dsn", url]
             given = [part for key, value in options.items() for part in (f"--{key}", str(value))]
             done = subprocess.run([*program, *given], capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
@@ -49,7 +49,7 @@ def peer(name: str, shape: str, **options: int) -> Callable[[str, bool], Stretch
 
 
 def floor_of(shape: str, *, batch: int, jobs: int) -> Callable[[str, bool], Stretch]:
-    """The same by raw SQL on bare tables."""
+    """Return a measurement of the same work by raw SQL on bare tables."""
     act = {"submit": floor.submit, "assign": floor.assign, "cycle": floor.cycle}[shape]
 
     def work(server: str, watched: bool) -> Stretch:

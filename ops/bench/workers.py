@@ -1,4 +1,4 @@
-"""Processes that work on one pool at the same time, started together and timed together."""
+"""Processes that work on one pool at the same time, started and timed together."""
 
 import json
 import multiprocessing
@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Barrier
 from typing import Any, Literal
 
-from meters import Stretch, metered
-from pools import TIMING, Shape, request
 from prometheus_client import Counter
 from sqlalchemy import Connection, event
 
@@ -22,27 +20,29 @@ from bots.protocol import LeaseReport, Outcome, Session, Sync
 from bots.sync.call import NewCall
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
+from ops.bench.fixtures import TIMING, Shape, request
+from ops.bench.measure import Stretch, metered
 from schema import clock
 from schema.gc_tuning import infrequent_gc
 from schema.moves import submit as submit_moves
 from schema.moves.submit import submit_alone
 from schema.postgres.engine import Database, DatabaseSettings
 
-#: Seconds at most after which who has placed nothing, but for want of a turn, looks whether there is more to do.
+#: Longest pause, in seconds, of an assigner that has placed nothing, unless it waits for a slot.
 LOOK_AGAIN = 0.1
-#: Seconds after which a worker that does not come to its end fails the benchmark.
+#: Seconds after which a worker that has not ended fails the benchmark.
 PATIENCE = 900.0
 DONE = Outcome(verdict="succeeded", exit_code=0)
 
-#: Work of one process: its number, its way to the database, the jobs that all processes still have to do.
+#: The work of one process.
 Work = Callable[["Worker"], Stretch]
 
 
 class Worker:
-    """One process of a crew."""
+    """One worker process: its number, its database, and the count of jobs that all processes share."""
 
-    def __init__(self, url: str, number: int, crew: int, wanted: int, done: Any, barrier: Barrier) -> None:
-        self.number, self.crew, self.wanted = number, crew, wanted
+    def __init__(self, url: str, number: int, size: int, wanted: int, done: Any, barrier: Barrier) -> None:
+        self.number, self.size, self.wanted = number, size, wanted
         self.chance = random.Random(number + 1)
         self.database = Database(url, DatabaseSettings(), role=f"bench-{number}", chance=self.chance)
         self.statements = self.transactions = self.alone = 0
@@ -60,35 +60,35 @@ class Worker:
         self.transactions += 1
 
     def did_alone(self) -> None:
-        """One statement more was a transaction of its own; they do not pass the engine, which counts the others."""
+        """Count a statement that was its own transaction; the engine, which counts the others, does not see it."""
         self.statements += 1
         self.transactions += 1
         self.alone += 1
 
     def ready(self) -> None:
-        """Wait for the others. What was counted before does not count."""
+        """Wait until all workers are ready, and set the counts to 0."""
         self._barrier.wait(PATIENCE)
         self.statements = self.transactions = self.alone = 0
 
     def finished(self) -> None:
-        """The measured part is over; what is done after it does not count."""
+        """End the measured part: later statements are not counted."""
         if self.ended is None:
             self.ended, self.counted = clock.monotonic(), (self.statements, self.transactions, self.alone)
 
     def add(self, jobs: int) -> bool:
-        """So many more are done; whether there is more to do for anybody."""
+        """Count `jobs` more jobs as done. True while fewer are done than wanted."""
         with self._done.get_lock():
             self._done.value += jobs
             return bool(self._done.value < self.wanted)
 
     @property
     def more(self) -> bool:
-        """Whether there is more to do."""
+        """True while fewer jobs are done than wanted."""
         return bool(self._done.value < self.wanted)
 
     def share(self, items: Sequence[Any]) -> list[Any]:
-        """This process's part of them."""
-        return list(items[self.number :: self.crew])
+        """Return this process's part of the items."""
+        return list(items[self.number :: self.size])
 
 
 def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
@@ -115,9 +115,11 @@ def run(
     main: Callable[..., None] = _main,
     meanwhile: Callable[[Callable[[], int]], None] | None = None,
 ) -> Stretch:
-    """Let so many processes do `work` until so many jobs are done; the time runs from their common start to the last
-    one's end. `main` is what each process runs. `meanwhile` runs here, and can ask how many jobs are done; when it is
-    over, so is the work."""
+    """Let `processes` processes do `work` until `jobs` jobs are done, and return what all of them did.
+
+    The time runs from their common start to the end of the last one. Each process runs `main`. `meanwhile` runs in this
+    process and is given a function that returns the number of jobs done; the work ends when it returns.
+    """
     context = multiprocessing.get_context("spawn")
     barrier, results, done = context.Barrier(processes + 1), context.SimpleQueue(), context.Value("q", 0)
     children = [
@@ -163,7 +165,7 @@ def _stopped(children: Sequence[Any]) -> Iterator[None]:
 
 
 class Submitting:
-    """Submits in batches of this size; 1 is one by one."""
+    """Submit in batches of one size; 1 submits one job in a call."""
 
     def __init__(self, shape: Shape, batch: int) -> None:
         self.shape, self.batch = shape, batch
@@ -190,7 +192,7 @@ class Submitting:
 
 
 class Assigning:
-    """Assigners that never sleep but for their turn while there is something to place."""
+    """Run an assigner that sleeps only while it waits for a slot or finds nothing to place."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -217,7 +219,7 @@ class Assigning:
 
 
 class Cycling:
-    """Bots that finish at once what they are given, their calls settled together, and an assigner that fills them."""
+    """Bots that finish their jobs at once, with their calls settled together, and an assigner that gives them more."""
 
     def __init__(self, sessions: Sequence[Session], *, capacity: int, together: int, **fetch: Any) -> None:
         self.sessions, self.capacity, self.together, self.fetch = sessions, capacity, together, fetch
@@ -242,7 +244,7 @@ class Cycling:
             if held < self.capacity * len(bots) and worker.more:
                 assigner.run_once()
         worker.finished()
-        # What is still held is finished, and nothing new is taken.
+        # The bots finish the jobs that they still hold and take no new ones.
         left = bots
         while left:
             answers = sync_service.answer([NewCall(bot.message("draining"), clock.monotonic()) for bot in left])
@@ -253,7 +255,7 @@ class Cycling:
 
 
 class _Bot:
-    """What a bot remembers between two calls."""
+    """The state of a bot between two calls."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -261,7 +263,7 @@ class _Bot:
         self.held: list[LeaseReport] = []
 
     def message(self, status: Literal["ok", "draining"] = "ok") -> Sync:
-        """The next call: everything that was given is done."""
+        """Return the next call, which reports all jobs that were given as done."""
         self.seq += 1
         session = self.session
         return Sync.model_construct(
@@ -276,7 +278,7 @@ class _Bot:
         )
 
     def finished(self, answer: Any) -> int:
-        """Take an answer; how many jobs the call that it answers has finished."""
+        """Take the answer to a call; return how many jobs that call has finished."""
         done = len(self.held)
         self.held = [
             LeaseReport.model_construct(
@@ -299,6 +301,6 @@ def _assigner(worker: Worker, **settings: Any) -> PriorityAgeAssigner:
 
 
 def _counted(counter: Counter) -> int:
-    """A counter of this process, all of its labels together."""
+    """Return the sum of a counter of this process over all its labels."""
     samples = (sample for family in counter.collect() for sample in family.samples)
     return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))

@@ -1,33 +1,32 @@
-"""What is measured: each shape fills a fresh database, lets processes work on it, and checks every invariant."""
+"""The shapes of work: each fills a fresh database, lets processes work on it, and checks every invariant."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-from crews import Assigning, Cycling, Submitting, run
-from meters import Costs, Stretch, checked
-from pools import Shape, empty, fill, opened, settle, submit
-
+from ops.bench.fixtures import Shape, empty, fill, opened, settle, submit
+from ops.bench.measure import Costs, Stretch, checked
+from ops.bench.workers import Assigning, Cycling, Submitting, run
 from schema.postgres.engine import Database
 
-#: Seconds between two looks at the invariants while a watched run goes on.
+#: Seconds between two checks of the invariants during a watched run.
 LOOK = 0.25
 PROCESSES = 2
-#: Bots whose calls are settled together: what a gateway that is busy does.
+#: Bots whose calls are settled together, as a busy gateway does it.
 TOGETHER = 25
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of the table: `work` does so many jobs on the server and says what they cost."""
+    """One row of the table. `work` runs on the server with that URL, watched or not, and returns rate and costs."""
 
     name: str
     work: Callable[[str, bool], Stretch]
 
 
 def submitting(batch: int, jobs: int, *, processes: int = PROCESSES) -> Callable[[str, bool], Stretch]:
-    """Submits of so many jobs each, until so many are queued."""
+    """Submit `batch` jobs in a call until `jobs` jobs are queued."""
 
     def work(server: str, watched: bool) -> Stretch:
         with empty(server, "bench") as url, opened(url) as database:
@@ -41,7 +40,7 @@ def submitting(batch: int, jobs: int, *, processes: int = PROCESSES) -> Callable
 
 
 def assigning(shape: Shape, jobs: int, *, processes: int = PROCESSES) -> Callable[[str, bool], Stretch]:
-    """Assigners that place so many of the queued jobs, with sampling, scoring, quotas and history."""
+    """Let assigners place `jobs` of the queued jobs, with sampling, scoring, quotas and history."""
 
     def work(server: str, watched: bool) -> Stretch:
         with empty(server, "bench") as url, opened(url) as database:
@@ -55,8 +54,10 @@ def assigning(shape: Shape, jobs: int, *, processes: int = PROCESSES) -> Callabl
 
 
 def cycling(shape: Shape, jobs: int, *, together: int = TOGETHER) -> Callable[[str, bool], Stretch]:
-    """Submit, assign, lease, finish, at the functions that the gateway calls: so many jobs are submitted in bulk, then
-    bots work until they are done. The costs of both halves add up."""
+    """Submit `jobs` jobs in bulk, then let bots work until they are done; the costs of both halves are added up.
+
+    Works at the level of the functions that the gateway calls.
+    """
 
     def work(server: str, watched: bool) -> Stretch:
         with empty(server, "bench") as url, opened(url) as database:
@@ -64,7 +65,7 @@ def cycling(shape: Shape, jobs: int, *, together: int = TOGETHER) -> Callable[[s
             with _watching(database, watched):
                 first = run(url, Submitting(shape, 1000), processes=PROCESSES, jobs=jobs)
                 settle(database)
-                # Some more, so that nobody's bots run dry before the last job that counts.
+                # Some more jobs, so that no bot is without one before the last job that counts is done.
                 submit(database, shape, 2 * shape.bots * shape.capacity)
                 work = Cycling(sessions, capacity=shape.capacity, together=together)
                 then = run(url, work, processes=PROCESSES, jobs=jobs)
@@ -82,7 +83,7 @@ def _together(first: Stretch, then: Stretch) -> Stretch:
 
 @contextmanager
 def _watching(database: Database, watched: bool) -> Iterator[None]:
-    """Look at the invariants again and again, if this run is a watched one."""
+    """Check the invariants again and again during a watched run."""
     with _Watch(database) if watched else nullcontext():
         yield
 

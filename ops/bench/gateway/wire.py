@@ -1,4 +1,4 @@
-"""Bots on raw sockets, as cheap as they can be, so that the gateway is measured and not its clients."""
+"""Bots on raw sockets, which cost little, so that the gateway is measured and not its clients."""
 
 import asyncio
 import json
@@ -14,15 +14,15 @@ from urllib.parse import urlsplit
 from bots.protocol import Session
 from schema import clock
 
-#: Seconds after which a process that says nothing fails the benchmark.
+#: Seconds after which a silent process fails the benchmark.
 PATIENCE = 180.0
-#: Seconds, more or less, after which a call that was refused because the gateway is busy is repeated.
+#: Average seconds after which a call that a busy gateway refused is repeated.
 AGAIN = 2.0
 
 
 @dataclass
-class Heard:
-    """What the bots of one process saw: seconds of each call, jobs that they finished, what went wrong."""
+class Results:
+    """Results of the bots of one process: seconds of each call, finished jobs, errors."""
 
     waits: list[float] = field(default_factory=list)
     calls: int = 0
@@ -31,8 +31,8 @@ class Heard:
     troubles: list[str] = field(default_factory=list)
 
 
-class Line(asyncio.Protocol):
-    """One keep-alive connection: one request at a time."""
+class HttpConnection(asyncio.Protocol):
+    """A keep-alive HTTP connection with one request at a time."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -67,7 +67,7 @@ class Line(asyncio.Protocol):
             self._answer.set_result((status, body))
 
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
-        """Send a request; the status and the body of its answer."""
+        """Send a request; the future holds status and body of the answer."""
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -75,7 +75,7 @@ class Line(asyncio.Protocol):
 
 
 class Bots:
-    """The bots of one process; runs until told to stop."""
+    """The bots of one process, which run until the message `stop`."""
 
     def __init__(
         self, url: str, token: str, sessions: Sequence[Session], channel: Connection, *, wait: float, pause: float
@@ -87,12 +87,12 @@ class Bots:
             f"POST /v1/sync HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n"
             "Content-Type: application/json\r\nContent-Length: "
         ).encode()
-        self._heard = Heard()
+        self._results = Results()
         self._stopping = False
         self._chance = random.Random(1)
 
     async def run(self) -> None:
-        """Connect, say "ready", and obey: `count` forgets what was seen so far, `stop` tells it and ends."""
+        """Connect and send `ready`; `count` resets the results, `stop` sends them and ends."""
         loop = asyncio.get_running_loop()
         lines = [await self._dial() for _ in self._sessions]
         tasks = []
@@ -102,25 +102,25 @@ class Bots:
         self._channel.send("ready")
         while (wish := await loop.run_in_executor(None, self._channel.recv)) != "stop":
             assert wish == "count"
-            self._heard = Heard(troubles=self._heard.troubles)
+            self._results = Results(troubles=self._results.troubles)
         self._stopping = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._channel.send(self._heard)
+        self._channel.send(self._results)
 
-    async def _dial(self) -> Line:
+    async def _dial(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        return (await loop.create_connection(Line, self._host, self._port))[1]
+        return (await loop.create_connection(HttpConnection, self._host, self._port))[1]
 
-    async def _serve(self, line: Line, session: Session) -> None:
+    async def _serve(self, line: HttpConnection, session: Session) -> None:
         try:
             await self._work(line, session)
         except Exception as error:
             if not self._stopping:
-                self._heard.troubles.append(f"{session.bot}: {type(error).__name__}: {error}")
+                self._results.troubles.append(f"{session.bot}: {type(error).__name__}: {error}")
 
-    async def _work(self, line: Line, session: Session) -> None:
+    async def _work(self, line: HttpConnection, session: Session) -> None:
         known = f'{{"bot":"{session.bot}","epoch":{session.epoch},"secret":"{session.secret}","seq":'
         reports: list[dict[str, Any]] = []
         seq = 0
@@ -132,15 +132,15 @@ class Bots:
             request = self._head + str(len(body)).encode() + b"\r\n\r\n" + body
             status, answer = await line.ask(request)
             while status == 503:
-                self._heard.refused += 1
+                self._results.refused += 1
                 await asyncio.sleep(self._chance.uniform(0.5, 1.5) * AGAIN)
                 status, answer = await line.ask(request)
             now = clock.monotonic()
             if status != 200:
                 raise ConnectionError(f"{status}: {answer[:300]!r}")
-            self._heard.calls += 1
-            self._heard.waits.append(now - began)
-            self._heard.jobs += len(reports)
+            self._results.calls += 1
+            self._results.waits.append(now - began)
+            self._results.jobs += len(reports)
             leases = json.loads(answer)["leases"]
             for work in leases:
                 if work["payload"].get("told"):
@@ -151,19 +151,19 @@ class Bots:
             ]
 
 
-class Crowd:
-    """Bots in processes of their own."""
+class BotProcesses:
+    """Bots that run in processes of their own."""
 
     def __init__(self, channels: Sequence[Connection]) -> None:
         self._channels = channels
 
     def count(self) -> None:
-        """Forget what was seen so far."""
+        """Reset the results of all bots."""
         for channel in self._channels:
             channel.send("count")
 
     def taken(self, job: str) -> float:
-        """When that job, whose payload has `told`, arrived at its bot."""
+        """Return when that job, whose payload has `told`, arrived at its bot."""
         while True:
             for channel in multiprocessing.connection.wait(self._channels, PATIENCE) or _silent():
                 assert isinstance(channel, Connection)
@@ -171,27 +171,27 @@ class Crowd:
                 if named == job:
                     return float(when)
 
-    def stop(self) -> Heard:
-        """What all of them saw."""
-        whole = Heard()
+    def stop(self) -> Results:
+        """Stop all bots and return their results, added up."""
+        whole = Results()
         for channel in self._channels:
             channel.send("stop")
         for channel in self._channels:
-            while not isinstance(heard := channel.recv(), Heard):
+            while not isinstance(results := channel.recv(), Results):
                 pass
-            whole.waits += heard.waits
-            whole.calls += heard.calls
-            whole.jobs += heard.jobs
-            whole.refused += heard.refused
-            whole.troubles += heard.troubles
+            whole.waits += results.waits
+            whole.calls += results.calls
+            whole.jobs += results.jobs
+            whole.refused += results.refused
+            whole.troubles += results.troubles
         return whole
 
 
 @contextmanager
-def crowd(
+def bot_processes(
     url: str, token: str, sessions: Sequence[Session], *, processes: int, wait: float, pause: float
-) -> Iterator[Crowd]:
-    """Connect a bot for each session; idle calls are held for `wait` seconds. `pause`: seconds between two bots."""
+) -> Iterator[BotProcesses]:
+    """Connect a bot for each session. `wait`: seconds of a long poll. `pause`: seconds between two bots."""
     context = multiprocessing.get_context("spawn")
     children, channels = [], []
     for number in range(processes):
@@ -205,7 +205,7 @@ def crowd(
         for channel in channels:
             if not channel.poll(PATIENCE) or channel.recv() != "ready":
                 _silent()
-        yield Crowd(channels)
+        yield BotProcesses(channels)
     finally:
         for child in children:
             child.kill()

@@ -1,10 +1,10 @@
-"""How long a job waits on an idle pool: submit -> lease written, and submit -> its bot has it through the gateway.
+"""Measure how long a job waits in an idle pool: from its submit to its lease, and to the bot that runs it.
 
-Real processes on a private PostgreSQL with its default durability: one assigner, one gateway, one idle bot that
-long-polls over HTTP. Each sample begins when the submit begins and finds everybody asleep. With wake-ups off (the
-database's `wake` is replaced by one that never notifies) the waits are bounded by the polls instead.
+Real processes run on a private PostgreSQL with its default durability: one assigner, one gateway, and one idle bot in a
+long poll over HTTP. A sample starts with the submit, while all processes sleep. With wake-ups off, which replaces the
+database function `wake` by one that never notifies, the waits are bounded by the polls instead.
 
-    python ops/bench/latency.py [--samples 200] [--polled 30] [--json]
+    python -m ops.bench.gateway.latency [--samples 200] [--polled 30] [--json]
 """
 
 import json
@@ -39,10 +39,10 @@ from schema.tenancy import tokens
 from schema.timing import Timing
 
 READY_WITHIN = 60.0
-#: Seconds after which a sample that went nowhere fails the benchmark.
+#: Seconds after which a sample without a result fails the benchmark.
 SAMPLE_WITHIN = 30.0
 BOT = "bench-1"
-#: Seconds between two looks for the lease where nobody announces it: small against the poll that is measured.
+#: Seconds between two reads of the lease while wake-ups are off; short against the poll that is measured.
 LOOK = 0.002
 SILENCE = text("""
 CREATE OR REPLACE FUNCTION leasehold.wake(topic text, keys text DEFAULT '') RETURNS boolean
@@ -54,7 +54,7 @@ LISTENING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lea
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Milliseconds, by nearest rank."""
+    """Percentiles in milliseconds, by nearest rank."""
 
     p50: float
     p99: float
@@ -63,7 +63,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Waits:
-    """One run: how long jobs waited until their lease was committed, and until their bot held it."""
+    """Result of one run: the waits until the lease was committed, and until the bot had the job."""
 
     samples: int
     submit_to_lease_ms: Percentiles
@@ -71,7 +71,7 @@ class Waits:
 
 
 class IdleBot(threading.Thread):
-    """A bot that holds one long poll, finishes at once what it is given, and tells when it got it."""
+    """A bot that waits in one long poll, finishes each job at once, and records when it received it."""
 
     def __init__(self, url: str, token: str) -> None:
         super().__init__(name="bench-bot", daemon=True)
@@ -82,7 +82,7 @@ class IdleBot(threading.Thread):
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Let the call under way be the last."""
+        """Make the current call the last one."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -114,7 +114,7 @@ class IdleBot(threading.Thread):
 
 
 class Bench:
-    """The pool under measurement, and the caller."""
+    """The measured pool, and the caller that submits to it."""
 
     def __init__(self, database: Database, bot: IdleBot, *, chance: random.Random) -> None:
         self._database, self._bot, self._chance = database, bot, chance
@@ -126,7 +126,7 @@ class Bench:
         self._watch.close()
 
     def silence(self) -> None:
-        """From now on nobody is ever woken."""
+        """Switch wake-ups off."""
         self._database.run(lambda connection: connection.execute(SILENCE))
 
     def measure(self, samples: int, *, announced: bool) -> Waits:
@@ -142,7 +142,7 @@ class Bench:
     def _sample(self, *, announced: bool) -> tuple[float, float]:
         if not self._bot.resting.wait(SAMPLE_WITHIN):
             raise LeaseholdError(f"the bot does not come to rest: {self._bot.failure or 'no answer'}")
-        # Everybody falls asleep, and no rhythm of the pool's own decides when the job comes.
+        # All processes go to sleep, and the random pause keeps the submit independent of the pool's intervals.
         clock.wait(self._nobody, self._chance.uniform(0.1, 0.3))
         for _ in self._watch.notifies(timeout=0):
             pass
@@ -172,7 +172,7 @@ class Bench:
 
 @contextmanager
 def pool(data: Path, chance: random.Random) -> Iterator[Bench]:
-    """A fresh pool of one assigner process, one gateway and one bot."""
+    """Start a fresh pool of one assigner process, one gateway and one bot."""
     with ExitStack() as stack:
         url = stack.enter_context(embedded.serve(data)).url
         database = Database(url, DatabaseSettings(), role="bench", chance=chance)
@@ -197,7 +197,7 @@ def pool(data: Path, chance: random.Random) -> Iterator[Bench]:
 
 
 def ready(children: Children, address: Path, database: Database, *, listeners: int = 2) -> str:
-    """The gateway's URL, once it answers and both processes listen for wake-ups."""
+    """Wait until the gateway answers and both processes listen for wake-ups; return the gateway's URL."""
     deadline = clock.monotonic() + READY_WITHIN
     with database.listen() as connection:
         while clock.monotonic() < deadline:
@@ -243,9 +243,17 @@ def _table(found: dict[str, Waits], bounds: dict[str, float]) -> Table:
 
 
 @click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
-@click.option("--samples", type=click.IntRange(1, 100_000), default=200, show_default=True, help="With wake-ups.")
-@click.option("--polled", type=click.IntRange(0, 10_000), default=30, show_default=True, help="Without; each ~1 s.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the pauses between samples.")
+@click.option(
+    "--samples", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Samples with wake-ups."
+)
+@click.option(
+    "--polled",
+    type=click.IntRange(0, 10_000),
+    default=30,
+    show_default=True,
+    help="Samples without wake-ups, about a second each.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the pauses between samples.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def main(samples: int, polled: int, seed: int, *, as_json: bool) -> None:
     data = embedded.scratch("leasehold-bench-")

@@ -1,4 +1,4 @@
-"""Pools to be measured: a private server with its default durability, and databases filled through the real moves."""
+"""Pools to measure: a private server with its default durability, and databases filled through the real moves."""
 
 import random
 import shutil
@@ -19,20 +19,20 @@ from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.timing import Timing
 
-#: Seconds of a session: no bot of a benchmark may expire while others are being filled in.
+#: Session length in seconds: no bot may expire while a pool is still being filled.
 TIMING = Timing(ttl=3000.0)
 #: Requests in one submit while a pool is filled.
 FILL = 5000
 MANY = 1_000_000
-#: Requirement sets that ask for values of one key: a bot's properties have at most 64 keys of a kilobyte.
+#: Requirement sets that share one key: the properties of a bot have at most 64 keys of a kilobyte each.
 ALIKE = 100
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a pool holds: so many bots of that capacity, and jobs spread evenly over instances and requirement sets.
+    """The content of a pool: bots, and queued jobs spread evenly over instances and requirement sets.
 
-    `shares`: each instance has a share of the pool, a budget and a limit of jobs, both out of reach.
+    `shares` gives each instance a share of the pool, and a budget and a limit of jobs that are never reached.
     """
 
     bots: int = 100
@@ -46,7 +46,7 @@ class Shape:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The URL of a fresh private server; fsync and synchronous_commit are on."""
+    """Start a private server, with fsync and synchronous_commit on; yields its URL."""
     data = embedded.scratch("leasehold-bench-")
     try:
         with embedded.serve(data) as running:
@@ -57,7 +57,7 @@ def server() -> Iterator[str]:
 
 @contextmanager
 def blank(server_url: str, name: str) -> Iterator[str]:
-    """A new database without anything in it; dropped at the end."""
+    """Create an empty database and drop it at the end; yields its URL."""
 
     def do(*statements: str) -> None:
         with psycopg.connect(libpq_url(server_url), autocommit=True) as connection:
@@ -74,7 +74,7 @@ def blank(server_url: str, name: str) -> Iterator[str]:
 
 @contextmanager
 def empty(server_url: str, name: str) -> Iterator[str]:
-    """A new database with the schema; dropped at the end."""
+    """Create a database with the schema and drop it at the end; yields its URL."""
     with blank(server_url, name) as url:
         with opened(url) as database:
             migrate.upgrade(database)
@@ -83,7 +83,7 @@ def empty(server_url: str, name: str) -> Iterator[str]:
 
 @contextmanager
 def opened(url: str, **settings: float) -> Iterator[Database]:
-    """A way into the database for work that may take long."""
+    """Open the database for statements that may take minutes."""
     patient = DatabaseSettings.model_validate(
         {"statement_timeout": 600.0, "idle_in_transaction_timeout": 600.0} | settings
     )
@@ -95,17 +95,17 @@ def opened(url: str, **settings: float) -> Iterator[Database]:
 
 
 def instance(number: int) -> str:
-    """The name of one of the instances."""
+    """Return the name of an instance."""
     return f"tenant-{number}"
 
 
 def properties(number: int) -> dict[str, list[str]]:
-    """One of the requirement sets."""
+    """Return a requirement set."""
     return {f"kind-{number // ALIKE}": [str(number % ALIKE)]}
 
 
 def request(number: int, shape: Shape) -> dict[str, object]:
-    """One of the jobs: queues take turns."""
+    """Return a request; consecutive numbers belong to different queues."""
     return {
         "instance": instance(number % shape.instances),
         "properties": properties(number // shape.instances % shape.platforms),
@@ -114,14 +114,14 @@ def request(number: int, shape: Shape) -> dict[str, object]:
 
 
 def submit(database: Database, shape: Shape, jobs: int, *, first: int = 0) -> None:
-    """Queue so many jobs."""
+    """Submit `jobs` jobs."""
     for start in range(first, first + jobs, FILL):
         wanted = [request(number, shape) for number in range(start, min(start + FILL, first + jobs))]
         database.run(lambda connection, wanted=wanted: submit_moves.submit(connection, wanted, actor="bench"))
 
 
 def fill(database: Database, shape: Shape) -> list[Session]:
-    """Make everything that the shape asks for, and tell the planner; returns the bots' sessions."""
+    """Create what the shape describes and run ANALYZE; return the sessions of the bots."""
     offered: dict[str, list[str]] = {}
     for number in range(shape.platforms):
         for key, values in properties(number).items():
@@ -149,13 +149,13 @@ def fill(database: Database, shape: Shape) -> list[Session]:
 
 
 def bot(database: Database, name: str, shape: Shape, offered: dict[str, list[str]]) -> Session:
-    """A session of one bot that offers all of these."""
+    """Open the session of a bot that offers these properties."""
     opening = OpenSession(bot=name, capacity=shape.capacity, properties=offered)
     return sessions.open_session(database, opening, timing=TIMING)
 
 
 def settle(database: Database) -> None:
-    """ANALYZE, and a checkpoint, so that no run pays for the filling."""
+    """Run ANALYZE and a checkpoint, so that no run pays for the filling."""
     with psycopg.connect(libpq_url(database.url), autocommit=True) as connection:
         connection.execute("SET search_path TO leasehold")
         connection.execute("ANALYZE")
@@ -163,5 +163,5 @@ def settle(database: Database) -> None:
 
 
 def count(database: Database, query: str) -> int:
-    """One number."""
+    """Return the number that a query selects."""
     return int(database.run(lambda connection: connection.execute(text(query)).scalar_one()))

@@ -1,10 +1,10 @@
-"""The floor: what raw SQL reaches on bare tables, without events, fences, quotas or placement.
+"""Measure raw SQL on bare tables, without events, fences, quotas or placement.
 
-Our own figures are read against it, and it is no goal to reach it: it leaves out what a pool is for. `layout` measures
-what another layout of the tables would give.
+It is a figure to compare ours with and no goal: it leaves out what a pool is for. `layout` measures what another layout
+of the tables would give.
 
-    python ops/bench/floor.py rates [assign] [cycle] [submit] [--batch 100] [--runs 3] [--json]
-    python ops/bench/floor.py layout [--aged 300000] [--runs 3] [--json]
+    python -m ops.bench.raw_sql.floor rates [assign] [cycle] [submit] [--batch 100] [--runs 3] [--json]
+    python -m ops.bench.raw_sql.floor layout [--aged 300000] [--runs 3] [--json]
 """
 
 import json
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import click
-import clients
-import layout
 import psycopg
-from meters import Stretch, per_job, spread
-from pools import server
 from rich.console import Console
 from rich.table import Table
 
+from ops.bench import sql_clients
+from ops.bench.fixtures import server
+from ops.bench.measure import Stretch, per_job, spread
+from ops.bench.raw_sql import layout
 from schema.errors import LeaseholdError
 
 TABLES = (
@@ -55,7 +55,7 @@ FINISH = """
 WITH ended AS (DELETE FROM leases WHERE job_id = ANY (%(id)s::bigint[]) RETURNING job_id)
 UPDATE jobs j SET state = 'succeeded' FROM ended e WHERE j.id = e.job_id RETURNING j.id
 """
-#: Jobs that were there before, so that no plan is made while the table is empty.
+#: Older jobs, so that no plan is made while the table is empty.
 FORMER = FILL.format(state="cancelled", jobs=20_000)
 LEASED = "SELECT count(*) FROM leases l JOIN jobs j ON j.id = l.job_id AND j.state = 'leased'"
 FINISHED = "SELECT count(*) FROM jobs WHERE state = 'succeeded'"
@@ -64,57 +64,56 @@ BATCHES = (1, 10, 100, 500)
 
 
 class Floor(Protocol):
-    """One shape: makes the tables anew and measures."""
+    """One shape of work: creates the tables and measures."""
 
     def __call__(self, url: str, *, processes: int, batch: int, jobs: int) -> Stretch: ...
 
 
 class Assigning:
-    """Assign in batches of this size."""
+    """Assign in batches of one size."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
 
-    def __call__(self, client: clients.Client) -> None:
+    def __call__(self, client: sql_clients.Client) -> None:
         while client.more:
             client.add(len(client.execute(ASSIGN, {"batch": self.batch, "bot": client.number})["id"]))
 
 
 class Submitting:
-    """Submit in batches of this size."""
+    """Submit in batches of one size."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
 
-    def __call__(self, client: clients.Client) -> None:
-        new = clients.requests(self.batch)
+    def __call__(self, client: sql_clients.Client) -> None:
+        new = sql_clients.requests(self.batch)
         while client.more:
             client.add(len(client.execute(SUBMIT, new)["id"]))
 
 
 def assign(url: str, *, processes: int, batch: int, jobs: int) -> Stretch:
     """Assign `jobs` from a queue that never runs out, `batch` in a transaction."""
-    clients.create(url, (*TABLES, FORMER, FILL.format(state="queued", jobs=jobs + processes * batch)))
-    stretch = clients.run(url, Assigning(batch), processes=processes, jobs=jobs)
-    clients.expect("leases", clients.one(url, LEASED), stretch.jobs)
+    sql_clients.create(url, (*TABLES, FORMER, FILL.format(state="queued", jobs=jobs + processes * batch)))
+    stretch = sql_clients.run(url, Assigning(batch), processes=processes, jobs=jobs)
+    sql_clients.expect("leases", sql_clients.one(url, LEASED), stretch.jobs)
     return stretch
 
 
 def cycle(url: str, *, processes: int, batch: int, jobs: int) -> Stretch:
-    """Submit, assign and finish `jobs`, `batch` in a transaction and a transaction for each; the seconds are those of
-    all three."""
-    clients.create(url, (*TABLES, FORMER))
-    work = clients.Cycling(SUBMIT, ASSIGN, FINISH, batch)
-    stretch = clients.run(url, work, processes=processes, jobs=jobs)
-    clients.expect("finished jobs", clients.one(url, FINISHED), stretch.jobs)
+    """Submit, assign and finish `jobs`, `batch` of them in each transaction; the seconds cover all three."""
+    sql_clients.create(url, (*TABLES, FORMER))
+    work = sql_clients.Cycling(SUBMIT, ASSIGN, FINISH, batch)
+    stretch = sql_clients.run(url, work, processes=processes, jobs=jobs)
+    sql_clients.expect("finished jobs", sql_clients.one(url, FINISHED), stretch.jobs)
     return stretch
 
 
 def submit(url: str, *, processes: int, batch: int, jobs: int) -> Stretch:
     """Submit `jobs`, `batch` in a transaction."""
-    clients.create(url, (*TABLES, FORMER))
-    stretch = clients.run(url, Submitting(batch), processes=processes, jobs=jobs)
-    clients.expect("queued jobs", clients.one(url, QUEUED), stretch.jobs)
+    sql_clients.create(url, (*TABLES, FORMER))
+    stretch = sql_clients.run(url, Submitting(batch), processes=processes, jobs=jobs)
+    sql_clients.expect("queued jobs", sql_clients.one(url, QUEUED), stretch.jobs)
     return stretch
 
 
@@ -124,7 +123,7 @@ MOST = {"assign": 100_000, "cycle": 50_000, "submit": 200_000}
 
 
 def measured(url: str, shape: str, batch: int, *, processes: int, runs: int) -> dict[str, Any]:
-    """One row: jobs per second over the runs, and the cost of one job."""
+    """Return a row: jobs per second over the runs, and the costs of one job."""
     jobs = min(2_000 * (batch + 1), MOST[shape])
     stretches = [SHAPES[shape](url, processes=processes, batch=batch, jobs=jobs) for _ in range(runs)]
     median, least, most = spread([stretch.rate for stretch in stretches])
@@ -140,7 +139,7 @@ def measured(url: str, shape: str, batch: int, *, processes: int, runs: int) -> 
 
 
 def _rates(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="The floor: raw SQL on bare tables", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="Raw SQL on bare tables", title_justify="left", box=None, pad_edge=False)
     for column in ("shape", "K", "clients", "jobs/s", "min", "max", "WAL bytes/job", "buffers/job"):
         table.add_column(column, no_wrap=True, justify="left" if column == "shape" else "right")
     for row in rows:
@@ -159,9 +158,11 @@ def _show(rows: list[dict[str, Any]], table: Table, *, as_json: bool) -> None:
 
 
 processes_option = click.option(
-    "--processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Clients at the same time."
+    "--processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Clients that work at the same time."
 )
-runs_option = click.option("--runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each shape.")
+runs_option = click.option(
+    "--runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each shape."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON list instead of a table.")
 
 
@@ -177,7 +178,7 @@ def main() -> None:
 @runs_option
 @json_option
 def rates(shapes: Sequence[str], batches: Sequence[int], processes: int, runs: int, *, as_json: bool) -> None:
-    """Assign, cycle and submit, K jobs in a transaction."""
+    """Assign, cycle and submit with K jobs in a transaction."""
     try:
         with server() as url:
             rows = [
@@ -195,13 +196,21 @@ def rates(shapes: Sequence[str], batches: Sequence[int], processes: int, runs: i
 @click.option(
     "--batch", "batches", type=click.IntRange(1, 10_000), multiple=True, default=(100, 500), show_default=True
 )
-@click.option("--jobs", type=click.IntRange(1), default=20_000, show_default=True, help="In each measured stretch.")
-@click.option("--aged", type=click.IntRange(1), default=300_000, show_default=True, help="Jobs between the two.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=20_000, show_default=True, help="Jobs of each measured stretch."
+)
+@click.option(
+    "--aged",
+    type=click.IntRange(1),
+    default=300_000,
+    show_default=True,
+    help="Jobs between the fresh and the aged stretch.",
+)
 @processes_option
 @runs_option
 @json_option
 def compare(batches: Sequence[int], jobs: int, aged: int, processes: int, runs: int, *, as_json: bool) -> None:
-    """One table with state updated in place against tables with insert and delete, with our indexes and events."""
+    """Compare one table updated in place with tables of inserts and deletes, with our indexes and events."""
     try:
         with server() as url:
             rows = layout.compared(url, batches=batches, jobs=jobs, aged=aged, processes=processes, runs=runs)
