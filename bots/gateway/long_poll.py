@@ -30,7 +30,7 @@ from schema.postgres.fragments import newest_leases, newest_version
 
 
 class FactReader(Protocol):
-    """Reads facts by key. A fact of None is news in any case; a key without a fact has no news."""
+    """Reads facts by key. A fact of None is always news; a key without a fact has none."""
 
     def __call__(self, connection: Connection, keys: Sequence[str], /) -> Mapping[str, Any]: ...
 
