@@ -1,4 +1,4 @@
-"""The reference bot: runs commands on this machine for a pool, and speaks only HTTP to its gateway."""
+"""The agent: the reference bot, which runs commands on this machine and talks to a gateway by HTTP."""
 
 import hashlib
 import os
@@ -33,47 +33,48 @@ from schema.validation import Name, Supply
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Seconds for the call that opens a session.
+#: Timeout, in seconds, of the call that opens a session.
 _OPENING = 10.0
-#: Is there wherever processes can be looked up.
+#: This file exists wherever processes can be looked up.
 _PROC = Path("/proc/self/stat")
 
 
 def legal_name(host: str, suffix: str = "") -> str:
-    """A host name (and `-suffix`) as a legal bot name: lower case, other characters as `-`, at most 63 long."""
+    """Make a legal bot name of a host name and `-suffix`: lower case, other characters as `-`, at most 63."""
     tail = re.sub(r"[^a-z0-9._-]", "-", f"-{suffix}".lower()) if suffix else ""
     head = re.sub(r"[^a-z0-9._-]", "-", host.lower()).lstrip("._-") or "bot"
     return head[: 63 - len(tail)] + tail
 
 
 class AgentSettings(BaseModel):
-    """One bot. Times are seconds.
+    """Settings of one bot. Times are in seconds.
 
-    name: who it is to the pool; default this host's name. Two agents with one name: the newer one wins.
+    name: the bot's name in the pool; default this host's name. Of two agents with one name the newer one wins.
     name_suffix: appended to the default name, for several agents on one host.
-    url: of the gateway; for whoever starts the agent, which takes it as an argument.
-    capacity: units of work it holds at once, at most 10,000. Doubling it doubles the commands that may run side by
-        side, for each of which 8 open files must be allowed (RLIMIT_NOFILE, hard).
-    auto_capacity: offer instead of `capacity` what the machine has: min(cores - 1, available memory / task_memory_mib,
-        max_parallel), 1 at least, and half of that while more than 70 % of its cores are at work.
-    task_memory_mib: memory that one unit is reckoned to need then. Doubling it halves what memory leaves room for.
-    max_parallel: the most that it offers then.
+    url: the gateway's address, read by the command that starts the agent. `Agent` takes the address as an argument.
+    capacity: units of work that the bot holds at once, at most 10,000. Doubling it doubles the commands that may run
+        at once. Each of them needs 8 open files under the hard limit RLIMIT_NOFILE.
+    auto_capacity: derive the capacity from the machine instead of `capacity`: min(cores - 1, available memory /
+        task_memory_mib, max_parallel), at least 1, and half of that while more than 70 % of the cores are busy.
+    task_memory_mib: with auto_capacity, the memory that one unit needs. Doubling it halves the units that fit into
+        memory.
+    max_parallel: with auto_capacity, the highest capacity.
     priority: -1000 to 1000, lower = preferred by assigners; default 0.
-    properties: what it offers; jobs require subsets of it.
-    resources: what it has of cpu_milli, memory_mib, disk_mib and gpu_milli for jobs that ask for them; any amount of
-        what is not named.
-    instance: serve only this one; default every instance.
+    properties: what the bot offers; a job may require a part of it.
+    resources: the bot's cpu_milli, memory_mib, disk_mib and gpu_milli. A resource that is not named is unlimited.
+    instance: serve only this instance; default every instance.
     pool: serve the instances of this pool; not together with instance.
-    labels: decide its cohort, the first whose labels contain all of them; default none, which is the default cohort.
-    work_dir: where its commands get their private directories; default `leasehold-<user id>` in the temporary
-        directory.
-    env_allow: variables of its own environment that commands see. HOME and TMPDIR are always the attempt's own.
-    kill_grace: between SIGTERM and SIGKILL. Doubling it gives commands twice the time to end by themselves and delays
-        the confirmation of a cancellation by as much.
-    drain_seconds: for which work may go on after SIGTERM; what is left then is given back to the pool.
-    output_interval: between two looks for new output. Doubling it halves the calls and doubles the delay of `logs -f`.
-    margin: before the session expires at which it kills its own work; default a tenth of the session's life. Doubling
-        it makes overlapping runs less likely when this machine stalls, and shortens the outage it survives.
+    labels: choose the bot's cohort: the first cohort that has all of these labels; default the default cohort.
+    work_dir: holds the private directories of the commands; default `leasehold-<user id>` in the temporary directory.
+    env_allow: variables of the agent's environment that commands inherit. HOME and TMPDIR always belong to the attempt.
+    kill_grace: time between SIGTERM and SIGKILL. Doubling it gives commands twice the time to end by themselves, and
+        doubles the longest delay before a cancellation is confirmed.
+    drain_seconds: time for which jobs may run on after SIGTERM. The agent then returns unfinished jobs to the pool.
+    output_interval: time between two looks for new output. Doubling it halves the calls and doubles the delay of
+        `logs -f`.
+    margin: how long before the end of the session the agent kills its commands; default a tenth of the session's
+        life. Doubling it makes overlapping runs less likely when this machine stalls, and shortens the outage of the
+        gateway that the agent survives.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -106,18 +107,18 @@ class AgentSettings(BaseModel):
 
     @property
     def bot(self) -> str:
-        """The name it goes by."""
+        """The bot's name: the configured one, or one made from the host's name."""
         return self.name or legal_name(socket.gethostname(), self.name_suffix)
 
     @property
     def directory(self) -> Path:
-        """The work directory it uses."""
+        """The work directory: the configured one, or `leasehold-<user id>` in the temporary directory."""
         temporary = os.environ.get("TMPDIR", "/tmp")
         return self.work_dir or Path(temporary, f"leasehold-{os.getuid()}")
 
 
 def _check_system() -> None:
-    """Raise LeaseholdError where a command could leave processes behind that nobody finds."""
+    """Raise LeaseholdError on a system where the agent could not find every process of a command."""
     if sys.platform != "linux":
         raise LeaseholdError(f"a bot runs on Linux only, and this system is '{sys.platform}'")
     if not _PROC.is_file():
@@ -125,13 +126,13 @@ def _check_system() -> None:
 
 
 def _digest(secret: str) -> str:
-    """What names a session without giving it away, in hex."""
+    """Identify a session without revealing its secret: the SHA-256 of the secret, in hex."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A session, and when (own monotonic clock) the request was sent that opened it."""
+    """An open session. `sent_at`: when the agent sent the request, on its own monotonic clock."""
 
     sent_at: float
     session: Session
@@ -146,18 +147,20 @@ class Agent:
         self._wishes = AgentCommands()
         self._inbox: SimpleQueue[str] = SimpleQueue()
         self._code = 1
-        #: A session of this workplace of which nothing runs any more.
+        #: Digest of an earlier session with this work directory, once no command of it runs any more.
         self._dead: str | None = None
         self._undelivered = 0
         self._failure: BaseException | None = None
 
     def run(self) -> int:
-        """Work until told to leave. 0 = drained; 1 = drained, but results could not be delivered; 2 = the gateway
-        refuses us; 4 = another agent has our name; 130 = left at once.
+        """Run the bot until a signal, `drain` or `leave` ends it; return the exit code.
 
-        The first SIGTERM or SIGINT drains, the second kills all work at once. Raises BadInput if the settings cannot
-        be used on this machine, LeaseholdError if this is not Linux with /proc or if processes of an earlier agent or
-        session cannot be killed.
+        0 = drained; 1 = drained, but some results could not be delivered; 2 = the gateway refused the bot; 4 = another
+        agent took over the name; 130 = left at once.
+
+        The first SIGTERM or SIGINT drains, the second kills all commands at once. Raises BadInput if the settings
+        cannot be used on this machine. Raises LeaseholdError if this is not Linux with /proc, or if processes of an
+        earlier agent or session cannot be killed.
         """
         _check_system()
         if not structlog.is_configured():
@@ -184,15 +187,18 @@ class Agent:
         return self._code
 
     def drain(self) -> None:
-        """Take no new work, let what runs end (at most `drain_seconds`), then leave; what is left is given back."""
+        """Take no new work, wait up to `drain_seconds` for commands, return unfinished jobs, and leave."""
         self._inbox.put("drain")
 
     def leave(self) -> None:
-        """Kill all work and leave."""
+        """Kill all commands and leave."""
         self._inbox.put("leave")
 
     def _serve_in_thread(self, place: RunContext) -> None:
-        """This thread only waits for wishes, so that a signal never finds it holding a lock."""
+        """Serve in a second thread; this thread only waits for requests to drain or leave.
+
+        A signal handler runs in this thread. It must not interrupt code that holds a lock.
+        """
         thread = threading.Thread(target=self._serve, args=(place,), name="agent", daemon=True)
         thread.start()
         while (wish := self._inbox.get()) != "done":
@@ -255,7 +261,7 @@ class Agent:
             self._undelivered = shift.undelivered
             if end is not SessionEnd.LOST:
                 return end
-            # Nothing of a session may outlive it into the next one, whatever its runs said of their end.
+            # No process of this session may live on into the next one, even if its runs reported their end.
             self._clear(place.workplace)
             self._dead = _digest(session.secret) if shift.silent else None
 
@@ -265,7 +271,7 @@ class Agent:
             _log.warning("killed what was left running", bot=self._settings.bot, processes=killed)
 
     def _open(self, workplace: Workspace, capacity: int) -> _Opened:
-        """Raises Over if there is to be no session."""
+        """Open a session. Raises SessionOver if there will be none."""
         settings = self._settings
         request = OpenSession(
             bot=settings.bot,
@@ -285,7 +291,7 @@ class Agent:
             body = request.model_dump(mode="json", exclude_none=True)
             sent_at = clock.monotonic()
             session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
-            # Before the first sync, and so before there is work whose end a restart could prove.
+            # Remembered before the first sync, and so before the session has any command that a restart could clear.
             workplace.remember(_digest(session.secret))
             return _Opened(sent_at=sent_at, session=session)
         except ValidationError:
@@ -307,7 +313,10 @@ class Agent:
             raise SessionOver(SessionEnd.LEFT)
 
     def _catch_signals(self) -> Callable[[], None]:
-        """SIGTERM and SIGINT become wishes; returns what undoes that. Only the main thread can do it."""
+        """Put SIGTERM and SIGINT into the inbox; return a function that restores the old handlers.
+
+        Does nothing outside the main thread, because Python allows signal handlers only there.
+        """
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
 

@@ -1,4 +1,4 @@
-"""How many units a bot offers if nobody says: by the cores and the memory of its machine, and by how loaded it is."""
+"""Automatic capacity of a bot from its machine's cores, memory and load; the limit of open files."""
 
 import os
 import resource
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from schema.errors import BadInput
 
-#: Share of the cores that is at work from which on the machine counts as loaded.
+#: The machine counts as loaded while more than this share of its cores is busy.
 LOADED = 0.7
 
 _MEMINFO = Path("/proc/meminfo")
@@ -16,8 +16,11 @@ _MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Machine:
-    """Cores that this process may use, memory in MiB that is free for new work, and the share of the cores that was at
-    work, on average over the last minute, 0 to 1 and above."""
+    """Cores, memory and load of a machine.
+
+    cores: those that this process may use. memory_mib: MiB available for new processes. load: the average share of
+    busy cores over the last minute; it may exceed 1.
+    """
 
     cores: int
     memory_mib: int
@@ -25,29 +28,34 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """This one, now."""
+    """Read the state of the machine this process runs on."""
     cores = len(os.sched_getaffinity(0))
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     return Machine(cores, int(lines["MemAvailable"].split()[0]) // 1024, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def units(cores: int, memory_mib: int, *, load: float, task_memory_mib: int, most: int) -> int:
-    """min(cores - 1, memory // memory of a task, most), and half of that while the load is above 70 %; 1 at least
-    (Sleepless Agent's parallelism choice)."""
+    """Compute the capacity in units: min(cores - 1, memory // memory of a task, most), at least 1.
+
+    Halves the result while the load is above 70 %. Sleepless Agent chooses its parallelism by the same rule.
+    """
     parallel = max(1, min(cores - 1, memory_mib // task_memory_mib, most))
     return max(1, parallel // 2) if load > LOADED else parallel
 
 
 class Sizing:
-    """The units of one session: cores and memory as they are at its beginning, when nothing of its own runs yet, and
-    the load as it is whenever somebody asks."""
+    """Computes the capacity of one session, in units.
+
+    Cores and memory are read when the session begins, before it runs commands of its own. The load is read at each
+    call of `units`.
+    """
 
     def __init__(self, *, task_memory_mib: int, most: int, read_machine: Callable[[], Machine] = this_machine) -> None:
         self._task_memory_mib, self._most, self._read_machine = task_memory_mib, most, read_machine
         self._at_first = read_machine()
 
     def units(self) -> int:
-        """What to offer now."""
+        """Return the units to offer now."""
         return units(
             self._at_first.cores,
             self._at_first.memory_mib,
@@ -57,19 +65,19 @@ class Sizing:
         )
 
 
-# Room for the open files of many commands: pipes and sockets of the agent's own, some for each.
+# Open files
 
 
-#: Of one command, while it is being started: its pipe, its control socket, its bell and its standard input.
+#: Descriptors of one command while it starts: output pipe, control socket, waker and standard input.
 _EACH = 8
-#: Of the agent itself: modules, locks, the gateway.
+#: Descriptors of the agent itself: modules, locks, connections to the gateway.
 _OWN = 128
 
 
 def raise_file_limit(commands: int) -> int:
-    """Raise the soft limit of open files so far that this process can run so many commands side by side.
+    """Raise the soft limit of open files so that this process can run `commands` commands at once.
 
-    Returns the limit as it was. Raises BadInput where the hard limit is too low.
+    Returns the limit as it was. Raises BadInput if the hard limit is too low.
     """
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = _OWN + _EACH * commands

@@ -1,4 +1,4 @@
-"""Calls to the gateway that outlast its absence without holding the agent up."""
+"""The agent's calls to the gateway, repeated until they are answered, and the deadline of its session."""
 
 import threading
 from collections.abc import Callable
@@ -13,28 +13,28 @@ from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFoun
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Seconds between tries: doubled from the first to the longest, times 0.5 to 1 by chance.
+#: Seconds between tries. The pause doubles from the first to the longest and is multiplied by a random 0.5 to 1.
 _PAUSE_FIRST, _PAUSE_LONGEST = 0.1, 2.0
 
 
 class Unanswered(LeaseholdError):
-    """A held call came to nothing: whether the session has been kept alive meanwhile is not known."""
+    """A held call failed. The agent cannot know whether the server kept the session alive meanwhile."""
 
 
 class GatewayCaller:
-    """Makes calls that are repeated until they are answered, and that can be given up while they hang.
+    """Repeats calls until the gateway answers them, and can abandon a call that hangs.
 
-    `bell` wakes the calling thread to look at `check`; an answer rings it too.
+    `waker` wakes the calling thread so that it runs `check`. An answer sets `waker` too.
     """
 
     def __init__(self, transport: Transport, waker: threading.Event, chance: Random) -> None:
         self._transport, self._waker, self._chance = transport, waker, chance
 
     def call(self, path: str, body: Record, *, check: Callable[[], None], held: float = 0.0) -> Record:
-        """Repeat the same body until it is answered; `check` may raise to stop that, also in the middle of a call.
+        """Send the same body until the gateway answers; `check` may raise at any time to stop that.
 
-        Raises the errors of Transport that repeating does not cure: BadInput, Unauthorised, Forbidden, NotFound,
-        Conflict. A call that may be `held`, seconds, is not repeated: raises Unanswered.
+        Raises the errors of Transport that another try would meet again: BadInput, Unauthorised, Forbidden, NotFound,
+        Conflict. A call that the gateway may hold for `held` seconds is not repeated: raises Unanswered.
         """
         failures = 0
         while True:
@@ -55,7 +55,7 @@ class GatewayCaller:
             self._until(threading.Event(), check, clock.monotonic() + pause)
 
     def once(self, path: str, body: Record) -> None:
-        """One call in this thread, not repeated. Raises LeaseholdError."""
+        """Make one call in this thread, without repetition. Raises LeaseholdError."""
         self._transport.call("POST", path, body=body)
 
     def _until(self, event: threading.Event, check: Callable[[], None], limit: float | None) -> None:
@@ -86,21 +86,23 @@ class _Attempt:
         except LeaseholdError as error:
             self.error = error
         except Exception as error:
-            # A transport that was closed because nobody waits for this any longer, or an answer that is no HTTP.
+            # The session ended and closed the transport, or the answer is not HTTP.
             self.error = LeaseholdError(f"the call failed: {type(error).__name__}")
         finally:
             self.done.set()
             self._waker.set()
 
 
-# A bot's own deadline: its work must be dead before the server gives it away.
+# The deadline of the session: the bot's commands must be dead before the server gives its jobs to other bots.
 
 
 class Heartbeat:
-    """Watches one session on the bot's own monotonic clock, in a thread, so that a hanging call cannot delay it.
+    """Watches the deadline of one session on the bot's own monotonic clock.
 
-    margin: seconds before the session expires at which `on_lost` is called, once, from the watching thread. After
-    that no beat revives the session.
+    margin: seconds between the deadline and the end of the session. At the deadline the watching thread calls
+    `on_lost` once. After that no beat revives the session.
+
+    The watch has a thread of its own so that a hanging call cannot delay it.
     """
 
     def __init__(self, margin: float, *, on_lost: Callable[[], None], now: Monotonic = clock.monotonic) -> None:
@@ -114,13 +116,15 @@ class Heartbeat:
 
     @property
     def lost(self) -> bool:
-        """Whether the deadline has passed, also if the watching thread has not noticed yet."""
+        """True if the deadline has passed, even if the watching thread has not noticed yet."""
         with self._lock:
             return self._check()
 
     def beat(self, sent_at: float, *, expires_in: float) -> bool:
-        """The server answered a call sent at `sent_at`: the session lives for `expires_in` seconds from then. False
-        if the answer came too late."""
+        """Move the deadline after an answer: the session lives for `expires_in` seconds from `sent_at`.
+
+        `sent_at` is when the call was sent. Returns False if the answer came after the old or the new deadline.
+        """
         with self._lock:
             if self._check():
                 return False
@@ -130,19 +134,21 @@ class Heartbeat:
         return not late
 
     def rest(self) -> None:
-        """Nothing runs, and the server keeps the session while it holds our call: no deadline until the next beat. A
-        session that is lost already stays so."""
+        """Suspend the deadline until the next beat; a session that is already lost stays lost.
+
+        For a bot without commands, during a held call: the server keeps the session alive while it holds the call.
+        """
         with self._lock:
             if not self._check():
                 self._deadline = None
         self._changed.set()
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watching thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer; idempotent."""
+        """Stop watching; may be called more than once."""
         self._stopped = True
         self._changed.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():

@@ -1,18 +1,21 @@
-"""The process that outlives an agent just long enough to leave nothing running. Linux only.
+"""The guardian: a process that kills every command of its agent if the agent dies or hangs. Linux only.
 
-One guardian serves one agent. It forks a supervisor for each command; the supervisor is a child subreaper, so
-whatever a command starts stays below it in the process tree, also children that asked for a session of their own, and
-"nothing is left" is a fact that wait(2) tells instead of a guess. Three things kill everything whole: the supervisor's
-control socket closes (the agent died), the agent asks for it, or the alarm rings that the agent has to put off at every
-renewal of its session (the agent hangs or is stopped). A guardian that finds orphans of a dead supervisor kills them.
+One guardian serves one agent. It forks a supervisor for each command. The supervisor is a child subreaper: every
+process that the command starts stays below it in the process tree, even a process with a session of its own. So
+wait(2) tells the supervisor reliably when no process is left.
 
-It is run by file name in an isolated interpreter and imports only the standard library: that keeps it at some 10 MB and
-forking it at about a millisecond. It needs no clock; the kernel's interval timer and the agent's runner count time.
+The supervisor kills the whole process tree in three cases. Its control socket closes, because the agent died. The
+agent asks for it. Or the alarm rings, which the agent moves on at every renewal of its session: then the agent hangs
+or is stopped. If a supervisor itself is killed, the guardian kills the processes that it leaves behind.
 
-Agent to guardian (datagrams): `A<seconds>` sets the alarm, `A0` switches it off, `R` with the descriptors of control
-socket, output pipe and standard input starts a supervisor. Agent to supervisor: one line of JSON (command, env,
-directory), then the bytes `T` (ask everything to end) and `K` (kill everything). Supervisor to agent: lines of JSON:
-`ready`, `started`, `unable`, `exit`, `over`.
+The guardian is run by file name in an isolated interpreter and imports only the standard library. So it needs about
+10 MB, and a fork of it takes about a millisecond. It reads no clock: the kernel's interval timer measures the alarm,
+and the agent measures the time of commands.
+
+Messages from agent to guardian are datagrams: `A<seconds>` sets the alarm, `A0` switches it off, `R` with the
+descriptors of control socket, output pipe and standard input starts a supervisor. The agent sends a supervisor one line
+of JSON (command, env, directory), then the bytes `T` (end all processes with SIGTERM) and `K` (kill all processes). A
+supervisor sends the agent lines of JSON: `ready`, `started`, `unable`, `exit`, `over`.
 """
 
 import contextlib
@@ -35,7 +38,7 @@ _DESCRIPTORS = 3
 
 @dataclass
 class SignalPipe:
-    """Signals as something that select can wait for; a forked child needs its own."""
+    """Makes signals readable for select. A forked child needs a pipe of its own."""
 
     reader: socket.socket = field(init=False)
     writer: socket.socket = field(init=False)
@@ -47,11 +50,11 @@ class SignalPipe:
         self.writer.setblocking(False)
         signal.set_wakeup_fd(self.writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # A handler, not SIG_IGN, because commands would inherit that.
+            # Not SIG_IGN, because commands would inherit it.
             signal.signal(number, lambda number, _frame: self.rung.add(number))
 
     def wait(self, other: socket.socket | None, seconds: float | None) -> bool:
-        """Wait for a signal or for `other`; tells whether `other` can be read."""
+        """Wait for a signal or for `other`; return True if `other` can be read."""
         sources = [self.reader] if other is None else [self.reader, other]
         ready, _, _ = select.select(sources, [], [], seconds)
         with contextlib.suppress(BlockingIOError):
@@ -61,7 +64,7 @@ class SignalPipe:
 
 
 def process_tree() -> dict[int, list[int]]:
-    """Parent → its children, of every process that can be seen. Empty if /proc cannot be read."""
+    """Map each visible process to its children. Empty if /proc cannot be read."""
     children: dict[int, list[int]] = {}
     try:
         entries = os.listdir("/proc")
@@ -77,7 +80,7 @@ def process_tree() -> dict[int, list[int]]:
 
 
 def descendants(roots: list[int], tree: dict[int, list[int]]) -> list[int]:
-    """Every process below one of `roots`, parents first."""
+    """List all processes below `roots`, parents first."""
     found: list[int] = []
     while roots:
         roots = [child for parent in roots for child in tree.get(parent, ())]
@@ -86,14 +89,14 @@ def descendants(roots: list[int], tree: dict[int, list[int]]) -> list[int]:
 
 
 def kill(processes: list[int], number: signal.Signals) -> None:
-    """Send a signal to each that is still there and may be signalled."""
+    """Send a signal to each process that still exists and that this one may signal."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, number)
 
 
 class Supervisor:
-    """Runs one command and answers for everything that comes out of it. Lives in a process of its own."""
+    """Runs one command in a process of its own and ends every process that the command starts."""
 
     def __init__(self, control: socket.socket, output: int, stdin: int, signals: SignalPipe) -> None:
         self._control, self._output, self._stdin, self._signals = control, output, stdin, signals
@@ -103,7 +106,7 @@ class Supervisor:
         self._expired = False
 
     def run(self) -> None:
-        """Return once nothing is left of the command. Sends nothing after `over`."""
+        """Run the command; return when none of its processes is left. `over` is the last message to the agent."""
         self._send_fact(ready=True)
         request = self._request()
         if request is None or not self._start(request):
@@ -121,7 +124,7 @@ class Supervisor:
         self._send_fact(over=True, expired=self._expired)
 
     def _request(self) -> dict[str, object] | None:
-        """What to run; nothing if the agent died before it had said it."""
+        """Read from the agent what to run; None if the agent died before it sent it."""
         text = bytearray()
         while not text.endswith(b"\n"):
             part = self._control.recv(1 << 16)
@@ -152,7 +155,7 @@ class Supervisor:
         return True
 
     def _reap(self) -> bool:
-        """Collect what has ended; false once there is no process below this one."""
+        """Collect processes that ended; return False when no process is left below this one."""
         ended = False
         while True:
             try:
@@ -180,7 +183,7 @@ class Supervisor:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._command is not None and self._command.returncode is None:
-            # The group is ours for as long as its leader has not been reaped, and it takes a whole fork bomb at once.
+            # The group's number cannot be reused before its leader is reaped. One signal reaches even a fork bomb.
             with contextlib.suppress(OSError):
                 os.killpg(self._command.pid, number)
         kill(descendants([os.getpid()], process_tree()), number)
@@ -191,7 +194,7 @@ class Supervisor:
 
 
 class Guardian:
-    """Starts supervisors and is there when the agent no longer is."""
+    """Starts supervisors, and kills their commands when the alarm rings."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -201,7 +204,7 @@ class Guardian:
         self._bereft = False
 
     def run(self) -> None:
-        """Serve until the agent is gone, then until nothing of it is left."""
+        """Serve until the agent is gone and none of its processes is left."""
         self._signals.hang()
         connected = True
         while connected or self._supervisors or self._bereft:
@@ -227,7 +230,7 @@ class Guardian:
         return bool(message)
 
     def _fork(self, descriptors: list[int]) -> None:
-        # SIGUSR1 must not meet a child that has no bell of its own yet.
+        # SIGUSR1 must not reach a child that does not have its own signal pipe yet.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         supervisor = os.fork()
         if supervisor:
@@ -252,7 +255,7 @@ class Guardian:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Collect supervisors that have ended; kill what one that was killed has left behind."""
+        """Collect supervisors that ended; kill the processes that a killed supervisor left behind."""
         while True:
             try:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -277,7 +280,7 @@ def adopt_orphans() -> None:
 
 def main() -> None:
     """Entry point: the argument is the number of the inherited socket to the agent."""
-    # The number it was inherited under may be one that select() cannot watch; the lowest free one is not.
+    # select() cannot watch numbers above 1023, and the inherited number may be one; dup() takes the lowest free one.
     channel = socket.socket(fileno=os.dup(int(sys.argv[1])))
     os.close(int(sys.argv[1]))
     adopt_orphans()

@@ -1,4 +1,4 @@
-"""The agent's end of its guardian: starts it, has commands started by it, and puts its alarm off."""
+"""The agent's connection to its guardian: starts it, passes it commands and moves its alarm on."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ from schema import clock
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Seconds a guardian may take to read a message before it is given up as stuck.
+#: Seconds within which a guardian must read a message; after that the agent replaces it.
 _START_TIMEOUT = 5.0
 
 
 class Launcher:
-    """One guardian process, replaced if it dies. Commands it had started are supervised on their own and go on.
+    """Keeps one guardian process and replaces it if it dies. Commands run on under their supervisors meanwhile.
 
     guard: a descriptor that guardians and supervisors, but not their commands, keep open while they live.
-    open_files: the limit (RLIMIT_NOFILE, soft) for them and their commands.
+    open_files: the soft limit RLIMIT_NOFILE of guardians, supervisors and commands.
     """
 
     def __init__(self, guard: int, *, open_files: int) -> None:
@@ -35,14 +35,14 @@ class Launcher:
 
     @property
     def pid(self) -> int | None:
-        """Of the guardian, once something was started."""
+        """The guardian's process id; None before the first message to it."""
         return None if self._process is None else self._process.pid
 
     def launch(self, output: int, stdin: int) -> socket.socket:
-        """Have a supervisor started; the answer is its control socket. Raises OSError.
+        """Let the guardian start a supervisor; return the supervisor's control socket. Raises OSError.
 
-        The supervisor gets copies of both descriptors, the caller keeps (and closes) its own. A socket that is
-        closed at once means that the alarm had rung.
+        The supervisor receives copies of both descriptors; the caller closes its own. If the socket is closed at once,
+        the alarm had already rung.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -54,18 +54,18 @@ class Launcher:
         return ours
 
     def arm(self, deadline: float) -> None:
-        """Unless it is put off before, kill every command at `deadline` (own monotonic clock). Raises OSError."""
+        """Set the alarm that kills every command at `deadline` (own monotonic clock). Raises OSError."""
         self._alarm = deadline
         self._send(self._alarm_message(), [])
 
     def disarm(self) -> None:
-        """No session, no alarm."""
+        """Switch the alarm off, at the end of a session."""
         self._alarm = None
         with contextlib.suppress(OSError):
             self._send(b"A0", [])
 
     def close(self) -> None:
-        """End the guardian; whatever still runs is killed whole first."""
+        """End the guardian, after it has killed every running command."""
         with self._lock:
             self._drop()
 

@@ -1,4 +1,4 @@
-"""The leases of one session: what runs, what has ended and is not yet known to the server."""
+"""The leases of one session: running ones, and ended ones that the server does not know of yet."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,84 +12,87 @@ from schema import clock, validation
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Bytes of output that one sync carries at most. One ended job always fits; more of them wait for the next sync.
+#: The most bytes of output in one sync. The output of one ended job always fits; further jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
 
 
 @dataclass(frozen=True, order=True)
 class LeaseKey:
-    """Names one grant."""
+    """Identifies one grant."""
 
     job: str
     fence: int
 
 
 class HeldLease:
-    """One lease: something that runs, or (`settled`) an outcome that needed nothing to run."""
+    """One lease: a run, or an outcome (`settled`) that the agent could give without running the command."""
 
     def __init__(self, run: Run | None, settled: Outcome | None) -> None:
         self.run, self._settled = run, settled
-        #: The state the last sync told the server.
+        #: The state that the last sync reported.
         self.told: str | None = None
-        #: Where the output that this sync carries ends.
+        #: Offset at which the output in the current sync ends.
         self.carried = 0
-        #: Whether the server has asked for it to be stopped.
+        #: True once the server has asked to stop it.
         self.stopping = False
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended; None while it has not."""
+        """How the attempt ended; None before it has."""
         return self._settled if self.run is None else self.run.outcome
 
     @property
     def has_result(self) -> bool:
-        """Whether it ended with a result of its own, not because it was stopped."""
+        """True if the attempt ended with a result of its own, not because it was stopped."""
         return self.outcome is not None and self.outcome.verdict in ("succeeded", "failed", "error")
 
     @property
     def state(self) -> str:
-        """In the terms of LeaseReport."""
+        """The state for a LeaseReport."""
         if self.outcome is not None:
             return "completed"
         return "active" if self.run is not None and self.run.started.is_set() else "pending"
 
 
 class AgentLeases:
-    """Only the thread that syncs adds and removes leases; others may stop what runs."""
+    """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs."""
 
     def __init__(self, place: RunContext, *, notify: Callable[[], None]) -> None:
         self._place, self._notify = place, notify
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, HeldLease] = {}
-        #: Every run that is not over, also of leases that are no longer held; the latest of each job.
+        #: The latest run of each job, until it is over; also runs of leases that are no longer held.
         self._runs: dict[str, Run] = {}
         self._lost = False
-        #: Results of work that were forgotten before the server knew them.
+        #: How many results were dropped before the server knew them.
         self.undelivered = 0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held: all that ended is known to the server."""
+        """True if no lease is held. Then the server knows of every attempt that ended."""
         return not self._held
 
     @property
     def news(self) -> bool:
-        """Whether the server should hear of something at once."""
+        """True if a state changed that the server should hear of at once."""
         return any(held.state != held.told and held.state != "pending" for held in self._held.values())
 
     @property
     def starting(self) -> bool:
-        """Whether a lease has neither started nor ended yet."""
+        """True if some lease has neither started nor ended yet."""
         return any(held.state == "pending" for held in self._held.values())
 
     def streams(self) -> list[tuple[LeaseKey, Output]]:
-        """Leases whose output the gateway lacks some of."""
+        """List the leases with output that the gateway does not have yet."""
         with self._lock:
             held = list(self._held.items())
         return [(key, one.run.output) for key, one in held if one.run is not None and one.run.output.unsent]
 
     def reports(self) -> list[LeaseReport]:
-        """What the next sync says of every lease."""
+        """Build the reports on all leases for the next sync.
+
+        An ended lease whose output does not fit into this sync any more is reported as active.
+        """
         room = SYNC_OUTPUT_BYTES
         reports = []
         for key, held in self._held.items():
@@ -105,7 +108,7 @@ class AgentLeases:
         return reports
 
     def settle(self, leases: Sequence[Work], *, accept: bool) -> None:
-        """Make our leases those of an answer. Without `accept`, what has not begun is given back."""
+        """Make the held leases match the answer of a sync. Without `accept`, new leases are returned to the pool."""
         with self._lock:
             self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
         listed = {LeaseKey(work.job, work.fence): work for work in leases}
@@ -125,7 +128,7 @@ class AgentLeases:
                 held_already.run.stop(StopReason.CANCELLED)
 
     def stop(self, why: StopReason, *, grace: float | None = None) -> None:
-        """Stop everything that runs; LOST also forgets it. Returns at once; see `wait`."""
+        """Stop all runs; with LOST, forget all leases too. Returns at once; see `wait`."""
         with self._lock:
             runs = list(self._runs.values())
             if why is StopReason.LOST:
@@ -135,7 +138,7 @@ class AgentLeases:
             run.stop(why, grace=grace)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until nothing runs; tells whether that is so."""
+        """Wait at most `seconds` until all runs are over; return True if they are."""
         give_up = clock.monotonic() + seconds
         with self._lock:
             runs = list(self._runs.values())
@@ -183,7 +186,7 @@ class AgentLeases:
             run.start()
 
     def _keep(self, key: LeaseKey, held: HeldLease) -> bool:
-        """False if everything was lost meanwhile: then nothing may begin any more."""
+        """Hold a new lease; return False if the session was lost meanwhile, because nothing may start then."""
         with self._lock:
             if self._lost:
                 return False
@@ -196,7 +199,7 @@ class AgentLeases:
         with self._lock:
             self._held.pop(key, None)
         if held.run is not None and not held.run.over.is_set():
-            # The job may be running elsewhere by now.
+            # The job may already run on another bot.
             _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
             held.run.stop(StopReason.LOST, grace=0.0)
             return

@@ -1,4 +1,8 @@
-"""One command of a lease: a private directory, a process tree of its own, its output, and how it ended."""
+"""One running command of a bot: its process tree, its output, its reported usage and how it ended.
+
+One module because the thread that runs a lease does all of this in one loop: it reads what the supervisor and the
+command write, decides when to stop the command, and makes the outcome. `Run` is the class that the agent uses.
+"""
 
 import base64
 import contextlib
@@ -29,23 +33,23 @@ from schema.errors import BadInput
 from schema.requests import Payload
 from schema.validation import parse_json
 
-# What a command has written, as far as it is kept, and how far the gateway has it.
+# Output of a command
 
 
-#: Bytes in one chunk; a message takes 64 chunks, so the cap always fits into one message.
+#: Bytes in one chunk. A message takes 64 chunks, so the kept output of a job always fits into one message.
 CHUNK_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Output the gateway does not have yet: `chunks` from the first byte not sent up to offset `end`."""
+    """Output that the gateway does not have yet: `chunks` from the first unsent byte to offset `end`."""
 
     chunks: list[Chunk]
     end: int
 
 
 class Output:
-    """Keeps the first `cap` bytes and counts the rest; one thread writes, others may read."""
+    """Keeps the first `cap` bytes of output and counts all bytes. One thread writes; any thread may read."""
 
     def __init__(self, cap: int = validation.MAX_OUTPUT_BYTES) -> None:
         self._cap = cap
@@ -55,29 +59,29 @@ class Output:
         self._sent = 0
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes of the command."""
+        """Add the next bytes from the command."""
         with self._lock:
             self._written += len(data)
             self._kept += data[: self._cap - len(self._kept)]
 
     @property
     def written(self) -> int:
-        """Bytes the command has written, also those beyond the cap."""
+        """The number of bytes the command has written, including those beyond the cap."""
         return self._written
 
     @property
     def truncated(self) -> bool:
-        """Whether some of them were not kept."""
+        """True if some bytes were not kept."""
         return self._written > self._cap
 
     @property
     def unsent(self) -> int:
-        """Bytes that are kept and that the gateway does not have."""
+        """The number of kept bytes that the gateway does not have."""
         with self._lock:
             return len(self._kept) - self._sent
 
     def pending(self) -> Pending:
-        """What to send next; it stays pending until `sent` says otherwise."""
+        """Return the output to send next. It stays pending until `sent` is called."""
         with self._lock:
             end = len(self._kept)
             chunks = [
@@ -87,55 +91,58 @@ class Output:
             return Pending(chunks=chunks, end=end)
 
     def sent(self, end: int) -> None:
-        """The gateway has everything before offset `end`."""
+        """Record that the gateway has all output before offset `end`."""
         with self._lock:
             self._sent = max(self._sent, end)
 
 
-# What a supervisor says and what its command writes, read by the thread that runs the lease.
+# Messages of the supervisor and bytes of the output pipe
 
 
 _READ_BYTES = 64 * 1024
-#: Reads after the end, should a process that is not ours hold the pipe open and write to it.
+#: The most reads after the end, because a process outside the tree may hold the pipe open and keep writing.
 _LAST_READS = 32
 
 
 @dataclass(frozen=True)
 class Unable:
-    """Why a command could not be started at all; `number` is its errno, if it has one."""
+    """Why a command could not be started. `number`: the errno, if there is one."""
 
     number: int | None
     text: str
 
 
 class SupervisorReader:
-    """One command as seen from the agent. `control` and `pipe` stay the caller's; so does `bell`, any byte on which
-    ends a `step`."""
+    """Reads the messages of one command's supervisor and the output of the command.
+
+    control: the supervisor's control socket. pipe: the reading end of the output pipe. waker: any byte on it ends a
+    `step`. The caller closes all three.
+    """
 
     def __init__(self, control: socket.socket, pipe: int, *, waker: socket.socket, output: Output) -> None:
         self._control, self._pipe, self._waker, self._output = control, pipe, waker, output
         self._said = bytearray()
         self._piping = True
         self._supervisor: int | None = None
-        #: There is a supervisor; what it was given to run may run.
+        #: The supervisor exists; from now on the command may run.
         self.ready = False
-        #: On our own monotonic clock, when the news arrived.
+        #: When the message arrived, on the agent's monotonic clock.
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.exit_code: int | None = None
         self.unable: Unable | None = None
-        #: Nothing is left of the command, or there is nobody left who could say so.
+        #: No process of the command is left, or the supervisor that could report it is gone.
         self.over = False
         #: The guardian's alarm rang.
         self.expired = False
         os.set_blocking(pipe, False)
 
     def step(self, seconds: float | None) -> None:
-        """Wait for news, at most `seconds`, and take what has come."""
+        """Wait at most `seconds` for messages or output, and read them."""
         sources: list[socket.socket | int] = [self._control, self._waker]
         if self._piping:
             sources.append(self._pipe)
-        # Not select(), which cannot watch descriptors above 1023: a bot may run hundreds of commands.
+        # Not select(), which cannot watch descriptors above 1023; a bot with hundreds of commands has such.
         poll = select.poll()
         for source in sources:
             poll.register(source, select.POLLIN)
@@ -151,19 +158,19 @@ class SupervisorReader:
             self._listen()
 
     def finish(self) -> None:
-        """Take what is still in the pipe, without waiting for those who may hold it open."""
+        """Read what is still in the pipe, without waiting for a process that holds it open."""
         for _ in range(_LAST_READS):
             if not self._piping:
                 return
             self._piping = self._read(stop_when_empty=True)
 
     def ask(self, wish: bytes) -> None:
-        """`T`: everything shall end; `K`: kill everything."""
+        """Ask the supervisor to end all processes (`T`, SIGTERM) or to kill them (`K`)."""
         with contextlib.suppress(OSError):
             self._control.send(wish)
 
     def give_up(self) -> None:
-        """Kill a supervisor that does not answer; its guardian then kills what it had below it."""
+        """Kill a supervisor that does not answer; the guardian then kills the processes below it."""
         if self._supervisor is not None:
             with contextlib.suppress(OSError):
                 os.kill(self._supervisor, signal.SIGKILL)
@@ -205,7 +212,7 @@ class SupervisorReader:
 
 
 def ending(code: int) -> str:
-    """What an exit code other than 0 says."""
+    """Describe an exit code other than 0."""
     if code > 0:
         return f"exit code {code}"
     try:
@@ -215,7 +222,7 @@ def ending(code: int) -> str:
 
 
 def inability(unable: Unable, program: str) -> str:
-    """One sentence; the command is named as the caller wrote it."""
+    """Say in one sentence why the command could not be started, with the command as the caller wrote it."""
     shown = validation.escaped(program)
     match unable.number:
         case errno.ENOENT | errno.ENOTDIR:
@@ -228,21 +235,21 @@ def inability(unable: Unable, program: str) -> str:
             return f"command '{shown}' cannot be started: {os.strerror(number)}"
 
 
-# What a command says it has used, in whatever units: a JSON object in the file that LEASEHOLD_USAGE names.
+# Usage: a command may write a JSON object of amounts by unit into the file that LEASEHOLD_USAGE names.
 
 
-#: In the command's directory; it is not there before the command writes it.
+#: The file's name in the command's directory. It does not exist before the command writes it.
 FILE = ".leasehold-usage"
-#: Bytes that are read of it, and those that may be told: the ends of 10,000 leases have to fit into one call.
+#: The largest file in bytes, and the longest report: the reports on 10,000 ended leases must fit into one call.
 MAX_BYTES, MAX_TOLD_BYTES = 4096, 200
 
 _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
 
 
 def read(path: Path) -> Usage | None:
-    """What was written there, None if nothing was. Raises BadInput for what says no amounts by unit.
+    """Read the usage that a command wrote; None if it wrote none. Raises BadInput unless it is amounts by unit.
 
-    Nothing is followed or waited for: the command may have made of the path whatever it likes.
+    Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -270,7 +277,7 @@ def read(path: Path) -> Usage | None:
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Seconds after SIGKILL until a supervisor that does not report the end is killed itself.
+#: Seconds after SIGKILL within which a supervisor must report the end; then the agent kills the supervisor.
 STUCK_AFTER = 5.0
 _RESERVED = "LEASEHOLD_"
 Verdict = Literal["succeeded", "failed", "error", "stopped", "released"]
@@ -281,13 +288,13 @@ class StopReason(Enum):
 
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"  # the server asked for it
-    RELEASED = "released"  # the agent leaves
-    LOST = "lost"  # the lease is not ours any more: nothing is reported
+    RELEASED = "released"  # the agent leaves the pool
+    LOST = "lost"  # the agent no longer has the lease, and reports nothing
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What to run, for whom. `timeout`: seconds of run time, None = unlimited."""
+    """One attempt to run. `timeout`: seconds of run time; None = unlimited."""
 
     job: str
     fence: int
@@ -299,8 +306,10 @@ class Assignment:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all commands of one agent share. `grace`: seconds between SIGTERM and SIGKILL; `environment`: allow-listed
-    variables of the agent's own environment."""
+    """What all commands of one agent share.
+
+    grace: seconds between SIGTERM and SIGKILL. environment: the allowed variables of the agent's own environment.
+    """
 
     workplace: Workspace
     launcher: Launcher
@@ -309,7 +318,7 @@ class RunContext:
 
 
 class Run:
-    """Runs one assignment in a thread of its own; `notify` is called when it has started and when it is over."""
+    """Runs one assignment in a thread of its own; calls `notify` when the command has started and ended."""
 
     def __init__(
         self, assignment: Assignment, place: RunContext, *, notify: Callable[[], None], after: "Run | None" = None
@@ -318,7 +327,7 @@ class Run:
         self.output = Output()
         self.started = threading.Event()
         self.over = threading.Event()
-        #: How it ended, set before `over`; None if the lease was lost.
+        #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
         self._place, self._notify, self._after = place, notify, after
         self._lock = threading.Lock()
@@ -329,14 +338,14 @@ class Run:
         self._waker_reader, self._waker = socket.socketpair()
 
     def start(self) -> None:
-        """Begin, as soon as an earlier run of the same job is over. Returns at once."""
+        """Start the thread, which first waits until an earlier run of the same job is over. Returns at once."""
         threading.Thread(target=self._live, name=f"run-{self.assignment.job}", daemon=True).start()
 
     def stop(self, why: StopReason, *, grace: float | None = None) -> None:
-        """End the command whole: SIGTERM, and SIGKILL after `grace` seconds (default: the agent's setting).
+        """End all processes of the command: SIGTERM, and SIGKILL after `grace` seconds (default: the agent's setting).
 
-        The first reason is what gets reported, except that LOST silences every other. Calling it again can only
-        shorten the grace. Returns at once.
+        The outcome reports the first reason, but LOST replaces any other. A further call can only shorten the grace.
+        Returns at once.
         """
         with self._lock:
             if self._stop is None or why is StopReason.LOST:
@@ -383,7 +392,7 @@ class Run:
                 _log.warning("a work directory cannot be removed", directory=str(directory))
 
     def _payload(self) -> Payload:
-        """Raises ValueError for what no bot could run."""
+        """Check the payload. Raises ValueError if no bot could run it."""
         try:
             payload = Payload.model_validate(self.assignment.payload)
         except ValidationError as invalid:
@@ -425,12 +434,12 @@ class Run:
         text = json.dumps(request).encode() + b"\n"
         watch = self._launch(payload, directory, text)
         if not watch.ready and watch.over and self._stop is None:
-            # Only a guardian that was dying when it was asked, so nothing has run: another one is asked, once.
+            # The guardian died before it started the supervisor, so nothing has run. The launcher replaces it.
             watch = self._launch(payload, directory, text)
         return self._with_usage(self._verdict(watch, payload.command[0]), directory)
 
     def _with_usage(self, outcome: Outcome | None, directory: Path) -> Outcome | None:
-        """What the command says it has used; where that cannot be understood it has said nothing."""
+        """Add the usage that the command wrote to its outcome; invalid usage is logged and left out."""
         try:
             used = None if outcome is None else read(directory / FILE)
         except BadInput as error:
@@ -439,7 +448,7 @@ class Run:
         return outcome if outcome is None or used is None else outcome.model_copy(update={"usage": used})
 
     def _launch(self, payload: Payload, directory: Path, request: bytes) -> SupervisorReader:
-        """Have the command started and stay until nothing is left of it. Raises OSError."""
+        """Start the command and return when none of its processes is left. Raises OSError."""
         with contextlib.ExitStack() as stack:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, reader)
@@ -470,18 +479,18 @@ class Run:
         watch.finish()
 
     def _due(self, watch: SupervisorReader) -> StopReason | None:
-        """Why the command, which still runs, is to be stopped."""
+        """Return why the running command must stop, or None; starts the stop after a timeout."""
         if self._timeout_at(watch) <= clock.monotonic() and self._stop is None:
             self.stop(StopReason.TIMEOUT)
         return self._stop
 
     def _limit_leftovers(self) -> None:
-        """The command has ended; what it left in the background was asked to end and has the same grace."""
+        """Give background processes of an ended command the grace to end; the supervisor has sent them SIGTERM."""
         with self._lock:
             self._kill_at = clock.monotonic() + self._place.grace
 
     def _press(self, watch: SupervisorReader, asked: bytes) -> bytes:
-        """Ask, then insist, then give up; tells how far it has come: nothing, `T`, or `K`."""
+        """Send SIGTERM, then SIGKILL, then give up; return the last step sent: nothing, `T` or `K`."""
         now = clock.monotonic()
         if self._kill_at is None or watch.over:
             return asked
@@ -498,7 +507,7 @@ class Run:
         return asked
 
     def _delay(self, watch: SupervisorReader, asked: bytes) -> float | None:
-        """Seconds until this thread has to act on its own; None = when something happens."""
+        """Return the seconds until this thread must act without a message; None = no such time."""
         instants = [] if watch.ended_at is not None or self._stop is not None else [self._timeout_at(watch)]
         if self._kill_at is not None:
             if not asked and watch.started_at is not None:

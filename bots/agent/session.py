@@ -1,4 +1,4 @@
-"""One session of an agent, from its opening to its end: the calls, and what their answers ask for."""
+"""One session of an agent: its syncs, the stream of output, the deadline and the end."""
 
 import math
 import threading
@@ -20,15 +20,14 @@ from bots.protocol import OutputReport, Session, Sync, SyncAnswer
 from schema import clock
 from schema.errors import BadInput, Conflict, LeaseholdError
 
-# Sends what commands write while they run, between the syncs that report their ends.
-
-
 _log = structlog.get_logger("leasehold.agent")
 
 
 class OutputStreamer:
-    """A thread that looks for new output every `interval` seconds. What fails here travels with the report of the
-    lease's end."""
+    """Sends new output of running commands every `interval` seconds, in a thread of its own.
+
+    Output that could not be sent here travels with the report of the lease's end.
+    """
 
     def __init__(self, session: Session, leases: AgentLeases, caller: GatewayCaller, *, interval: float) -> None:
         self._session, self._leases, self._caller, self._interval = session, leases, caller, interval
@@ -36,12 +35,11 @@ class OutputStreamer:
         self._thread = threading.Thread(target=self._stream, name="output", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, patience: float) -> None:
-        """Look no longer; returns when the thread is over, or after `patience` seconds if a call hangs, which then
-        ends by its own timeout."""
+        """Stop the thread; wait up to `patience` seconds for a call that hangs, which ends by its own timeout."""
         self._stopping.set()
         self._thread.join(patience)
 
@@ -62,37 +60,37 @@ class OutputStreamer:
                 try:
                     self._caller.once("/v1/output", report.model_dump(mode="json"))
                 except (LeaseholdError, RuntimeError, httpx.HTTPError) as error:
-                    # RuntimeError: the shift is over and has closed the transport.
+                    # RuntimeError: the session is over and has closed the transport.
                     _log.debug("output could not be sent", job=key.job, reason=type(error).__name__)
                 else:
                     output.sent(pending.end)
 
 
-#: Seconds an idle call may be held: less than the 60 s that proxies commonly wait for an answer.
+#: Seconds for which the gateway may hold an idle call: less than the 60 s that proxies commonly wait for an answer.
 LONG_POLL = 50.0
-#: Seconds after which the answer to an idle call was held back, and did not just bring nothing.
+#: An empty answer to an idle call within fewer seconds means that the gateway does not hold calls.
 AT_ONCE = 1.0
-#: Seconds a process gets to start before what has started is reported without it.
+#: Seconds for which a report of started commands waits for others that are still starting.
 START_TOGETHER = 0.02
-#: Seconds for the last call of a session.
+#: Seconds allowed for the last call of a session.
 FAREWELL = 5.0
-#: Seconds for each step of leaving at once.
+#: Seconds allowed for each step of leaving at once.
 HURRIED = 1.0
 
 
 class SessionEnd(Enum):
     """How a session ended."""
 
-    LOST = "lost"  # the server does not know it any more: open another
-    EXPIRED = "expired"  # our own clock says so, and the server has not been heard
+    LOST = "lost"  # the server does not know the session any more; the agent opens another
+    EXPIRED = "expired"  # the agent's own deadline passed without an answer of the server
     SUPERSEDED = "superseded"  # another agent with this name took over
-    REFUSED = "refused"  # the gateway does not want us
+    REFUSED = "refused"  # the gateway refused a call
     LEFT = "left"  # drained
     ABANDONED = "abandoned"  # told to leave at once
 
 
 class SessionOver(Exception):
-    """The session has ended, or will not begin."""
+    """The session has ended, or cannot be opened."""
 
     def __init__(self, end: SessionEnd, detail: str = "") -> None:
         super().__init__(detail)
@@ -100,23 +98,25 @@ class SessionOver(Exception):
 
 
 class _CutShort(Exception):
-    """A held call is not waited for any longer."""
+    """The agent stops waiting for a held call, because it drains."""
 
 
 @dataclass
 class AgentCommands:
-    """What the agent was told from outside; `bell` is rung at every change of anything."""
+    """Requests to the agent to drain or leave. `waker` is set after every change, here and in the leases."""
 
     waker: threading.Event = field(default_factory=threading.Event)
-    #: Own monotonic clock; until then a drain lets work end by itself.
+    #: End of a drain on the agent's monotonic clock; until then commands may end by themselves.
     drain_until: float | None = None
     at_once: bool = False
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Seconds; see AgentSettings. `margin`: None = a tenth of the session's life; `sizing`: what decides how many units
-    it offers, None = as many as when it began."""
+    """Settings of one session; see AgentSettings. Times are in seconds.
+
+    margin: None = a tenth of the session's life. sizing: computes the capacity; None = it stays as it was opened.
+    """
 
     margin: float | None
     output_interval: float
@@ -124,7 +124,7 @@ class SessionSettings:
 
 
 class AgentSession:
-    """Keeps one session. `work` returns only when nothing of it runs any more."""
+    """Keeps one session alive and runs its leases."""
 
     def __init__(
         self,
@@ -151,12 +151,12 @@ class AgentSession:
         self._in_doubt = False
         self._sync_in = session.sync_in
         self._give_up_at = math.inf
-        #: Whether every run is known to be over, once `work` has returned.
+        #: True, once `work` has returned, if every run is known to be over.
         self.silent = False
         self._beat(opened_at, session.expires_in)
 
     def work(self) -> SessionEnd:
-        """Serve until the session is over."""
+        """Serve until the session is over, then stop every run; return how the session ended."""
         self._heartbeat.start()
         streamer = OutputStreamer(self._session, self._leases, self._caller, interval=self._tuning.output_interval)
         streamer.start()
@@ -176,7 +176,7 @@ class AgentSession:
 
     @property
     def undelivered(self) -> int:
-        """Results of work that the server does not know, once `work` has returned; their jobs will run again."""
+        """After `work`: how many results the server does not know. Their jobs will run again."""
         return self._leases.undelivered
 
     @property
@@ -184,7 +184,7 @@ class AgentSession:
         return self._wishes.drain_until is not None
 
     def _sync(self) -> float:
-        """One call and its consequences; returns when it was sent."""
+        """Make one sync and apply its answer; return when it was sent."""
         self._seq += 1
         idle = self._leases.empty and not self._draining
         held = LONG_POLL if idle and not self._in_doubt else 0.0
@@ -198,7 +198,7 @@ class AgentSession:
         except _CutShort:
             return sent_at
         except Unanswered:
-            # Nothing runs that a late end of the session could harm: the next call, which is not held, has time.
+            # No command runs that could overlap with a run on another bot, so the next call gets a whole deadline.
             self._in_doubt = True
             self._beat(clock.monotonic(), self._session.expires_in)
             return sent_at
@@ -212,7 +212,7 @@ class AgentSession:
         return sent_at
 
     def _pause(self, sent_at: float) -> None:
-        """Wait until there is a reason to call again."""
+        """Wait until there is a reason for the next sync."""
         together: float | None = None
         while True:
             self._wishes.waker.clear()
@@ -235,7 +235,7 @@ class AgentSession:
             clock.wait(self._wishes.waker, due - now)
 
     def _idle_delay(self) -> float:
-        """Seconds from one idle call to the next. None, unless calls come back at once instead of being held."""
+        """Return the seconds between idle calls: 0, unless the gateway answers at once instead of holding them."""
         if self._draining or self._idle_answers < 2:
             return 0.0
         return min(self._sync_in, 0.05 * 2.0 ** min(self._idle_answers, 10))
@@ -280,7 +280,7 @@ class AgentSession:
         )
 
     def _beat(self, sent_at: float, expires_in: float) -> bool:
-        """Put the deadline off, and behind it the guardian's alarm, which also rings when this process is stopped."""
+        """Move on the deadline and the guardian's later alarm, which rings even if this process is stopped."""
         alive = self._heartbeat.beat(sent_at, expires_in=expires_in)
         if alive:
             try:
@@ -294,7 +294,7 @@ class AgentSession:
         self._wishes.waker.set()
 
     def _end(self, over: SessionOver) -> SessionEnd:
-        """Kill everything; then learn, where it is not known, whether the name is somebody else's now."""
+        """Kill all commands; after an expiry, find out whether another agent has taken over the name."""
         _log.warning("session over", bot=self._session.bot, epoch=self._session.epoch, reason=str(over))
         match over.end:
             case SessionEnd.ABANDONED:
@@ -313,7 +313,10 @@ class AgentSession:
         return over.end
 
     def _close_lost_session(self) -> SessionEnd:
-        """Close the session that we no longer trust: a newer one of our name must not be taken over."""
+        """Close the expired session, to learn whether a newer session of the same name exists.
+
+        If it does, this agent must not open another one and take the name back.
+        """
         try:
             self._seq += 1
             self._post(self._message("gone"), check=self._check_patience)
@@ -322,13 +325,16 @@ class AgentSession:
         return SessionEnd.LOST
 
     def _close_session(self, *, silent: bool = True) -> None:
-        """Report what has ended and close the session. If that fails, or unless all work is known to be over
-        (`silent`), the session is left to expire."""
+        """Report the attempts that ended and close the session.
+
+        The session is left to expire if this fails, or if some command may still run (not `silent`).
+        """
         bot, epoch = self._session.bot, self._session.epoch
         if not silent:
             _log.warning("the session is left to expire, because something still runs", bot=bot, epoch=epoch)
             if self._heartbeat.lost:
-                # What was forgotten at the deadline would be missing in the report, and be given away at once.
+                # The leases forgotten at the deadline would be missing in the report, and their jobs would start
+                # elsewhere at once.
                 return
         self._seq += 1
         self._give_up_at = clock.monotonic() + FAREWELL

@@ -1,12 +1,12 @@
-"""Where an agent's commands work: one private directory for each attempt, one agent for each name.
+"""The work directory of an agent: a private directory for each attempt, and locks for one agent per name.
 
-    <work_dir>/<name>.lock     held with flock for as long as the agent lives
-    <work_dir>/<name>.guard    held with flock for as long as the agent or one of its guardians or supervisors lives
-    <work_dir>/<name>.session  which session the agent opened last, and on which run of the kernel
-    <work_dir>/<name>/         0700; one directory in it for each attempt
+    <work_dir>/<name>.lock     locked with flock while the agent lives
+    <work_dir>/<name>.guard    locked with flock while the agent or one of its guardians or supervisors lives
+    <work_dir>/<name>.session  the session that the agent opened last, and the kernel's boot id at that time
+    <work_dir>/<name>/         mode 0700; one directory in it for each attempt
 
-Every command is started with LEASEHOLD_WORK=<its directory>, by which a later agent recognises what an earlier one
-left behind.
+Every command runs with LEASEHOLD_WORK=<its directory> in its environment. A later agent finds processes of an earlier
+one by this variable.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from schema import clock
 from schema.errors import BadInput, LeaseholdError
 
 MARK = "LEASEHOLD_WORK"
-#: Seconds for what an earlier agent left behind to die.
+#: Seconds within which processes of an earlier agent must die.
 _DYING = 5.0
-#: A lock tells nothing of processes on another kernel that shares the work directory.
+#: Identifies the running kernel: a lock says nothing about processes on another one that shares the work directory.
 _KERNEL = Path("/proc/sys/kernel/random/boot_id")
 _log = structlog.get_logger("leasehold.agent")
 
 
 class Workspace:
-    """Owns `<work_dir>/<name>`; raises BadInput when that cannot be used or another agent uses it."""
+    """Owns `<work_dir>/<name>`. Raises BadInput if that cannot be used or another agent uses it."""
 
     def __init__(self, work_dir: Path, name: str) -> None:
         self.name = name
@@ -56,23 +56,23 @@ class Workspace:
             raise BadInput("name", f"an agent named '{name}' already runs in '{work_dir}'")
 
     def close(self) -> None:
-        """Let go of the locks; the directories stay."""
+        """Release the locks; the directories stay."""
         os.close(self.guard)
         os.close(self._lock)
 
     def remember(self, session: str) -> None:
-        """Write down that the agent of this workplace has opened `session` (the digest of its secret, in hex)."""
+        """Store that this agent has opened `session` (the SHA-256 of its secret, in hex)."""
         try:
-            # Half a line, should we die now, names no session.
+            # If the agent dies during the write, the partial line matches no session.
             with open(self._session, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 file.write(f"{session} {_KERNEL.read_text()}")
         except OSError as error:
             _log.warning("a restart will not be known as one: its jobs will wait", reason=error.strerror)
 
     def predecessor(self) -> str | None:
-        """The session that an agent of this workplace opened last, if it was on this run of this kernel.
+        """Return the session that an agent of this work directory opened last, if the machine has not rebooted since.
 
-        Nothing of it runs any more once `clear` has returned.
+        Once `clear` has returned, no process of that session runs any more.
         """
         with contextlib.suppress(OSError, ValueError):
             session, kernel = self._session.read_text().split()
@@ -85,19 +85,19 @@ class Workspace:
         return self.root.with_name(f"{self.name}.session")
 
     def make(self) -> Path:
-        """A fresh directory for one attempt, with `tmp` in it. Raises OSError."""
+        """Make a new directory for one attempt, with `tmp` in it. Raises OSError."""
         directory = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.root))
         (directory / "tmp").mkdir(mode=0o700)
         return directory
 
     def clear(self) -> int:
-        """Kill and remove what an earlier agent or session left here; tells how many processes were killed.
+        """Kill processes and remove directories of an earlier agent or session; return the number of killed processes.
 
-        Raises LeaseholdError if one of them cannot be killed within 5 s.
+        Raises LeaseholdError if a process cannot be killed within 5 s.
         """
         killed: set[int] = set()
         give_up = clock.monotonic() + _DYING
-        # A guardian that is not gone may still start something. Our own hold this lock together with us.
+        # A guardian that still lives may start another command. This agent's own guardian shares the agent's lock.
         while (left := marked_processes(self.root)) or not _locked(self.guard):
             if clock.monotonic() > give_up:
                 what = f"processes {sorted(left)}" if left else "a guardian process"
@@ -117,7 +117,7 @@ def _lockable(path: Path) -> int:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock the file; false if somebody else has."""
+    """Lock the file; return False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -126,7 +126,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def marked_processes(root: Path) -> set[int]:
-    """Processes that were started with a work directory below `root`. Zombies have no environment and do not count."""
+    """Find the processes with a work directory below `root`. Zombies have no environment and do not count."""
     mark = f"{MARK}={root}/".encode()
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError):
@@ -140,7 +140,7 @@ def marked_processes(root: Path) -> set[int]:
 
 
 def remove_tree(directory: Path) -> bool:
-    """Delete a tree, also one with folders that nobody may write; tells whether it is gone."""
+    """Delete a tree, including folders without write permission; return True if it is gone."""
     shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):
         with contextlib.suppress(OSError):

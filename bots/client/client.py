@@ -1,7 +1,7 @@
-"""The reference client: what callers and operators may ask a gateway, over HTTP.
+"""The reference client: the calls of callers and operators to a gateway, over HTTP.
 
-Every call may safely be repeated (a submit carries keys, everything else states what should be true), so every call is
-repeated when its outcome is unknown. Answers are the gateway's JSON objects; `/openapi.json` describes their fields.
+The client repeats a call when its outcome is unknown. That is safe: a submit carries keys, and every other call states
+what should be true. Answers are the gateway's JSON objects; `/openapi.json` describes their fields.
 """
 
 import base64
@@ -20,24 +20,28 @@ from schema import clock, validation
 from schema.errors import BadInput, Conflict
 from schema.states import FINAL
 
-# What callers may do to jobs that wait: hold, release, queue again, another priority. A part of the client.
+# Calls on waiting jobs
 
 
 Records = list[Record]
 
-#: Ids in one requeue, for each of which there may be a new job.
+#: The most ids in one requeue, which may make a new job for each.
 MAX_REQUEUED = 500
 
 
 class Each(Protocol):
-    """Calls a route for some jobs after the others, and gathers the answers."""
+    """Calls a route for `jobs` in parts of at most `size`, and joins the answers."""
 
     def __call__(self, path: str, jobs: Sequence[str], *, size: int = ..., **body: str | int | None) -> Records: ...
 
 
 class Backlog:
-    """The calls. Each gives, for every job in the order asked, its id, its state (None if it is absent) and whether
-    this call changed anything; NotFound if none of the jobs exists. `reason` is kept in the history and the audit."""
+    """The client's calls on waiting jobs: hold, release, requeue, priority.
+
+    Each call returns, for every job in the given order, its id, its state (None if there is no such job) and whether
+    the call changed anything. Raises NotFound if none of the jobs exists. `reason` is stored in the jobs' history and
+    in the audit.
+    """
 
     def __init__(self, transport: Transport, *, each: Each, key: Callable[[], str]) -> None:
         self._transport, self._each, self._key = transport, each, key
@@ -47,24 +51,27 @@ class Backlog:
         return self._each("/v1/jobs/hold", jobs, reason=reason)
 
     def release(self, jobs: Sequence[str], *, reason: str | None = None) -> Records:
-        """Put held jobs back into the queue, with the age they had."""
+        """Return held jobs to the queue with the age that they had."""
         return self._each("/v1/jobs/release", jobs, reason=reason)
 
     def requeue(self, jobs: Sequence[str], *, key: str | None = None, reason: str | None = None) -> Records:
-        """Release held jobs, and make a new job like each one that failed, died or was cancelled: `job` is what will
-        run. The same key never makes a second job of the same one; without one a random key makes retries harmless."""
+        """Release held jobs, and submit a copy of each job that failed, died or was cancelled.
+
+        In the answer `job` is the id of the job that will run. The same key never makes a second copy of a job.
+        Without a key the client draws a random one, so that its own retries make no second copy.
+        """
         return self._each("/v1/jobs/requeue", jobs, size=MAX_REQUEUED, key=key or self._key(), reason=reason)
 
     def prioritise(self, jobs: Sequence[str], priority: int, *, reason: str | None = None) -> Records:
-        """Give waiting jobs another priority (lower = more urgent); `priority` is what each has now."""
+        """Give waiting jobs another priority (lower = more urgent); the answer holds each job's new priority."""
         return self._each("/v1/jobs/priority", jobs, priority=priority, reason=reason)
 
     def prioritise_all(
         self, priority: int, *, instance: str | None = None, label: str | None = None, reason: str | None = None
     ) -> int:
-        """Give all waiting jobs of an instance, with a label, or both, another priority; returns how many changed.
+        """Give all waiting jobs of an instance, with a label, or both, another priority; return how many changed.
 
-        It takes as many calls, each a transaction of its own, as there are 10,000 jobs.
+        Makes one call for every 10,000 jobs. Each call is a transaction of its own.
         """
         asked = {"priority": priority, "instance": instance, "label": label, "reason": reason}
         body = {name: value for name, value in asked.items() if value is not None}
@@ -76,34 +83,37 @@ class Backlog:
                 return changed
 
 
-# What callers may do with graphs of jobs. A part of the client.
+# Calls on graphs
 
 
-#: Nodes, and graphs, in one answer.
+#: The most nodes, and the most graphs, in one answer.
 MAX_NODES, MAX_GRAPHS = 1000, 100
 
 
 class Graphs:
-    """The calls. A graph is named by its id, or by its name, of several the newest; NotFound if there is none."""
+    """The client's calls on graphs.
+
+    `graph` is an id or a name. A name stands for the newest graph of that name. Raises NotFound if there is none.
+    """
 
     def __init__(self, transport: Transport, *, key: Callable[[], str], held: float) -> None:
         self._transport, self._key, self._held = transport, key, held
 
     def submit(self, graph: Mapping[str, Any]) -> Record:
-        """Submit a graph, all or nothing; an unfinished one of its name is replaced.
+        """Submit a graph, all or nothing; it replaces an unfinished graph of the same name.
 
-        Without a key it gets a random one, so that no retry can submit it twice. Raises BadInput with the place in
-        `graph`, also for a circle; Conflict `key_reused`, and QueueFull if a label has no room for its jobs.
+        Without a key the client draws a random one, so that no retry can submit the graph twice. Raises BadInput with
+        the path in `graph`, also for a cycle; Conflict `key_reused`; QueueFull if too many jobs with a label wait.
         """
         keyed = dict(graph) if graph.get("key") is not None else {**graph, "key": self._key()}
         return self._transport.call("POST", "/v1/graphs", body=keyed, held=self._held)
 
     def show(self, graph: str, *, instance: str | None = None, nodes: int = 0) -> Record:
-        """One graph, how many of its nodes are in which state, and as `page` the first `nodes` (up to 1000) of them."""
+        """Return one graph with the count of its nodes in each state; `page` holds the first `nodes` (up to 1000)."""
         return self._show(graph, {"instance": instance, "limit": nodes})
 
     def nodes(self, graph: str, *, instance: str | None = None) -> Iterator[Record]:
-        """All nodes of a graph, by number."""
+        """Yield all nodes of a graph, by number."""
         last = -1
         while True:
             page = self._show(graph, {"instance": instance, "limit": MAX_NODES, "after": last})["page"]
@@ -113,7 +123,7 @@ class Graphs:
             last = page[-1]["node"]
 
     def list(self, **filters: str | int | bool | None) -> Records:
-        """Graphs, newest first. Filters: instance, open (not over yet), limit (up to 100), before (a graph's id)."""
+        """List graphs, newest first. Filters: instance, open (unfinished), limit (up to 100), before (a graph's id)."""
         query = {
             name: str(value).lower() if isinstance(value, bool) else value
             for name, value in filters.items()
@@ -123,7 +133,7 @@ class Graphs:
         return found
 
     def cancel(self, graph: str, *, instance: str | None = None) -> Record:
-        """Cancel what waits in a graph and stop what runs; `jobs` is how many that were."""
+        """Cancel the waiting jobs of a graph and stop the running ones; `jobs` in the answer counts both."""
         body = {"graph": graph} | ({} if instance is None else {"instance": instance})
         return self._transport.call("POST", "/v1/graphs/cancel", body=body)
 
@@ -136,21 +146,21 @@ def _path(graph: str) -> str:
     return f"/v1/graphs/{quote(graph, safe='')}"
 
 
-#: Jobs, bytes, and JSON values and keys in one request. Larger submits are split, and each part is a transaction of its
-#: own: half of what every gateway takes makes no part last too long.
+#: The most jobs, bytes, and JSON values and keys in one request. A larger submit is split, and each part is a
+#: transaction of its own. A part has at most half of the bytes that every gateway accepts, so that none takes too long.
 MAX_JOBS, MAX_BYTES, MAX_JSON_NODES = validation.MAX_BATCH, validation.LEAST_BODY // 2, validation.MAX_JSON_NODES
-#: Ids in one request.
+#: The most ids in one request.
 MAX_IDS = validation.MAX_LIST
-#: Seconds, on top of the timeout, in which the largest submit must be done.
+#: Seconds that the largest submit may take in addition to the timeout.
 SUBMIT_TIME = 30.0
-#: Seconds one long poll may be held: below what proxies usually cut.
+#: Seconds for which a long poll may be held: less than the usual timeout of proxies.
 LONG_POLL = 30.0
 _PLACE = re.compile(r"^(?:body\.)?jobs(?:\.|\[)(\d+)\]?")
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """One job the pool has taken. `created` is false if the key had been used before, by the same request."""
+    """A submitted job. `created` is False if an earlier, equal request with the same key had created it."""
 
     id: str
     created: bool
@@ -158,9 +168,9 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Output:
-    """Bytes of the current attempt's output from offset `start`; ask again with `next`.
+    """Bytes of the current attempt's output from offset `start`.
 
-    `final`: the job is over and nothing follows after `data`.
+    next: the offset for the next call. final: the job has ended and no output follows `data`.
     """
 
     start: int
@@ -172,11 +182,12 @@ class Output:
 
 
 class Client:
-    """Talks to one gateway; may be used by several threads.
+    """Calls one gateway; several threads may share a client.
 
     url: `http://…`, `https://…` or `http+unix://` followed by the socket's absolute path.
-    timeout: seconds for one request, on top of what a long poll asks for.
-    patience: seconds for which lost connections and 429, 502, 503 and 504 are retried, with full jitter.
+    chance: source of the random keys and of the pauses between retries.
+    timeout: seconds for one request, in addition to the time for which a long poll may be held.
+    patience: seconds for which lost connections and the statuses 429, 502, 503 and 504 are retried, with full jitter.
     """
 
     def __init__(
@@ -190,7 +201,7 @@ class Client:
     ) -> None:
         self._transport = Transport(url, token, chance=chance, timeout=timeout, patience=patience)
         self._chance = chance
-        #: What may be done to jobs that wait.
+        #: Calls on waiting jobs.
         self.backlog = Backlog(self._transport, each=self._each, key=self._key)
         self.graphs = Graphs(self._transport, key=self._key, held=SUBMIT_TIME)
 
@@ -206,12 +217,12 @@ class Client:
         self.close()
 
     def submit(self, jobs: Iterable[Mapping[str, Any]]) -> list[Submitted]:
-        """Submit job requests; the answers stand in their order.
+        """Submit job requests; the answers have the order of the requests.
 
-        A job without a key gets a random one, so that no retry can double it. Over 10,000 jobs or 8 MB are sent in
-        parts, and in smaller ones where something on the way takes less: if a later part is refused, the earlier ones
-        stay submitted. Raises BadInput with the place of the job in `jobs`, and Conflict `key_reused` for a key that
-        was used by another request, and QueueFull if a label has no room for so many more jobs at the moment.
+        A job without a key gets a random one, so that no retry can submit it twice. More than 10,000 jobs or 8 MB are
+        sent in parts, and in smaller parts if a proxy accepts less. If a later part is refused, the earlier parts stay
+        submitted. Raises BadInput with the job's place in `jobs`; Conflict `key_reused` for a key that another request
+        used; QueueFull if too many jobs with a label wait at the moment.
         """
         keyed = [dict(job) if job.get("key") is not None else {**job, "key": self._key()} for job in jobs]
         answers: list[Submitted] = []
@@ -232,18 +243,19 @@ class Client:
         return answers
 
     def show(self, job: str) -> Record:
-        """Everything the pool tells of one job. Raises NotFound."""
+        """Return one job with its request, state, result and history. Raises NotFound."""
         return self._transport.call("GET", _job_path(job))
 
     def explain(self, job: str) -> Record:
-        """Why a job runs where it runs, or why it does not run. Raises NotFound."""
+        """Return why a job runs where it runs, or why it does not run. Raises NotFound."""
         return self._transport.call("GET", _job_path(job) + "/explain")
 
     def cancel(self, jobs: Sequence[str], *, all_submissions: bool = False) -> Records:
-        """Ask to cancel; for each job its id, its state (None if it is absent) and whether this call changed
-        anything. Raises NotFound if none of them exists, Conflict `already_final` if all had ended before.
+        """Cancel waiting jobs and ask bots to stop running ones.
 
-        A job that other submissions share goes on, unless an operator cancels with `all_submissions`.
+        Returns for each job its id, its state (None if there is no such job) and whether this call changed anything.
+        Raises NotFound if none of the jobs exists, Conflict `already_final` if all of them had ended before. A job
+        that other submissions share goes on, unless an operator cancels with `all_submissions`.
         """
         answers: Records = []
         parts = list(_slices(jobs))
@@ -262,9 +274,10 @@ class Client:
         return answers
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None, poll: float = LONG_POLL) -> Iterator[Record]:
-        """Yield each job once it is final; end when all are, or after `timeout` seconds.
+        """Yield each job once it is final; end when all jobs are, or after `timeout` seconds.
 
-        `poll` is the longest time one request is held, seconds: finished jobs are told at least that often.
+        poll: the longest time in seconds for which one request is held, and so the longest time between two yields
+        while jobs end.
         """
         pending = dict.fromkeys(_job_id(job) for job in jobs)
         deadline = None if timeout is None else clock.monotonic() + timeout
@@ -280,13 +293,13 @@ class Client:
                 return
 
     def read_states(self, jobs: Sequence[str], *, wait: float = 0.0) -> Records:
-        """The state of at most 1000 jobs, as soon as all are final or `wait` (up to 30) seconds have passed."""
+        """Return the states of at most 1000 jobs once all are final or `wait` (up to 30) seconds have passed."""
         body = {"ids": list(jobs), "wait": round(wait, 3)}
         records: Records = self._transport.call("POST", "/v1/jobs/wait", body=body, held=wait)["jobs"]
         return records
 
     def output(self, job: str, *, start: int = 0, wait: float = 0.0) -> Output:
-        """Output from offset `start`; held up to `wait` seconds while there is none and the job is not final."""
+        """Return output from offset `start`; wait up to `wait` seconds for some unless the job is final."""
         answer = self._transport.call(
             "GET", _job_path(job) + "/output", query={"start": start, "wait": wait}, held=wait
         )
@@ -300,7 +313,7 @@ class Client:
         )
 
     def written(self, job: str) -> Iterator[Output]:
-        """The output of the current attempt so far, in pieces; the last one is empty."""
+        """Yield the output that the current attempt has so far, in pieces; the last piece is empty."""
         start = 0
         while True:
             piece = self.output(job, start=start)
@@ -310,8 +323,10 @@ class Client:
             start = piece.next
 
     def follow(self, job: str) -> Iterator[Output]:
-        """The output as it is written, in pieces, until the job is final; the last one may be empty. A new attempt
-        starts again at its first byte."""
+        """Yield the output as it is written, in pieces, until the job is final.
+
+        The last piece may be empty. When a new attempt begins, the pieces start again at its first byte.
+        """
         start, attempt = 0, None
         while True:
             piece = self.output(job, start=start, wait=LONG_POLL)
@@ -325,11 +340,11 @@ class Client:
                 return
 
     def status(self) -> Record:
-        """The pool at a glance."""
+        """Return an overview of the pool: jobs, bots, quotas and rates."""
         return self._transport.call("GET", "/v1/status")
 
     def bots(self) -> Records:
-        """Every bot the pool knows, by name."""
+        """List all bots, by name."""
         found: Records = []
         while True:
             query: dict[str, str | int] = {"limit": MAX_IDS} | ({"after": found[-1]["name"]} if found else {})
@@ -339,33 +354,35 @@ class Client:
                 return found
 
     def bot(self, name: str) -> Record:
-        """One bot. Raises NotFound."""
+        """Return one bot. Raises NotFound."""
         return self._transport.call("GET", f"/v1/bots/{quote(name, safe='')}")
 
     def drain(
         self, bot: str, *, draining: bool = True, reason: str | None = None, deadline: float | None = None
     ) -> Record:
-        """Ask a bot to take no more work, or with `draining=False` to go on. What it still runs after `deadline`
-        seconds is stopped and queued again; None is never. Raises NotFound."""
+        """Drain a bot, or end its drain with `draining=False`. Raises NotFound.
+
+        deadline: seconds after which its running jobs are stopped and queued again; None = never.
+        """
         given = {"reason": reason, "deadline": deadline}
         body = {"draining": draining} | {name: value for name, value in given.items() if value is not None}
         return self._transport.call("POST", f"/v1/bots/{quote(bot, safe='')}/drain", body=body)
 
     def quotas(self) -> Records:
-        """Every quota, by cohort and instance."""
+        """List all quotas, by cohort and instance."""
         found: Records = self._transport.call("GET", "/v1/quotas")["quotas"]
         return found
 
     def set_quota(self, cohort: str, instance: str, *, minimum: int = 0, maximum: int | None = None) -> Record:
-        """Give the instance this minimum and maximum, in units, in the cohort; None is no maximum. Raises NotFound."""
+        """Set the minimum and maximum units of an instance in a cohort; None = no maximum. Raises NotFound."""
         return self._transport.call("PUT", _quota_path(cohort, instance), body={"min": minimum, "max": maximum})
 
     def remove_quota(self, cohort: str, instance: str) -> None:
-        """Let the instance have any number of units in the cohort. Raises NotFound if it has no quota there."""
+        """Remove an instance's quota in a cohort: no minimum, no maximum. Raises NotFound if there is none."""
         self._transport.call("DELETE", _quota_path(cohort, instance))
 
     def list(self, **filters: str | int | None) -> Records:
-        """Jobs, newest first. Filters: instance, state, label, limit (up to 1000), before (a job's id)."""
+        """List jobs, newest first. Filters: instance, state, label, limit (up to 1000), before (a job's id)."""
         query = {name: value for name, value in filters.items() if value is not None}
         records: Records = self._transport.call("GET", "/v1/jobs", query=query)["jobs"]
         return records
@@ -379,7 +396,7 @@ class Client:
         body: Record | None = None,
         held: float = 0.0,
     ) -> Record:
-        """One request to a route that has no method here; `held`: seconds that the gateway may take for it."""
+        """Call a route that has no method here. `held`: seconds the gateway may take in addition to the timeout."""
         return self._transport.call(method, path, query=query, body=body, held=held)
 
     def _each(self, path: str, jobs: Sequence[str], *, size: int = MAX_IDS, **body: str | int | None) -> Records:
@@ -419,7 +436,7 @@ def _parts(jobs: Sequence[Record]) -> Iterator[Records]:
     empty = json.dumps({"jobs": []})
     size, nodes = len(empty), validation.count_nodes(empty)
     for job in jobs:
-        # Escapes and spaces, which are not sent, make this more than what is; one more for the comma between two jobs.
+        # An upper bound: the sent text has fewer escapes and spaces. The extra one is the comma between two jobs.
         document = json.dumps(job)
         length, count = len(document) + 1, validation.count_nodes(document) + 1
         if part and (len(part) == MAX_JOBS or size + length > MAX_BYTES or nodes + count > MAX_JSON_NODES):
@@ -432,6 +449,6 @@ def _parts(jobs: Sequence[Record]) -> Iterator[Records]:
 
 
 def _moved(field: str, offset: int) -> str:
-    """The field of a refusal with the job's place counted over all parts."""
+    """Return the field of a refusal with the job's place counted over all parts."""
     found = _PLACE.match(field)
     return field if found is None else f"jobs.{int(found[1]) + offset}{field[found.end() :]}"

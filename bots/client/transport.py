@@ -1,4 +1,4 @@
-"""One caller's way to a gateway: addresses, repeated requests, and problem documents turned into errors."""
+"""The HTTP transport: addresses of gateways, repeated requests, and problem documents turned into errors."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFoun
 
 Record = dict[str, Any]
 
-#: Seconds a gateway that has never answered is given to come up.
+#: Seconds for which requests to a gateway that never answered are repeated.
 FIRST_CONTACT = 3.0
-#: Characters of a refusal that are shown: the way round a circle may be long.
+#: The most characters of a refusal that are shown: a cycle of a graph may be long.
 MAX_DETAIL = 2000
 
 _AGAIN = frozenset({429, 502, 503, 504})
@@ -23,7 +23,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Transport:
-    """Sends requests that may safely be repeated; may be used by several threads. Arguments: see `Client`."""
+    """Sends requests and repeats them; several threads may share a transport. Arguments: see `Client`."""
 
     def __init__(
         self,
@@ -59,13 +59,16 @@ class Transport:
         body: Record | None = None,
         held: float = 0.0,
     ) -> Record:
-        """One request, repeated while its outcome is unknown; `held` = seconds the gateway may take on purpose."""
+        """Send a request and repeat it while its outcome is unknown.
+
+        held: seconds for which the gateway may hold the request, in addition to the timeout.
+        """
 
         def once() -> httpx.Response:
             try:
                 response = self._http.request(method, path, params=query, json=body, timeout=self._timeout + held)
             except httpx.TransportError as error:
-                # Somebody took the connection, so this is an outage of a gateway that is there, and no wrong address.
+                # A connection was accepted, so the address is right and the gateway has an outage.
                 self._reached |= not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 raise _Unknown(None) from error
             self._reached = True
@@ -101,11 +104,11 @@ class Transport:
 
 
 class TooLarge(BadInput):
-    """A request that the gateway, or a proxy before it, does not take because of its size."""
+    """The gateway, or a proxy before it, refused a request because of its size."""
 
 
 class _Unknown(Exception):
-    """The request may or may not have been done; `response` is what stood in for an answer."""
+    """The request may or may not have been executed. `response`: a proxy's or gateway's refusal, if there is one."""
 
     def __init__(self, response: httpx.Response | None) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class _Unknown(Exception):
 
 
 def split(url: str) -> SplitResult:
-    """The parts of a gateway's URL. Raises BadInput for what is none."""
+    """Split a gateway's URL into its parts. Raises BadInput if it is not a URL."""
     try:
         parts = urlsplit(url)
         httpx.URL(url)
@@ -125,7 +128,7 @@ def split(url: str) -> SplitResult:
 
 
 def is_local(url: str) -> bool:
-    """Whether a token sent there stays on this machine."""
+    """Return True if a token sent to this URL stays on this machine."""
     parts = split(url)
     return parts.scheme == "http+unix" or parts.hostname in _LOOPBACK
 
@@ -159,7 +162,7 @@ def _document(response: httpx.Response, url: str) -> Record:
 
 
 def _refusal(response: httpx.Response) -> LeaseholdError:
-    """The error that a problem document stands for."""
+    """Turn a problem document into the error that it describes."""
     try:
         problem = response.json()
     except ValueError:

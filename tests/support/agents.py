@@ -1,4 +1,4 @@
-"""The reference bot in a thread, and a gateway's side of the protocol that does what a test says."""
+"""The agent in a thread, a gateway whose answers the test decides, and helpers that run one command of a lease."""
 
 import base64
 import sys
@@ -24,7 +24,7 @@ TOKEN = "lh_bot_1_secret"
 
 
 class Pool:
-    """The gateway's side: hands out the leases a test grants and writes down what the bot says."""
+    """The gateway's side of the protocol: hands out the leases that a test grants, and records the agent's calls."""
 
     def __init__(self, *, ttl: float = 30.0, sync_in: float = 5.0) -> None:
         self.ttl, self.sync_in = ttl, sync_in
@@ -36,10 +36,10 @@ class Pool:
         self.streamed: list[OutputReport] = []
         self.outcomes: dict[tuple[str, int], dict[str, Any]] = {}
         self.output: dict[tuple[str, int], bytearray] = {}
-        #: A test may answer instead: return None to go on.
+        #: A test's own answer to a request; None for the usual one.
         self.instead: Callable[[ReceivedRequest], Answer | None] = lambda _: None
         self.closing = False
-        #: Calls that are held back now.
+        #: Calls that wait for news at the moment.
         self.held = 0
 
     def grant(self, *command: str, job: str = "job-1", fence: int = 1, **more: Any) -> tuple[str, int]:
@@ -76,7 +76,7 @@ class Pool:
             return found
 
     def reported(self, key: tuple[str, int]) -> list[str]:
-        """The states a lease was reported in, one after the other."""
+        """The states in which the agent reported a lease, in order, without repetitions."""
         states: list[str] = []
         for sync in self.syncs:
             for report in sync.leases:
@@ -186,10 +186,10 @@ def processes(tmp_path: Path, name: str = "bot-1") -> set[int]:
     return marked_processes(tmp_path / "work" / name)
 
 
-# Running one command of a lease, and looking for what it may have left behind.
+# Running one command of a lease
 
 
-#: Leaves the session, drops its environment, closes its files: as far from its parent as a process gets.
+#: A program that leaves its session, drops its environment and closes its files, to escape from its parent.
 RUNAWAY = (
     "import os,sys\n"
     "if os.fork(): os._exit(0)\n"
@@ -225,7 +225,7 @@ def text_of(run: Run) -> str:
 
 
 def sleeping(seconds: str) -> list[int]:
-    """Processes that run `sleep <seconds>`; each test uses a number of its own."""
+    """Ids of processes that run `sleep <seconds>`. Each test uses another number of seconds."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -237,8 +237,5 @@ def sleeping(seconds: str) -> list[int]:
     return found
 
 
-# What tests that look at the kernel's list of processes need.
-
-
-#: A module's `pytestmark`.
+#: The `pytestmark` of modules that read the kernel's list of processes.
 NEEDS_PROC = pytest.mark.skipif(sys.platform != "linux", reason="process trees are watched through /proc")

@@ -1,4 +1,4 @@
-"""Assigners that go on by themselves, in threads of the test's process and in processes of their own."""
+"""Assigners that run in the background, in threads of the test's process or in other processes."""
 
 import multiprocessing
 import random
@@ -17,7 +17,7 @@ from schema.postgres.notify import Wakeups
 from schema.timing import Timing
 from tests.support.servers import READY_WITHIN
 
-#: What each thread serves: everything, or one cohort.
+#: The cohort that each thread serves; None for all cohorts.
 Threads = Sequence[int | None]
 
 
@@ -33,7 +33,7 @@ def assigning(
     quotas: QuotaSettings | None = None,
     **settings: Any,
 ) -> Iterator[None]:
-    """Assigners in threads, which sleep until their interval is over or, with `wakeups`, until they are woken."""
+    """Run assigners in threads. They sleep for their interval or, with `wakeups`, until they are woken."""
     source = Wakeups(database, chance=chance, enabled=wakeups)
     source.start()
     loops = []
@@ -79,7 +79,7 @@ def _assign(
 def assigner_processes(
     url: str, timing: Timing, chance: random.Random, processes: Sequence[Threads], **how: Any
 ) -> Iterator[None]:
-    """One process for each of these groups of threads, all of which have begun; they share nothing but the database."""
+    """Run one process for each group of threads, and wait until all have begun. They share only the database."""
     spawning = multiprocessing.get_context("spawn")
     ready, stop = spawning.Semaphore(0), spawning.Event()
     started = []

@@ -1,4 +1,4 @@
-"""What `explain` answers, asked in the test's own process, and the states of the world that it is asked about."""
+"""Calls of `explain` in the test's process, and helpers that bring jobs and bots into the states to explain."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ UPDATE bots b SET reserved = b.reserved + k.units FROM kept k WHERE b.id = k.bot
 
 
 def explained(pool: Pool, job: str, *, instances: list[str] | None = None) -> Explanation:
-    """The answer for an operator, or for a submitter of these instances."""
+    """The explanation for an operator, or with `instances` for a submitter of these instances."""
     found = pool.database.run(
         lambda connection: explain(connection, job, instances=instances, cooldown=EVICTION_COOLDOWN)
     )
@@ -30,7 +30,7 @@ def explained(pool: Pool, job: str, *, instances: list[str] | None = None) -> Ex
 
 
 def gates_of(found: Explanation) -> Mapping[str, GateAnswer]:
-    """The gates by name."""
+    """Name → answer of the gate."""
     return {one.gate: one for one in found.gates}
 
 
@@ -40,7 +40,7 @@ def closed(found: Explanation) -> list[str]:
 
 
 def cohort(pool: Pool, name: str, *labels: str) -> None:
-    """A cohort with these labels, asked after those before it."""
+    """Make a cohort with these labels, whose position is after all others."""
     pool.change(
         "INSERT INTO cohorts (name, labels, position) SELECT :name, CAST(:labels AS text[]), count(*) FROM cohorts",
         name=name,
@@ -49,7 +49,7 @@ def cohort(pool: Pool, name: str, *labels: str) -> None:
 
 
 def rest(pool: Pool, job: str, seconds: float, *, looks: int = 2, reason: str = "no bot") -> None:
-    """The job rests for so many seconds from now."""
+    """Put the job into backoff for `seconds` from now."""
     pool.change(
         "UPDATE jobs SET schedule_after = now() + make_interval(secs => :seconds), considered = :looks,"
         " reason = :reason WHERE public_id = CAST(:job AS uuid)",
@@ -61,26 +61,26 @@ def rest(pool: Pool, job: str, seconds: float, *, looks: int = 2, reason: str = 
 
 
 def park(pool: Pool, job: str, reason: str = "by hand") -> None:
-    """An operator holds the job aside."""
+    """Park the job as an operator."""
     pool.database.run(
         lambda connection: hold.park(connection, [job], instances=None, reason=reason, actor="operator:o")
     )
 
 
 def reserve(pool: Pool, job: str, bot: str, *, units: int = 1, seconds: float = 30.0) -> None:
-    """Units of the bot are kept for the job, which rests until then."""
+    """Reserve units of the bot for the job, which is in backoff until the reservation ends."""
     pool.change(RESERVE, job=job, bot=bot, units=units, seconds=seconds)
     rest(pool, job, seconds, looks=0, reason="a bot is being freed for it")
 
 
 def status(pool: Pool, bot: str, **columns: Any) -> None:
-    """What the bot said of itself, or an operator of it."""
+    """Set columns of the bot, as its own report or an operator would."""
     for column, value in columns.items():
         pool.change(f"UPDATE bots SET {column} = :value WHERE name = :bot", bot=bot, value=value)
 
 
 def preempted(pool: Pool, tenancy: Tenancy) -> tuple[str, str]:
-    """A job of team-a that had one of team-b asked to stop; returns both."""
+    """Make a job of team-a preempt a job of team-b. Returns the ids of both, first that of team-a."""
     tenancy.quota("team-a", minimum=1, maximum=5)
     (victim,) = pool.submit(instance="team-b", priority=10)
     bot = pool.bot("bot-1", capacity=1)

@@ -1,11 +1,12 @@
-"""Filling a pool with many rows at once, sound by every invariant, at the cost of one statement per kind."""
+"""Many rows with one statement per kind of object. They violate no invariant."""
 
 import json
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, text
 
-# Queues of instances i-0, i-1, …, each with every one of these requirement sets; any bot of its kind offers it.
+# Instances i-0, i-1, … have a queue for each requirement set, which consists of one kind. Every bot of the kind offers
+# it.
 QUEUES = text("""
 INSERT INTO instances (name) SELECT 'i-' || n FROM generate_series(0, :instances - 1) n ON CONFLICT DO NOTHING
 """)
@@ -58,7 +59,7 @@ INSERT INTO bot_platforms (platform, bot_id, sample_key)
 SELECT p.id, b.id, b.sample_key FROM born b JOIN platforms p ON b.properties @> p.properties
 """)
 
-# Every bot of the kind but `free` of them is given a job as large as itself.
+# All bots of the kind except `free` of them get a job that takes their whole capacity.
 BUSY = text("""
 WITH full_bots AS (
     SELECT b.id, b.epoch, b.capacity, bp.platform, row_number() OVER (ORDER BY b.sample_key) AS nth FROM bots b
@@ -83,7 +84,7 @@ UPDATE bots b SET in_use = b.capacity, held = 1 FROM chosen c WHERE b.id = c.id
 
 
 def fill_queues(connection: Connection, *, instances: int, kinds: Sequence[str]) -> None:
-    """Instances i-0, i-1, … and a requirement set for every kind."""
+    """Make instances i-0, i-1, … and a requirement set for every kind."""
     connection.execute(QUEUES, {"instances": instances})
     for kind in kinds:
         connection.execute(PLATFORM, {"kind": kind})
@@ -101,7 +102,7 @@ def fill_jobs(
     priority: int | None = None,
     units: int = 1,
 ) -> None:
-    """So many jobs, spread over the queues and over 21 priorities; with `backoff`, not ready for so many seconds."""
+    """Make `jobs` jobs, spread over the queues and over 21 priorities. `backoff`: seconds until they are ready."""
     connection.execute(
         JOBS,
         {
@@ -118,11 +119,11 @@ def fill_jobs(
 
 
 def fill_bots(connection: Connection, kinds: Mapping[str, int], *, capacity: int = 1) -> None:
-    """So many healthy bots of each kind, all free. Their requirement sets must exist."""
+    """Make free, healthy bots; `kinds` maps a kind to their number. Their requirement sets must exist."""
     found = [{"kind": kind, "count": count} for kind, count in kinds.items()]
     connection.execute(BOTS, {"kinds": json.dumps(found), "capacity": capacity})
 
 
 def occupy(connection: Connection, kind: str, *, leaving: int) -> None:
-    """All bots of the kind but `leaving` of them are full."""
+    """Fill all bots of the kind except `leaving` of them."""
     connection.execute(BUSY, {"kind": kind, "free": leaving})

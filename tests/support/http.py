@@ -1,4 +1,4 @@
-"""A gateway that says what a test tells it to say, on a real port."""
+"""A gateway with scripted answers on a real port, callers of a real gateway, and the callers' command line."""
 
 import json
 import random
@@ -24,7 +24,7 @@ from schema.timing import Timing
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """One request as it arrived."""
+    """A request that the scripted gateway received."""
 
     method: str
     path: str
@@ -35,7 +35,7 @@ class ReceivedRequest:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer; `cut` closes the connection instead of answering."""
+    """An answer of the scripted gateway; `cut` closes the connection instead."""
 
     body: Any = None
     status: int = 200
@@ -47,7 +47,7 @@ Script = Callable[[ReceivedRequest], Answer]
 
 @dataclass
 class Gateway:
-    """Where it listens, what it was asked, and what it says."""
+    """A scripted gateway: its address, the requests it received, and the function that answers."""
 
     url: str
     script: Script
@@ -62,7 +62,7 @@ def problem(status: int, detail: str, **more: str) -> Answer:
 
 
 def in_turn(*answers: Answer) -> Script:
-    """The answers one after the other; the last one again and again."""
+    """A script that gives these answers in order, and then repeats the last one."""
     left = list(answers)
 
     def answer(_: ReceivedRequest) -> Answer:
@@ -72,18 +72,18 @@ def in_turn(*answers: Answer) -> Script:
 
 
 def accept(asked: ReceivedRequest) -> Answer:
-    """Takes every job under the id that its label says."""
+    """Accept every job, with its label as its id."""
     return Answer({"jobs": [{"id": job["label"], "created": True} for job in asked.body["jobs"]]})
 
 
 def client_for(url: str, *, patience: float = 5.0) -> Client:
-    """A client for a gateway that believes every token."""
+    """A client for a gateway that accepts every token."""
     return Client(url, "lh_operator_x_y", chance=random.Random(1), patience=patience)
 
 
 @contextmanager
 def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
-    """Serve `script` on a free port of the loopback, or on a unix socket, until the block is left."""
+    """Serve `script` inside the block, on a free port of the loopback interface or on a unix socket."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -139,7 +139,7 @@ def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
         thread.join()
 
 
-# The caller's side of a real gateway: jobs to submit, and what became of them.
+# Callers of a real gateway
 
 
 JOB: dict[str, Any] = {"command": ["true"]}
@@ -156,7 +156,7 @@ def audited(database: Database) -> list[str]:
 
 
 def granted(database: Database, timing: Timing, job: str) -> tuple[int, int]:
-    """Give the job to the only bot; returns its row id and fence."""
+    """Grant the job to the only bot. Returns the job's row id and fence."""
 
     def work(connection: Any) -> tuple[int, int]:
         row = connection.execute(text("SELECT id FROM jobs WHERE public_id = :id FOR UPDATE"), {"id": job}).scalar_one()
@@ -167,7 +167,7 @@ def granted(database: Database, timing: Timing, job: str) -> tuple[int, int]:
     return database.run(work)
 
 
-# The caller's side of the command line, run in the test's own process.
+# The callers' command line, run in the test's process
 
 
 JOB_COMMANDING = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
@@ -178,7 +178,7 @@ AT = "2026-01-01T00:00:0"
 @click.group()
 @click.option("--data")
 def program(data: str | None) -> None:
-    """What stands around the commands."""
+    """Root of the callers' commands."""
 
 
 for _command in COMMANDS:
@@ -190,7 +190,7 @@ def call(*arguments: str) -> None:
 
 
 def accepting(asked: ReceivedRequest) -> Answer:
-    """A gateway's answer to jobs: each is new, and they are all the same one."""
+    """Accept every job as new, always with the same id."""
     return Answer({"jobs": [{"id": JOB_COMMANDING, "created": True} for _ in asked.body["jobs"]]})
 
 

@@ -1,6 +1,8 @@
-"""Who ran what, and when: kept outside the database, on one monotonic clock.
+"""Models kept outside the database, to compare with it: executions of jobs, and promises given to callers.
 
-It is the witness for "no job ever ran twice at the same time".
+`ExecutionLog` records which bot ran which job and when, on one monotonic clock. It shows whether a job ever ran twice
+at the same time. `Ledger` is the model that a random history is compared with. `Journal` holds acknowledged submits,
+and `Watching` checks every invariant again and again.
 """
 
 import random
@@ -24,7 +26,7 @@ from tests.support.pool import Bot, Pool
 
 @dataclass
 class Execution:
-    """One stretch of time during which a bot ran a job; `end` is None while it runs."""
+    """A span of time during which a bot ran a job; `end` is None while it runs."""
 
     job: str
     fence: int
@@ -34,7 +36,7 @@ class Execution:
 
 
 class ExecutionLog:
-    """Who ran what, and when. Thread-safe."""
+    """All executions of jobs by bots. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +58,7 @@ class ExecutionLog:
             return list(self._entries)
 
     def overlaps(self) -> list[tuple[Execution, Execution]]:
-        """Pairs of stretches in which one job ran twice at the same time (S12); must be empty at any moment."""
+        """Pairs of executions of one job that overlap in time; must be empty at any moment."""
         by_job: dict[str, list[Execution]] = defaultdict(list)
         for entry in self.entries():
             by_job[entry.job].append(entry)
@@ -69,7 +71,7 @@ class ExecutionLog:
         return found
 
 
-# What a client of the pool knows for certain, kept outside of it: the model that a random history is held against.
+# The model of a random history
 
 
 JOBS = f"""
@@ -80,7 +82,7 @@ JOIN job_payloads p ON p.job_id = j.id ORDER BY j.id"""
 LEASES = """
 SELECT j.public_id, l.fence, l.state, b.name, b.status = 'ok' AND NOT b.draining AND NOT b.closing AS fit
 FROM live l JOIN jobs j ON j.id = l.job_id JOIN bots b ON b.id = l.bot_id ORDER BY l.job_id"""
-# Every grant is an attempt, unless it was given back or evicted, or its bot was lost before it had been told of it.
+# Every grant is an attempt, unless the job was returned or evicted, or its bot was lost before the lease was delivered.
 CHARGED = """
 SELECT j.public_id, j.attempts, count(*) FILTER (WHERE e.move = 'grant')
     - count(*) FILTER (WHERE e.move IN ('requeue', 'evict'))
@@ -93,7 +95,7 @@ Lease = tuple[str, int]
 
 @dataclass
 class Entry:
-    """One acknowledged submit: what was asked for, and what is known of the job since."""
+    """An acknowledged submit: its request, and the last known state of its job."""
 
     request: dict[str, Any]
     state: str = "queued"
@@ -103,7 +105,7 @@ class Entry:
 
 @dataclass
 class Worker:
-    """A session as its bot sees it: what it believes to hold, by its last answer."""
+    """A session as its bot sees it. `beliefs`: the states of its leases by its last answer."""
 
     bot: Bot
     beliefs: dict[Lease, str] = field(default_factory=dict)
@@ -112,32 +114,32 @@ class Worker:
 
 
 class Ledger:
-    """Entries, workers and results; `check` compares them with the database."""
+    """The model: entries, workers and results. `check` compares it with the database."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.jobs: dict[str, Entry] = {}
         self.keys: dict[tuple[str, str], str] = {}
         self.workers: dict[str, Worker] = {}
-        #: Sessions that are over, whose bots do not know it.
+        #: Sessions that have ended although their bots do not know it.
         self.ghosts: list[Worker] = []
         self.closing: set[str] = set()
-        #: What an operator has drained stays so, whatever the bots do.
+        #: Bots that an operator has drained; they stay drained whatever they do.
         self.drained: set[str] = set()
-        #: Every lease that was ever offered, and the exit code its holder has reported.
+        #: Every lease that was ever offered, and the exit codes that bots have reported.
         self.offered: list[Lease] = []
         self.exit_codes: dict[Lease, int] = {}
         self._leases: set[Lease] = set()
 
     def bury(self, name: str) -> None:
-        """The session of a bot is over."""
+        """Record that the session of a bot has ended."""
         worker = self.workers.pop(name, None)
         self.closing.discard(name)
         if worker is not None:
             self.ghosts.append(worker)
 
     def forget(self) -> int:
-        """Retention has run: final jobs are gone, and with them their keys. Returns how many."""
+        """Record that retention has deleted all final jobs and their keys. Returns the number of jobs."""
         final = [job for job, entry in self.jobs.items() if entry.state in FINAL]
         for job in final:
             del self.jobs[job]
@@ -145,11 +147,11 @@ class Ledger:
         return len(final)
 
     def pending(self) -> set[Lease]:
-        """Leases that may still be on their way to their bots, as nobody has asked to stop them."""
+        """Leases that are not acknowledged and that nobody has asked to stop."""
         return {(str(row.public_id), row.fence) for row in self.pool.rows(LEASES) if row.state == "pending"}
 
     def check(self) -> None:
-        """Every acknowledged submit is there as it was sent, and has gone only where it may have gone."""
+        """Assert that every acknowledged submit is stored as sent, and made legal transitions only."""
         rows = self.pool.rows(JOBS)
         assert [str(row.public_id) for row in rows] == list(self.jobs), "an acknowledged submit was lost, or made twice"
         for row in rows:
@@ -187,7 +189,7 @@ class Ledger:
 
 
 def reachable(before: JobState, *, same: bool) -> frozenset[JobState]:
-    """Where a job may be after any number of moves; with the `same` fence it was neither granted nor revoked."""
+    """States that a job may have after any number of moves. `same`: its fence did not change, so no lease was made."""
     if before in FINAL:
         return frozenset({before})
     found, edge = {before}, {before}
@@ -199,42 +201,42 @@ def reachable(before: JobState, *, same: bool) -> frozenset[JobState]:
     return frozenset(found)
 
 
-# What a client was promised, kept outside of the database: every acknowledged submit, and what has to come of it.
+# Acknowledged submits
 
 
 STATES = "SELECT public_id, state FROM jobs"
 ENDS = """
 SELECT job_id, count(*) AS times FROM job_events
 WHERE to_state IN ('succeeded', 'failed', 'cancelled', 'dead') GROUP BY job_id"""
-# A job ends in the hands of whoever has its last fence, and nobody else's word counts.
+# Only the bot with the last fence of a job may end it.
 WRONG_ENDS = """
 SELECT j.public_id FROM jobs j JOIN job_events e ON e.job_id = j.id AND e.move = 'finish'
 WHERE e.fence <> j.fence OR j.result_fence IS DISTINCT FROM j.fence"""
 
 
 class Journal:
-    """Acknowledged submits: key and id."""
+    """Acknowledged submits: the key of each, and the id of its job."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.jobs: dict[str, str] = {}
 
     def submit(self, count: int, **fields: Any) -> list[str]:
-        """Submit through the function that the gateway calls, each job with a key of its own."""
+        """Submit `count` jobs through the function that the gateway calls, each with another key."""
         return [self._note(key, *self._pool.submit(key=key, **fields)) for key in self._keys(count)]
 
     def send(self, client: Client, count: int, *command: str, **fields: Any) -> list[str]:
-        """Submit over HTTP in one request, which the client repeats until it is answered."""
+        """Submit `count` jobs over HTTP in one request, which the client repeats until it is answered."""
         keys = self._keys(count)
         taken = client.submit([{"command": list(command), "key": key, **fields} for key in keys])
         return [self._note(key, job.id) for key, job in zip(keys, taken, strict=True)]
 
     def wait(self, within: float = MINUTE) -> None:
-        """Until every acknowledged job is final."""
+        """Wait until every acknowledged job is final."""
         eventually(self._all_final, within, what="every acknowledged job is final")
 
     def check(self) -> None:
-        """0 lost, 0 finished twice, 0 rows that break an invariant; all succeeded, and nothing is there twice."""
+        """Assert that every job succeeded, ended once, exists once, and that no invariant is violated."""
         states = {str(row.public_id): row.state for row in self._pool.rows(STATES)}
         assert set(self.jobs.values()) - states.keys() == set(), "acknowledged submits are lost"
         assert len(states) == len(self.jobs), "a submit made more than one job"
@@ -256,15 +258,15 @@ class Journal:
         return job
 
 
-# Looking at every invariant again and again while things go wrong, on a connection of its own.
+# Checking the invariants during a fault
 
 
-#: Seconds between two looks.
+#: Seconds between two checks of the invariants.
 EVERY = 0.25
 
 
 class Watching:
-    """A thread that keeps what it finds. Leaving it asserts that it looked and that every look found nothing."""
+    """A thread that checks all invariants on its own connection. Leaving it asserts that no check found anything."""
 
     def __init__(self, database_url: str) -> None:
         settings = DatabaseSettings(pool=1, reserve=1, outage_seconds=0.0)
@@ -272,7 +274,7 @@ class Watching:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watching", daemon=True)
         self.findings: list[invariants.Finding] = []
-        #: Whole looks, and looks for which the server was away.
+        #: Complete checks, and checks that failed because the server was down.
         self.looks, self.missed = 0, 0
         self.error: BaseException | None = None
 

@@ -7,19 +7,19 @@ from schema import clock
 
 T = TypeVar("T")
 
-#: Seconds within which a test expects what has to happen, also on a machine that does much else.
+#: Seconds within which a test expects an event, also on a busy machine.
 MINUTE = 60.0
-#: Seconds for the answer to a call that may be held for a minute: by news, not by the end of its wait.
+#: Seconds within which a call is answered by news. It may be held for a minute, so the end of the hold does not count.
 NEWS = 45.0
-#: Seconds between two looks.
+#: Seconds between two evaluations of a condition.
 LOOK = 0.015
 
 
 def eventually(condition: Callable[[], T], within: float = MINUTE, *, what: str = "", every: float = LOOK) -> T:
-    """Poll `condition` until it is true and return what it gave; fail after `within` seconds.
+    """Poll `condition` until its result is true, and return the result; fail after `within` seconds.
 
-    every: seconds between two looks; more for a condition that is dear to look at.
-    An AssertionError inside counts as "not yet".
+    every: seconds between two evaluations; larger for an expensive condition.
+    An AssertionError inside the condition counts as "not yet".
     """
     deadline = clock.monotonic() + within
     while True:

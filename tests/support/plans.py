@@ -1,4 +1,4 @@
-"""The plans PostgreSQL really used: auto_explain reports them to the connection that ran the statements."""
+"""Plans that PostgreSQL used, as auto_explain reports them to the connection, and the hot statements to watch."""
 
 import json
 import random
@@ -40,9 +40,9 @@ from schema.picking.ready import Order, Scope
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.servers import Databases
 
-#: What the planner knows of the tables: nothing or everything, with plans for the values at hand or for any values.
+#: Planner statistics: none or current; each with plans for the given values, and with generic (kept) plans.
 KNOWLEDGE = ("none", "none, kept plan", "current", "current, kept plan")
-#: Statements to watch, by name.
+#: Name → function that executes a statement to watch.
 Acts = Mapping[str, Callable[[Connection], object]]
 SETTINGS = (
     "LOAD 'auto_explain'",
@@ -57,7 +57,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a plan with what it did: `touched` is the rows it read, kept or not, over all its loops."""
+    """A node of an executed plan. `touched`: rows that it read over all its loops, including those it filtered out."""
 
     kind: str
     relation: str | None
@@ -74,7 +74,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Plan:
-    """One statement as it was executed. `buffers` counts pages touched, in memory or not."""
+    """The plan of an executed statement. `buffers`: pages that it read, from memory or disk."""
 
     query: str
     buffers: int
@@ -99,18 +99,18 @@ class Plan:
 
 @dataclass
 class Watch:
-    """The plans of what ran inside `watching`, in order."""
+    """The plans of all statements inside `watching`, in order."""
 
     plans: list[Plan] = field(default_factory=list)
 
     @property
     def buffers(self) -> int:
-        """Pages of all of them."""
+        """Pages read by all statements."""
         return sum(plan.buffers for plan in self.plans)
 
     @property
     def touched(self) -> float:
-        """Rows of all of them."""
+        """Rows read by all statements."""
         return sum(plan.touched for plan in self.plans)
 
     def indexes(self) -> set[str]:
@@ -127,7 +127,7 @@ class Watch:
 
 @contextmanager
 def watching(connection: Connection) -> Iterator[Watch]:
-    """Report the plan of every statement on this connection; its transaction must end after the block."""
+    """Record the plan of every statement on this connection. End its transaction after the block."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     watch = Watch()
@@ -143,14 +143,14 @@ def watching(connection: Connection) -> Iterator[Watch]:
     driver.add_notice_handler(noticed)
     try:
         yield watch
-        # A plan is reported when its portal closes, which the next statement does.
+        # A plan is reported when its portal closes, and the next statement closes it.
         connection.execute(text("SET LOCAL auto_explain.log_min_duration = -1"))
     finally:
         driver.remove_notice_handler(noticed)
 
 
 def watched(connection: Connection, acts: Acts, *, kept: bool) -> dict[str, Watch]:
-    """What each of the acts did, every one undone before the next; `kept`: by plans that are for any values."""
+    """Run each act, and undo it before the next. Returns name → plans. `kept`: use generic plans."""
     connection.execute(text(f"SET LOCAL plan_cache_mode = {'force_generic_plan' if kept else 'auto'}"))
     found = {}
     for name, act in acts.items():
@@ -164,7 +164,7 @@ def watched(connection: Connection, acts: Acts, *, kept: bool) -> dict[str, Watc
 
 @dataclass(frozen=True)
 class Measured:
-    """What every statement did, by knowledge and name, and what was not sound in the pool."""
+    """Plans by planner statistics and name of the statement, and violations of invariants."""
 
     watches: dict[tuple[str, str], Watch]
     findings: list[invariants.Finding]
@@ -172,7 +172,7 @@ class Measured:
 
 @contextmanager
 def filled(databases: Databases, template: str, tables: Iterable[str]) -> Iterator[Database]:
-    """A migrated database of its own for many rows, in whose tables only the test decides what statistics there are."""
+    """A new migrated database for many rows. Autovacuum is off for `tables`, so the test controls their statistics."""
     url = databases.make(template=template)
     settings = DatabaseSettings(statement_timeout=600, idle_in_transaction_timeout=600)
     database = Database(url, settings, role="test", chance=random.Random(0))
@@ -187,7 +187,7 @@ def filled(databases: Databases, template: str, tables: Iterable[str]) -> Iterat
 
 
 def measured_acts(database: Database, acts: Callable[[Connection], Acts]) -> Measured:
-    """What each of the acts does in this database; they are asked for anew for every knowledge."""
+    """Run the acts in this database with every kind of planner statistics. `acts` is called once for each kind."""
     found = Measured({}, [])
     for knowledge in KNOWLEDGE:
         if knowledge == "current":
@@ -215,10 +215,10 @@ def _nodes(found: dict[str, Any]) -> Iterator[Node]:
         yield from _nodes(child)
 
 
-# The hot statements, each on rows of a filled pool, for the tests that watch their plans.
+# The hot statements, each on rows of a filled pool
 
 
-#: Requirement sets: all its bots free; one in a hundred; none; three bots in the whole pool; no bot at all.
+#: Kinds of bots: all are free; one in a hundred is; none is; the pool has three bots of the kind; it has none.
 FREE, SCARCE, FULL, RARE, ABSENT = KINDS = ("free", "scarce", "full", "rare", "absent")
 BATCH, SAMPLE_SIZE = 10, 5
 WALKS = [WindowScan(0, None, None, 40), WindowScan(0, 1, None, 5), WindowScan(0, None, "one", 5)]
@@ -226,7 +226,7 @@ WALKS = [WindowScan(0, None, None, 40), WindowScan(0, 1, None, 5), WindowScan(0,
 
 @dataclass(frozen=True)
 class Known:
-    """Rows to work on; an empty pool has none, and statements then run on ids that do not exist."""
+    """Ids of rows that the statements use; in an empty pool, ids that do not exist."""
 
     platforms: dict[str, int]
     bots: dict[str, int]
@@ -271,7 +271,7 @@ def _pick(order: Order) -> Act:
 
 
 def _pick_from_front(_: Known, connection: Connection) -> None:
-    """From the very beginning, and from where the front was seen to begin."""
+    """Pick twice: from the start of the index, and from the place that the head cursor remembers."""
     cursor = HeadCursor(partial(next, count(0.0, 1000.0)))
     for _walk in range(2):
         ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7), cursor=cursor)

@@ -1,4 +1,4 @@
-"""One call at a desk, for tests that ask what becomes of a single one."""
+"""A pool in the test's database: jobs, bots, assigners, graphs and success counts, made by the real functions."""
 
 import json
 import random
@@ -34,7 +34,7 @@ from schema.validation import normal_properties
 
 
 def settled(sync_service: SyncService, call: Call) -> Answer:
-    """The answer to this call; raises what it is refused with."""
+    """The answer to this call. Raises the error if the call is refused."""
     (answer,) = sync_service.answer([call])
     if isinstance(answer, LeaseholdError):
         raise answer
@@ -42,12 +42,12 @@ def settled(sync_service: SyncService, call: Call) -> Answer:
 
 
 def synced(sync_service: SyncService, message: Sync) -> Answer:
-    """The answer to a call that has just come."""
+    """The answer to a call that has just arrived."""
     return settled(sync_service, NewCall(message, clock.monotonic()))
 
 
 def answered(sync_service: SyncService, message: Sync) -> bytes:
-    """The same, also where the call would have been held."""
+    """The answer to a call that has just arrived, without waiting for news if it would be held."""
     answer = synced(sync_service, message)
     if isinstance(answer, HeldCall):
         answer = settled(sync_service, answer)
@@ -55,12 +55,12 @@ def answered(sync_service: SyncService, message: Sync) -> bytes:
     return answer
 
 
-# Arranging a pool in a test's own database: jobs, bots and assigners through the real functions.
+# Jobs, bots and assigners
 
 
 @dataclass
 class Bot:
-    """A bot as the desk sees it: keeps its session and numbers its calls."""
+    """A bot as the sync service sees it: keeps its session and numbers its calls."""
 
     sync_service: SyncService
     session: Session
@@ -87,7 +87,7 @@ class Bot:
         return decoded
 
     def take(self) -> list[dict[str, Any]]:
-        """Call until acknowledged: every lease that is offered is reported active."""
+        """Fetch the offered leases, report all of them active, and return them."""
         offered = self.sync()["leases"]
         if not offered:
             return []
@@ -96,12 +96,12 @@ class Bot:
 
 
 def active(work: dict[str, Any]) -> LeaseReport:
-    """The bot runs it."""
+    """Report that the bot runs the job."""
     return LeaseReport(job=work["job"], fence=work["fence"], state="active")
 
 
 def completed(work: dict[str, Any], verdict: str = "succeeded", **fields: Any) -> LeaseReport:
-    """The bot is done with it."""
+    """Report that the bot has ended the job."""
     outcome = Outcome(verdict=verdict, **fields)  # type: ignore[arg-type]
     return LeaseReport(job=work["job"], fence=work["fence"], state="completed", outcome=outcome)
 
@@ -112,7 +112,7 @@ def slow_clock() -> float:
 
 
 class Pool:
-    """Everything one test needs of a pool, on one database."""
+    """A pool on one database, with helpers to submit jobs, make bots and read rows."""
 
     def __init__(self, database: Database, timing: Timing, chance: random.Random) -> None:
         self.database, self.timing, self.chance = database, timing, chance
@@ -126,7 +126,7 @@ class Pool:
         return [job.public_id for job in found]
 
     def running(self, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
-        """A job that a bot runs: its public id, its bot and its lease."""
+        """Make a job that a bot runs. Returns the job's public id, the bot and the lease."""
         (job,) = self.submit(**fields)
         bot = self.bot()
         self.assigner().run_once()
@@ -134,7 +134,7 @@ class Pool:
         return job, bot, work
 
     def sync_service(self, **fetch: Any) -> SyncService:
-        """A desk with these fetch settings."""
+        """A sync service with these fetch settings."""
         return SyncService(self.database, timing=self.timing, fetch=FetchSettings(**fetch), now=clock.monotonic)
 
     def bot(self, name: str = "bot-1", *, sync_service: SyncService | None = None, **fields: Any) -> Bot:
@@ -143,12 +143,12 @@ class Pool:
         return Bot(sync_service or self.sync_service(), session)
 
     def restarted(self, bot: Bot) -> Bot:
-        """The same bot with a new session, which knows that nothing of the older one runs any more."""
+        """The same bot with a new session that declares the older one dead, so nothing of it runs any more."""
         dead = sessions.digest(bot.session.secret).hex()
         return self.bot(bot.session.bot, dead_session=dead)
 
     def assigner(self, **settings: Any) -> PriorityAgeAssigner:
-        """An assigner, to be run once at a time."""
+        """An assigner that the test runs cycle by cycle."""
         return PriorityAgeAssigner(
             self.database,
             AssignerSettings(**settings),
@@ -159,7 +159,7 @@ class Pool:
         )
 
     def upkeep(self, **settings: Any) -> Upkeep:
-        """Upkeep, to be run once at a time."""
+        """Upkeep that the test runs round by round."""
         return Upkeep(self.database, UpkeepSettings(**settings), timing=self.timing, name="upkeep:test", now=slow_clock)
 
     def job(self, public_id: str) -> Any:
@@ -167,7 +167,7 @@ class Pool:
         return self.row("SELECT * FROM jobs WHERE public_id = CAST(:id AS uuid)", id=public_id)
 
     def row(self, query: str, **values: Any) -> Any:
-        """One row of a query."""
+        """The only row of a query."""
         return self.database.run(lambda connection: connection.execute(text(query), values).one())
 
     def rows(self, query: str, **values: Any) -> list[Any]:
@@ -175,7 +175,7 @@ class Pool:
         return self.database.run(lambda connection: list(connection.execute(text(query), values)))
 
     def change(self, statement: str, **values: Any) -> None:
-        """Arrange what only time or a fault would bring about."""
+        """Change rows directly, to arrange a state that only time or a fault would cause."""
         self.database.run(lambda connection: connection.execute(text(statement), values))
 
     def granted(self) -> list[str]:
@@ -200,14 +200,14 @@ class Pool:
         ]
 
 
-# Graphs of jobs in a test's own database, submitted and worked off through the real functions.
+# Graphs
 
 
 After = Mapping[int, Iterable[int | Mapping[str, Any]]]
 
 
 def graph_of(after: After, *, name: str = "build", **fields: Any) -> dict[str, Any]:
-    """A request: node -> what it comes after."""
+    """A graph request from a mapping of each node to the nodes that it depends on."""
     nodes = [
         {"node": node, "after": list(parents), "payload": {"command": ["true"]}} for node, parents in after.items()
     ]
@@ -215,12 +215,12 @@ def graph_of(after: After, *, name: str = "build", **fields: Any) -> dict[str, A
 
 
 def submitted(pool: Pool, after: After, **fields: Any) -> SubmittedGraph:
-    """The graph, taken."""
+    """Submit a graph given as a mapping of each node to the nodes that it depends on."""
     return taken(pool, graph_of(after, **fields))
 
 
 def taken(pool: Pool, request: Mapping[str, Any]) -> SubmittedGraph:
-    """The graph of this request."""
+    """Submit a graph request."""
     return pool.database.run(lambda c: submit_graph(c, request, sync=pool.timing.sync, actor="test"))
 
 
@@ -232,7 +232,7 @@ def cancel_graph(pool: Pool, graph: str) -> Any:
 
 
 def states(pool: Pool, graph: SubmittedGraph) -> dict[int, str]:
-    """Node -> the state of its job, or how it ended if its job is gone."""
+    """Node → state of its job, or its outcome if the job was deleted."""
     return {
         row.node_no: row.state
         for row in pool.rows(
@@ -244,12 +244,12 @@ def states(pool: Pool, graph: SubmittedGraph) -> dict[int, str]:
 
 
 def number(graph: SubmittedGraph, job: str) -> int:
-    """The node that a job is."""
+    """Number of the node that has this job."""
     return next(node for node, each in graph.jobs.items() if each == job)
 
 
 def work_off(pool: Pool, bot: Bot, graph: SubmittedGraph, verdicts: Mapping[int, str] | None = None) -> list[int]:
-    """Run whatever the bot is given until nothing comes any more; returns the nodes in the order of their ends."""
+    """Run all jobs that the bot receives until none is left. Returns the nodes in the order in which they ended."""
     order: list[int] = []
     assigner = pool.assigner(batch=1000)
     while True:
@@ -264,16 +264,16 @@ def work_off(pool: Pool, bot: Bot, graph: SubmittedGraph, verdicts: Mapping[int,
 
 
 def layered(nodes: int, *, parents: int, chance: random.Random) -> dict[int, list[int]]:
-    """A graph in rows of fifty, in which a node comes after so many of the row before its own."""
+    """A graph in rows of fifty nodes; each node depends on `parents` nodes of the row before."""
     near = {node: range(max(1, (node - 1) // 50 * 50 - 49), (node - 1) // 50 * 50 + 1) for node in range(1, nodes + 1)}
     return {node: sorted(chance.sample(before, min(parents, len(before)))) for node, before in near.items()}
 
 
-# Counting successes in a test's own pool: the policy, jobs that end on given bots, and what was counted.
+# Success of bots
 
 
 ACTOR = "test"
-#: One job is ready and all the others rest.
+#: Makes one job ready and puts all others into backoff.
 ONLY = """
 UPDATE jobs SET considered = 0, schedule_after =
     CASE WHEN public_id <> CAST(:job AS uuid) THEN now() + interval '1 hour' END WHERE state = 'queued'
@@ -281,21 +281,21 @@ UPDATE jobs SET considered = 0, schedule_after =
 
 
 def count(pool: Pool, **settings: Any) -> None:
-    """Count from now on, by these settings."""
+    """Count successes from now on, with these settings."""
     wanted = SuccessSettings(**{"statistics": True, **settings})
     pool.database.run(lambda connection: success.declare(connection, wanted, actor=ACTOR))
 
 
 @contextmanager
 def only(pool: Pool, bot: Bot) -> Iterator[None]:
-    """Nothing starts on any other bot meanwhile."""
+    """Drain all other bots inside the block, so that jobs start on this bot only."""
     pool.change("UPDATE bots SET draining = true WHERE name <> :name", name=bot.session.bot)
     yield
     pool.change("UPDATE bots SET draining = false")
 
 
 def granted_lease(pool: Pool, bot: Bot, job: str) -> dict[str, Any]:
-    """The lease of a queued job that only this bot may have, which it runs."""
+    """Let this bot run the queued job, and return the lease."""
     pool.change(ONLY, job=job)
     with only(pool, bot):
         pool.assigner().run_once()
@@ -305,12 +305,12 @@ def granted_lease(pool: Pool, bot: Bot, job: str) -> dict[str, Any]:
 
 
 def ends(pool: Pool, bot: Bot, job: str, verdict: str = "succeeded") -> None:
-    """The bot runs the job, and so it ends."""
+    """Let the bot run the job, and end it with `verdict`."""
     bot.sync(completed(granted_lease(pool, bot, job), verdict))
 
 
 def work_off_counting(pool: Pool, bot: Bot, verdict: str = "succeeded", *, jobs: int = 1, **fields: Any) -> list[str]:
-    """Jobs that the bot runs one after the other, all with this end."""
+    """Submit `jobs` jobs, and let the bot end them one after the other with `verdict`."""
     found = pool.submit(jobs, **fields)
     for job in found:
         ends(pool, bot, job, verdict)
@@ -318,14 +318,14 @@ def work_off_counting(pool: Pool, bot: Bot, verdict: str = "succeeded", *, jobs:
 
 
 def counts(pool: Pool, *columns: str) -> dict[tuple[str, str], tuple[float, ...]]:
-    """(bot, label) -> its successes and failures, or these columns."""
+    """(Bot, label) → successes and failures, or the given columns."""
     named = ", ".join(columns or ("successes", "failures"))
     rows = pool.rows(f"SELECT b.name, s.label, {named} FROM bot_success s JOIN bots b ON b.id = s.bot_id")
     return {(row[0], row[1]): tuple(round(value, 6) for value in row[2:]) for row in rows}
 
 
 def blamed(pool: Pool) -> list[tuple[str | None, bool]]:
-    """Which bot each job that is to be tried again was charged to, and whether that was upheld."""
+    """For each job to be tried again: the bot that was charged with the failure, and whether that was confirmed."""
     rows = pool.rows(
         "SELECT b.name, m.upheld_at IS NOT NULL AS upheld FROM blames m LEFT JOIN bots b ON b.id = m.bot_id"
         " ORDER BY m.job_id"
@@ -334,23 +334,23 @@ def blamed(pool: Pool) -> list[tuple[str | None, bool]]:
 
 
 def on_probation(pool: Pool) -> list[str]:
-    """Names of the bots that are."""
+    """Names of the bots on probation."""
     return [row.name for row in pool.rows("SELECT name FROM bots WHERE probation_until IS NOT NULL ORDER BY name")]
 
 
-# Heads of queues as the pure core takes them, without a database, at a virtual time.
+# Heads of queues for the pure functions of admission, without a database, at virtual times
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def at(seconds: float) -> datetime:
-    """So many seconds after noon."""
+    """The instant `seconds` after noon."""
     return NOON + timedelta(seconds=seconds)
 
 
 def queue(*, instance: str = "default", constraint_set: int = 1, **constraints: Any) -> ConstrainedQueue:
-    """A queue of an instance whose jobs share these terms."""
+    """A queue of constrained jobs of an instance, with these constraints."""
     return ConstrainedQueue(0, hash(instance) % 1000, 1, constraint_set, instance, constraints, None, 0)
 
 
@@ -364,7 +364,7 @@ def head(
     deadline: float | None = None,
     priority_inputs: Mapping[str, Any] | None = None,
 ) -> QueueHead:
-    """A job that has been queued since so many seconds after noon, and is due so many after it."""
+    """A head of a queue. `since`, `deadline`: seconds after noon at which it was queued and must have ended."""
     found = of or queue()
     job = ReadyJob(nth, str(nth), found.cohort, found.instance, found.platform, round(rank), 1, None, 0)
     due = None if deadline is None else at(deadline)
@@ -372,7 +372,7 @@ def head(
 
 
 def admission_state(seconds: float = 0.0, **fields: Any) -> AdmissionState:
-    """What is counted at so many seconds after noon."""
+    """The state that admission reads, at `seconds` after noon."""
     return AdmissionState(at(seconds), **fields)
 
 

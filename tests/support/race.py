@@ -1,6 +1,7 @@
-"""Races by construction: one transaction is held undecided while another one runs into it.
+"""Races by construction: one transaction stays open while another one runs into it.
 
-Nothing here waits for time to pass. Whether somebody waits is read from the server, and who decides is the test.
+No test of a race depends on time. The server tells whether a transaction waits, and the test decides when the first one
+ends.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND CAST(:holder AS integer) = ANY (pg_blocking_pids(pid))
 """)
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-#: A deadlock shows at once.
+#: Makes the server detect a deadlock after 50 ms.
 DEADLOCK_TIMEOUT = """
 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''50ms''', current_database()); END $$"""
 BACKENDS = """
@@ -41,7 +42,7 @@ PID = text("SELECT pg_backend_pid()")
 
 
 class _OneTransaction:
-    """Stands in for a Database: everything runs in one transaction, which somebody else ends."""
+    """Replaces a Database: it runs all work in one transaction, which the test ends."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -54,7 +55,7 @@ class _OneTransaction:
 
 
 class Undecided(Pool):
-    """A pool that does everything inside one open transaction."""
+    """A pool whose work all runs in one open transaction."""
 
     def __init__(self, pool: Pool, connection: Connection, transaction: Transaction) -> None:
         super().__init__(cast(Database, _OneTransaction(connection)), pool.timing, pool.chance)
@@ -62,15 +63,15 @@ class Undecided(Pool):
         self.pid: int = connection.execute(PID).scalar_one()
 
     def commit(self) -> None:
-        """Make it so: whoever waits goes on with what has become."""
+        """Commit the transaction; the contender that waits for it goes on."""
         self._transaction.commit()
 
     def roll_back(self) -> None:
-        """Take it back: whoever waits goes on as if nothing had been."""
+        """Roll the transaction back; the contender that waits for it goes on."""
         self._transaction.rollback()
 
     def decide(self, commit: bool) -> None:
-        """Either of them."""
+        """Commit or roll back."""
         if commit:
             self.commit()
         else:
@@ -78,11 +79,11 @@ class Undecided(Pool):
 
 
 class Race:
-    """Contenders on the database of one pool."""
+    """Transactions that contend on the database of one pool."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        #: SQLSTATEs of all errors so far, also of those after which a transaction was repeated.
+        #: SQLSTATEs of all errors so far, including those after which a transaction was repeated.
         self.errors: list[str | None] = []
         self._threads = ThreadPoolExecutor(max_workers=4)
         for engine in (pool.database.engine, pool.database.reserve):
@@ -92,7 +93,7 @@ class Race:
     def first(
         self, *, isolation: Literal["READ COMMITTED", "REPEATABLE READ"] = "READ COMMITTED"
     ) -> Iterator[Undecided]:
-        """The one that is ahead: its transaction stays open until it commits or rolls back, at the latest here."""
+        """Open the first transaction. It is rolled back at the end of the block if it is still open."""
         with self.pool.database.engine.connect() as plain:
             connection = plain.execution_options(isolation_level=isolation)
             transaction = connection.begin()
@@ -103,7 +104,7 @@ class Race:
                     transaction.rollback()
 
     def second(self, work: Callable[[], T], *, behind: Undecided) -> "Future[T]":
-        """Start `work` in a thread and return once it waits for the transaction of `behind`; fails if it never does."""
+        """Start `work` in a thread, and return when it waits for the transaction of `behind`; fail if it never does."""
         future = self._threads.submit(work)
 
         def waits() -> bool:
@@ -115,13 +116,13 @@ class Race:
         return future
 
     def as_far_as_it_goes(self, work: Callable[[], T], *, behind: int) -> "Future[T]":
-        """Start `work` in a thread and return once it is done, or waits like `behind` others before it."""
+        """Start `work` in a thread, and return when it has ended, or when more than `behind` transactions wait."""
         future = self._threads.submit(work)
         eventually(lambda: future.done() or self.pool.row(WAITING)[0] > behind)
         return future
 
     def unhindered(self, work: Callable[[], T], *, by: Undecided) -> T:
-        """Run `work` in a thread while `by` is undecided; fails if it waits for it. Returns its result."""
+        """Run `work` in a thread while the transaction of `by` is open; fail if it waits for it. Returns its result."""
         future = self._threads.submit(work)
 
         def through() -> bool:
@@ -136,7 +137,7 @@ class Race:
         return future.result()
 
     def in_turn(self, first: Callable[[Undecided], object], second: Callable[[], T], *, commit: bool = True) -> T:
-        """Make `second` wait for the transaction of `first`, end that one, and return what `second` came to."""
+        """Make `second` wait for the transaction of `first`, end that one, and return the result of `second`."""
         with self.first() as ahead:
             first(ahead)
             late = self.second(second, behind=ahead)
@@ -144,7 +145,7 @@ class Race:
             return outcome(late)
 
     def side_by_side(self, first: Callable[[Undecided], object], second: Callable[[], T], *, commit: bool = True) -> T:
-        """Run `second` while the transaction of `first` is open, then end that one; fails if `second` waits for it."""
+        """Run `second` while the transaction of `first` is open, then end that one; fail if `second` waits for it."""
         with self.first() as ahead:
             first(ahead)
             found = self.unhindered(second, by=ahead)
@@ -164,24 +165,24 @@ class Race:
 
 
 def outcome(future: "Future[T]") -> T:
-    """What the second contender got, or raised."""
+    """The result of the second contender; raises its error."""
     return future.result(timeout=MINUTE)
 
 
 def at_service_of(pool: Pool, bot: Bot) -> Bot:
-    """The same bot calling at another pool's desk, typically that of an undecided transaction."""
+    """The same bot as a caller of another pool's sync service, usually that of an open transaction."""
     return replace(bot, sync_service=pool.sync_service())
 
 
 def call(bot: Bot, message: Sync) -> bytes:
-    """Send one prepared message; returns the answer as it went out."""
+    """Send one prepared message, and return the encoded answer."""
     answer = synced(bot.sync_service, message)
     assert not isinstance(answer, HeldCall), "the call was held back"
     return answer
 
 
 def expire(pool: Pool) -> list[EndedAttempt]:
-    """Reap whatever has expired, without the grace that upkeep gives; returns what became of the jobs."""
+    """Expire overdue sessions without the grace that upkeep gives. Returns the ended attempts."""
     return pool.database.run(lambda c: sessions.expire(c, after=0, limit=500, actor="reaper"))[1]
 
 
@@ -191,14 +192,14 @@ def cancel(pool: Pool, *jobs: str) -> list[Cancelled]:
 
 
 def ask_stop(pool: Pool, *, from_state: str = "pending", reason: str = "unacknowledged") -> int:
-    """Ask for every lease of that state which is overdue, as upkeep does."""
+    """Ask to stop every lease in this state, as upkeep does with overdue ones."""
     leases = pool.rows("SELECT job_id, fence FROM live WHERE state = :state ORDER BY job_id", state=from_state)
     wanted = [(lease.job_id, lease.fence) for lease in leases]
     return pool.database.run(lambda c: cancel_moves.ask_stop(c, wanted, from_state=from_state, reason=reason, sync=1.0))
 
 
 def drain(pool: Pool, *, draining: bool = True, bot: str = "bot-1") -> None:
-    """Drain a bot, or bring it back."""
+    """Drain a bot, or end its drain."""
     pool.database.run(lambda c: sessions.drain(c, bot, draining=draining, actor="test", reason="test"))
 
 
@@ -209,7 +210,7 @@ def retention(pool: Pool) -> int:
 
 
 def offered(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
-    """A job that its bot has been offered and not acknowledged."""
+    """Make a job whose lease is delivered to a bot and not acknowledged."""
     (job,) = pool.submit(**fields)
     bot = pool.bot()
     pool.assigner().run_once()
@@ -218,14 +219,14 @@ def offered(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
 
 
 def running(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
-    """A job that its bot runs."""
+    """Make a job that a bot runs."""
     job, bot, work = offered(pool, **fields)
     bot.sync(active(work))
     return job, bot, work
 
 
 def counted_state(pool: Pool, job: str) -> dict[str, Any]:
-    """What the tables say of one job and of the bots."""
+    """State of one job, its leases and the bots, as the tables have it."""
     row = pool.job(job)
     leases = pool.rows("SELECT fence, state FROM leases WHERE job_id = :id ORDER BY fence", id=row.id)
     return {
@@ -248,10 +249,10 @@ LOST = {"job": ("queued", 2, None), "attempts": (1, 1), "leases": [(1, "cancelle
 
 
 def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[HoldResult]:
-    """Hold jobs aside as an operator."""
+    """Park jobs as an operator."""
     return pool.database.run(lambda c: hold.park(c, jobs, instances=None, reason=reason, actor="test"))
 
 
 def unpark(pool: Pool, *jobs: str) -> list[HoldResult]:
-    """Release them as an operator."""
+    """Release parked jobs as an operator."""
     return pool.database.run(lambda c: hold.unpark(c, jobs, instances=None, reason=None, actor="test"))

@@ -1,4 +1,4 @@
-"""Samples of every field of a request, and what a submit leaves or says."""
+"""Accepted and refused samples of every field of a request, and the rows or the refusal that a submit leads to."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from schema.postgres.engine import Database
 
-#: For every field of a request values that are taken, with what else they need.
+#: Field → accepted samples, each with the other fields that it needs.
 TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "command": [{"command": ["make", "-j", "é\n\x7f"]}],
     "env": [{"env": {}}, {"env": {"A": "1", "Ü": ""}}],
@@ -49,7 +49,7 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "max_attempts": [{"max_attempts": 7}],
     "retry_failed": [{"retry_failed": True}],
 }
-#: For every field values that are refused.
+#: Field → refused samples.
 REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "command": [
         *({"command": bad} for bad in (None, "true", [], [""], ["a", 1], [["a"]], ["a"] * 4097, ["x" * 262_145])),
@@ -121,12 +121,12 @@ def complete(change: dict[str, Any]) -> dict[str, Any]:
 
 
 def samples(table: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Requests by the field that they are about and the number of the sample."""
+    """Complete requests, by the field of the sample and its number."""
     return {f"{field}-{n}": complete(each) for field, found in table.items() for n, each in enumerate(found)}
 
 
 def written(database: Database, *submits: Callable[[Connection], Any], query: Any = ROWS) -> list[Any]:
-    """What each submit alone leaves, all at the same moment."""
+    """Rows that each submit alone writes, all in one transaction, so that their times are equal."""
 
     def work(connection: Connection) -> list[Any]:
         found = []

@@ -1,4 +1,4 @@
-"""Databases on the server of the tests: clones of a migrated one, dropped many at a time."""
+"""Databases, gateways and processes for tests: real servers, real ports and real tokens."""
 
 import os
 import random
@@ -40,17 +40,17 @@ from schema.timing import Timing
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
 
-#: Where files are kept in memory. A database is some 300 files, which a disk takes ten times longer to make.
+#: A directory in memory. A database has some 300 files, and making them on a disk takes ten times longer.
 MEMORY = Path("/dev/shm")
-#: Bytes that must be free there: for the databases that wait to be dropped, and the log of changes.
+#: Bytes that must be free in it, for databases that wait to be dropped and for the write-ahead log.
 ROOM = 4 * 1024**3
-#: Every drop waits for a checkpoint, and those that follow at once have little left to write.
+#: Databases that are dropped together. A drop waits for a checkpoint; drops that follow at once have little to write.
 DROPPED_TOGETHER = 16
 
 
 @contextmanager
 def serving_in_memory() -> Iterator[str]:
-    """A server of our own, with its data in memory where there is room; gives its URL."""
+    """Run a private server, with its data in memory if there is room, and give its URL."""
     roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM
     data = Path(tempfile.mkdtemp(prefix="leasehold-tests-", dir=MEMORY if roomy else None))
     if os.geteuid() == 0:
@@ -63,7 +63,7 @@ def serving_in_memory() -> Iterator[str]:
 
 
 class Databases:
-    """Makes databases named `leasehold_test_…` and drops them. A context manager: leaving it drops what is left."""
+    """Makes databases named `leasehold_test_…` and drops them. Leaving it drops all that are left."""
 
     def __init__(self, server_url: str) -> None:
         self._server = make_url(server_url)
@@ -76,7 +76,7 @@ class Databases:
         self._drop()
 
     def make(self, *, template: str | None = None) -> str:
-        """A new database, empty or a clone of the one with that URL, to which nobody may be connected; its URL."""
+        """Make a database and return its URL. `template`: URL of a database to clone, without connections to it."""
         name = f"leasehold_test_{uuid4().hex}"
         source = f'TEMPLATE "{make_url(template).database}"' if template else "TEMPLATE template0 ENCODING 'UTF8'"
         with self._connect() as connection:
@@ -84,7 +84,7 @@ class Databases:
         return self._server.set(database=name).render_as_string(hide_password=False)
 
     def give_back(self, url: str) -> None:
-        """Nobody needs it any more. It is dropped soon, whoever is still connected."""
+        """Drop the database soon, even if it has connections."""
         self._over.append(make_url(url).database or "")
         if len(self._over) >= DROPPED_TOGETHER:
             self._drop()
@@ -99,11 +99,11 @@ class Databases:
 
 
 def opened(url: str) -> Database:
-    """The database as a test uses it."""
+    """A `Database` for a test."""
     return Database(url, DatabaseSettings(), role="test", chance=random.Random(0))
 
 
-# A real gateway on a real port, in a thread of the test's process, with real tokens.
+# A real gateway on a real port, in a thread of the test's process
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ class Served:
         return self.database.run(lambda connection: tokens.create(connection, kind, **scope))
 
     def waits(self, topic: str) -> float:
-        """How many calls are held until there is news of `topic`."""
+        """Number of calls that wait for news of `topic`."""
         return float(self.app.state.metrics.waits.labels(topic)._value.get())
 
 
 class Bot:
-    """The wire side of a bot, without an agent."""
+    """A bot that consists of HTTP calls, without an agent."""
 
     def __init__(self, served: Served, name: str = "b1", **scope: Any) -> None:
         self.http = served.client(served.token("bot", bot="*"))
@@ -144,7 +144,7 @@ class Bot:
 
 
 def counts(database: Database) -> dict[str, int]:
-    """How many rows each table of jobs and bots has."""
+    """Table → number of rows, for the tables of jobs and bots."""
     names = (
         "jobs",
         "job_payloads",
@@ -166,7 +166,7 @@ def counts(database: Database) -> dict[str, int]:
 def serving(
     database: Database, timing: Timing, *, wakeups: bool = True, settings: server_gateway.GatewaySettings | None = None
 ) -> Iterator[Served]:
-    """Serve until the block ends."""
+    """Run a gateway inside the block."""
     source = Wakeups(database, enabled=wakeups)
     source.start()
     chosen = settings or server_gateway.GatewaySettings(port=0)
@@ -193,12 +193,12 @@ def serving(
     assert not thread.is_alive(), "the gateway did not stop"
 
 
-# Real processes of a pool, for tests that kill them: `python -m assigner.cli.main assign|gateway|bot`.
+# Real processes of a pool, for tests that kill them
 
 
-#: Seconds a process gets to start on a machine that runs other tests as well.
+#: Seconds that a process may take to start while other tests run.
 READY_WITHIN = 2 * MINUTE
-#: Seconds between two looks whether it has. Each is a connection, whose time the starting process could use.
+#: Seconds between two tests whether it has started. Each opens a connection, which slows the start.
 LOOK = 0.1
 LISTENERS = """
 SELECT count(*) FROM pg_stat_activity
@@ -208,7 +208,7 @@ WHERE datname = current_database() AND application_name = 'leasehold-listen'
 
 @dataclass
 class Process:
-    """One running command; what it says goes to `log`."""
+    """A running command; its output goes to the file `log`."""
 
     name: str
     popen: subprocess.Popen[bytes]
@@ -222,12 +222,12 @@ class Process:
         self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to this process alone, as a crash would; its children are left to it."""
+        """Send SIGKILL to this process only, as in a crash; its children are not killed."""
         self.popen.kill()
         self.popen.wait()
 
     def end(self, within: float = MINUTE) -> int:
-        """SIGTERM, and the exit status."""
+        """Send SIGTERM, and return the exit status."""
         self.popen.terminate()
         return self.popen.wait(within)
 
@@ -236,11 +236,11 @@ class Process:
 
 
 class Processes:
-    """Starts processes on the test's own database and ends whatever is left of them. A context manager.
+    """Starts processes on the test's database. Leaving it kills all that are left.
 
-    directory: takes configuration, tokens and logs. Unlike pytest's own it may have to be entered by others: use the
-        fixture `scratch`.
-    config: more TOML for the file that all of them read, beside `[timing]` and a free port for the gateway.
+    directory: for configuration, tokens and logs. Other accounts may have to enter it, so use the fixture `scratch` and
+        not pytest's directory.
+    config: TOML for the file that all processes read, in addition to `[timing]` and a free port for the gateway.
     """
 
     def __init__(self, directory: Path, database_url: str, timing: Timing, *, config: str = "") -> None:
@@ -255,7 +255,7 @@ class Processes:
             **kept,
             "LEASEHOLD_DATABASE_URL": database_url,
             "LEASEHOLD_GATEWAY_PORT": "0",
-            # The default is one place for the account, where no two tests may have a bot of one name.
+            # The default is the same directory for all tests, where bots of equal names would conflict.
             "LEASEHOLD_BOT_WORK_DIR": str(directory / "work"),
             PARENT_VARIABLE: "stdin",
         }
@@ -267,7 +267,7 @@ class Processes:
         self.stop()
 
     def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
-        """Start `leasehold ARGUMENTS…` and do not wait for it."""
+        """Start `leasehold ARGUMENTS…` without waiting for it."""
         log = self.directory / f"{name}.log"
         command = [
             sys.executable,
@@ -292,14 +292,14 @@ class Processes:
         return process
 
     def assigner(self, name: str = "assigner-1") -> Process:
-        """An assigner process that has begun to listen for work."""
+        """Start an assigner process, and wait until it listens for work."""
         before = self._listeners()
         process = self.start(name, "assign", "--name", name)
         self._await(process, lambda: self._listeners() > before)
         return process
 
     def gateway(self, name: str = "gateway", *, port: int = 0) -> Process:
-        """A gateway that answers; its address is then in `url`."""
+        """Start a gateway, and wait until it answers; `url` is then its address."""
         address = self.directory / "gateway.url"
         address.unlink(missing_ok=True)
         process = self.start(name, "gateway", environment={"LEASEHOLD_GATEWAY_PORT": str(port)})
@@ -307,7 +307,7 @@ class Processes:
         return process
 
     def bot(self, name: str = "bot-1", *arguments: str) -> Process:
-        """A bot whose session is open."""
+        """Start a bot, and wait until its session is open."""
         token = str(self.directory / "bot.token")
         process = self.start(name, "bot", "--name", name, "--url", self.url, "--token-file", token, *arguments)
         self._await(process, lambda: self._value("SELECT count(*) FROM bots WHERE name = %s AND status = 'ok'", name))
@@ -315,21 +315,21 @@ class Processes:
 
     @property
     def url(self) -> str:
-        """Where the gateway listens."""
+        """Address of the gateway."""
         return (self.directory / "gateway.url").read_text().strip()
 
     @property
     def operator_token(self) -> str:
-        """A token that may do everything."""
+        """An operator's token."""
         return (self.directory / "operator.token").read_text().strip()
 
     @property
     def bot_token(self) -> str:
-        """A token with which any bot may call."""
+        """A token for bots of any name."""
         return (self.directory / "bot.token").read_text().strip()
 
     def stop(self) -> None:
-        """Kill everything that is left, with its process group. Idempotent."""
+        """Kill the process groups of all processes that are left. Idempotent."""
         for process in self.running:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.popen.pid, signal.SIGKILL)
@@ -376,7 +376,7 @@ LEASEHOLD = Path(sys.executable).parent / "leasehold"
 
 
 class Console:
-    """Runs the real console script in a directory of its own."""
+    """Runs the real console script with a data directory of its own."""
 
     def __init__(self, directory: Path, **environ: str) -> None:
         self.directory = directory
@@ -397,7 +397,7 @@ class Console:
         return done.stdout
 
     def refused(self, *arguments: str, code: int = 2, environ: Mapping[str, str] | None = None) -> str:
-        """What is said on standard error, which must be one line and all that is said."""
+        """Run a command that must fail with one line on standard error and no other output; return that line."""
         done = self.run(*arguments, environ=environ)
         assert done.returncode == code, done
         assert done.stdout == ""
@@ -407,7 +407,7 @@ class Console:
 
 @contextmanager
 def assigner_process(pool: Pool, file: Path) -> Iterator[tuple[AssignerProcess, list[Any]]]:
-    """A running assigner process with this configuration, and what it logs."""
+    """Run an assigner process with this configuration file inside the block; gives it and its log entries."""
     reloader = Reloader(file, PoolSettings, {}, current=loading.load(file, PoolSettings, {}), poll=0.1)
     made = AssignerProcess(pool.database, reloader, name="host", chance=random.Random(1))
     with capture_logs() as logs:

@@ -1,4 +1,4 @@
-"""Strategies that nobody should use, to compare with: Vapora's rejected alternatives."""
+"""Two poor strategies to compare with: by success rate only, and round robin. Vapora rejected both."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from schema.moves.grant import Placement
 
 
 class RateOnly:
-    """The bot that succeeds most often, whatever its load."""
+    """Chooses the bot with the highest success rate, whatever its load."""
 
     wants_warm = False
     wants_success = True
@@ -20,7 +20,7 @@ class RateOnly:
 
 
 class RoundRobin:
-    """One bot after the other, whatever they can do."""
+    """Chooses one bot after the other, whatever their success and load."""
 
     wants_warm = False
     wants_success = False

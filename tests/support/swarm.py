@@ -1,4 +1,4 @@
-"""Simulated bots that speak through the real functions, for fault and scale tests."""
+"""Simulated bots that call the real functions, for tests of faults and scale."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -18,13 +18,13 @@ from schema.timing import Timing
 from tests.support.model import Execution, ExecutionLog
 from tests.support.pool import synced
 
-#: Part of the time the server grants after which a bot kills its own work: it has to be first.
+#: Part of its session's remaining time after which a bot kills its jobs, so that it does so before the server acts.
 MARGIN = 0.8
 
 
 @dataclass
 class Held:
-    """A job on a simulated bot; `outcome` is set once it has ended there."""
+    """A job on a simulated bot; `outcome` is set when it has ended there."""
 
     fence: int
     execution: Execution
@@ -35,7 +35,7 @@ class Held:
 
 @dataclass
 class Behaviour:
-    """What simulated bots do with work: seconds of run time, and the verdict in the end."""
+    """Run time in seconds and verdict of each job on simulated bots."""
 
     seconds: Callable[[Work], float] = lambda _: 0.0
     verdict: Callable[[Work], str] = lambda _: "succeeded"
@@ -43,7 +43,7 @@ class Behaviour:
 
 @dataclass
 class SimulatedBot:
-    """One bot. Only its thread steps it; the flags may be set by the test."""
+    """State of a simulated bot. Only its thread steps it; a test may set the flags."""
 
     name: str
     open: OpenSession
@@ -62,11 +62,11 @@ class SimulatedBot:
 
 
 class Swarm:
-    """Many simulated bots on a few threads, in one process, through `sessions.open_session` and `leases.Desk`.
+    """Many simulated bots on a few threads, which call `sessions.open_session` and `SyncService`.
 
     pace: seconds between the syncs of a bot that has nothing to report.
-    properties, instance: of each bot, by its number; one value means the same for all.
-    A context manager: leaving stops the threads (not the sessions) and raises what failed in them.
+    properties, instance: a function of the bot's number, or one value for all bots.
+    Leaving the context stops the threads but not the sessions, and raises the first error of a thread.
     """
 
     def __init__(
@@ -129,14 +129,14 @@ class Swarm:
         return next(bot for bot in self.bots if bot.name == name)
 
     def kill(self, name: str) -> None:
-        """The bot dies with its work and never calls again."""
+        """Kill the bot with its jobs; it never calls again."""
         bot = self[name]
         with bot.lock:
             bot.stopped = True
             self._abandon(bot)
 
     def freeze(self, name: str) -> None:
-        """The bot and its work stand still, as after SIGSTOP."""
+        """Stop the bot and its jobs, as SIGSTOP would."""
         bot = self[name]
         with bot.lock:
             bot.frozen = True
@@ -144,7 +144,7 @@ class Swarm:
                 self.log.end(held.execution)
 
     def thaw(self, name: str) -> None:
-        """The bot goes on where it stood, and looks at its own deadline first."""
+        """Let a frozen bot go on. It checks its own deadline first."""
         bot = self[name]
         with bot.lock:
             bot.frozen = False
@@ -154,14 +154,14 @@ class Swarm:
                         held.execution = self.log.begin(job, held.fence, bot.name)
 
     def restart(self, name: str) -> None:
-        """The bot dies with its work and comes back at once under a new session."""
+        """Kill the bot with its jobs, and let it open a new session at once."""
         bot = self[name]
         with bot.lock:
             self._abandon(bot)
             bot.session, bot.unanswered, bot.stopped, bot.frozen = None, None, False, False
 
     def drain(self, names: Iterable[str]) -> None:
-        """These bots close their sessions in order, giving back what they hold."""
+        """Let these bots return their jobs and close their sessions in an orderly way."""
         for name in names:
             bot = self[name]
             with bot.lock:
@@ -182,7 +182,7 @@ class Swarm:
                         if not (bot.stopped or bot.frozen):
                             self._step(bot)
                 except NotReady:
-                    continue  # the server is away: the same call is made again
+                    continue  # the server is down; the same call is repeated later
                 except DBAPIError as error:
                     if not is_outage(error):
                         self.errors.append(error)
@@ -255,7 +255,7 @@ class Swarm:
                 held.outcome = Outcome(verdict="stopped")
 
     def _over(self, bot: SimulatedBot, conflict: Conflict) -> None:
-        """The server will not hear of this session any more. A newer bot of that name wins, for good."""
+        """Handle the end of the session. If a newer bot of the same name has replaced this one, it stops for good."""
         if conflict.code not in ("session_over", "session_superseded"):
             raise conflict
         self._abandon(bot)

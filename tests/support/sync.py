@@ -1,4 +1,4 @@
-"""Settling many calls at one desk: together, or each alone, and what the tables say afterwards."""
+"""Sync calls of many bots to one service, together or one by one, and the rows that they leave."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from schema import clock
 from schema.errors import LeaseholdError
 from tests.support.pool import Bot, Pool, active
 
-#: What a call may change, by names that do not depend on when it was made.
+#: Queries of everything that a call may change, without columns that depend on its time.
 TABLES = {
     "jobs": "SELECT public_id, state, fence, result_fence, attempts, kills, considered, reason FROM jobs ORDER BY id",
     "leases": "SELECT l.job_id, l.fence, b.name, l.state, l.units, l.strategy, l.assigner,"
@@ -28,22 +28,22 @@ TABLES = {
 
 
 def new_calls(*messages: Sync) -> list[Call]:
-    """Calls that have just come."""
+    """Calls that have just arrived."""
     return [NewCall(message, clock.monotonic()) for message in messages]
 
 
 def together(sync_service: SyncService, *messages: Sync) -> list[Any]:
-    """Settle them in one call; answers are decoded, see `plain`."""
+    """Settle these messages in one call of the service; `plain` decodes the answers."""
     return [plain(answer) for answer in sync_service.answer(new_calls(*messages))]
 
 
 def alone(sync_service: SyncService, *messages: Sync) -> list[Any]:
-    """Settle them one after the other; errors come back in their places."""
+    """Settle these messages one by one; a refused one gives its error code instead of an answer."""
     return [plain(sync_service.answer(new_calls(message))[0]) for message in messages]
 
 
 def plain(answer: bytes | HeldCall | LeaseholdError) -> Any:
-    """An answer without the rest of its session, which no two clocks agree on; the code of a refusal; or "waits"."""
+    """A decoded answer without `expires_in`, which depends on time; the code of a refusal; or "waits" if held."""
     if isinstance(answer, HeldCall):
         return "waits"
     if isinstance(answer, LeaseholdError):
@@ -54,14 +54,14 @@ def plain(answer: bytes | HeldCall | LeaseholdError) -> Any:
 
 
 def tables(pool: Pool) -> dict[str, list[Any]]:
-    """Everything that a call may change."""
+    """Rows of everything that a call may change."""
     return {name: [tuple(row) for row in pool.rows(query)] for name, query in TABLES.items()}
 
 
 def crew(
     pool: Pool, count: int, *, capacity: int = 1, sync_service: SyncService | None = None, **job: Any
 ) -> tuple[list[Bot], list[dict[str, Any]]]:
-    """So many bots that are alike, each of which runs one job of one unit, and their leases."""
+    """Make `count` equal bots that each run one job of one unit. Returns the bots and their leases."""
     sync_service = sync_service or pool.sync_service()
     bots, works = [], []
     for n in range(count):
@@ -73,7 +73,7 @@ def crew(
 
 
 def busied(pool: Pool, bot: Bot, **job: Any) -> dict[str, Any]:
-    """The bot is given a job, and runs it; nobody else has room for it."""
+    """Let the bot run a new job; no other bot may have capacity for it. Returns the lease."""
     pool.submit(**job)
     pool.assigner().run_once()
     (work,) = bot.take()
@@ -81,13 +81,13 @@ def busied(pool: Pool, bot: Bot, **job: Any) -> dict[str, Any]:
 
 
 def offered(answer: dict[str, Any]) -> list[str]:
-    """The jobs that the bot is to start."""
+    """Ids of the jobs that the bot must start."""
     return [lease["job"] for lease in answer["leases"] if lease["state"] == "pending"]
 
 
 @contextmanager
 def statements(pool: Pool) -> Iterator[Sequence[str]]:
-    """What the desks of this pool send to the server meanwhile."""
+    """Record the statements that the sync services of this pool execute inside the block."""
     sent: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Arranging tenants in a pool: quotas, cohorts, evictions, and what each tenant has."""
+"""Tenants of a pool in a test: quotas, cohorts, accounts, evictions, and the units that each tenant uses."""
 
 from typing import Any
 
@@ -11,10 +11,11 @@ from schema.accounting.accounts import Account
 from schema.tenancy import cohorts
 from tests.support.pool import Bot, Pool, slow_clock
 
-#: Preempts at once.
+#: Settings that preempt at once.
 EAGER = QuotaSettings(preemption_delay=0)
 
-# Written out once more, as an oracle beside the product's own. Time only raises it, so that a later look is fair.
+# An independent formula of the effective maximum, to compare with that of the product. It only grows with time, so a
+# later evaluation is never stricter.
 NOTE_GROWTH = """
 CREATE TABLE grown_too_far (at timestamptz DEFAULT clock_timestamp(), cohort integer, instance integer, usage integer,
     maximum integer);
@@ -34,12 +35,12 @@ CREATE TRIGGER note_growth BEFORE UPDATE OF usage ON quotas FOR EACH ROW EXECUTE
 
 
 def watch_maxima(pool: Pool, *, cooldown: float = quotas_accounting.EVICTION_COOLDOWN) -> None:
-    """Note from now on, in the same transaction, every usage that grows beyond its effective maximum."""
+    """Record, by a trigger, every usage that grows beyond its effective maximum."""
     pool.change(NOTE_GROWTH.replace("{cooldown}", str(cooldown)))
 
 
 def grown_too_far(pool: Pool) -> list[object]:
-    """What `watch_maxima` has noted."""
+    """The rows that the trigger of `watch_maxima` has recorded."""
     return pool.rows("SELECT * FROM grown_too_far")
 
 
@@ -58,7 +59,7 @@ class Tenancy:
         )
 
     def usage(self, instance: str, *, cohort: str = "default") -> int:
-        """The counter."""
+        """Units that the instance uses in the cohort, as its quota counts them."""
         found: int = self.pool.row(
             "SELECT q.usage FROM quotas q JOIN instances i ON i.id = q.instance JOIN cohorts c ON c.id = q.cohort"
             " WHERE i.name = :instance AND c.name = :cohort",
@@ -68,7 +69,7 @@ class Tenancy:
         return found
 
     def effective_maximum(self, instance: str, *, cooldown: float = 600) -> int | None:
-        """What the cooldown of evictions leaves of the maximum."""
+        """The maximum quota, less the evictions within the cooldown."""
         found: int | None = self.pool.row(
             f"SELECT {quotas_accounting.EFFECTIVE_MAX} AS maximum FROM quotas q JOIN instances i ON i.id = q.instance"
             " WHERE i.name = :instance",
@@ -78,7 +79,7 @@ class Tenancy:
         return found
 
     def running(self) -> dict[str, int]:
-        """Live units by instance."""
+        """Instance → units of its live leases."""
         return {
             row.name: row.units
             for row in self.pool.rows(
@@ -87,7 +88,7 @@ class Tenancy:
         }
 
     def evicted(self, instance: str, *, age: float = 0) -> None:
-        """An eviction of the instance so many seconds ago."""
+        """Insert an eviction of the instance that happened `age` seconds ago."""
         self.pool.change(
             "INSERT INTO evictions (at, cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule,"
             " details) SELECT clock_timestamp() - make_interval(secs => :age), 0, id, 1, 1, 1, 2, 2, 'any', '{}'"
@@ -97,12 +98,12 @@ class Tenancy:
         )
 
     def stop_requests(self) -> int:
-        """How many were asked to stop."""
+        """Number of jobs that preemption asked to stop."""
         count: int = self.pool.row("SELECT count(*) AS n FROM job_events WHERE move = 'preempted'").n
         return count
 
     def evictions(self) -> int:
-        """How many were evicted."""
+        """Number of evictions."""
         count: int = self.pool.row("SELECT count(*) AS n FROM evictions").n
         return count
 
@@ -133,7 +134,10 @@ class Tenancy:
 
 
 def contested(pool: Pool, tenancy: Tenancy, **fields: Any) -> tuple[str, str, Bot, dict[str, Any]]:
-    """A bot that runs a job of team-b, and a job of team-a, which is below its minimum and would need the bot."""
+    """Make a bot that runs a job of team-b, while a job of team-a, which is below its minimum, needs the bot.
+
+    Returns the ids of both jobs, first that of team-b, the bot and its lease.
+    """
     tenancy.quota("team-a", minimum=1, maximum=3)
     tenancy.quota("team-b", maximum=3)
     (victim,) = pool.submit(instance="team-b", priority=10, **fields)
@@ -145,18 +149,18 @@ def contested(pool: Pool, tenancy: Tenancy, **fields: Any) -> tuple[str, str, Bo
 
 
 def assign(pool: Pool) -> None:
-    """One cycle of an assigner that preempts at once."""
+    """Run one cycle of an assigner that preempts at once."""
     Tenancy(pool).assigner(EAGER).run_once()
 
 
 def share(pool: Pool, name: str, **given: Any) -> None:
-    """Give the instance an account, which is a share of the pool."""
+    """Give the instance an account, and with it a share of the pool."""
     account = Account.model_validate(given)
     pool.database.run(lambda c: accounts.put_account(c, name, account, actor="test"))
 
 
 def no_share(pool: Pool, name: str) -> None:
-    """Take its account away."""
+    """Remove the account of the instance."""
     pool.database.run(lambda c: accounts.remove_account(c, name, actor="test"))
 
 
