@@ -21,7 +21,7 @@ from bots.agent import run
 from bots.agent.run import RunContext
 from bots.protocol import Outcome
 from schema import clock
-from schema.accounting import accounts, counters, fair_share
+from schema.accounting import accounts, fair_share
 from schema.accounting.accounts import Account, PoolLimits, ReportedUsage
 from schema.accounting.fair_share import FairShareSettings, Mode
 from schema.errors import BadInput, NotFound
@@ -30,7 +30,7 @@ from schema.moves.reassign import add_constraints, remove_constraints
 from tests.support.agents import NEEDS_PROC, finish, start
 from tests.support.plans import watching
 from tests.support.pool import Pool, active, completed
-from tests.support.tenancy import no_share, share
+from tests.support.tenancy import no_share, share, used
 
 
 def waiting(pool: Pool) -> tuple[int, int]:
@@ -132,8 +132,7 @@ def test_aq_17_a_lock_has_as_many_slots_as_its_instance_gives_it(pool: Pool) -> 
     pool.submit(4, instance="acme", terms={"locks": ["tree"]})
     pool.submit(1, instance="acme")
     bot = pool.bot(capacity=10)
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     assert len(given) == 3
     bot.sync(*(active(each) for each in given))
 
@@ -293,11 +292,6 @@ def test_what_upkeep_does_for_shares_reads_none_of_the_jobs_that_it_leaves(pool:
 # What attempts have used: said by commands, told by bots, charged once, forgotten with the window.
 
 
-def used(pool: Pool, name: str) -> float:
-    found = pool.database.run(lambda c: counters.read(c, [name]))
-    return found[name].used if found else 0.0
-
-
 def counted_usage(pool: Pool) -> dict[str, tuple[float, int]]:
     """Amount and jobs of each name of usage."""
     rows = pool.rows("SELECT name, sum(amount) AS amount, sum(jobs) AS jobs FROM usage GROUP BY name")
@@ -351,8 +345,7 @@ def test_amounts_without_end_and_too_many_of_them_are_refused(tmp_path: Path) ->
 def run_one(pool: Pool, verdict: str = "succeeded", *, fields: dict[str, Any] | None = None, **outcome: Any) -> None:
     pool.submit(instance="acme", estimated_cost=4, **(fields or {}))
     bot = pool.bot(f"bot-{pool.chance.getrandbits(40)}")
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     bot.sync(completed(work, verdict, **outcome))
     bot.sync(status="gone")
 

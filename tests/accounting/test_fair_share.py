@@ -88,8 +88,7 @@ def test_who_comes_back_gets_a_job_at_once_and_is_not_paid_for_the_time_away(poo
     bot = served(pool, "b")
     away(pool, "a", 3600)
     pool.submit(40, instance="a")
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     count = Count(work["instance"] for work in given)
     assert abs(count["a"] - count["b"]) <= 1, "and not all of them for the first one"
     assert lift_of(pool, "a") == pytest.approx(1000, rel=0.01)
@@ -101,8 +100,7 @@ def test_who_has_been_at_work_and_waited_all_the_while_is_owed_what_it_lacks(poo
     bot = served(pool, "b")
     away(pool, "a", SETTINGS.idle_after - 10)
     pool.submit(40, instance="a")
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     assert {work["instance"] for work in given} == {"a"}
     bot.sync(*(active(work) for work in given))
 

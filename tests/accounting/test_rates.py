@@ -157,8 +157,7 @@ def test_a_rate_outlives_restarts_of_bots_and_what_was_taken_does_not_come_back(
     rate(pool, "claude_cli", per_second=0.001, burst=2)
     pool.submit(3, terms=CLAUDE)
     bot = pool.bot(capacity=10)
-    pool.assigner().run_once()
-    leases = bot.take()
+    leases = pool.given(bot)
     assert len(leases) == 2
     bot.sync(*(completed(lease) for lease in leases))
     pool.assigner().run_once()

@@ -8,16 +8,6 @@ from schema.picking import ready
 from tests.support.pool import Pool, completed
 
 
-def assigned(pool: Pool) -> list[str]:
-    """Public ids of leased jobs, in the order in which they were granted."""
-    return [
-        str(row.public_id)
-        for row in pool.rows(
-            "SELECT j.public_id FROM job_events e JOIN jobs j ON j.id = e.job_id WHERE e.move = 'grant' ORDER BY e.id"
-        )
-    ]
-
-
 def test_the_most_urgent_job_goes_first_and_the_oldest_among_equals(pool: Pool) -> None:
     (later,) = pool.submit(priority=5)
     (first,) = pool.submit(priority=-5)
@@ -29,7 +19,7 @@ def test_the_most_urgent_job_goes_first_and_the_oldest_among_equals(pool: Pool) 
             pool.change("UPDATE bots SET draining = true")
             bot.sync(completed(work))
             pool.change("UPDATE bots SET draining = false")
-    assert assigned(pool) == [first, second, later]
+    assert pool.granted() == [first, second, later]
 
 
 def test_a_share_of_the_cycles_takes_the_oldest_job_whatever_its_priority(pool: Pool) -> None:
@@ -37,7 +27,7 @@ def test_a_share_of_the_cycles_takes_the_oldest_job_whatever_its_priority(pool: 
     pool.submit(priority=-5)
     pool.bot()
     pool.assigner(priority_percentage=0).run_once()
-    assert assigned(pool) == [oldest]
+    assert pool.granted() == [oldest]
 
 
 def test_the_pause_is_interval_plus_jitter_and_short_after_work(pool: Pool) -> None:
@@ -81,7 +71,7 @@ def test_a_job_larger_than_any_free_bot_backs_off_and_does_not_hold_up_smaller_o
     pool.bot(capacity=4)
     assigner = pool.assigner()
     assigner.run_once()
-    assert assigned(pool) == [small]
+    assert pool.granted() == [small]
     row = pool.job(large)
     assert (row.considered, row.reason) == (1, "no bot that offers what it requires has enough free units")
 
@@ -105,7 +95,7 @@ def test_a_bot_that_arrives_frees_the_jobs_that_waited_for_it(pool: Pool) -> Non
     pool.bot(properties={"os": ["plan9", "linux"]})
     assigner.run_once()
 
-    assert assigned(pool) == [job]
+    assert pool.granted() == [job]
 
 
 def test_requirements_are_matched_by_containment_with_any_number_of_properties(pool: Pool) -> None:
@@ -115,7 +105,7 @@ def test_requirements_are_matched_by_containment_with_any_number_of_properties(p
     pool.submit(properties={**wanted, "p1": "c"})
     pool.bot(capacity=2, properties=offered)
     pool.assigner().run_once()
-    assert assigned(pool) == [matching]
+    assert pool.granted() == [matching]
     assert pool.row("SELECT count(*) AS links FROM bot_platforms").links == 1
 
 
@@ -123,7 +113,7 @@ def test_a_requirement_set_that_appears_later_finds_the_bots_that_are_there(pool
     pool.bot(properties={"os": "linux", "gpu": "a100"})
     (job,) = pool.submit(properties={"gpu": "a100"})
     pool.assigner().run_once()
-    assert assigned(pool) == [job]
+    assert pool.granted() == [job]
 
 
 def test_an_assigner_restricted_to_instances_leaves_the_others_alone(pool: Pool) -> None:
@@ -131,7 +121,7 @@ def test_an_assigner_restricted_to_instances_leaves_the_others_alone(pool: Pool)
     (mine,) = pool.submit(instance="b")
     pool.bot(capacity=2)
     pool.assigner(instances=("b", "unknown")).run_once()
-    assert assigned(pool) == [mine]
+    assert pool.granted() == [mine]
 
 
 def test_a_bot_for_one_instance_gets_only_its_jobs(pool: Pool) -> None:
@@ -139,7 +129,7 @@ def test_a_bot_for_one_instance_gets_only_its_jobs(pool: Pool) -> None:
     (mine,) = pool.submit(instance="b")
     pool.bot(capacity=2, instance="b")
     pool.assigner().run_once()
-    assert assigned(pool) == [mine]
+    assert pool.granted() == [mine]
 
 
 def test_a_batch_fills_the_bots_there_are_and_no_more(pool: Pool) -> None:
@@ -243,7 +233,7 @@ def test_a_retry_that_is_due_goes_before_a_crowd_that_nobody_can_place(pool: Poo
     pool.change("UPDATE jobs SET considered = 1, schedule_after = now() - interval '2 s' WHERE priority = -10")
     pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE priority = 0")
     pool.assigner(batch=10).run_once()
-    assert assigned(pool) == [retry]
+    assert pool.granted() == [retry]
 
 
 def test_one_cycle_postpones_a_bounded_number_of_jobs(pool: Pool) -> None:

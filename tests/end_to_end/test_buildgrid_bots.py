@@ -12,17 +12,9 @@ from bots.protocol import LeaseReport
 from bots.sync.fetch import FetchSettings
 from schema.postgres.notify import Wakeups
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Bot, Pool, active, completed
+from tests.support.pool import Pool, active, busy_bot, completed
 from tests.support.race import Race, call, cancel
 from tests.support.tenancy import Tenancy
-
-
-def busy(pool: Pool, capacity: int, **fetch: object) -> tuple[Bot, list[dict[str, Any]]]:
-    """A bot that runs as many jobs as it can hold, and its leases."""
-    pool.submit(capacity)
-    bot = pool.bot(capacity=capacity, sync_service=pool.sync_service(**fetch))
-    pool.assigner().run_once()
-    return bot, bot.take()
 
 
 def waiting(pool: Pool) -> tuple[str, str, set[str]]:
@@ -50,7 +42,7 @@ def holders(pool: Pool) -> list[str]:
 
 def test_bg_23_a_bot_that_reports_finished_work_gets_new_work_in_the_same_call(pool: Pool) -> None:
     """Between two jobs a bot does not idle until an assigner comes around."""
-    bot, (work,) = busy(pool, 1)
+    bot, (work,) = busy_bot(pool, capacity=1)
     (following,) = pool.submit()
     answer = bot.sync(completed(work))
     assert offered(answer) == {following}
@@ -60,7 +52,7 @@ def test_bg_23_a_bot_that_reports_finished_work_gets_new_work_in_the_same_call(p
 def test_bg_24_by_default_a_bot_fetches_no_more_jobs_than_it_has_just_completed(pool: Pool) -> None:
     """The rest of its room stays for the assigners, who see all bots."""
     assert FetchSettings().to_capacity is False
-    bot, works = busy(pool, 3)
+    bot, works = busy_bot(pool, capacity=3)
     pool.submit(5)
     assert len(offered(bot.sync(completed(works[0]), completed(works[1]), active(works[2])))) == 2
     other = pool.bot("other", capacity=3)
@@ -69,7 +61,7 @@ def test_bg_24_by_default_a_bot_fetches_no_more_jobs_than_it_has_just_completed(
 
 def test_bg_24_a_05_it_fetches_new_jobs_and_those_at_rest_but_none_whose_rest_is_over(pool: Pool) -> None:
     """A job counts as new until an assigner has considered it; one that was, and is due again, is the assigners'."""
-    bot, works = busy(pool, 4)
+    bot, works = busy_bot(pool, capacity=4)
     new, resting, elapsed = waiting(pool)
     assert offered(bot.sync(*map(completed, works))) == {new, resting}
     assert {pool.job(job).state for job in elapsed} == {"queued"}
@@ -79,7 +71,7 @@ def test_bg_24_a_05_it_fetches_new_jobs_and_those_at_rest_but_none_whose_rest_is
 
 def test_a_05_the_literal_mode_compares_times_alone(pool: Pool) -> None:
     """`schedule_after >= now` to the letter: a new job's time is past when anybody looks, so only those at rest."""
-    bot, works = busy(pool, 4, backoff="literal")
+    bot, works = busy_bot(pool, capacity=4, backoff="literal")
     new, resting, elapsed = waiting(pool)
     assert offered(bot.sync(*map(completed, works))) == {resting}
     assert {pool.job(job).state for job in (new, *elapsed)} == {"queued"}
@@ -176,7 +168,7 @@ def test_bg_42_the_answer_to_a_sync_is_the_set_of_leases_that_the_bot_should_hav
 def test_bg_42_a_sync_that_is_repeated_gets_the_stored_answer_and_changes_nothing(pool: Pool) -> None:
     """Better than to compare versions of the leases: the number of the call tells a repetition from news, also where
     the lost answer held a new lease and where nothing has changed since."""
-    bot, (work,) = busy(pool, 1)
+    bot, (work,) = busy_bot(pool, capacity=1)
     pool.submit(2)
     message = bot.message(completed(work))
     answer = call(bot, message)
@@ -208,7 +200,7 @@ def placed(pool: Pool, strategy: str) -> tuple[str, str]:
 
 
 def fetched(pool: Pool, _: str) -> tuple[str, str]:
-    bot, (work,) = busy(pool, 1)
+    bot, (work,) = busy_bot(pool, capacity=1)
     (job,) = pool.submit()
     bot.sync(completed(work))
     return job, "bot:bot-1"

@@ -26,16 +26,6 @@ UNTOUCHED = {"job": ("queued", 0, None), "attempts": (0, 0), "leases": [], "in_u
 HOUR = 3600.0
 
 
-def granted(pool: Pool) -> list[str]:
-    """Public ids of the jobs that were given to bots, in that order."""
-    return [
-        str(row.public_id)
-        for row in pool.rows(
-            "SELECT j.public_id FROM job_events e JOIN jobs j ON j.id = e.job_id WHERE e.move = 'grant' ORDER BY e.id"
-        )
-    ]
-
-
 @contextmanager
 def looping(pool: Pool, wakeups: Wakeups | None = None, **settings: float) -> Iterator[None]:
     """An assigner in the background, which sleeps until its interval is over or, with `wakeups`, until it is woken."""
@@ -142,7 +132,7 @@ def test_bg_07_the_next_job_is_the_most_urgent_and_of_those_the_oldest(pool: Poo
     assigner = pool.assigner(batch=1)
     for _ in range(4):
         assigner.run_once()
-    assert granted(pool) == [urgent, urgent_too, ordinary, calm]
+    assert pool.granted() == [urgent, urgent_too, ordinary, calm]
 
 
 @pytest.mark.parametrize(("draw", "urgent_first"), [(1, True), (30, True), (31, False), (100, False)])
@@ -155,7 +145,7 @@ def test_bg_08_so_many_iterations_in_a_hundred_go_by_priority_and_the_others_by_
     pool.bot()
     monkeypatch.setattr(pool.chance, "randint", lambda low, high: {(1, 100): draw}[low, high])
     pool.assigner(priority_percentage=30).run_once()
-    assert granted(pool) == [urgent if urgent_first else oldest]
+    assert pool.granted() == [urgent if urgent_first else oldest]
     assert AssignerSettings().priority_percentage == 100
 
 
@@ -172,11 +162,11 @@ def test_bg_09_only_jobs_that_are_queued_unassigned_and_not_at_rest_are_given_aw
     pool.bot("bot-1")
     assigner = pool.assigner(batch=1)
     assigner.run_once()
-    assert granted(pool) == [held]
+    assert pool.granted() == [held]
     pool.bot("bot-2", capacity=5)
     for _ in range(4):
         assigner.run_once()
-    assert granted(pool)[1:] == [new, due]
+    assert pool.granted()[1:] == [new, due]
 
 
 def test_bg_10_a_job_that_no_bot_can_run_rests_and_lets_the_others_pass(pool: Pool) -> None:
@@ -187,7 +177,7 @@ def test_bg_10_a_job_that_no_bot_can_run_rests_and_lets_the_others_pass(pool: Po
     assigner = pool.assigner(batch=1)
     assigner.run_once()
     assigner.run_once()
-    assert granted(pool) == [behind]
+    assert pool.granted() == [behind]
     row = pool.row(
         "SELECT considered, reason, extract(epoch FROM schedule_after - now()) AS rest FROM jobs WHERE considered > 0"
     )
@@ -207,7 +197,7 @@ def test_bg_10_without_backoff_it_is_tried_again_in_the_next_iteration(pool: Poo
     (behind,) = pool.submit()
     pool.bot()
     assigner.run_once()
-    assert granted(pool) == [behind]
+    assert pool.granted() == [behind]
 
 
 def test_bg_10_a_job_whose_bots_are_merely_full_keeps_its_place(pool: Pool) -> None:
@@ -223,7 +213,7 @@ def test_bg_10_a_job_whose_bots_are_merely_full_keeps_its_place(pool: Pool) -> N
     pool.submit()
     bot.sync(completed(work))
     assigner.run_once()
-    assert granted(pool)[1:] == [first]
+    assert pool.granted()[1:] == [first]
 
 
 def test_bg_10_a_job_of_an_instance_at_its_maximum_keeps_its_place(pool: Pool) -> None:
@@ -236,7 +226,7 @@ def test_bg_10_a_job_of_an_instance_at_its_maximum_keeps_its_place(pool: Pool) -
     (other,) = pool.submit(instance="team-b")
     assigner.run_once()
     assert (pool.job(first).considered, pool.job(first).schedule_after) == (0, None)
-    assert granted(pool) == [running, other]
+    assert pool.granted() == [running, other]
     (work,) = [work for work in bot.take() if work["job"] == running]
     bot.sync(completed(work))
     assigner.run_once()
@@ -363,8 +353,7 @@ def test_a_39_a_bot_that_registers_twice_runs_nothing_twice(pool: Pool) -> None:
     assert refused.value.code == "session_superseded"
     assert pool.job(job).state == "queued"
     pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
-    pool.assigner().run_once()
-    (again,) = newer.take()
+    (again,) = pool.given(newer)
     assert (again["job"], again["fence"]) == (job, work["fence"] + 2)
     newer.sync(completed(again))
     row = pool.job(job)

@@ -31,8 +31,7 @@ def test_a_final_job_tells_every_attempt_and_how_it_ended(pool: Pool) -> None:
     job, bot, work = pool.running(retry_failed=True)
     bot.sync(completed(work, "failed", exit_code=3))
     pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
-    pool.assigner().run_once()
-    (again,) = bot.take()
+    (again,) = pool.given(bot)
     bot.sync(completed(again, exit_code=0))
     found = explained(pool, job)
     assert found.state == "succeeded"

@@ -213,8 +213,7 @@ def test_a_queue_timeout_of_a_blocked_node_begins_when_it_is_queued(pool: Pool) 
     graph = taken(pool, request)
     assert pool.job(graph.jobs[2]).queue_deadline is None
     bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     bot.sync(completed(work))
     job = pool.job(graph.jobs[2])
     assert 3590 < (job.queue_deadline - job.queued_at).total_seconds() < 3610

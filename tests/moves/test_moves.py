@@ -20,8 +20,7 @@ from tests.support.pool import Pool, active, completed, synced
 def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
     (job,) = pool.submit()
     bot = pool.bot()
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     assert (work["job"], work["state"], work["attempt"]) == (job, "active", 1)
 
     answer = bot.sync(completed(work, exit_code=0, seconds=0.5))
@@ -52,8 +51,7 @@ def test_a_failed_job_that_asks_for_it_is_retried_with_a_growing_wait_and_then_f
     assert waiting.schedule_after is not None
 
     pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
-    pool.assigner().run_once()
-    (again,) = bot.take()
+    (again,) = pool.given(bot)
     assert again["attempt"] == 2
     bot.sync(completed(again, "failed", exit_code=3))
     assert pool.job(job).state == "failed"
@@ -66,8 +64,7 @@ def test_a_job_that_no_bot_can_start_is_dead_after_its_attempts(pool: Pool) -> N
     bot.sync(completed(work, "error", reason="no such program"))
     assert pool.job(job).state == "queued"
     pool.change("UPDATE jobs SET schedule_after = NULL")
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     bot.sync(completed(work, "error", reason="no such program"))
 
     row = pool.job(job)
@@ -127,8 +124,7 @@ def test_a_bot_that_lost_its_lease_cannot_finish_the_job(pool: Pool) -> None:
         bot.sync(completed(work))
     assert refused.value.code == "session_superseded"
 
-    pool.assigner().run_once()
-    (again,) = newer.take()
+    (again,) = pool.given(newer)
     answer = newer.sync(completed(work), active(again))
 
     assert [lease["fence"] for lease in answer["leases"]] == [again["fence"]]
@@ -277,8 +273,7 @@ def test_a_bot_that_leaves_gives_its_work_back(pool: Pool) -> None:
 def test_a_bot_that_reports_less_capacity_than_it_uses_keeps_what_it_uses(pool: Pool) -> None:
     pool.submit(3)
     bot = pool.bot(capacity=3)
-    pool.assigner().run_once()
-    works = bot.take()
+    works = pool.given(bot)
     bot.sync(*[active(work) for work in works], capacity=1)
     assert pool.row("SELECT capacity, in_use FROM bots")._asdict() == {"capacity": 3, "in_use": 3}
     bot.sync(*[completed(work) for work in works], capacity=1)

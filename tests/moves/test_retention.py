@@ -82,8 +82,7 @@ def test_submissions_that_shared_a_job_are_deleted_with_it(pool: Pool) -> None:
     second = pool.submit(dedup_key="same")
     assert first != second
     bot = pool.bot()
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     bot.sync(completed(work))
     pool.upkeep().run_once()
     assert len(pool.rows("SELECT FROM job_followers")) == 1

@@ -71,8 +71,7 @@ def test_a_call_costs_as_much_after_hundreds_of_others_though_a_snapshot_is_held
 def test_a_lease_that_lasts_is_listed_however_many_others_began_and_ended_after_it(pool: Pool) -> None:
     (long,) = pool.submit()
     bot = pool.bot(capacity=2)
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     pool.submit(20)
     pool.assigner().run_once()
     for _ in range(20):
@@ -89,8 +88,7 @@ def test_a_lease_that_lasts_is_listed_however_many_others_began_and_ended_after_
 def test_what_a_bot_reports_twice_or_does_not_hold_hides_nothing_of_what_it_holds(pool: Pool) -> None:
     (other,) = pool.submit()
     stranger = pool.bot("stranger")
-    pool.assigner().run_once()
-    (foreign,) = stranger.take()
+    (foreign,) = pool.given(stranger)
     mine = pool.submit(2)
     bot = pool.bot(capacity=2)
     pool.assigner().run_once()
@@ -109,8 +107,7 @@ def test_a_call_that_waits_for_a_grant_to_its_bot_tells_of_that_lease_if_it_came
 ) -> None:
     bot = pool.bot(capacity=2)
     first = pool.submit()
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     second = pool.submit(max_attempts=2)
     with race.first() as ahead:
         ahead.assigner().run_once()
@@ -125,8 +122,7 @@ def test_a_call_that_waits_for_a_grant_to_its_bot_tells_of_that_lease_if_it_came
 def test_a_session_that_opens_behind_a_grant_gives_back_that_lease_too(pool: Pool, race: Race, commit: bool) -> None:
     bot = pool.bot(capacity=2)
     pool.submit()
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     (late,) = pool.submit()
     with race.first() as ahead:
         ahead.assigner().run_once()
@@ -143,8 +139,7 @@ def test_a_grant_behind_a_call_finds_the_room_that_the_call_has_left(pool: Pool,
     """The call ends one lease and leaves room; the assigner passes over its bot, and then counts on from there."""
     bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     pool.submit()
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     (waiting,) = pool.submit()
     with race.first() as ahead:
         Bot(ahead.sync_service(enabled=False), bot.session, bot.seq).sync(completed(work))

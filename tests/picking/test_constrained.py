@@ -6,15 +6,11 @@ from assigner.explain.answer import explain
 from schema.accounting import counters, quotas, rates
 from schema.moves.priority import set_priority
 from tests.support.pool import Pool, active, completed
+from tests.support.tenancy import used
 
 
 def limit(pool: Pool, name: str, most: float) -> None:
     pool.database.run(lambda c: counters.limit(c, name, most))
-
-
-def used(pool: Pool, name: str) -> float:
-    found = pool.database.run(lambda c: counters.read(c, [name]))
-    return found[name].used if found else 0.0
 
 
 def test_a_lock_is_held_by_one_job_at_a_time_and_keeps_nobody_behind_it_waiting(pool: Pool) -> None:
@@ -22,14 +18,12 @@ def test_a_lock_is_held_by_one_job_at_a_time_and_keeps_nobody_behind_it_waiting(
     (free,) = pool.submit(terms={"locks": ["other"]})
     (plain,) = pool.submit()
     bot = pool.bot(capacity=10)
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     assert {lease["job"] for lease in given} == {first, free, plain}
     assert used(pool, "lock:default:tree") == 1
     bot.sync(*(completed(lease) for lease in given))
     assert used(pool, "lock:default:tree") == 0
-    pool.assigner().run_once()
-    (last,) = bot.take()
+    (last,) = pool.given(bot)
     assert last["job"] == second
     bot.sync(completed(last, "failed"))
 
@@ -37,8 +31,7 @@ def test_a_lock_is_held_by_one_job_at_a_time_and_keeps_nobody_behind_it_waiting(
 def test_a_lock_comes_back_when_the_bot_is_gone(pool: Pool) -> None:
     pool.submit(terms={"locks": ["tree"]})
     bot = pool.bot()
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     pool.restarted(bot)
     assert used(pool, "lock:default:tree") == 0
 
@@ -62,8 +55,7 @@ def test_estimates_are_reserved_of_a_budget_and_what_was_used_stays(pool: Pool) 
     limit(pool, "instance:acme:cost", 10)
     pool.submit(5, instance="acme", estimated_cost=4)
     bot = pool.bot(capacity=10)
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     assert len(given) == 2, "a third one could overshoot"
     assert used(pool, "instance:acme:cost") == 8
     bot.sync(completed(given[0]), active(given[1]))
@@ -124,8 +116,7 @@ def order(pool: Pool) -> str:
     """Of what a bot of two units runs, one after the other: G for a job that waited at gates, a point for any other."""
     bot, story = pool.bot(capacity=2), ""
     for _ in range(TURNS):
-        pool.assigner().run_once()
-        given = bot.take()
+        given = pool.given(bot)
         story += "".join("." if pool.job(lease["job"]).constraint_set is None else "G" for lease in given)
         bot.sync(*(completed(lease) for lease in given))
     return story
@@ -173,8 +164,7 @@ def test_where_no_assigner_is_at_work_a_bot_goes_on_with_what_it_can_fetch(pool:
     pool.submit(5, terms={"locks": ["door"]}, priority=-100)
     pool.submit(30)
     bot = pool.bot(capacity=1)
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     for _ in range(30):
         assert len(given) == 1
         given = bot.sync(*(completed(lease) for lease in given))["leases"]

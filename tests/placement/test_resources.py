@@ -62,8 +62,7 @@ def closed(pool: Pool) -> list[str]:
 def test_sa_22_a_bot_takes_jobs_up_to_what_it_has_and_gets_it_back(pool: Pool) -> None:
     job(pool, 3, need={"cpu_milli": 1000, "memory_mib": 400})
     bot = pool.bot(capacity=10, resources=SMALL)
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     assert len(given) == 2
     assert (used(pool, bot, "cpu_milli"), used(pool, bot, "memory_mib")) == (2000, 800)
     bot.sync(completed(given[0]), completed(given[1], "failed"))
@@ -192,8 +191,7 @@ def dead(bot: Bot) -> str:
 def test_s_3_what_is_in_use_of_a_resource_is_what_live_leases_take(pool: Pool) -> None:
     (name,) = job(pool, need={"cpu_milli": 500})
     bot = pool.bot(resources=SMALL)
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     assert not broken(pool)
     pool.change("UPDATE counters SET most = 499 WHERE name LIKE '%cpu_milli'")
     (row,) = pool.rows("SELECT name FROM counters WHERE name LIKE '%cpu_milli'")

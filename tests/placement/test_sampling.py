@@ -94,8 +94,7 @@ def worked(pool: Pool, bot: Bot, hints: Sequence[str], verdict: str = "succeeded
     """The bot gets one job after another for each hint, and they end so."""
     for hint in hints:
         pool.submit(locality_hint=hint)
-        pool.assigner().run_once()
-        (work,) = bot.take()
+        (work,) = pool.given(bot)
         bot.sync(completed(work, verdict))
 
 

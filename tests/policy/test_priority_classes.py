@@ -226,8 +226,7 @@ def test_sa_31_a_job_of_an_owner_that_has_used_its_quota_waits_and_the_others_go
     anns = of_class(pool, 4, owner="ann", estimated_cost=2)
     (bobs,) = of_class(pool, owner="bob", estimated_cost=2)
     bot = pool.bot(capacity=10)
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     assert {lease["job"] for lease in given} == {*anns[:2], bobs}, "a third one could overshoot"
     bot.sync(*(completed(lease) for lease in given))
     pool.assigner().run_once()

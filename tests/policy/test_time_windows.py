@@ -195,8 +195,7 @@ def read(pool: Pool, used: float, most: float = 100) -> None:
 
 def started(pool: Pool, *, name: str = "bot-1") -> int:
     bot = pool.bot(name, capacity=10)
-    pool.assigner().run_once()
-    given = bot.take()
+    given = pool.given(bot)
     bot.sync(*(completed(lease) for lease in given))
     return len(given)
 

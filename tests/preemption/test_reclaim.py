@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from schema import moves
 from schema.accounting import accounts, counters, rates
 from schema.accounting.accounts import Account
 from schema.accounting.quotas import Guard
@@ -29,8 +28,7 @@ def test_what_stops_for_one_job_is_not_counted_against_the_next(pool: Pool, tena
     tenancy.quota("team-c", minimum=1)
     pool.submit(8, instance="team-b", priority=10)
     bot = pool.bot(capacity=8)
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     pool.submit(instance="team-a", units=2)
     assign(pool)
     pool.submit(instance="team-c", priority=1)
@@ -102,8 +100,7 @@ def test_nothing_is_stopped_for_a_job_that_gives_up_before(
     tenancy.quota("team-a", minimum=1)
     pool.submit(instance="team-b", priority=10)
     bot = pool.bot()
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     pool.submit(instance="team-a", queue_timeout_seconds=timeout)
     assign(pool)
     assert tenancy.stop_requests() == stop_requests
@@ -124,7 +121,7 @@ def test_nothing_is_stopped_for_a_job_that_has_become_hopeless_since_it_was_foun
             connection.exec_driver_sql("UPDATE jobs SET queue_deadline = now() + interval '1 h' WHERE state = 'queued'")
         return preempt(connection, **fields)
 
-    monkeypatch.setattr(moves, "preempt", late)
+    monkeypatch.setattr("assigner.preemption.reclaim.preempt", late)
     assign(pool)
     assert tenancy.stop_requests() == 0
 
@@ -139,8 +136,7 @@ def test_a_minimum_is_met_however_many_jobs_come_first_that_nobody_could_run(
     tenancy.quota("team-a", minimum=3)
     pool.submit(instance="team-b", priority=10)
     bot = pool.bot()
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     pool.submit(hopeless.pop("count"), instance="team-a", **hopeless)
     pool.submit(instance="team-a", priority=1)
     assign(pool)
@@ -191,8 +187,7 @@ def occupied(pool: Pool, **fields: Any) -> tuple[Bot, dict[str, Any]]:
     """A bot that runs a job of team-b, and its lease."""
     pool.submit(instance="team-b", priority=10)
     bot = pool.bot(**fields)
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     return bot, work
 
 
@@ -238,8 +233,7 @@ def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool,
     tenancy.quota("team-a", minimum=4)
     pool.submit(4, instance="team-b", priority=10)
     bot = pool.bot(capacity=4)
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     pool.submit(4, instance="team-a")
     for _ in range(2):
         assign(pool)
@@ -309,8 +303,7 @@ def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, 
     tenancy.quota("team-a", minimum=4)
     pool.submit(3, instance="team-b", priority=10)
     bot = pool.bot(capacity=4)
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     (job,) = pool.submit(instance="team-a", units=4)
     rest(pool, job, -1)
     assign(pool)

@@ -146,8 +146,7 @@ def test_an_instance_that_cannot_change_its_pool_keeps_nobody_else_from_it(pool:
     pool.database.run(lambda c: instances.put_instance(c, "team-a", pool="old", actor="test"))
     pool.submit(instance="team-a")
     bot = pool.bot(pool="old")
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     with assigner_process(pool, file) as (running_process, logs):
         assert declared_rows(pool)["instances"] == {"team-a": "old", "team-b": None}
         (said,) = [line for line in logs if line["log_level"] == "error"]

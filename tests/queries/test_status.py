@@ -59,8 +59,7 @@ def test_jobs_in_every_state_are_counted_where_they_are(pool: Pool) -> None:
     running, bot, work = pool.running()
     stopping, *_ = pool.submit()
     done = pool.bot("bot-2")
-    pool.assigner().run_once()
-    (ours,) = done.take()
+    (ours,) = pool.given(done)
     assert ours["job"] == stopping
     change(pool, stopping, "cancelled")
     parked, cancelled, *_ = pool.submit(4)

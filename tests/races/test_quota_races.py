@@ -10,14 +10,13 @@ from sqlalchemy.exc import DBAPIError
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.contention import CAREFUL, ConflictBackoff
 from assigner.cycle.settings import AssignerSettings
-from schema import moves
-from schema.accounting import counters, quotas
+from schema.accounting import quotas
 from schema.errors import Conflict, NotFound
 from schema.moves import preempt as preempt_moves
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, at_service_of, cancel, outcome
-from tests.support.tenancy import Tenancy, assign, cohort_of, contested, put_cohort, remove_cohort, share
+from tests.support.tenancy import Tenancy, assign, cohort_of, contested, put_cohort, remove_cohort, share, used
 
 WRITERS = """
 SELECT count(*) AS writers FROM pg_locks
@@ -86,8 +85,7 @@ def test_the_first_quota_of_an_instance_counts_ends_that_were_not_decided_yet(
 ) -> None:
     pool.submit(instance="team-a")
     bot = pool.bot()
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     race.in_turn(
         lambda first: at_service_of(first, bot).sync(completed(work)), lambda: tenancy.quota("team-a", maximum=2)
     )
@@ -155,8 +153,7 @@ def test_a_27_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_or
         tenancy.quota(victim, maximum=3)
         pool.submit(instance=victim, priority=10, properties={"kind": kind})
         bot = pool.bot(f"bot-{kind}", properties={"kind": kind})
-        pool.assigner().run_once()
-        bot.take()
+        pool.given(bot)
         tenancy.quota(wanting, minimum=1)
         pool.submit(instance=wanting, properties={"kind": kind}, priority=int(kind == "two"))
     preempt, tried = preempt_moves.preempt, []
@@ -167,7 +164,7 @@ def test_a_27_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_or
         tried.append(preempt(connection, **fields))
         return tried[-1]
 
-    monkeypatch.setattr(moves, "preempt", after_a_change)
+    monkeypatch.setattr("assigner.preemption.reclaim.preempt", after_a_change)
     race.side_by_side(lambda first: first.change(LOCK_QUOTA, instance="team-d"), lambda: assign(pool), commit=False)
     assert (tried, tenancy.stop_requests()) == ([False, False], 0)
 
@@ -280,8 +277,7 @@ def test_a_job_that_a_bot_gives_back_while_a_cohort_is_declared_gets_it(
 ) -> None:
     pool.submit(label="gpu")
     bot = pool.bot(labels=["gpu"])
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     with race.first() as first:
         if declares_first:
             put_cohort(first, "gpus", "gpu")
@@ -338,10 +334,6 @@ def test_two_operators_who_set_one_half_each_of_a_new_quota_both_get_it(pool: Po
 
 
 TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.gates'))")
-
-
-def used(pool: Pool, name: str) -> float:
-    return pool.database.run(lambda c: counters.read(c, [name]))[name].used
 
 
 @pytest.mark.conflicts

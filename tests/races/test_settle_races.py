@@ -26,8 +26,7 @@ def test_a_batch_with_a_bot_that_keeps_room_locks_all_its_quotas_in_their_order(
     tenancy.quota("first", maximum=5)
     other = pool.bot("other", properties={"for": "other"})
     pool.submit(instance="first", properties={"for": "other"})
-    pool.assigner().run_once()
-    (fine,) = other.take()
+    (fine,) = pool.given(other)
     _, wanting, keeper, work = contested(pool, tenancy, properties={"for": "keeper"})
     assign(pool)
     calls = [keeper.message(completed(work, "stopped")), other.message(completed(fine))]

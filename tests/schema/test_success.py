@@ -172,8 +172,7 @@ def test_several_attempts_of_one_bot_in_one_call_all_count(pool: Pool) -> None:
     count(pool)
     bot = pool.bot(capacity=3)
     pool.submit(3)
-    pool.assigner().run_once()
-    works = bot.take()
+    works = pool.given(bot)
     bot.sync(
         *[completed(work, verdict) for work, verdict in zip(works, ("succeeded", "failed", "failed"), strict=True)]
     )
@@ -448,8 +447,7 @@ def test_a_bot_on_probation_gets_one_lease_at_a_time(pool: Pool) -> None:
     other.sync(status="gone")
     jobs = pool.submit(5)
     pool.assigner().run_once()
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     assert pool.row("SELECT in_use, free FROM bots WHERE name = 'bot-1'") == (1, False)
     (again,) = bot.sync(completed(work, "failed"))["leases"]
     assert again["job"] != work["job"]
@@ -462,8 +460,7 @@ def test_a_bot_on_probation_may_have_a_lease_of_many_units(pool: Pool) -> None:
     bot, other = suspected(pool)
     other.sync(status="gone")
     pool.submit(2, units=2)
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     assert pool.row("SELECT in_use FROM bots WHERE name = 'bot-1'").in_use == 2
     bot.sync(completed(work))
 
@@ -472,8 +469,7 @@ def test_what_a_bot_runs_when_it_is_put_on_probation_goes_on(pool: Pool) -> None
     count(pool)
     pool.submit(2)
     bot = pool.bot(capacity=4)
-    pool.assigner().run_once()
-    works = bot.take()
+    works = pool.given(bot)
     pool.change("UPDATE bots SET probation_until = now() + interval '1 minute'")
     pool.submit()
     pool.assigner().run_once()
@@ -547,8 +543,7 @@ def test_nobody_is_evicted_for_a_job_that_the_bots_probation_would_keep_out(pool
     tenancy.quota("team-a", minimum=1)
     pool.submit(2, instance="team-b", priority=10)
     bot = pool.bot(capacity=2)
-    pool.assigner().run_once()
-    bot.take()
+    pool.given(bot)
     pool.change("UPDATE bots SET probation_until = now() + interval '1 minute'")
     pool.submit(instance="team-a")
     assign(pool)

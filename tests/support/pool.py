@@ -106,6 +106,11 @@ def completed(work: dict[str, Any], verdict: str = "succeeded", **fields: Any) -
     return LeaseReport(job=work["job"], fence=work["fence"], state="completed", outcome=outcome)
 
 
+def slow_clock() -> float:
+    """A thousandth of the real time, so that nothing is slow by it: how busy the machine is must decide nothing."""
+    return clock.monotonic() / 1000
+
+
 class Pool:
     """A pool on one database, with helpers to submit jobs, make bots and read rows."""
 
@@ -150,14 +155,12 @@ class Pool:
             timing=self.timing,
             chance=self.chance,
             name="assigner:test",
-            now=clock.monotonic,
+            now=slow_clock,
         )
 
     def upkeep(self, **settings: Any) -> Upkeep:
         """Upkeep that the test runs round by round."""
-        return Upkeep(
-            self.database, UpkeepSettings(**settings), timing=self.timing, name="upkeep:test", now=clock.monotonic
-        )
+        return Upkeep(self.database, UpkeepSettings(**settings), timing=self.timing, name="upkeep:test", now=slow_clock)
 
     def job(self, public_id: str) -> Any:
         """The job's row."""
@@ -174,6 +177,16 @@ class Pool:
     def change(self, statement: str, **values: Any) -> None:
         """Change rows directly, to arrange a state that only time or a fault would cause."""
         self.database.run(lambda connection: connection.execute(text(statement), values))
+
+    def granted(self) -> list[str]:
+        """Public ids of the jobs that were given to bots, in that order."""
+        grants = "SELECT j.public_id FROM job_events e JOIN jobs j ON j.id = e.job_id WHERE e.move = 'grant'"
+        return [str(row.public_id) for row in self.rows(grants + " ORDER BY e.id")]
+
+    def given(self, bot: Bot) -> list[dict[str, Any]]:
+        """One cycle of an assigner, and what the bot runs after it."""
+        self.assigner().run_once()
+        return bot.take()
 
     def history(self, public_id: str) -> list[str]:
         """The moves of a job, oldest first."""
@@ -361,3 +374,10 @@ def head(
 def admission_state(seconds: float = 0.0, **fields: Any) -> AdmissionState:
     """The state that admission reads, at `seconds` after noon."""
     return AdmissionState(at(seconds), **fields)
+
+
+def busy_bot(pool: Pool, *, capacity: int = 1, **fetch: object) -> tuple[Bot, list[dict[str, Any]]]:
+    """A full bot with these fetch settings, and the work it runs."""
+    pool.submit(capacity)
+    bot = pool.bot(capacity=capacity, sync_service=pool.sync_service(**fetch))
+    return bot, pool.given(bot)

@@ -5,12 +5,11 @@ from typing import Any
 from assigner.cycle.assigner import CohortAssigner, PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.preemption.plan import QuotaSettings
-from schema import clock
-from schema.accounting import accounts
+from schema.accounting import accounts, counters
 from schema.accounting import quotas as quotas_accounting
 from schema.accounting.accounts import Account
 from schema.tenancy import cohorts
-from tests.support.pool import Bot, Pool
+from tests.support.pool import Bot, Pool, slow_clock
 
 #: Settings that preempt at once.
 EAGER = QuotaSettings(preemption_delay=0)
@@ -116,7 +115,7 @@ class Tenancy:
             timing=self.pool.timing,
             chance=self.pool.chance,
             name="assigner:test",
-            now=clock.monotonic,
+            now=slow_clock,
             quotas=quotas,
         )
 
@@ -128,7 +127,7 @@ class Tenancy:
             timing=self.pool.timing,
             chance=self.pool.chance,
             name="assigner:test",
-            now=clock.monotonic,
+            now=slow_clock,
             quotas=quotas,
             cohort=cohort,
         )
@@ -178,3 +177,9 @@ def remove_cohort(pool: Pool, name: str) -> None:
 def cohort_of(pool: Pool, table: str) -> str:
     """The cohort of the only row of this table."""
     return str(pool.row(f"SELECT c.name FROM {table} t JOIN cohorts c ON c.id = t.cohort").name)
+
+
+def used(pool: Pool, name: str) -> float:
+    """How much of the counter is taken."""
+    found = pool.database.run(lambda c: counters.read(c, [name]))
+    return found[name].used if found else 0.0

@@ -3,16 +3,8 @@
 import pytest
 
 from bots.sync.fetch import FetchSettings
-from tests.support.pool import Bot, Pool, active, completed
+from tests.support.pool import Bot, Pool, active, busy_bot, completed
 from tests.support.tenancy import Tenancy
-
-
-def busy_bot(pool: Pool, *, capacity: int = 1, **fetch: object) -> tuple[Bot, list[dict]]:
-    """A full bot, and the work it holds."""
-    pool.submit(capacity)
-    bot = pool.bot(capacity=capacity, sync_service=pool.sync_service(**fetch))
-    pool.assigner().run_once()
-    return bot, bot.take()
 
 
 def offered(answer: dict) -> list[str]:
@@ -110,8 +102,7 @@ def busy(pool: Pool, *, instance: str, capacity: int = 1, name: str = "bot-1", *
     """A bot that runs one job of the instance."""
     bot = pool.bot(name, capacity=capacity, sync_service=pool.sync_service(**fetch), properties={"for": name})
     pool.submit(instance=instance, properties={"for": name})
-    pool.assigner().run_once()
-    (work,) = bot.take()
+    (work,) = pool.given(bot)
     return bot, work
 
 
