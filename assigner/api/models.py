@@ -82,7 +82,7 @@ class Job(JobRow):
     )
     submissions: int = Field(description="submissions that share the job and were not cancelled")
     dedup_key: str | None
-    queue_deadline: datetime | None = Field(description="if the job still waits then, it is cancelled")
+    queue_deadline: datetime | None = Field(description="if the job still waits then, it becomes dead")
     properties: dict[str, list[str]]
     timeout_seconds: float | None
     locality_hint: str | None
