@@ -293,7 +293,7 @@ async def _collected(headers: Headers, receive: Receive, limit: int) -> bytes:
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:
-    """Read the whole body. One that is too long is dropped while it arrives, so that its sender reads the answer."""
+    """Read the whole body; drop a body that is too long while it arrives, so that its sender reads the answer."""
     kept = bytearray()
     size = 0
     more = True
