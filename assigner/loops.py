@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class Again(float):
-    """Delay in seconds of a loop that has work but waits for its turn: it counts as busy and needs no wake-up."""
+    """Delay, in seconds, of a loop that waits for its turn: it counts as busy and needs no wake-up."""
 
 
 class Loop:

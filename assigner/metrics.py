@@ -192,7 +192,7 @@ def observe_swarms(swarms: Sequence[Swarm]) -> None:
 
 
 def observe_backlog(jobs: Mapping[str, int], *, oldest: float, unmatchable: int) -> None:
-    """Record the jobs by state, the queue age of the oldest in seconds, and the jobs that no bot could run."""
+    """Record the jobs by state, the oldest one's seconds in the queue, and the jobs that no bot could run."""
     for state, count in jobs.items():
         JOBS.labels(state).set(count)
     OLDEST_WAIT.set(oldest)

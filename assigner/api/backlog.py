@@ -208,7 +208,7 @@ def _act_on_each(
     reason: str | None,
     details: Mapping[str, Any] | None = None,
 ) -> dict[str, Result]:
-    """Act on the jobs with these ids and audit it. Returns the results by id, in the form in which it was given.
+    """Act on the jobs with these ids and audit it. Returns the results by id as given.
 
     Raises NotFound if none of the jobs exists.
     """

@@ -256,7 +256,7 @@ async def bots(
 
 @router.get("/jobs/{id}/explain", responses=problems(404), openapi_extra=CALLERS)
 async def explain_job(request: Request, id: JobId, caller: Caller) -> answer_explain.Explanation:
-    """Explain why a job runs where it runs, or why it does not run: every gate with its evidence, and what would help.
+    """Explain a job: why it runs where it runs, or every gate with its evidence and what would help.
 
     Every caller sees which bots had the job. A submitter sees the names of no other bots and nothing of other tenants;
     only bots that serve its instance are counted. For a cancelled submission, the answer says only that.

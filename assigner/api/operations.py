@@ -86,7 +86,7 @@ class ClassReportList(BaseModel):
 
 
 class Forecast(BaseModel):
-    """The next window in which the meter is expected to be below its threshold; fields are unset if there is none."""
+    """The next window in which the meter is expected to be below its threshold; unset without one."""
 
     window: str | None
     at: datetime | None

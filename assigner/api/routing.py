@@ -77,7 +77,7 @@ def read_progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, P
 
 
 def any_final(submissions: AbstractSet[str]) -> Callable[[Progress], bool]:
-    """Return a test for whether one of these submissions of a job is final. The caller may shrink the set later."""
+    """Return a test whether one of these submissions is final. The caller may shrink the set later."""
     return lambda now: now.final or not submissions.isdisjoint(now.withdrawn)
 
 

@@ -209,7 +209,10 @@ class Receipt(BaseModel):
 
 
 class Explanation(BaseModel):
-    """Why a job runs where it runs, or why it does not run. A cancelled submission shows only that it is cancelled."""
+    """Why a job runs where it runs, or why it does not run.
+
+    A cancelled submission shows only that it is cancelled.
+    """
 
     id: UUID
     state: str

@@ -1,4 +1,4 @@
-"""The gates of one waiting job: open or closed, each with evidence and a sentence; and what would start the job.
+"""The gates of one waiting job, each with evidence and a sentence, and what would start the job.
 
 Most are pure functions of what `schema.diagnostics.evidence` has read. A gate on bots looks at the bots that passed the
 gates before it. Once no bot is left, the gates that follow are neither open nor closed.

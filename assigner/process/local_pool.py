@@ -1,4 +1,4 @@
-"""A pool on one machine for `up` and `demo`: assigners, a gateway and bots, each in a process of its own."""
+"""A pool on one machine for `up` and `demo`: assigners, a gateway and bots as separate processes."""
 
 import fcntl
 import os
@@ -238,7 +238,7 @@ def _with_own_work(installation: Installation) -> Mapping[str, str]:
 
 
 def _keep_token(database: Database, path: Path, *, kind: tokens.Kind, bot: str | None) -> None:
-    """Leave a valid token in `path`: the one that is there, or a new one if the database does not know it."""
+    """Leave a valid token in `path`: the stored one, or a new one if the database rejects it."""
 
     def work(connection: Connection) -> str | None:
         try:
