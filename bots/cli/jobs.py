@@ -30,7 +30,7 @@ _MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("-", "dim")}
 @click.argument("id")
 @caller_options
 def explain(caller: Caller, /, id: str) -> None:
-    """Tell why a job runs where it runs, or why it does not run and what would start it."""
+    """Explain why a job runs where it runs, or why it does not run and what would start it."""
     with caller.client() as client:
         found = client.explain(id)
     output.print_json(found) if caller.json else print_explanation(found)

@@ -66,7 +66,7 @@ class Caller:
         given = None if self.token_file is not None else os.environ.get("LEASEHOLD_TOKEN")
         token = (given or _read_token(self.token_file or self._directory() / "operator.token")).strip()
         if not token or not token.isascii() or not token.isprintable():
-            raise Unauthorised("what was given as the token is not one")
+            raise Unauthorised("the given token is empty or has characters that no token has")
         return token
 
     def _known_address(self) -> str:

@@ -129,11 +129,11 @@ def build(
     max_wait (seconds), database, estimate.
     """
     counted = GatewayMetrics()
-    crew = worker_pools(database, queue=settings.queue)
+    pools = worker_pools(database, queue=settings.queue)
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
-    held_sessions = HeldSessions(database, crew.bots, ttl=timing.ttl, metrics=counted)
+    held_sessions = HeldSessions(database, pools.bots, ttl=timing.ttl, metrics=counted)
     counted.watch(
-        queue=lambda: crew.callers.busy + crew.bots.busy,
+        queue=lambda: pools.callers.busy + pools.bots.busy,
         connected=lambda: _connected(wakeups),
     )
 
@@ -150,15 +150,15 @@ def build(
     for router in parts:
         app.include_router(router)
     problems.install(app)
-    doors = route_rules(parts, max_body=settings.max_body)
+    rules = route_rules(parts, max_body=settings.max_body)
     app.state.readers = {
-        (entry.path, method): entry.reader for entry in doors for method in entry.methods if entry.reader is not None
+        (entry.path, method): entry.reader for entry in rules for method in entry.methods if entry.reader is not None
     }
     app.state.request_middleware = RequestMiddleware(
         app.inside,
-        entries=doors,
+        entries=rules,
         token_cache=TokenCache(seconds=settings.token_cache_seconds),
-        worker_pools=crew,
+        worker_pools=pools,
         metrics=counted,
     )
     app.state.database, app.state.sync_service, app.state.timing, app.state.wakeups = (
@@ -167,9 +167,9 @@ def build(
         timing,
         wakeups,
     )
-    app.state.bots, app.state.callers, app.state.run = crew.bots, crew.callers, crew.callers.run
+    app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
-    app.state.batches = SyncBatcher(sync_service, crew.bots, metrics=counted)
+    app.state.batches = SyncBatcher(sync_service, pools.bots, metrics=counted)
     app.state.max_wait, app.state.estimate = settings.max_wait, estimate
     app.state.probe = Probe(database)
     return app

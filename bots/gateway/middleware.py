@@ -167,7 +167,7 @@ class TokenCache:
         self._seconds = seconds
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
 
-    async def principal(self, headers: Headers, crew: WorkerPool) -> Principal:
+    async def principal(self, headers: Headers, workers: WorkerPool) -> Principal:
         """Return the holder of the request's bearer token. Raises Unauthorised."""
         given = headers.getlist("authorization")
         if not given:
@@ -183,7 +183,7 @@ class TokenCache:
             return known[0]
         self._known.pop(digest, None)
         asked_at = clock.monotonic()
-        principal = await crew.run(lambda connection: tokens.verify(connection, token))
+        principal = await workers.run(lambda connection: tokens.verify(connection, token))
         if self._seconds > 0:
             self._known[digest] = (principal, asked_at + self._seconds)
             while len(self._known) > REMEMBERED_TOKENS:
@@ -204,7 +204,7 @@ class RequestMiddleware:
         metrics: GatewayMetrics,
     ) -> None:
         self._app, self._entries, self._keeper = app, entries, token_cache
-        self._crews, self._metrics = worker_pools, metrics
+        self._worker_pools, self._metrics = worker_pools, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -247,22 +247,22 @@ class RequestMiddleware:
 
     async def _admit(self, scope: Scope, receive: Receive, entry: RouteRules) -> None:
         headers = Headers(scope=scope)
-        crew = self._crews.bots if entry.kinds == frozenset({Kind.BOT}) else self._crews.callers
+        workers = self._worker_pools.bots if entry.kinds == frozenset({Kind.BOT}) else self._worker_pools.callers
         if entry.kinds is not None:
-            principal = await self._keeper.principal(headers, crew)
+            principal = await self._keeper.principal(headers, workers)
             if principal.kind not in entry.kinds:
                 raise Forbidden(f"a token of kind {principal.kind} may not use this")
             scope.setdefault("state", {})["principal"] = principal
         reader = entry.reader
         if reader is None:
             return
-        if crew.full:
+        if workers.full:
             raise Busy("the gateway has too much to do")
         raw = await _collected(headers, receive, entry.max_body)
         self._metrics.bodies.labels(entry.path).observe(len(raw))
         at_once = entry.handler is not None and len(raw) <= SMALL
         scope.setdefault("state", {})["body"] = (
-            reader.read(raw) if at_once else await crew.read(lambda: reader.read(raw))
+            reader.read(raw) if at_once else await workers.read(lambda: reader.read(raw))
         )
 
 
