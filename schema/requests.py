@@ -141,8 +141,8 @@ class JobRequest(Payload):
         default=None,
         gt=0,
         le=MAX_TIMEOUT,
-        description="Longest run time, in seconds; a job that runs longer is stopped and has failed. Unset: that of the "
-        "service level, or no limit.",
+        description="Longest run time, in seconds; a job that runs longer is stopped and has failed. Unset: that of "
+        "the service level, or no limit.",
     )
     queue_timeout_seconds: float | None = Field(
         default=None,
