@@ -16,8 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from schema import validation
 from schema.errors import BadInput
-from schema.policy.time_windows import Zone
-from schema.validation import Name, Need
+from schema.validation import Name, Need, Zone
 
 #: Longest time-out of a job, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0

@@ -24,6 +24,7 @@ from schema.moves.sessions import drain
 from schema.policy import meters as meters_policy
 from schema.policy import priority_classes, time_windows
 from schema.tenancy import drains
+from schema.validation import load_zone
 
 #: Longest span that a report may cover, seconds.
 YEAR = 366 * 86400.0
@@ -217,7 +218,7 @@ async def show_pattern(
 ) -> meters.UsagePattern:
     """Show a meter's daily pattern over the last four weeks: percent of its limit by the hour."""
     try:
-        found_zone = time_windows.load_zone(zone)
+        found_zone = load_zone(zone)
     except ValueError as error:
         raise BadInput("zone", str(error)) from None
     levels = await request.app.state.run(lambda connection: meters_policy.history(connection, [name])[name])

@@ -12,7 +12,7 @@ from schema.accounting import accounts
 from schema.errors import BadInput
 from schema.policy import time_windows
 from schema.policy.meters import MAX_AMOUNT
-from schema.validation import check_name
+from schema.validation import check_name, load_zone
 
 #: Longest span that a report may cover, seconds.
 YEAR = 366 * 86400.0
@@ -132,7 +132,7 @@ def class_report(calling: Calling) -> click.Command:
 
 def _zone(_context: click.Context, _option: click.Parameter, value: str) -> ZoneInfo:
     try:
-        return time_windows.load_zone(value)
+        return load_zone(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -186,7 +186,7 @@ def forecast(calling: Calling) -> click.Command:
         else:
             percent = found["percent"]
             expected = "" if percent is None else f", its meter expected at {percent:.3g} %"
-            opens = time_windows.local_time(datetime.fromisoformat(found["at"]), time_windows.load_zone(found["zone"]))
+            opens = time_windows.local_time(datetime.fromisoformat(found["at"]), load_zone(found["zone"]))
             click.echo(f"window '{found['window']}' opens at {opens}{expected}")
 
     return command
