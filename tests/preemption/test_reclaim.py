@@ -164,7 +164,7 @@ CHARGED = "SELECT job_id, fence, names FROM charges"
 
 
 @pytest.fixture
-def tenancy(pool: Pool) -> Tenancy:
+def below(pool: Pool) -> Tenancy:
     """One bot that team-b fills, and team-a, which has a share of the pool and a minimum, and waits."""
     tenancy = Tenancy(pool)
     tenancy.quota("team-a", minimum=1, maximum=5)
@@ -192,12 +192,12 @@ def occupied(pool: Pool, **fields: Any) -> tuple[Bot, dict[str, Any]]:
 
 
 def test_a_job_with_gates_of_an_instance_below_its_minimum_gets_the_place_of_another_and_counts_once(
-    pool: Pool, tenancy: Tenancy
+    pool: Pool, below: Tenancy
 ) -> None:
     bot, work = occupied(pool)
     (job,) = pool.submit(instance="team-a", estimated_cost=3)
     assign(pool)
-    assert tenancy.stop_requests() == 1
+    assert below.stop_requests() == 1
     assert (used(pool), used(pool, "cost")) == (1, 3)
     assert closed(explained(pool, job)) == ["backoff", "reservation", "room"]
     answer = bot.sync(completed(work, "stopped"))
@@ -219,28 +219,28 @@ def test_a_job_with_gates_of_an_instance_below_its_minimum_gets_the_place_of_ano
     ],
 )
 def test_nothing_is_stopped_for_a_job_whose_gates_are_closed_or_that_takes_of_what_bots_have(
-    pool: Pool, tenancy: Tenancy, limits: dict[str, float], request_: dict[str, Any]
+    pool: Pool, below: Tenancy, limits: dict[str, float], request_: dict[str, Any]
 ) -> None:
     share(pool, **limits)
     pool.database.run(lambda c: counters.limit(c, "lock:team-a:tree", 0))
     occupied(pool, resources={"cpu_milli": 100})
     pool.submit(instance="team-a", **request_)
     assign(pool)
-    assert tenancy.stop_requests() == 0
+    assert below.stop_requests() == 0
 
 
-def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", minimum=4)
+def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool, below: Tenancy) -> None:
+    below.quota("team-a", minimum=4)
     pool.submit(4, instance="team-b", priority=10)
     bot = pool.bot(capacity=4)
     pool.given(bot)
     pool.submit(4, instance="team-a")
     for _ in range(2):
         assign(pool)
-    assert (tenancy.stop_requests(), used(pool)) == (2, 2)
+    assert (below.stop_requests(), used(pool)) == (2, 2)
 
 
-def test_a_job_that_room_is_reserved_for_keeps_its_lock_from_others(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_job_that_room_is_reserved_for_keeps_its_lock_from_others(pool: Pool, below: Tenancy) -> None:
     bot, work = occupied(pool)
     (job,) = pool.submit(instance="team-a", terms={"locks": ["tree"]})
     assign(pool)
@@ -257,7 +257,7 @@ def test_a_job_that_room_is_reserved_for_keeps_its_lock_from_others(pool: Pool, 
 
 
 @pytest.mark.parametrize("end", ["over", "drained", "cancelled", "new session", "placed elsewhere"])
-def test_what_was_taken_for_a_job_goes_back_when_its_room_is_given_up(pool: Pool, tenancy: Tenancy, end: str) -> None:
+def test_what_was_taken_for_a_job_goes_back_when_its_room_is_given_up(pool: Pool, below: Tenancy, end: str) -> None:
     bot, _ = occupied(pool)
     (job,) = pool.submit(instance="team-a", estimated_cost=3)
     assign(pool)
@@ -285,7 +285,7 @@ def test_what_was_taken_for_a_job_goes_back_when_its_room_is_given_up(pool: Pool
     assert (used(pool), used(pool, "cost")) == left
 
 
-def test_room_is_not_given_up_while_its_job_may_be_about_to_start_elsewhere(pool: Pool, tenancy: Tenancy) -> None:
+def test_room_is_not_given_up_while_its_job_may_be_about_to_start_elsewhere(pool: Pool, below: Tenancy) -> None:
     occupied(pool)
     pool.submit(instance="team-a")
     assign(pool)
@@ -299,18 +299,18 @@ def test_room_is_not_given_up_while_its_job_may_be_about_to_start_elsewhere(pool
     assert pool.rows(CHARGED) == pool.rows("SELECT FROM reservations") == []
 
 
-def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", minimum=4)
+def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, below: Tenancy) -> None:
+    below.quota("team-a", minimum=4)
     pool.submit(3, instance="team-b", priority=10)
     bot = pool.bot(capacity=4)
     pool.given(bot)
     (job,) = pool.submit(instance="team-a", units=4)
     rest(pool, job, -1)
     assign(pool)
-    assert tenancy.stop_requests() == 3
+    assert below.stop_requests() == 3
 
 
-def test_a_job_for_which_nothing_is_counted_any_more_goes_through_its_gates_again(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_job_for_which_nothing_is_counted_any_more_goes_through_its_gates_again(pool: Pool, below: Tenancy) -> None:
     bot, work = occupied(pool)
     (job,) = pool.submit(instance="team-a")
     reserve(pool, job, "bot-1")
@@ -318,16 +318,16 @@ def test_a_job_for_which_nothing_is_counted_any_more_goes_through_its_gates_agai
     assert pool.job(job).state == "queued"
 
 
-def test_a_rate_is_kept_for_starts_and_takes_no_token_for_room_that_is_reserved(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_rate_is_kept_for_starts_and_takes_no_token_for_room_that_is_reserved(pool: Pool, below: Tenancy) -> None:
     pool.database.run(lambda c: rates.set_rate(c, "llm", per_second=0.001, burst=5, actor="test"))
     occupied(pool)
     pool.submit(instance="team-a", terms={"resource_class": "llm"})
     assign(pool)
-    assert tenancy.stop_requests() == 0
+    assert below.stop_requests() == 0
 
 
 def test_an_instance_that_gets_a_share_while_room_is_reserved_for_its_job_takes_that_over_later(
-    pool: Pool, tenancy: Tenancy
+    pool: Pool, below: Tenancy
 ) -> None:
     pool.database.run(lambda c: accounts.remove_account(c, "team-a", actor="test"))
     bot, work = occupied(pool)
