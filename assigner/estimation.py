@@ -1,5 +1,15 @@
-"""Predictors: from how long jobs of a class ran, how long the next one will. They run beside the assigners, which only
-read what was written; which one, the configuration says."""
+"""Predicted run times per job class, and estimated costs of jobs whose request gives none.
+
+A predictor learns from the latest jobs of each class how long the next one will run. Upkeep runs it and stores the
+predictions; assigners only read them. The configuration names the predictor.
+
+An estimator guesses a job's cost once, when the job is submitted. Nothing is guessed unless `[estimates] estimator`
+names one: "usage", which is built in, or an entry point of the group "leasehold.estimators". Such an entry point is a
+function that takes one request as the gateway takes it, and returns a number:
+
+    [project.entry-points."leasehold.estimators"]
+    measured = "my_package:measured"
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +29,19 @@ from schema.validation import escaped
 
 PREDICTORS_GROUP = "leasehold.predictors"
 QUANTILES = "quantiles"
-#: Jobs of a class that have to be known before anything is predicted for it.
+#: Ended jobs of a class that are needed before a prediction is made for it.
 ENOUGH = 5
 
 
 class Predictor(Protocol):
-    """Something that learns from the jobs that ran last."""
+    """Predicts run times from the latest ended jobs."""
 
     def predict(self, ran: Mapping[str, Sequence[float]]) -> Mapping[str, Prediction]:
-        """How long jobs of a class will run, from the seconds that jobs of each class ran."""
+        """Return a prediction per class. `ran`: for each class, the run times of its latest jobs, in seconds."""
 
 
 class Quantiles:
-    """The median, and what nine of ten stay below."""
+    """Predict the median and the 90th percentile of the latest run times."""
 
     def predict(self, ran: Mapping[str, Sequence[float]]) -> Mapping[str, Prediction]:
         found = {name: quantiles(each, n=10, method="inclusive") for name, each in ran.items() if len(each) >= ENOUGH}
@@ -39,8 +49,10 @@ class Quantiles:
 
 
 def load_predictor(kind: str) -> Predictor:
-    """The predictor of this name. Raises ValueError if there is none, several packages offer one, or it cannot be
-    used."""
+    """Return the predictor of this name.
+
+    Raises ValueError if there is none, if several packages offer one, or if it cannot be used.
+    """
     if kind == QUANTILES:
         return Quantiles()
     place, made = plugins.load_entry_point(PREDICTORS_GROUP, kind, noun="a predictor", built_in=(QUANTILES,))
@@ -53,9 +65,9 @@ def load_predictor(kind: str) -> Predictor:
 
 
 def predict(database: Database, kind: str) -> None:
-    """Look at the jobs of each class that ran last, and write what the predictor makes of them.
+    """Predict run times from the latest jobs of each class, and store the predictions.
 
-    Raises LeaseholdError if that makes no sense.
+    Raises LeaseholdError if a prediction is negative, out of order or above the largest timeout.
     """
     ran = database.run(priority_classes.recent_run_times)
     if not ran:
@@ -67,27 +79,20 @@ def predict(database: Database, kind: str) -> None:
     database.run(lambda connection: priority_classes.store_predictions(connection, found))
 
 
-# What a job is expected to use, where whoever submits it does not say: a guess that is made once, at the submit.
-#
-# Nothing is guessed unless `[estimates] estimator` names who does it: "usage", which is built in, or an entry point of
-# the group "leasehold.estimators", a function of one request as the gateway takes it that gives a number:
-#
-# [project.entry-points."leasehold.estimators"]
-# measured = "my_package:measured"
-
+# Estimated costs.
 
 ESTIMATORS_GROUP = "leasehold.estimators"
 USAGE = "usage"
 
-#: Of one request in the form in which it is stored.
+#: Takes one request in the form in which it is stored; returns its estimated cost.
 Estimator = Callable[[Mapping[str, Any]], float]
 
 
 class EstimateSettings(BaseModel):
-    """What is guessed of jobs.
+    """Settings of the cost estimate.
 
-    estimator: who says what a job is expected to use if its request does not, in the unit of budgets and meters:
-        "usage", or the name of an entry point of the group "leasehold.estimators". Unset: nobody, and it counts as 1.
+    estimator: what estimates the cost of a job whose request gives none, in the unit of budgets and meters: "usage",
+        or the name of an entry point of the group "leasehold.estimators". Unset: no estimate, and the job counts as 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -103,19 +108,22 @@ class EstimateSettings(BaseModel):
 
     @cached_property
     def estimate(self) -> Estimator | None:
-        """The estimator, if there is to be one."""
+        """The configured estimator, or None."""
         return None if self.estimator is None else load_estimator(self.estimator)
 
 
 def guess_usage(request: Mapping[str, Any]) -> float:
-    """3, twice that if the word "complex" is in the label or the command, and 2 more for a job of an instance other
-    than the default one, which stands for a project (Sleepless Agent's usage estimate, in messages)."""
+    """Estimate a job's usage in messages, by the rule of Sleepless Agent.
+
+    A job counts as 3, doubled if the word "complex" is in its label or command. A job of an instance other than the
+    default one, which stands for a project, counts 2 more.
+    """
     described = " ".join([request["label"], *request["payload"]["command"]]).lower()
     return 3.0 * (2 if "complex" in described else 1) + (2 if request["instance"] != DEFAULT_INSTANCE else 0)
 
 
 def load_estimator(name: str) -> Estimator:
-    """The estimator of this name. Raises ValueError if there is none, or it cannot be used."""
+    """Return the estimator of this name. Raises ValueError if there is none, or if it cannot be used."""
     if name == USAGE:
         return guess_usage
     place, made = plugins.load_entry_point(ESTIMATORS_GROUP, name, noun="an estimator", built_in=(USAGE,))
@@ -133,8 +141,7 @@ def load_estimator(name: str) -> Estimator:
 
 
 def with_estimate(request: dict[str, Any], estimate: Estimator | None, **of: str) -> dict[str, Any]:
-    """The request with what the job is expected to use, if it does not say so itself; `of`: fields that it has from its
-    graph."""
+    """Return the request with an estimated cost, unless it gives one. `of`: fields that its graph adds to it."""
     if estimate is None or "estimated_cost" in request:
         return request
     return request | {"estimated_cost": estimate(request | of)}

@@ -1,4 +1,4 @@
-"""How a process logs."""
+"""Logging of a process to standard error."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ from structlog.typing import ExcInfo
 
 
 def to_stderr(level: str) -> None:
-    """Log from `level` on to standard error: for people on a terminal, else `key=value` lines."""
+    """Log events of at least `level` to standard error: coloured text on a terminal, else `key=value` lines."""
     is_terminal = sys.stderr.isatty()
     form: Callable[..., Any] = (
         structlog.dev.ConsoleRenderer(exception_formatter=_print_frames)
@@ -32,9 +32,9 @@ def to_stderr(level: str) -> None:
 
 
 def _frames(exc_info: ExcInfo) -> str:
-    """Where it happened and what it was, without the values that were at hand: they may be a job's, or secret.
+    """Format an error with its stack but without local values, which may be a job's data or secret.
 
-    PostgreSQL tells of rows in the details of its errors; of those only the code is kept.
+    PostgreSQL's error details can quote rows, so only the SQLSTATE of its errors is kept.
     """
     kind, value, trace = exc_info
     code = getattr(getattr(value, "orig", value), "sqlstate", None)

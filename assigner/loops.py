@@ -1,4 +1,9 @@
-"""Background loops: every one is a function that does its work once and says when it wants to be called again."""
+"""Background loops and process signals.
+
+A loop calls a function again and again. The function does its work once and returns the seconds until the next call.
+`Signals` collects process signals for a main thread that waits. A signal handler could interrupt code that holds any
+lock, so signals are read by a loop that holds none.
+"""
 
 import math
 import os
@@ -18,7 +23,7 @@ from schema import clock
 from schema.errors import LeaseholdError
 from schema.postgres.notify import Signal
 
-#: Delays up to this many seconds are pauses of a busy loop, which nobody needs to wake.
+#: A loop that pauses for at most this many seconds counts as busy and needs no wake-up.
 SHORT = 0.05
 #: Longest wait after consecutive errors, seconds.
 ERROR_DELAY_MAX = 30.0
@@ -27,17 +32,17 @@ log = structlog.get_logger(__name__)
 
 
 class Again(float):
-    """Seconds after which a loop comes again that has work, but not its turn: nobody needs to wake it either."""
+    """Delay, in seconds, of a loop that waits for its turn: it counts as busy and needs no wake-up."""
 
 
 class Loop:
     """A thread that calls `run_once` again and again, waiting the seconds it returns or until it is woken.
 
-    name: of the thread and in metrics; from the configuration, so that there are few.
-    signal: what wakes it, its own and nobody else's; the creator closes it.
-    idle: entered while it sleeps, so that others know that it wants to be woken (`Wakeups.idle`).
-    on_error_delay: seconds until the next run after an error, doubled with each error in a row up to 30 s, of which
-        a random part between a half and the whole is waited (BuildGrid waits one interval after every error).
+    name: name of the thread, and label in metrics; it comes from the configuration, so that there are few.
+    signal: what wakes the loop; no other loop shares it, and its creator closes it.
+    idle: context entered while the loop sleeps, so that others know that it wants to be woken (`Wakeups.idle`).
+    on_error_delay: seconds until the next run after an error. They double with each error in a row, up to 30 s; the
+        loop waits a random part of them, at least half. (BuildGrid waits one interval after every error.)
     """
 
     def __init__(
@@ -66,13 +71,13 @@ class Loop:
 
     @property
     def running(self) -> bool:
-        """Whether its thread is alive."""
+        """True if the thread of the loop is alive."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
     @property
     def age(self) -> float:
-        """Seconds since a run last ended well, or since the start; NaN before that."""
+        """Seconds since a run last succeeded, or since the start; NaN before the start."""
         return self._monotonic() - self._ended_well
 
     def start(self) -> None:
@@ -87,9 +92,9 @@ class Loop:
             self._thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Let a run that is under way end, and wait for it, at most `timeout` seconds. Idempotent.
+        """Let the current run end and wait for it, at most `timeout` seconds. Idempotent.
 
-        Tells whether the thread has ended.
+        Returns True if the thread has ended.
         """
         self._stopping.set()
         self._signal.set()
@@ -106,7 +111,7 @@ class Loop:
             return True
 
     def wake(self) -> None:
-        """Run again at once, or once more if it is running now. After an error the wait goes on."""
+        """Run again at once, or once more after the current run. A wait after an error is not shortened."""
         self._signal.set()
 
     def _run(self) -> None:
@@ -120,10 +125,10 @@ class Loop:
                     self._sleep()
 
     def _sleep(self) -> None:
-        """Run as seldom as `run_once` asks until it has work again, with the idle flag up.
+        """Run after each delay that `run_once` asks for, until it has work again, while marked idle.
 
-        The first look is at once: work committed between the look that found nothing and the flag was announced to
-        nobody, and no later wake-up would speak of it. Only what is committed after the flag reaches the signal.
+        The first run is at once. Work that was committed after the last run, but before the loop was marked idle,
+        caused no wake-up and never will. Only a commit after the mark reaches the signal.
         """
         while not self._stopping.is_set():
             self._signal.clear()
@@ -133,7 +138,7 @@ class Loop:
                 return
 
     def _once(self) -> float:
-        """One run: its delay, or 0 after an error, which is waited for here and by no wake-up shortened."""
+        """Run once and return the delay. After an error, wait here, so that no wake-up shortens it, and return 0."""
         try:
             delay = self._run_once()
         except Exception as error:
@@ -169,11 +174,8 @@ def _is_busy(delay: float) -> bool:
     return delay <= SHORT or isinstance(delay, Again)
 
 
-# Signals as something to wait for: a handler interrupts code that may hold any lock, a loop that reads holds none.
-
-
 class Signals:
-    """Collects the given signals for as long as it is entered, in the main thread only."""
+    """Context manager that collects the given signals; for the main thread only."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers
@@ -181,7 +183,7 @@ class Signals:
         self._read = self._write = self._fd_before = -1
 
     def wait(self, seconds: float | None) -> signal.Signals | None:
-        """The next signal, waiting at most `seconds` (None = for ever); None if none came."""
+        """Wait at most `seconds` (None = for ever) for the next signal; return None if none came."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._read, selectors.EVENT_READ)
             if not selector.select(None if seconds is None else max(0.0, seconds)):
@@ -206,4 +208,4 @@ class Signals:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """What matters is the byte that the interpreter has already written."""
+    """Do nothing: the interpreter has already written the byte that `Signals.wait` reads."""

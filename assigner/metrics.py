@@ -1,4 +1,7 @@
-"""What assigners and upkeep count. Labels are bounded: names of the configuration or words listed here, never ids."""
+"""Prometheus metrics of assigners and upkeep.
+
+The number of label values is bounded: labels are names from the configuration or words listed here, never ids.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +13,7 @@ from schema.fleet.success import Swarm
 
 CYCLES = Counter(
     "leasehold_assigner_cycles_total",
-    "Cycles of the assigners, by what came of them: assigned, deferred, idle or lost.",
+    "Cycles of the assigners, by result: assigned, deferred, idle or lost.",
     ["result"],
 )
 CYCLE_SECONDS = Histogram(
@@ -25,7 +28,7 @@ JOBS_ASSIGNED = Counter(
 )
 JOBS_DEFERRED = Counter(
     "leasehold_jobs_deferred_total",
-    "Jobs that were looked at and put back with a delay, by the reason why no bot could take them.",
+    "Jobs that were considered and put back with a delay, by the reason why no bot could take them.",
     ["reason"],
 )
 RACES_LOST = Counter(
@@ -36,37 +39,37 @@ RACES_LOST = Counter(
 
 QUEUES_CLOSED = Counter(
     "leasehold_gated_queues_closed_total",
-    "Queues of jobs that ask for more than a place which a gate kept waiting as a whole, of those that a cycle asks.",
+    "Queues of constrained jobs that a gate kept waiting as a whole, counted each cycle among the queues it read.",
     ["gate"],
 )
 JOBS_CLOSED = Counter(
     "leasehold_gated_jobs_closed_total",
-    "Jobs of open queues which a gate kept waiting, counted each cycle.",
+    "Constrained jobs of open queues that a gate kept waiting, counted each cycle.",
     ["gate"],
 )
 PICKS_EMPTY = Counter(
     "leasehold_gated_picks_empty_total",
-    "Looks at jobs that ask for more than a place which gave none, by the reason: a gate, no room, empty queue, "
-    "or others have them.",
+    "Picks of constrained jobs that found none, by the reason: a gate, no room, empty queue, or taken by other "
+    "assigners.",
     ["reason"],
 )
 
 PREEMPTIONS = Counter(
     "leasehold_preemptions_total",
-    "Running jobs that were asked to stop so that an instance gets its minimum.",
+    "Running jobs that were asked to stop so that an instance gets its minimum quota.",
 )
 FAIRNESS = Gauge(
     "leasehold_fairness_index",
-    "Jain's index of what managed instances with jobs waiting have used for their weights: 1 = alike; NaN = nobody.",
+    "Jain's index of usage over weight, of managed instances with waiting jobs: 1 = equal; NaN = no such instance.",
 )
 FAIRNESS.set(math.nan)
 QUOTA_DRIFT = Counter(
     "leasehold_quota_drift_total",
-    "Quota counters that differed from the live leases they count, and were repaired: each is a defect.",
+    "Quota counters that differed from the live leases they count and were repaired: each is a defect.",
 )
 CAPACITY_DRIFT = Counter(
     "leasehold_capacity_drift_total",
-    "Bots whose units in use differed from their live leases or reservations, and were repaired: each is a defect.",
+    "Bots whose units in use differed from their live leases or reservations and were repaired: each is a defect.",
 )
 
 ASSIGNMENT_SCORE = Histogram(
@@ -89,44 +92,44 @@ COHORT_PROBATION = Gauge("leasehold_cohort_bots_on_probation", "Bots of a cohort
 COHORT_IN_FLIGHT = Gauge("leasehold_cohort_units_in_flight", "Units in use on the bots of a cohort.", ["cohort"])
 COHORT_CONCENTRATION = Gauge(
     "leasehold_cohort_concentration",
-    "Herfindahl index of the units in use by bot, over what it would be if every bot of the cohort were loaded alike: "
-    "1 is even, NaN if none are in use.",
+    "Herfindahl index of the units in use by bot, divided by its value if all bots of the cohort had equal load: "
+    "1 = even, NaN = no units in use.",
     ["cohort"],
 )
 _OF_COHORTS = (COHORT_LOAD, COHORT_SUCCESS, COHORT_BOTS, COHORT_PROBATION, COHORT_IN_FLIGHT, COHORT_CONCENTRATION)
 BLOCKED_FOREVER = Gauge(
     "leasehold_graph_nodes_blocked_forever",
-    "Nodes of unfinished graphs with a dependency that is absent or ended otherwise than they ask, at the last upkeep.",
+    "Nodes of unfinished graphs with a dependency that can never be met, at the last upkeep.",
 )
 
 JOBS = Gauge(
     "leasehold_jobs",
-    "Jobs that are not over, by state, at the last look of upkeep, which is once a minute. Of more than 100,000 that "
-    "wait in one way, or run, at least so many.",
+    "Jobs that have not ended, by state; upkeep counts them once a minute. A state with more than 100,000 jobs shows a "
+    "lower bound.",
     ["state"],
 )
 OLDEST_WAIT = Gauge(
     "leasehold_oldest_wait_seconds",
-    "Seconds for which the oldest queued job among those that were counted had been so, at that look; 0 without any.",
+    "Seconds in the queue of the oldest queued job among those counted, at the last count; 0 = no queued job.",
 )
 UNMATCHABLE = Gauge(
     "leasehold_jobs_unmatchable",
-    "Queued jobs that no present bot could run, even if it were idle, at that look.",
+    "Queued jobs that no present bot could run even if it were idle, at the last count.",
 )
 
 REAPED = Counter(
     "leasehold_upkeep_reaped_total",
-    "What upkeep put right: sessions expired, jobs requeued, leases stopped, sessions closed or jobs deleted, by kind.",
+    "Repairs by upkeep: sessions expired, jobs requeued, leases stopped, sessions closed or jobs deleted, by kind.",
     ["kind"],
 )
 WATCHED = Counter(
     "leasehold_waiting_jobs_total",
-    "Waiting jobs that were promoted because they starved, hastened because they are due, or found at risk to be late.",
+    "Waiting jobs that were promoted after starving, hastened before their deadline, or found at risk of missing it.",
     ["move"],
 )
 DEFERRED = Counter(
     "leasehold_overflow_jobs_total",
-    "Jobs that were taken off the queue because more waited than may, and that returned to it, by move.",
+    "Jobs deferred because the queue was over its limit, and deferred jobs returned to the queue, by move.",
     ["move"],
 )
 TICK_AGE = Gauge(
@@ -137,7 +140,7 @@ TICK_AGE.set(math.nan)
 
 LOOP_CYCLES = Counter(
     "leasehold_loop_cycles_total",
-    "Runs of a background loop of this process that ended well.",
+    "Runs of a background loop of this process that succeeded.",
     ["loop"],
 )
 LOOP_ERRORS = Counter(
@@ -147,13 +150,13 @@ LOOP_ERRORS = Counter(
 )
 LOOP_AGE = Gauge(
     "leasehold_loop_age_seconds",
-    "Seconds since a background loop of this process last completed a run that ended well.",
+    "Seconds since a background loop of this process last completed a run without an error.",
     ["loop"],
 )
 
 
 def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, evicted: int, strategy: str) -> None:
-    """Count one cycle of an assigner that took `seconds`, granted, postponed, lost and evicted so many jobs."""
+    """Count one assigner cycle: its duration in seconds, and the jobs granted, postponed, lost and evicted."""
     CYCLE_SECONDS.observe(seconds)
     result = "assigned" if granted else "lost" if lost else "deferred" if postponed else "idle"
     CYCLES.labels(result=result).inc()
@@ -168,13 +171,13 @@ def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, ev
 
 
 def observe_scores(scores: Iterable[float]) -> None:
-    """Placements that became leases, by what the strategy `success` thought of their bots."""
+    """Record the scores that the strategy `success` gave to the bots of granted leases."""
     for score in scores:
         ASSIGNMENT_SCORE.observe(score)
 
 
 def observe_swarms(swarms: Sequence[Swarm]) -> None:
-    """How the bots of every cohort are; cohorts that are no more are dropped."""
+    """Record the statistics of every cohort's bots; drop cohorts that no longer exist."""
     for gauge in _OF_COHORTS:
         gauge.clear()
     for one in swarms:
@@ -189,7 +192,7 @@ def observe_swarms(swarms: Sequence[Swarm]) -> None:
 
 
 def observe_backlog(jobs: Mapping[str, int], *, oldest: float, unmatchable: int) -> None:
-    """What waits and runs, by state; how long the oldest has been queued, seconds; what nobody could run."""
+    """Record the jobs by state, the oldest one's seconds in the queue, and the jobs that no bot could run."""
     for state, count in jobs.items():
         JOBS.labels(state).set(count)
     OLDEST_WAIT.set(oldest)
@@ -201,13 +204,16 @@ def _known(value: float | None) -> float:
 
 
 def observe_fairness(index: float | None) -> None:
-    """How evenly the instances that have jobs waiting have been served, None if there is nothing to compare."""
+    """Record the fairness index of instances with waiting jobs; None if there is nothing to compare."""
     FAIRNESS.set(math.nan if index is None else index)
 
 
 def observe_gates(*, queues: Mapping[str, int], jobs: Mapping[str, int], picked: int, empty: str | None) -> None:
-    """Count one look at jobs that ask for more than a place: what gates have closed, by their names, and why it gave
-    none of `picked` jobs."""
+    """Count one pick of constrained jobs.
+
+    queues, jobs: how many of each every gate kept waiting, by the gate's name. picked: jobs found. empty: the reason
+    if no job was found and no gate was closed.
+    """
     for gate, count in queues.items():
         QUEUES_CLOSED.labels(gate=gate).inc(count)
     for gate, count in jobs.items():
@@ -218,12 +224,12 @@ def observe_gates(*, queues: Mapping[str, int], jobs: Mapping[str, int], picked:
 
 
 def observe_reaped(kind: str, count: int) -> None:
-    """Count what a round of upkeep put right."""
+    """Count the repairs of one kind in a round of upkeep."""
     if count:
         REAPED.labels(kind=kind).inc(count)
 
 
 def observe_tick() -> None:
-    """A round of upkeep has just ended."""
+    """Record that a round of upkeep has just ended."""
     ended = clock.monotonic()
     TICK_AGE.set_function(lambda: clock.monotonic() - ended)

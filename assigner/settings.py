@@ -1,4 +1,4 @@
-"""What every command starts from: a data directory, a configuration, and the way to the database they name."""
+"""The installation that a command runs in: data directory, configuration, and the database that they name."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -34,14 +34,14 @@ from schema.tenancy.instances import InstanceSettings
 from schema.timing import Timing
 from schema.validation import escaped
 
-#: Seconds a command, as opposed to a process of the pool, waits for a database that is away.
+#: Seconds that a command waits for an unreachable database; processes of the pool wait longer.
 COMMAND_TIMEOUT = 3.0
-#: What an entry of a list of sections may be called by.
+#: Keys by which an entry of a list of sections is named.
 NAMES = ("name", "label", "resource")
 
 
 class PoolSettings(ConfigModel):
-    """The sections that this side of the house reads; the whole file has more, see `cli.Settings`."""
+    """The sections that `assigner` reads; `assigner/cli/main.py` adds those of `bots` for the whole file."""
 
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     timing: Timing = Field(default_factory=Timing)
@@ -68,7 +68,7 @@ class PoolSettings(ConfigModel):
             next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
         )
         if repeated is not None:
-            raise ValueError(f"'{escaped(repeated, 64)}' stands there twice")
+            raise ValueError(f"'{escaped(repeated, 64)}' is declared twice")
         return settings
 
     @field_validator("database")
@@ -88,8 +88,11 @@ class PoolSettings(ConfigModel):
 
 @dataclass(frozen=True)
 class Installation:
-    """Where a command runs. `sections` is the model of the whole configuration file; `at_home` tells that the data
-    directory is the one that every command uses unless told otherwise."""
+    """Where a command runs.
+
+    sections: the model of the whole configuration file.
+    at_home: True if the data directory is the default one.
+    """
 
     data: Path
     config: Path | None
@@ -104,9 +107,9 @@ class Installation:
 
     @contextmanager
     def database(self, role: str, *, patience: float | None = None) -> Iterator[Database]:
-        """The configured database; an embedded server runs at least for as long as this is entered.
+        """Connect to the configured database, and keep an embedded server running until the context ends.
 
-        patience: seconds to wait for a database that is away instead of the configured ones.
+        patience: seconds to wait for an unreachable database, at most the configured ones.
         """
         settings = self.settings.database
         if patience is not None:
@@ -122,7 +125,7 @@ class Installation:
 
     @contextmanager
     def ready_database(self, role: str, *, patience: float | None = None) -> Iterator[Database]:
-        """The same, refused with NotReady if it has not the schema that this program needs."""
+        """Connect as `database` does. Raises NotReady if the schema is not the one that this program needs."""
         with self.database(role, patience=patience) as database:
             migrate.require(database)
             yield database
@@ -130,7 +133,7 @@ class Installation:
 
 @contextmanager
 def explaining_errors() -> Iterator[None]:
-    """Say in one line what PostgreSQL says, which only an operator may hear."""
+    """Turn PostgreSQL's errors into one line each. For operators only: others must not see the server's messages."""
     try:
         yield
     except NotReady as error:
@@ -145,6 +148,6 @@ def explaining_errors() -> Iterator[None]:
 
 
 def _first_line(error: BaseException | None) -> str:
-    """PostgreSQL's own words without details, which hold values."""
+    """Return the first line of PostgreSQL's message, without the details, which hold values."""
     lines = str(error).strip().splitlines()
     return escaped(lines[0] if lines else type(error).__name__, 300)

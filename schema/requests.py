@@ -16,8 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from schema import validation
 from schema.errors import BadInput
-from schema.policy.time_windows import Zone
-from schema.validation import Name, Need
+from schema.validation import Name, Need, Zone
 
 #: Longest time-out of a job, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
@@ -141,8 +140,8 @@ class JobRequest(Payload):
         default=None,
         gt=0,
         le=MAX_TIMEOUT,
-        description="Longest run time, in seconds, after which the job is stopped and dead. Unset: that of the "
-        "service level, or no limit.",
+        description="Longest run time, in seconds; a job that runs longer is stopped and has failed. Unset: that of "
+        "the service level, or no limit.",
     )
     queue_timeout_seconds: float | None = Field(
         default=None,

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, Never, get_args
+from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import AfterValidator, Field
 
@@ -74,6 +76,22 @@ def _stored_label(value: str) -> str:
 
 #: A label as a field of a model.
 Label = Annotated[str, Field(min_length=1), AfterValidator(_stored_label)]
+
+
+@cache
+def _zone_names() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def load_zone(name: str) -> ZoneInfo:
+    """The time zone with this name, such as `UTC` or `Europe/Berlin`. Raises ValueError if there is none."""
+    if name not in _zone_names():
+        raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
+    return ZoneInfo(name)
+
+
+#: The name of a time zone as a field of a model.
+Zone = Annotated[str, AfterValidator(lambda name: load_zone(name).key)]
 
 
 def check_name(field: str, value: str) -> str:

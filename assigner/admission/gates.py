@@ -12,6 +12,7 @@ from schema.accounting.rates import Advice, Bucket
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.policy import time_windows
 from schema.policy.time_windows import PreferredHours, WindowSchedule
+from schema.validation import load_zone
 
 # Quotas of owners and of projects: what their jobs may cost within the rolling window.
 
@@ -270,7 +271,7 @@ def _preferred_hours(queue: ConstrainedQueue) -> PreferredHours | None:
     wanted = queue.constraints.get("preferred_hours")
     if not wanted:
         return None
-    return PreferredHours(frozenset(wanted), time_windows.load_zone(queue.constraints.get("preferred_zone", "UTC")))
+    return PreferredHours(frozenset(wanted), load_zone(queue.constraints.get("preferred_zone", "UTC")))
 
 
 # The gate of rates: how fast jobs of a resource class, or of a model of it, may start.

@@ -1,7 +1,8 @@
-"""The routes that change what waits: hold jobs aside, release them, queue them again, give them another priority.
+"""The routes that change waiting jobs: hold, release, requeue, and change the priority.
 
-All of it is the operators', audited with its reason. Submitters may only give jobs of their instance another priority,
-within the priorities of their token and unless several submissions share the job. Mounted like `intake`.
+Operators may use all of them, and each change is audited with its reason. Submitters may only change the priority of
+their instance's jobs, within the ceiling of their token, and not of jobs that several submissions share. The gateway
+mounts these routes as it does those of `assigner/api/jobs.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,13 +47,13 @@ class RequeueRequest(RequestModel):
     key: str | None = Field(
         default=None,
         min_length=1,
-        description="the same key never makes a second job of the same one; at most 150 bytes",
+        description="with the same key, a job is requeued once only; at most 150 bytes",
     )
     reason: Reason = ""
 
 
 class PriorityRequest(RequestModel):
-    """Jobs by their ids, or the waiting ones of an instance, with a label, or both; at most 10,000 of them."""
+    """Jobs by id, or the waiting jobs of an instance, with a label, or both; at most 10,000."""
 
     priority: int = Field(ge=validation.PRIORITY_MIN, le=validation.PRIORITY_MAX, description="lower = more urgent")
     ids: list[str] | None = Field(default=None, min_length=1, max_length=validation.MAX_BATCH)
@@ -66,7 +67,7 @@ router = APIRouter(prefix="/v1", tags=["callers"])
 
 @router.post("/jobs/hold", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS_IDS)
 async def hold(request: Request, body: Annotated[HoldRequest, Read], caller: Caller) -> models.HeldAnswer:
-    """Hold queued jobs aside; others are left as they are. 404 only if none of them exists."""
+    """Hold queued jobs; jobs in other states stay as they are. 404 only if none of the ids exists."""
     reason = _reason(body.reason)
 
     def work(connection: Connection) -> models.HeldAnswer:
@@ -82,7 +83,7 @@ async def hold(request: Request, body: Annotated[HoldRequest, Read], caller: Cal
 
 @router.post("/jobs/release", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS_IDS)
 async def release(request: Request, body: Annotated[HoldRequest, Read], caller: Caller) -> models.HeldAnswer:
-    """Put held jobs back into the queue, with the age they had. 404 only if none of them exists."""
+    """Put held jobs back into the queue with the age they had. 404 only if none of the ids exists."""
     reason = _reason(body.reason)
 
     def work(connection: Connection) -> models.HeldAnswer:
@@ -98,10 +99,10 @@ async def release(request: Request, body: Annotated[HoldRequest, Read], caller: 
 
 @router.post("/jobs/requeue", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=OPERATORS_IDS)
 async def requeue(request: Request, body: Annotated[RequeueRequest, Read], caller: Caller) -> models.RequeueAnswer:
-    """Release held jobs, and make a new job like each one that failed, died or was cancelled. Others are left.
+    """Release held jobs, and make a new job like each one that failed, died or was cancelled. Others stay.
 
-    A final job stays what it is; the history of the new one says what it was made from. 404 only if none of them
-    exists, 409 `queue_full` if a label may not have so many queued jobs; nothing is changed then.
+    A final job does not change; the history of the new job names it. 404 only if none of the ids exists. 409
+    `queue_full` if a label would have more queued jobs than its limit; nothing is changed then.
     """
     reason = _reason(body.reason)
     key = None if body.key is None else validation.check_text("key", body.key, MAX_REQUEUE_KEY_BYTES)
@@ -132,10 +133,10 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
 
 @router.post("/jobs/priority", responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS)
 async def priority(request: Request, body: Annotated[PriorityRequest, Read], caller: Caller) -> models.PriorityAnswer:
-    """Change the priority of jobs that are queued or held aside; the others keep theirs.
+    """Change the priority of queued and held jobs; jobs in other states keep theirs.
 
-    A submitter leaves those unchanged that other submissions share with it.
-    With ids it is 404 only if none of them exists. With a filter it changes at most 10,000 and says if there are more.
+    A submitter cannot change jobs that other submissions share. With ids: 404 only if none of them exists. With a
+    filter: at most 10,000 jobs change, and the answer says if there are more.
     """
     reason = _reason(body.reason)
     if not caller.may_use_priority(body.priority):
@@ -207,9 +208,9 @@ def _act_on_each(
     reason: str | None,
     details: Mapping[str, Any] | None = None,
 ) -> dict[str, Result]:
-    """Act on the jobs with these ids and note it; returns what was found of each, by the id as it was given.
+    """Act on the jobs with these ids and audit it. Returns the results by id as given.
 
-    Raises NotFound if there is none of them.
+    Raises NotFound if none of the jobs exists.
     """
     known = {given: routing.uuid_or_none(given) for given in ids}
     wanted = sorted({job for job in known.values() if job is not None})

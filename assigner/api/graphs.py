@@ -1,4 +1,4 @@
-"""The routes of graphs: submit one, look at it, list them, cancel one. Mounted with those of `intake`."""
+"""The routes of graphs: submit, show, list and cancel. They are mounted with those of `assigner/api/jobs.py`."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -20,38 +20,42 @@ from schema.moves.graphs import cancel_graph, submit_graph
 from schema.requests import DEFAULT_INSTANCE, GraphRequest
 from schema.tenancy.tokens import Principal
 
-#: Graphs in one answer; each is counted node by node.
+#: Most graphs in one answer; the answer counts each graph's nodes, which takes time.
 MAX_GRAPHS = 100
 
 log = structlog.get_logger()
 
-GraphId = Annotated[str, Path(max_length=200, description="id or name; of several with one name the newest is meant")]
+GraphId = Annotated[
+    str, Path(max_length=200, description="id or name; a name stands for the newest graph of that name")
+]
 
 
 class SubmittedNode(BaseModel):
     node: int
-    id: UUID = Field(description="of its job")
+    id: UUID = Field(description="id of its job")
 
 
 class SubmittedGraph(BaseModel):
     id: UUID
     name: str
     created: bool = Field(description="false: the key had been used before by an equal request")
-    nodes: list[SubmittedNode] = Field(description="by number, as far as their jobs are still kept")
+    nodes: list[SubmittedNode] = Field(description="by number, without nodes whose jobs were deleted")
     edges: int
-    ready: int = Field(description="nodes that depended on nothing")
-    missing: list[int] = Field(description="numbers that nodes depend on and no node has: those never run")
+    ready: int = Field(description="nodes without dependencies, which may start at once")
+    missing: list[int] = Field(
+        description="numbers that nodes depend on but no node has: the nodes that depend on them never run"
+    )
     warnings: list[str]
-    replaced: int | None = Field(description="jobs of an older graph of that name that were cancelled; null = no such")
+    replaced: int | None = Field(description="cancelled jobs of an older graph of that name; null = there was none")
 
 
 class GraphRow(BaseModel):
-    """A graph and how many of its nodes are in which state."""
+    """A graph with the number of its nodes in each state."""
 
     id: UUID
     instance: str
     name: str
-    state: str = Field(description="active, stalled (nothing of it can run any more), finished, cancelled or replaced")
+    state: str = Field(description="active, stalled (no node of it can run any more), finished, cancelled or replaced")
     priority: int
     nodes: int
     edges: int
@@ -59,10 +63,10 @@ class GraphRow(BaseModel):
     created_at: datetime
     finished_at: datetime | None
     blocked: int
-    blocked_forever: int = Field(description="of the blocked ones; they cannot run whatever happens")
+    blocked_forever: int = Field(description="blocked nodes that can never run")
     queued: int
     parked: int
-    active: int = Field(description="on bots")
+    active: int = Field(description="leased to bots or running")
     succeeded: int
     failed: int
     cancelled: int
@@ -71,13 +75,13 @@ class GraphRow(BaseModel):
 
 class Node(BaseModel):
     node: int
-    job: UUID | None = Field(description="null: it was over long ago and has been deleted")
+    job: UUID | None = Field(description="null: it ended long ago and was deleted")
     state: str
     depth: int
     priority: int | None
-    waits_for: int = Field(description="dependencies that are not met")
-    missing: list[int] = Field(description="dependencies on numbers that no node has")
-    dead_end: bool = Field(description="one of its dependencies can never be met")
+    waits_for: int = Field(description="number of unmet dependencies")
+    missing: list[int] = Field(description="numbers that it depends on but no node has")
+    dead_end: bool = Field(description="true: one of its dependencies can never be met")
     reason: str | None
 
 
@@ -94,8 +98,8 @@ class GraphList(BaseModel):
 class CancelledGraph(BaseModel):
     id: UUID
     name: str
-    state: str = Field(description="afterwards")
-    jobs: int = Field(description="that this call cancelled, or whose bots it asked to stop")
+    state: str = Field(description="state after the call")
+    jobs: int = Field(description="jobs that this call cancelled or asked bots to stop")
 
 
 router = APIRouter(prefix="/v1", tags=["callers"])
@@ -103,9 +107,9 @@ router = APIRouter(prefix="/v1", tags=["callers"])
 
 @router.post("/graphs", responses=problems(400, 408, 409, 413, 415), openapi_extra=CALLERS)
 async def submit(request: Request, body: Annotated[GraphRequest, Read], caller: Caller) -> SubmittedGraph:
-    """Submit a whole graph, all or nothing, in the place of an unfinished one of its name.
+    """Submit a whole graph, all or nothing. It replaces an unfinished graph of the same name.
 
-    400 for a circle, with the way round it, and for a number given twice. 409 as for jobs.
+    400 for a circle of dependencies, which the answer names, and for a number given twice. 409 as for jobs.
     """
     state = request.app.state
     found: SubmittedGraph = await state.callers.call(
@@ -123,7 +127,7 @@ async def list_graphs(
     limit: Annotated[int, Query(ge=1, le=MAX_GRAPHS)] = 50,
     before: Annotated[str | None, Query(max_length=200)] = None,
 ) -> GraphList:
-    """Graphs, newest first; with `open` only those of which a node has not ended."""
+    """List graphs, newest first; with `open` only graphs with nodes that have not ended."""
     wanted = None if instance is None else validation.check_name("instance", instance)
 
     def work(connection: Connection) -> GraphList:
@@ -145,7 +149,7 @@ async def show(
     after: Annotated[int, Query(ge=-1)] = -1,
     limit: Annotated[int, Query(ge=0, le=validation.MAX_LIST)] = 100,
 ) -> Graph:
-    """One graph, with a page of its nodes."""
+    """Show one graph, with a page of its nodes."""
 
     def work(connection: Connection) -> Graph:
         row_id, _ = _find_graph(connection, id, caller, instance=instance)
@@ -158,13 +162,13 @@ async def show(
 
 
 class CancelRequest(submission.RequestModel):
-    graph: str = Field(min_length=1, description="id or name; of several with one name the newest is meant")
-    instance: str | None = Field(default=None, description="if several have a graph of that name")
+    graph: str = Field(min_length=1, description="id or name; a name stands for the newest graph of that name")
+    instance: str | None = Field(default=None, description="needed if several instances have a graph of that name")
 
 
 @router.post("/graphs/cancel", responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS)
 async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller: Caller) -> CancelledGraph:
-    """Cancel what waits in a graph and ask bots to stop what runs. Once is as good as several times."""
+    """Cancel the waiting jobs of a graph and ask bots to stop the running ones. A repeat is harmless."""
     sync = request.app.state.timing.sync
 
     def work(connection: Connection) -> CancelledGraph:

@@ -1,8 +1,8 @@
-"""The callers' and operators' routes: submit, look, wait, cancel, and the pool at a glance.
+"""The callers' routes for jobs: submit, show, list, wait, output, cancel, explain; also pool status and bots.
 
-Mounted by the gateway, whose door has checked the token's kind and read the body, on a thread, as the type of the
-handler's parameter `body`. From `app.state` it takes `run` (work in a transaction, on a thread), `callers` (calls and
-reading on a thread), `polls` (long polls by topic) and `timing`.
+The gateway mounts these routes. Its middleware has checked the kind of the token, and has read the body on a thread as
+the type of the handler's parameter `body`. The handlers use `app.state`: `run` (work in a transaction, on a thread),
+`callers` (calls and reads on a thread), `polls` (long polls by topic) and `timing`.
 """
 
 from collections.abc import Sequence
@@ -28,20 +28,20 @@ from schema.states import JobState as State
 
 #: Longest wait a caller may ask for, seconds.
 MAX_WAIT = 60.0
-#: Status of an answer whose caller hung up; nobody receives it.
+#: Status of the answer to a caller that has disconnected; nobody receives it.
 HUNG_UP = 499
 
 
 class CancelRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
     all_submissions: bool = Field(
-        default=False, description="operators only: cancel the jobs themselves, whoever else shares them"
+        default=False, description="operators only: cancel the jobs themselves, even if other submissions share them"
     )
 
 
 class WaitRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
-    wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="seconds the answer may be held back")
+    wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="longest time to wait for the answer, seconds")
 
 
 router = APIRouter(prefix="/v1", tags=["callers"])
@@ -49,10 +49,10 @@ router = APIRouter(prefix="/v1", tags=["callers"])
 
 @router.post("/jobs", responses=problems(400, 408, 409, 413, 415), openapi_extra=CALLERS)
 async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller: Caller) -> models.SubmitAnswer:
-    """Submit a batch, all or nothing. The answer comes once the jobs are safe; a key makes a repeat harmless.
+    """Submit a batch, all or nothing. The answer comes once the jobs are durable; a key makes a repeat harmless.
 
-    409 `key_reused` if a key was used before for another request, and `queue_full` if a label may not have so many
-    queued jobs: the same request may be taken later.
+    409 `key_reused` if a key was used before for another request. 409 `queue_full` if a label would have more queued
+    jobs than its limit: the same request may be taken later.
     """
     state = request.app.state
 
@@ -67,7 +67,7 @@ async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller:
 
 @router.get("/jobs/{id}", responses=problems(404), openapi_extra=CALLERS)
 async def show(request: Request, id: JobId, caller: Caller) -> models.Job:
-    """Everything about one job; of a queued one also why it does not run."""
+    """Show everything about one job, and for a waiting job why it does not run."""
 
     def work(connection: Connection) -> models.Job:
         row = jobs_queries.job(connection, routing.job_id(id), instances=caller.instances)
@@ -96,7 +96,7 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=validation.MAX_LIST)] = 100,
     before: Annotated[str | None, Query(max_length=200)] = None,
 ) -> models.JobList:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     filters: dict[str, Any] = {
         "instance": None if instance is None else validation.check_name("instance", instance),
         "state": None if state is None else state.value,
@@ -119,11 +119,11 @@ async def list_jobs(
 
 @router.post("/jobs/cancel", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=IDS)
 async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller: Caller) -> models.CancelAnswer:
-    """Cancel jobs. 404 only if none of them exists; otherwise an absent one has the state null.
+    """Cancel jobs. 404 only if none of the ids exists; otherwise an unknown id has the state null.
 
     A job that other submissions share goes on until the last of them is cancelled.
 
-    409 `already_final` if all of them exist and had ended before, none by a cancel: their results are kept.
+    409 `already_final` if all the jobs exist and had ended before, none by a cancel: their results are kept.
     """
     sync, all_submissions = request.app.state.timing.sync, body.all_submissions
     if all_submissions and not caller.is_operator:
@@ -165,13 +165,13 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
     "/jobs/wait", response_model=models.WaitAnswer, responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS
 )
 async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Caller) -> models.WaitAnswer | Response:
-    """The state of jobs, as soon as all are final or `wait` seconds have passed. 404 names one that is absent."""
+    """Return the states of jobs once all are final or `wait` seconds have passed. 404 names an unknown id."""
     state = request.app.state
     ids = await state.callers.read(lambda: list(dict.fromkeys(routing.job_id(given) for given in body.ids)))
     deadline = clock.monotonic() + min(body.wait, state.max_wait)
     found: dict[str, dict[str, Any]] = {}
     asked: Sequence[str] = ids
-    pending: dict[str, set[str]] = {}  # by job, which is what has news
+    pending: dict[str, set[str]] = {}  # submissions by job: news come by job
     async with state.polls.topic("done", routing.read_progress, run=state.run).watch(request) as watch:
         while True:
             found |= await state.run(routing.read_states(asked, caller, noted=not found))
@@ -203,7 +203,7 @@ async def output(
     start: Annotated[int, Query(ge=0, le=validation.MAX_OUTPUT_BYTES)] = 0,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0,
 ) -> models.OutputAnswer | Response:
-    """Output from offset `start`, held back up to `wait` seconds while there is none and the job is not final."""
+    """Return output from offset `start`. Waits up to `wait` seconds for output or the end of the job."""
     state = request.app.state
     job = routing.job_id(id)
     if wait == 0:
@@ -234,7 +234,7 @@ async def output(
 
 @router.get("/status", responses=problems(), openapi_extra=CALLERS)
 async def status(request: Request, caller: Caller) -> models.PoolStatus:
-    """The pool at a glance."""
+    """Show the state of the pool."""
     state = request.app.state
     found = await state.run(
         lambda connection: status_queries.pool_status(
@@ -248,19 +248,18 @@ async def status(request: Request, caller: Caller) -> models.PoolStatus:
 async def bots(
     request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=validation.MAX_BATCH)] = 1000
 ) -> models.BotList:
-    """Every bot the pool knows, by name."""
+    """List every bot that the pool knows, by name."""
     validation.check_text("after", after, 63)
     rows = await request.app.state.run(lambda connection: jobs_queries.bots(connection, after=after, limit=limit))
     return models.BotList(bots=[models.Bot.model_validate(row) for row in rows])
 
 
-#: Everything that callers and operators may ask for here.
 @router.get("/jobs/{id}/explain", responses=problems(404), openapi_extra=CALLERS)
 async def explain_job(request: Request, id: JobId, caller: Caller) -> answer_explain.Explanation:
-    """Why a job runs where it runs, or why it does not run: every gate with its evidence, and what would start it.
+    """Explain a job: why it runs where it runs, or every gate with its evidence and what would help.
 
-    Everybody is told which bots had the job. A submitter is told of no other bot by name, of no other tenant, and has
-    only those bots counted that serve its instance. Of a submission that was cancelled, only that is told.
+    Every caller sees which bots had the job. A submitter sees the names of no other bots and nothing of other tenants;
+    only bots that serve its instance are counted. For a cancelled submission, the answer says only that.
     """
     cooldown: float = request.app.state.sync_service.cooldown
     rules: Rules = getattr(request.app.state, "rules", RULES)
@@ -277,6 +276,7 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> answer_exp
     return found
 
 
+#: The routers that the gateway mounts for callers and operators, beside that of `backlog`.
 ROUTERS = (
     router,
     graphs.router,

@@ -1,4 +1,4 @@
-"""What callers and operators are told, as documented models, and how rows become them."""
+"""Models of the answers to callers and operators, and the functions that make them from rows."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -16,13 +16,13 @@ from schema.states import JobState as JobStates
 class SubmittedJob(BaseModel):
     id: str
     created: bool = Field(
-        description="false: no job was made; the key had been used before by an equal request, or the submission "
-        "joined the job that has its `dedup_key`"
+        description="false: no job was made, because an equal request with the same key came before, or because the "
+        "submission joined the job with its `dedup_key`"
     )
 
 
 class SubmitAnswer(BaseModel):
-    """In the order of the request."""
+    """Answers in the order of the request."""
 
     jobs: list[SubmittedJob]
 
@@ -68,32 +68,34 @@ class JobRow(BaseModel):
     schedule_after: datetime | None = Field(description="in backoff until then; unset = ready")
     started_at: datetime | None
     finished_at: datetime | None
-    bot: str | None = Field(description="that has it, or had it last")
+    bot: str | None = Field(description="bot that has the job or had it last")
 
 
 class Job(JobRow):
-    """Everything the pool tells of one job, as the submission with this id sees it.
+    """Everything about one job, as the submission with this id sees it.
 
-    A submission that was cancelled is `cancelled`, also while its job goes on for others.
+    A cancelled submission has the state `cancelled`, even while its job goes on for other submissions.
     """
 
-    joined: UUID | None = Field(description="own id of the job that this submission joined; unset = `id` is its own")
-    submissions: int = Field(description="that share the job and were not cancelled")
+    joined: UUID | None = Field(
+        description="id of the job that this submission joined; unset = the job was made for this submission"
+    )
+    submissions: int = Field(description="submissions that share the job and were not cancelled")
     dedup_key: str | None
-    queue_deadline: datetime | None = Field(description="if it still waits then, it is given up")
+    queue_deadline: datetime | None = Field(description="if the job still waits then, it becomes dead")
     properties: dict[str, list[str]]
     timeout_seconds: float | None
     locality_hint: str | None
-    terms: dict[str, Any] | None = Field(description="what it asks for beside a place; null = nothing")
-    estimated_cost: float | None = Field(description="of a job that asks for more than a place")
+    terms: dict[str, Any] | None = Field(description="constraints on its start; null = it is no constrained job")
+    estimated_cost: float | None = Field(description="estimated cost of a constrained job")
     retry_failed: bool
-    kills: int = Field(description="bots that were lost while they ran it")
-    considered: int = Field(description="times it was looked at since it was queued, without finding a place")
+    kills: int = Field(description="number of bots that were lost while they ran it")
+    considered: int = Field(description="times since it was queued that an assigner considered it and found no bot")
     payload: dict[str, Any] | None
     result: dict[str, Any] | None
     events: list[Event]
     waiting: WaitingFor | None = None
-    graph: NodeOf | None = Field(default=None, description="the graph that it is a node of")
+    graph: NodeOf | None = Field(default=None, description="graph that contains the job")
 
 
 class JobList(BaseModel):
@@ -107,55 +109,57 @@ class JobList(BaseModel):
 
 class CancelledJob(BaseModel):
     id: str
-    state: str | None = Field(description="afterwards; null = there is no such job")
-    changed: bool = Field(description="whether this call changed anything; a finished job keeps its result")
+    state: str | None = Field(description="state after the call; null = there is no such job")
+    changed: bool = Field(description="true: this call changed the job; a finished job keeps its result")
 
 
 class CancelAnswer(BaseModel):
-    """In the order of the request."""
+    """Answers in the order of the request."""
 
     jobs: list[CancelledJob]
 
 
 class HeldJob(BaseModel):
     id: str
-    state: str | None = Field(description="afterwards; null = there is no such job")
-    changed: bool = Field(description="whether this call changed anything")
+    state: str | None = Field(description="state after the call; null = there is no such job")
+    changed: bool = Field(description="true: this call changed the job")
 
 
 class HeldAnswer(BaseModel):
-    """In the order of the request."""
+    """Answers in the order of the request."""
 
     jobs: list[HeldJob]
 
 
 class RequeuedJob(HeldJob):
     job: str | None = Field(
-        description="what is to be run now: a new job in place of a final one, or the same; null = it succeeded"
+        description="job that will run now: a new job for a final one, else the same; null = the job succeeded"
     )
 
 
 class RequeueAnswer(BaseModel):
-    """In the order of the request."""
+    """Answers in the order of the request."""
 
     jobs: list[RequeuedJob]
 
 
 class PrioritisedJob(HeldJob):
-    priority: int | None = Field(description="afterwards")
+    priority: int | None = Field(description="priority after the call")
 
 
 class PriorityAnswer(BaseModel):
-    """`jobs` in the order of the request's ids; none for a filter."""
+    """`jobs` is in the order of the request's ids, and empty for a filter."""
 
     jobs: list[PrioritisedJob]
-    changed: int = Field(description="how many jobs have another priority now")
-    more: bool = Field(description="the filter's bound was reached: the same request changes others")
+    changed: int = Field(description="number of jobs whose priority changed")
+    more: bool = Field(description="true: the filter matched more jobs than one call changes; repeat the request")
 
 
 class JobState(BaseModel):
     id: UUID
-    joined: UUID | None = Field(description="own id of the job that this submission joined; unset = `id` is its own")
+    joined: UUID | None = Field(
+        description="id of the job that this submission joined; unset = the job was made for this submission"
+    )
     state: str
     reason: str | None
     attempts: int
@@ -164,29 +168,29 @@ class JobState(BaseModel):
 
 
 class WaitAnswer(BaseModel):
-    """In the order of the request; `done` if all are final."""
+    """Answers in the order of the request. `done`: true if all the jobs are final."""
 
     jobs: list[JobState]
     done: bool
 
 
 class OutputAnswer(BaseModel):
-    """Bytes of the newest attempt from offset `start`; ask again with `next`. Another `attempt` starts at 0."""
+    """Output of the newest attempt from offset `start`. Ask again with `next`; a new `attempt` starts at 0."""
 
     start: int
     data: str = Field(description="base64")
     next: int
     state: str
-    attempt: int = Field(description="1 for the first, 0 before there is one")
-    final: bool = Field(description="the job is over and nothing follows")
+    attempt: int = Field(description="number of the attempt, from 1; 0 = none yet")
+    final: bool = Field(description="true: the job has ended and no output follows")
 
 
 class Bot(BaseModel):
     name: str
     status: str
-    draining: bool = Field(description="an operator asked it to take no more work")
-    instance: str | None = Field(description="the only one it serves; unset = every one")
-    pool: str | None = Field(description="whose instances it serves; unset = as `instance` says")
+    draining: bool = Field(description="true: an operator asked that it take no more jobs")
+    instance: str | None = Field(description="the only instance it serves; unset = every instance")
+    pool: str | None = Field(description="pool whose instances it serves; unset = as `instance` says")
     labels: list[str]
     cohort: str
     priority: int
@@ -196,32 +200,38 @@ class Bot(BaseModel):
     properties: dict[str, list[str]]
     epoch: int
     opened_at: datetime | None
-    expires_in: float | None = Field(description="seconds until its session ends unless it syncs")
+    expires_in: float | None = Field(description="seconds until its session expires without a sync")
     probation: float | None = Field(
-        description="seconds for which it holds one lease at a time unless it succeeds; unset = not on probation"
+        description="seconds of probation left unless a job succeeds: one lease at a time; unset = not on probation"
     )
-    success_rate: float | None = Field(description="0 to 1, of its latest attempts; unset = none was counted")
-    avg_latency_ms: float | None = Field(description="of its latest attempts with a result; unset = none was counted")
+    success_rate: float | None = Field(
+        description="success rate of its latest attempts, 0 to 1; unset = none was counted"
+    )
+    avg_latency_ms: float | None = Field(
+        description="average run time of its latest attempts with a result; unset = none was counted"
+    )
 
 
 class LabelSuccess(BaseModel):
-    """A bot's latest attempts with jobs of one label. Counts are not whole numbers where older ones fade."""
+    """A bot's latest attempts with jobs of one label. Older attempts count less, so counts may have fractions."""
 
     label: str
     successes: float
     failures: float
-    returned: float = Field(description="failures that were given back, because their jobs failed elsewhere too")
-    success_rate: float = Field(description="0 to 1, above a prior of two successes")
+    returned: float = Field(description="failures no longer counted, because their jobs failed on other bots too")
+    success_rate: float = Field(description="0 to 1, with a prior of two successes")
     avg_latency_ms: float | None
-    at: datetime = Field(description="of the latest change")
+    at: datetime = Field(description="time of the latest change")
 
 
 class ShownBot(Bot):
-    success: list[LabelSuccess] = Field(description="by label, the latest first; none while successes are not counted")
+    success: list[LabelSuccess] = Field(
+        description="by label, latest change first; empty while success statistics are off"
+    )
 
 
 class BotList(BaseModel):
-    """By name; the next page is `after` the last."""
+    """Bots by name; the next page is `after` the last."""
 
     bots: list[Bot]
 
@@ -232,7 +242,7 @@ class DrainAnswer(BaseModel):
 
 
 def job(row: Mapping[str, Any]) -> Job:
-    """One job as `queries.job` found it."""
+    """Make the answer from the row of `assigner.queries.jobs.job`."""
     chances = row.get("chances")
     waiting = None if chances is None else _waiting(row, chances)
     if row["state"] == JobStates.BLOCKED:
@@ -262,13 +272,13 @@ def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:
     return WaitingFor(unmatchable=False, sentence=sentence)
 
 
-# The answer that shows the pool at a glance.
+# The state of the pool.
 
 
 class Tick(BaseModel):
     name: str
     age_seconds: float
-    grace: bool = Field(description="nothing is expired for now, because this duty itself had a gap")
+    grace: bool = Field(description="true: the duty expires nothing for now, because it did not run for a while itself")
 
 
 class BotsAtAGlance(BaseModel):
@@ -278,7 +288,7 @@ class BotsAtAGlance(BaseModel):
 
 
 class Swarm(BaseModel):
-    """The bots of one cohort, in units; averages are over those that are present, unset without any."""
+    """Statistics of one cohort's bots, in units. Averages are over present bots, and unset without any."""
 
     cohort: str
     total: int
@@ -287,23 +297,23 @@ class Swarm(BaseModel):
     offline: int
     on_probation: int
     total_in_flight: int
-    avg_success_rate: float | None = Field(description="0 to 1; unset while successes are not counted")
-    avg_load: float | None = Field(description="0 to 1")
+    avg_success_rate: float | None = Field(description="0 to 1; unset while success statistics are off")
+    avg_load: float | None = Field(description="units in use over capacity, 0 to 1")
     concentration: float | None = Field(
-        description="Herfindahl index of the units in use: 1 if one bot has all, one over their number if they are even"
+        description="Herfindahl index of the units in use: 1 if one bot has all, 1/n if n bots have equal parts"
     )
-    even_concentration: float | None = Field(description="the same if every bot were loaded alike")
+    even_concentration: float | None = Field(description="value of the index if all bots had equal load")
 
 
 class Rates(BaseModel):
-    """Jobs per second over the last minute, or over `span` seconds of it when more happens than is looked at."""
+    """Jobs per second over the last minute, or over `span` seconds if more jobs moved than are read."""
 
     submitted: float
     granted: float = Field(
-        description="leased to a bot; where the job came back, counted once it is leased again or final"
+        description="jobs leased to a bot; a job that came back counts again once it is leased again or final"
     )
-    started: float = Field(description="that their bots say run; one that ends at once may never be said to")
-    finished: float = Field(description="in any final state; the four that follow are its parts")
+    started: float = Field(description="jobs that their bots reported as running; one that ends at once may be missing")
+    finished: float = Field(description="jobs that reached a final state; the next four rates are its parts")
     succeeded: float
     failed: float
     cancelled: float
@@ -312,29 +322,29 @@ class Rates(BaseModel):
 
 
 class Waits(BaseModel):
-    """Seconds from the queue to the lease, of jobs that were leased in the last minute, at most the newest 5,000."""
+    """Seconds from queue to lease, of the jobs leased in the last minute, at most the newest 5,000."""
 
-    jobs: int = Field(description="that were measured")
-    p50: float | None = Field(description="unset = none were")
+    jobs: int = Field(description="number of jobs measured")
+    p50: float | None = Field(description="unset = no job was measured")
     p95: float | None
     p99: float | None
 
 
 class PoolStatus(BaseModel):
-    """The pool at a glance; a caller of one instance sees that instance's jobs and bots only."""
+    """The state of the pool. A caller of one instance sees only that instance's jobs and bots."""
 
     jobs: dict[str, int] = Field(description="by state")
     instances: dict[str, dict[str, int]] = Field(description="by instance and state")
     at_least: list[str] = Field(
-        description="states, and fields of this answer, whose number is a lower bound because not all was counted"
+        description="states and fields of this answer whose number is a lower bound, because counting stopped early"
     )
     finished_estimate: int | None = Field(
-        description="finished jobs that are kept, as of the last vacuum; unset = unknown, or not the caller's to know"
+        description="stored finished jobs as of the last vacuum; unset = unknown, or the caller may not see it"
     )
     oldest_queued_seconds: float | None
     unmatchable: int = Field(description="queued jobs that no present bot could run")
     bots: dict[str, BotsAtAGlance] = Field(description="by status")
-    swarm: list[Swarm] = Field(description="by cohort; only for callers of every instance")
+    swarm: list[Swarm] = Field(description="by cohort; empty for a caller of one instance")
     capacity: int = Field(description="units of the bots that have a session")
     in_use: int
     upkeep: list[Tick]
@@ -344,7 +354,7 @@ class PoolStatus(BaseModel):
 
 
 def status_answer(found: Mapping[str, Any]) -> PoolStatus:
-    """The pool as `glance.pool` found it."""
+    """Make the answer from what `assigner.queries.status.pool_status` found."""
     jobs: dict[str, int] = {}
     instances: dict[str, dict[str, int]] = {}
     for count in found["counts"]:
@@ -374,8 +384,11 @@ def status_answer(found: Mapping[str, Any]) -> PoolStatus:
 
 
 def _at_least(found: Mapping[str, Any]) -> list[str]:
-    """Where the newest finished jobs end the count, every final state may have more, also one that shows none. What
-    bots have is what rates of grants and starts come from."""
+    """Return the states and fields whose number is a lower bound.
+
+    If the count of finished jobs stopped early, every final state may have more jobs, even one that shows none. The
+    rates of grants and starts are counted from the jobs on bots.
+    """
     short = set(found["more"])
     if short & FINAL:
         short |= {str(state) for state in FINAL}
@@ -389,7 +402,7 @@ def _at_least(found: Mapping[str, Any]) -> list[str]:
 
 
 def _kept(estimate: int | None, counted: int) -> int | None:
-    """The estimate may be older than what was counted."""
+    """Return the estimate, or the number that was counted if that is larger: the estimate may be old."""
     return None if estimate is None else max(estimate, counted)
 
 

@@ -1,4 +1,4 @@
-"""The routes of what operators do beside setting things: drains, reports, forecasts, and advice by its older routes."""
+"""Operators' routes that set no resource: drains, reports and forecasts; also the older routes of backpressure."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -24,8 +24,9 @@ from schema.moves.sessions import drain
 from schema.policy import meters as meters_policy
 from schema.policy import priority_classes, time_windows
 from schema.tenancy import drains
+from schema.validation import load_zone
 
-#: The longest window of a report, seconds.
+#: Longest span that a report may cover, seconds.
 YEAR = 366 * 86400.0
 
 _NOW = text("SELECT now()")
@@ -41,14 +42,14 @@ class TimedDrainRequest(DrainRequest):
         default=None,
         ge=0,
         le=drains.MAX_DEADLINE,
-        description="seconds after which what still runs is stopped and queued again; unset = never",
+        description="seconds after which running jobs are stopped and queued again; unset = never",
     )
 
 
 class Assigner(BaseModel):
     name: str
-    state: str = Field(description="running, draining (it has not obeyed yet), drained, stopped, or dead")
-    draining: bool = Field(description="an operator asked it to place nothing")
+    state: str = Field(description="running, draining (its last cycle has not ended), drained, stopped, or dead")
+    draining: bool = Field(description="true: an operator asked that it place no jobs")
     started_at: datetime
     seen_at: datetime
     stopped_at: datetime | None
@@ -56,8 +57,8 @@ class Assigner(BaseModel):
 
 class InstanceDrain(BaseModel):
     name: str
-    draining: bool = Field(description="an operator asked that none of its jobs start")
-    leases: int | None = given(unit="leases", says="that it still holds; unset = it is not draining")
+    draining: bool = Field(description="true: an operator asked that none of its jobs start")
+    leases: int | None = given(unit="leases", says="leases that its jobs still hold; unset = it is not draining")
 
 
 class AssignerList(BaseModel):
@@ -69,48 +70,48 @@ class AssignerList(BaseModel):
 class Reported(BaseModel):
     instance: str
     unit: str
-    amount: float = Field(description="in this unit")
-    jobs: int = given(unit="jobs", says="that are done and said something of it")
+    amount: float = Field(description="reported usage, in this unit")
+    jobs: int = given(unit="jobs", says="ended jobs that reported usage in this unit")
 
 
 class UsageList(BaseModel):
-    """By instance and unit."""
+    """Reported usage by instance and unit."""
 
     usage: list[Reported]
 
 
 class ClassReportList(BaseModel):
-    """By class."""
+    """Accuracy of estimates by class."""
 
     classes: list[priority_classes.Accuracy]
 
 
 class Forecast(BaseModel):
-    """The next window in which the meter is expected to be below its threshold; unset without a suitable one."""
+    """The next window in which the meter is expected to be below its threshold; unset without one."""
 
     window: str | None
     at: datetime | None
-    percent: float | None = given(unit="percent of the limit", says="what the meter is expected to stand at then")
+    percent: float | None = given(unit="percent of the limit", says="expected level of the meter then")
     zone: str | None = Field(description="the time zone of the window")
 
 
 class ClassAdviceRequest(AdviceRequest):
-    resource_class: str | None = Field(default=None, description="unset = all jobs that ask for more than a place")
+    resource_class: str | None = Field(default=None, description="unset = all constrained jobs")
 
 
 class Changed(BaseModel):
-    name: str = Field(description="of the resource class; of advice for all jobs empty")
+    name: str = Field(description="name of the resource class; empty for advice on all jobs")
 
 
 ResourceClass = Annotated[str | None, Query(max_length=63, description="unset = the advice for all jobs")]
-JobClass = Annotated[str, Query(alias="class", description="of the job")]
+JobClass = Annotated[str, Query(alias="class", description="class of the job")]
 
 router = APIRouter(prefix="/v1", tags=["operators"])
 
 
 @router.get("/bots/{name}", responses=problems(400, 404), openapi_extra=OPERATORS)
 async def bot(request: Request, name: str) -> models.ShownBot:
-    """One bot."""
+    """Show one bot."""
     validation.check_name("name", name)
     row = await request.app.state.run(lambda connection: jobs_queries.bot(connection, name))
     if row is None:
@@ -150,21 +151,21 @@ async def drain_instance(
 
 @router.get("/instances/{name}/drain", responses=problems(404), openapi_extra=OPERATORS)
 async def instance_drain(request: Request, name: str) -> InstanceDrain:
-    """Whether an instance is being drained, and what it still holds."""
+    """Show whether an instance is draining, and how many leases its jobs still hold."""
     leases = await request.app.state.run(lambda connection: drains.instance_leases(connection, name))
     return InstanceDrain(name=name, draining=leases is not None, leases=leases)
 
 
 @router.get("/assigners", responses=problems(), openapi_extra=OPERATORS)
 async def assigners(request: Request) -> AssignerList:
-    """Every assigner process of the last day."""
+    """List the assigner processes of the last day."""
     found = await request.app.state.run(drains.assigners)
     return AssignerList(assigners=[Assigner(**asdict(each)) for each in found])
 
 
 @router.get("/assigners/{name}", responses=problems(404), openapi_extra=OPERATORS)
 async def assigner(request: Request, name: str) -> Assigner:
-    """One assigner process of the last day."""
+    """Show one assigner process of the last day."""
     found = await request.app.state.run(lambda connection: drains.assigners(connection, name))
     if not found:
         raise NotFound(f"assigner: no assigner process '{validation.escaped(name, 63)}'")
@@ -175,7 +176,7 @@ async def assigner(request: Request, name: str) -> Assigner:
 async def drain_assigner(
     request: Request, name: str, body: Annotated[DrainRequest, Read], caller: Caller
 ) -> models.DrainAnswer:
-    """Ask an assigner process to place no more jobs, or to go on. Its upkeep goes on."""
+    """Ask an assigner process to place no more jobs, or to place jobs again. Its upkeep goes on."""
     reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
 
     def work(connection: Connection) -> None:
@@ -189,7 +190,7 @@ async def drain_assigner(
 async def list_usage(
     request: Request, hours: Annotated[float, Query(ge=0, le=accounts.MAX_HOURS, allow_inf_nan=False)] = 24.0
 ) -> UsageList:
-    """What bots say that jobs at gates have used within so many hours, in every unit."""
+    """List the usage that bots reported for constrained jobs within the last `hours`, by instance and unit."""
     found = await request.app.state.run(lambda connection: accounts.reported_usage(connection, hours=hours))
     return UsageList(usage=[Reported(**asdict(each)) for each in found])
 
@@ -198,24 +199,26 @@ async def list_usage(
 async def show_report(
     request: Request, window: Annotated[float, Query(ge=1, le=YEAR, description="seconds back from now")] = 86400.0
 ) -> report.Report:
-    """What the pool did: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
+    """Report on the pool: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
     found: report.Report = await request.app.state.run(lambda connection: report.report(connection, window=window))
     return found
 
 
 @router.get("/class-report", responses=problems(), openapi_extra=OPERATORS)
 async def show_class_report(request: Request) -> ClassReportList:
-    """What was estimated beside what was, for the jobs of each class that ended last."""
+    """Compare estimated with actual run times, for the latest ended jobs of each class."""
     return ClassReportList(classes=await request.app.state.run(priority_classes.accuracy))
 
 
 @router.get("/meters/{name}/pattern", responses=problems(400, 404), openapi_extra=OPERATORS)
 async def show_pattern(
-    request: Request, name: str, zone: Annotated[str, Query(max_length=100, description="of the time_windows")] = "UTC"
+    request: Request,
+    name: str,
+    zone: Annotated[str, Query(max_length=100, description="time zone of the hours")] = "UTC",
 ) -> meters.UsagePattern:
-    """How a meter went over the day, in the last four weeks: percent of its limit by the hour."""
+    """Show a meter's daily pattern over the last four weeks: percent of its limit by the hour."""
     try:
-        found_zone = time_windows.load_zone(zone)
+        found_zone = load_zone(zone)
     except ValueError as error:
         raise BadInput("zone", str(error)) from None
     levels = await request.app.state.run(lambda connection: meters_policy.history(connection, [name])[name])
@@ -228,9 +231,9 @@ async def show_pattern(
 async def show_forecast(
     request: Request,
     job_class: JobClass,
-    estimate: Annotated[float, Query(ge=0, le=meters_policy.MAX_AMOUNT, description="what the job will use")] = 0.0,
+    estimate: Annotated[float, Query(ge=0, le=meters_policy.MAX_AMOUNT, description="estimated cost of the job")] = 0.0,
 ) -> Forecast:
-    """The next window in which a job had best start: its meter is expected to be below its threshold."""
+    """Show the next window in which the meter is expected to be below its threshold."""
     validation.check_name("class", job_class)
 
     def work(connection: Connection) -> Forecast:
@@ -256,7 +259,7 @@ async def show_forecast(
 
 @router.put("/backpressure", responses=problems(400, 408, 413, 415), openapi_extra=OPERATORS)
 async def set_advice(request: Request, body: Annotated[ClassAdviceRequest, Read], caller: Caller) -> Changed:
-    """Advise assigners to start no jobs, or to wait between starts. What runs goes on."""
+    """Advise assigners to start no jobs, or to pause between starts. Running jobs go on."""
     reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
     told = body.model_dump(include={"allowed", "delay", "seconds"})
 
@@ -271,7 +274,7 @@ async def set_advice(request: Request, body: Annotated[ClassAdviceRequest, Read]
 async def remove_advice(
     request: Request, caller: Caller, resource_class: ResourceClass = None, reason: Reason = ""
 ) -> Changed:
-    """Take advice back."""
+    """Withdraw advice."""
     await request.app.state.run(
         lambda connection: rates.withdraw_advice(connection, resource_class, actor=caller.actor, reason=reason)
     )

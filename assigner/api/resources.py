@@ -1,7 +1,7 @@
-"""The routes of everything that operators set, made of its declarations: list, show, set and remove.
+"""The routes of operator resources, made from their declarations: list, show, set and remove.
 
-Mounted by the gateway, whose door lets only operators in and has read the body. From `app.state` the handlers take
-`run` (work in a transaction, on a thread), `callers` (calls on a thread), `database` and `desk`.
+The gateway mounts these routes. Its middleware admits only operators and has read the body. The handlers use
+`app.state`: `run` (work in a transaction, on a thread), `callers` (calls on a thread), `database` and `sync_service`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,24 +20,24 @@ from schema.errors import Conflict, NotFound
 from schema.tenancy.tokens import Principal
 from schema.validation import escaped
 
-#: Code of the refusal to remove what is always there.
+#: Error code for the removal of an item that cannot be removed.
 IRREMOVABLE = "irremovable"
 
 Reason = Annotated[str, Query(max_length=MAX_REASON_BYTES, description="for the audit; at most 500 bytes")]
-After = Annotated[str, Query(description="only those after this one, by name: the next page")]
+After = Annotated[str, Query(description="only items with later names: the next page")]
 Limit = Annotated[int, Query(ge=1, le=validation.MAX_LIST)]
 
 
 class Done(BaseModel):
-    """What was set or removed, by its name, with what else there is to tell of that."""
+    """The name of the item that was set or removed, with further fields of the answer."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(description="its keys, with a slash between them")
+    name: str = Field(description="its keys, with slashes between them")
 
 
 def router_of(resources: Iterable[Resource[Any]]) -> APIRouter:
-    """The routes of these resources."""
+    """Make the routes of these resources."""
     router = APIRouter(prefix="/v1", tags=["operators"])
     for resource in resources:
         path = _path(resource)
@@ -164,7 +164,7 @@ def _page(request: Request, after: str, limit: int) -> Page:
 
 
 def _path(resource: Resource[Any]) -> str:
-    """The path of one thing, in the framework's words."""
+    """Return the path of one item in the notation of FastAPI."""
     path = resource.item_path
     for key in resource.keys:
         if key.slashes:
@@ -183,7 +183,7 @@ def _signed(
     keys: Mapping[str, tuple[Any, Any]],
     more: Mapping[str, tuple[Any, Any]],
 ) -> None:
-    """Tell the framework what a handler takes, and what it is called in the description of the routes."""
+    """Set the signature that FastAPI reads, and the handler's name and description in `/openapi.json`."""
     parameters = {"request": (Request, Parameter.empty), **keys, **more}
     handler.__signature__ = Signature(  # type: ignore[attr-defined]
         [

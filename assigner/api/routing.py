@@ -1,4 +1,4 @@
-"""What the callers' and operators' routes share: who may use them, who calls, the body, and how refusals are told."""
+"""Shared parts of the callers' and operators' routes: permissions, the caller, ids, job reads, audit, refusals."""
 
 import base64
 import uuid
@@ -21,7 +21,8 @@ from schema.validation import MAX_REASON
 
 MAX_REASON_BYTES = MAX_REASON
 
-# What a route's `openapi_extra` tells the gateway's door.
+# Values for a route's `openapi_extra`. The gateway's middleware reads from them which kinds of token may call the route
+# and how large its body may be.
 CALLERS: dict[str, Any] = {"x-kinds": ["submitter", "operator"]}
 OPERATORS: dict[str, Any] = {"x-kinds": ["operator"], "x-max-body": 64 * 1024}
 IDS: dict[str, Any] = CALLERS | {"x-max-body": 1024 * 1024}
@@ -29,7 +30,7 @@ OPERATORS_IDS: dict[str, Any] = OPERATORS | {"x-max-body": 1024 * 1024}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI description of these problem answers, beside those that any route may give."""
+    """Return the OpenAPI description of these problem answers and of those that any route may give."""
     schema = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     codes = sorted({401, 403, 422, 500, 503, *statuses})
     return {status: {"description": "a problem document", "content": schema} for status in codes}
@@ -45,21 +46,21 @@ async def _body(request: Request) -> Any:
 
 
 Caller = Annotated[Principal, Depends(_principal)]
-#: The body, which the door has read.
+#: The body, which the gateway's middleware has read and checked.
 Read = Depends(_body)
 JobId = Annotated[str, Path(max_length=200)]
 
 
-# What the callers' routes share: looks at jobs as units of work, ids as callers write them, and the audit.
+# Reads of jobs as units of work.
 
 
-#: Most bytes of output in one answer.
+#: Largest output in one answer, bytes.
 OUTPUT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a look tells those who wait for one job; `withdrawn` are those of its submissions that were cancelled."""
+    """Progress of one job, for calls that wait for it. `withdrawn`: ids of its cancelled submissions."""
 
     final: bool
     withdrawn: frozenset[str]
@@ -68,7 +69,7 @@ class Progress:
 
 
 def read_progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, Progress | None]:
-    """What there is to tell those who wait for these jobs, given by their own ids; None of one that is no more."""
+    """Read the progress of jobs, given by their own ids; None for a job that no longer exists."""
     rows = connection.execute(jobs.PROGRESS, {"ids": list(keys)})
     return dict.fromkeys(keys) | {
         str(row.id): Progress(row.final, frozenset(map(str, row.withdrawn)), row.attempt, row.written) for row in rows
@@ -76,7 +77,7 @@ def read_progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, P
 
 
 def any_final(submissions: AbstractSet[str]) -> Callable[[Progress], bool]:
-    """Whether one of these submissions of a job is final; they may become fewer."""
+    """Return a test whether one of these submissions is final. The caller may shrink the set later."""
     return lambda now: now.final or not submissions.isdisjoint(now.withdrawn)
 
 
@@ -98,7 +99,7 @@ def read_states(
 def read_output(
     job: str, caller: Principal, start: int, *, noted: bool
 ) -> Callable[[Connection], tuple[str, models.OutputAnswer]]:
-    """Gives the own id of the job that `job` stands for, and what is written of it."""
+    """Return the work that reads output: it gives the own id of the submission's job, and the answer."""
 
     def work(connection: Connection) -> tuple[str, models.OutputAnswer]:
         where = {"ids": [job], "instances": caller.instances}
@@ -132,7 +133,7 @@ def cancelled_answer(given: str, found: Cancelled | None) -> models.CancelledJob
 def audit_act(
     connection: Connection, caller: Principal, action: str, *, subject: str, details: Mapping[str, Any] | None = None
 ) -> None:
-    """What an operator does is audited; a submitter acts on its own instance and leaves events."""
+    """Audit a change by an operator. A submitter changes only its own instance, and the jobs' events record that."""
     if caller.is_operator:
         audit.write(connection, action, actor=caller.actor, subject=subject, details=details)
 
@@ -140,15 +141,15 @@ def audit_act(
 def audit_access(
     connection: Connection, caller: Principal, action: str, *, subject: str, details: Mapping[str, Any] | None = None
 ) -> None:
-    """An operator's look at payloads or results, noted at most once an hour; the transaction writes nothing else."""
+    """Audit an operator's read of payloads or results, at most once an hour. The transaction writes nothing else."""
     if caller.is_operator:
         audit.write_access(connection, action, actor=caller.actor, subject=subject, details=details)
 
 
 def refuse_if_over(found: Sequence[Cancelled]) -> None:
-    """Raise Conflict `already_final` if a cancel found only jobs that had ended before it in another way.
+    """Raise Conflict `already_final` if a cancel found only jobs that had ended before and were not cancelled.
 
-    A job that is cancelled already is what was asked for: clients repeat a call whose answer was lost.
+    A job that is cancelled already is no conflict: clients repeat a call whose answer was lost.
     """
     if any(job.changed or job.state not in FINAL or job.state == JobState.CANCELLED for job in found):
         return
@@ -165,7 +166,7 @@ def uuid_or_none(given: str) -> str | None:
 
 
 def job_id(given: str) -> str:
-    """The id as the database writes it. One that cannot be an id is an absent one."""
+    """Return the id in the form of the database. Raises NotFound for a text that cannot be an id."""
     found = uuid_or_none(given)
     if found is None:
         raise not_found(given)

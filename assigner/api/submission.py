@@ -1,4 +1,4 @@
-"""What callers submit: which of it their token allows, and the one keyed transaction that takes it."""
+"""Submits: what the caller's token allows, and the one transaction that stores the jobs."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 class RequestModel(BaseModel):
-    """Requests are immutable, refuse unknown fields, and take no value of another type."""
+    """Base of requests: immutable, without unknown fields, and strict in its types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class SubmitRequest(RequestModel):
-    """A batch: all of it is taken, or none."""
+    """A batch of jobs. Either all are stored, or none."""
 
     jobs: list[JobRequest] = Field(min_length=1, max_length=validation.MAX_BATCH, fail_fast=True)
 
@@ -36,7 +36,7 @@ class SubmitRequest(RequestModel):
 
 
 class OutcomeUnknown(NotReady):
-    """The database may or may not keep what was submitted."""
+    """It is not known whether the database has stored the submit."""
 
     code = "outcome_unknown"
 
@@ -47,17 +47,22 @@ class OutcomeUnknown(NotReady):
 def normalised_requests(
     jobs: Sequence[JobRequest], *, caller: Principal, estimate: Estimator | None = None
 ) -> list[dict[str, Any]]:
-    """The requests as `moves.submit` takes them; `estimate` says what a job is expected to cost that does not say so
-    itself. Raises BadInput, or Forbidden, naming the job and the field."""
+    """Return the requests in the form that `moves.submit` takes.
+
+    estimate: estimates the cost of jobs that give none.
+    Raises BadInput or Forbidden with the job and the field.
+    """
     return [with_estimate(_normal(f"jobs.{index}", job, caller), estimate) for index, job in enumerate(jobs)]
 
 
 def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:
-    """Take all requests in one transaction and return once they are safe. One that has a key comes in one round trip.
+    """Store all requests in one transaction and return once it is durable.
 
-    Raises OutcomeUnknown when the commit came with a warning, which is how PostgreSQL tells that the wait for a
-    synchronous standby was cut short, and when the connection was lost around the commit of a batch in which a
-    request has no key, because trying again could then double it. Raises Conflict `key_reused`.
+    A single request with a key takes one round trip, unless an operator sent it or its class must be checked.
+
+    Raises OutcomeUnknown in two cases. The commit came with a warning: PostgreSQL warns if it stopped waiting for a
+    synchronous standby. Or the connection was lost around the commit, and a request has no key, so that a repeat could
+    store it twice. Raises Conflict `key_reused`.
     """
     keyed = all(request["key"] is not None for request in requests)
     attempt = _Attempt(keyed=keyed)
@@ -77,16 +82,16 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
             audit.write(connection, "jobs.submit", actor=caller.actor, subject=names[0], details=details)
         return taken
 
-    # Without a key, only a commit of its own tells a statement that may have happened from one that did not.
+    # Without a key, a separate commit is needed to tell a lost connection before the commit from one during it.
     if len(requests) == 1 and keyed and not caller.is_operator and not _priced_by_class(requests, caller):
         return _watched(lambda: database.run_alone(alone), attempt)
     return run_keyed(database, work, keyed=keyed)
 
 
 def run_keyed(database: Database, work: Callable[[Connection], T], *, keyed: bool) -> T:
-    """Run what submits something in one transaction and return once it is safe. `keyed`: doing it again is harmless.
+    """Run a submit in one transaction and return once it is durable. Raises OutcomeUnknown as `submit` does.
 
-    Raises OutcomeUnknown as `submit` does.
+    keyed: True if a repeat is harmless.
     """
     attempt = _Attempt(keyed=keyed)
 
@@ -116,7 +121,7 @@ def _watched(submitting: Callable[[], T], attempt: "_Attempt") -> T:
 
 
 class _Attempt:
-    """Watches one submit's connection from the moment it commits."""
+    """Watches the connection of one submit from its commit on, for warnings and for a lost connection."""
 
     def __init__(self, *, keyed: bool) -> None:
         self._keyed = keyed
@@ -149,9 +154,9 @@ class _Attempt:
 
 
 def _priced_by_class(requests: Sequence[dict[str, Any]], caller: Principal) -> list[dict[str, Any]]:
-    """Those whose class or service level decides how urgent they are, of a caller who may not be as urgent as it likes.
+    """Return the requests whose priority comes from a class or service level, if the caller has a priority ceiling.
 
-    Only the database knows what those are worth.
+    Only the database knows the points of classes and service levels, so these requests are checked there.
     """
     if caller.priority_ceiling is None:
         return []
@@ -159,7 +164,7 @@ def _priced_by_class(requests: Sequence[dict[str, Any]], caller: Principal) -> l
 
 
 def check_points(connection: Connection, requests: Sequence[dict[str, Any]], caller: Principal) -> None:
-    """Raises Forbidden for a class or a service level that is more urgent than the caller may be."""
+    """Raise Forbidden if a class or a service level is more urgent than the caller's priority ceiling."""
     for request in _priced_by_class(requests, caller):
         if not caller.may_use_priority(priority_classes.priority_of(connection, request["own"])):
             raise Forbidden(f"jobs: this token may not be more urgent than {caller.priority_ceiling}")

@@ -1,4 +1,4 @@
-"""Errors become one line on standard error and an exit code."""
+"""Running a command: errors become one line on standard error and an exit code."""
 
 import os
 import sys
@@ -12,8 +12,8 @@ from schema.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady
 def run(command: click.Command, arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code.
 
-    0; 1 for a failure; 2 for bad input, also for one that contradicts what is stored; 3 for a database that is not
-    ready; 130 after Ctrl-C.
+    0: success, unless the command returns another code. 1: a failure. 2: bad input, or input that contradicts what is
+    stored. 3: the database is not ready. 130: Ctrl-C.
     """
     try:
         code = command.main(args=list(arguments), prog_name="leasehold", standalone_mode=False)
@@ -32,7 +32,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
     except LeaseholdError as error:
         return _complain(str(error), code=1)
     except BrokenPipeError:
-        # The interpreter would complain once more when it flushes at its end.
+        # Without this, the interpreter reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -40,7 +40,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
 
 
 def _click_message(error: click.ClickException) -> str:
-    """click's words in our form, `field: reason`."""
+    """Return click's message in the form `field: reason`."""
     if not isinstance(error, click.BadParameter) or error.param is None:
         return error.format_message()
     option = error.param
@@ -49,7 +49,7 @@ def _click_message(error: click.ClickException) -> str:
 
 
 def _complain(text: str, *, code: int) -> int:
-    """One line, unless it is the help that was asked for by giving no command."""
+    """Print the error in one line. Help, which click raises if no command is given, is printed as it is."""
     is_help = text.startswith("Usage:")
     click.echo(text if is_help else "error: " + " ".join(text.split("\n")).strip(), err=True)
     return code

@@ -1,4 +1,4 @@
-"""The console script `leasehold`: the composition root, and the one file that knows both wings of the house."""
+"""The console script `leasehold`: the composition root, the one module that imports both `assigner` and `bots`."""
 
 import os
 import random
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from assigner.settings import Installation, PoolSettings
     from bots.agent.agent import AgentSettings
 
-#: Where the configuration is looked for if nobody says where it is.
+#: Where the configuration file is searched if neither option nor environment names it.
 CONFIG_PLACES = (Path("leasehold.toml"), Path("/etc/leasehold/leasehold.toml"))
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -34,7 +34,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 
 @cache
 def sections() -> "type[PoolSettings]":
-    """The model of the whole configuration file, which has sections of both wings."""
+    """Return the model of the whole configuration file, with the sections of `assigner` and of `bots`."""
     from pydantic import Field
 
     from assigner.settings import PoolSettings
@@ -51,8 +51,11 @@ def sections() -> "type[PoolSettings]":
 
 
 class Root(click.Group):
-    """Imports what knows the database only for a command that needs it: a `leasehold submit` in a shell loop should not
-    take a second to start. Operators' commands go to a gateway, as those of callers do, with the same options."""
+    """The root group, which imports modules only for the command that runs.
+
+    A `leasehold submit` in a shell loop must start fast, so it must not import the database modules. Operators'
+    commands call a gateway, with the same options as callers' commands.
+    """
 
     LATER: ClassVar[Mapping[str, str]] = {
         "up": "assigner.cli.up:up",
@@ -100,7 +103,7 @@ class Root(click.Group):
 def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
     """A worker pool whose only moving part is PostgreSQL."""
     if context.invoked_subcommand not in {*Root.LATER, "demo", "gateway", "bot"}:
-        return  # it goes to a gateway
+        return  # the command calls a gateway, which reads the configuration
     from assigner import logs
     from assigner import settings as settings_assigner
 
@@ -116,7 +119,7 @@ def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
 
 
 @cli.command(name="demo")
-@click.option("--jobs", type=click.IntRange(min=1), help="At most so many jobs [one for each module].")
+@click.option("--jobs", type=click.IntRange(min=1), help="Largest number of jobs [one for each module].")
 @click.option("--assigners", type=click.IntRange(1, 100), default=2, show_default=True, help="Assigner processes.")
 @click.option("--keep", is_flag=True, help="Leave the pool up afterwards, until Ctrl-C.")
 @as_json
@@ -166,7 +169,7 @@ def demo_command(
 
 
 def _given(context: click.Context, name: str) -> bool:
-    """Whether a global option stands on the command line itself."""
+    """True if a global option was given on the command line, not by the environment."""
     return context.find_root().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
@@ -228,7 +231,7 @@ def gateway_command(installation: "Installation") -> int:
 
 
 def _units(_context: click.Context, option: click.Parameter, value: str | None) -> int | str | None:
-    """A number, or `auto`."""
+    """Parse a number, or the word `auto`."""
     if value is None or value == "auto":
         return value
     found: int = click.INT(value, option)
@@ -236,14 +239,22 @@ def _units(_context: click.Context, option: click.Parameter, value: str | None) 
 
 
 @cli.command(name="bot")
-@click.option("--name", metavar="NAME", help="Who it is to the pool; the newer of two with one name wins.")
-@click.option("--capacity", callback=_units, metavar="UNITS", help="Units of work it holds at once, or auto.")
+@click.option("--name", metavar="NAME", help="Name of the bot; a new session ends an older one with this name.")
+@click.option("--capacity", callback=_units, metavar="UNITS", help="Units of work that it takes at once, or auto.")
 @click.option("--priority", type=int, help="Lower = preferred by assigners.")
-@click.option("--resource", "resources", multiple=True, metavar="KIND=AMOUNT", help="What it has of it; repeatable.")
-@click.option("--property", "properties", multiple=True, metavar="KEY=VALUE", help="What it offers; repeatable.")
+@click.option(
+    "--resource",
+    "resources",
+    multiple=True,
+    metavar="KIND=AMOUNT",
+    help="Amount of a resource that the bot has; repeatable.",
+)
+@click.option(
+    "--property", "properties", multiple=True, metavar="KEY=VALUE", help="Property that the bot offers; repeatable."
+)
 @click.option("--instance", metavar="NAME", help="Serve only this instance.")
 @click.option("--pool", metavar="NAME", help="Serve the instances of this pool.")
-@click.option("--label", "labels", multiple=True, metavar="TEXT", help="Decides its cohort; repeatable.")
+@click.option("--label", "labels", multiple=True, metavar="TEXT", help="Label, which decides the cohort; repeatable.")
 @click.option("--url", metavar="URL", help="The gateway [env LEASEHOLD_URL; default: <data>/gateway.url].")
 @click.option(
     "--token-file",

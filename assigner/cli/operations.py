@@ -1,4 +1,4 @@
-"""The commands of operators beside those that set things: drains, assigner processes, and where reports belong."""
+"""Operators' commands that set no resource: drains and assigner processes; also the place of each report command."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -19,14 +19,14 @@ from schema.errors import LeaseholdError
 from schema.tenancy import drains
 from schema.validation import check_name, escaped
 
-#: Seconds between two looks at whether a drain is done.
+#: Seconds between two checks whether a drain is complete.
 LOOK = 0.5
-#: What `--wait` waits for in an assigner process.
+#: States of an assigner process that end `--wait`.
 OUT_OF_SERVICE = ("drained", "stopped", "dead")
 
 
 def command(name: str, calling: Calling) -> click.Command | None:
-    """The command of this name that goes to a gateway as an operator's, None if there is none."""
+    """Return the operator's command of this name that calls a gateway, or None."""
     if name in COMMANDS:
         return COMMANDS[name](calling)
     found = next((each for each in RESOURCES if each.name == name), None)
@@ -39,7 +39,7 @@ def command(name: str, calling: Calling) -> click.Command | None:
 
 
 def names() -> list[str]:
-    """The names of these commands."""
+    """Return the names of the operator's commands that call a gateway."""
     return [*COMMANDS, *(each.name for each in RESOURCES)]
 
 
@@ -50,13 +50,13 @@ def _drain_instance(calling: Calling) -> click.Command:
         "--deadline",
         callback=duration,
         metavar="TIME",
-        help="Stop what still runs after seconds, or like 15m or 2h [never].",
+        help="Stop running jobs after this time: seconds, or 15m, 2h [never].",
     )
-    @click.option("--wait", is_flag=True, help="Wait until it runs nothing; Ctrl-C ends the waiting only.")
+    @click.option("--wait", is_flag=True, help="Wait until it runs no job; Ctrl-C ends only the wait.")
     @reason_option
     @calling
     def command(caller: Caller, /, name: str, deadline: float | None, wait: bool, reason: str) -> None:
-        """Start no more jobs of an instance. Its jobs stay queued; what runs may end, or is queued again."""
+        """Start no more jobs of an instance. Queued jobs stay; running jobs may end, or are stopped at the deadline."""
         check_name("NAME", name)
         drains.check_deadline("--deadline", deadline, draining=True)
         wish = {"draining": True, "reason": reason} | ({} if deadline is None else {"deadline": deadline})
@@ -64,9 +64,9 @@ def _drain_instance(calling: Calling) -> click.Command:
             gateway.call("POST", f"/v1/instances/{name}/drain", body=wish)
             while wait and (leases := gateway.call("GET", f"/v1/instances/{name}/drain")["leases"]) != 0:
                 if leases is None:
-                    raise LeaseholdError(f"instance '{name}' is drained no more: somebody has taken that back")
+                    raise LeaseholdError(f"instance '{name}' is no longer draining: another operator ended the drain")
                 clock.sleep(LOOK)
-        _told(caller, name, draining=True, done="runs nothing any more" if wait else "starts no more jobs")
+        _told(caller, name, draining=True, done="runs no more jobs" if wait else "starts no more jobs")
 
     return command
 
@@ -87,13 +87,13 @@ def _undrain_instance(calling: Calling) -> click.Command:
 
 
 def assigners(calling: Calling) -> click.Command:
-    """The group `assigners`."""
+    """Make the group `assigners`."""
 
     @click.group("assigners", invoke_without_command=True)
     @click.pass_context
     @calling
     def group(caller: Caller, context: click.Context, /) -> None:
-        """List the assigner processes of the last day, or take one of them out of service."""
+        """List the assigner processes of the last day, or drain one."""
         if context.invoked_subcommand is None:
             _list_assigners(caller)
 
@@ -114,11 +114,11 @@ def assigners(calling: Calling) -> click.Command:
 
     @group.command("drain")
     @click.argument("name")
-    @click.option("--wait", is_flag=True, help="Wait until it places nothing; Ctrl-C ends the waiting only.")
+    @click.option("--wait", is_flag=True, help="Wait until it places no jobs; Ctrl-C ends only the wait.")
     @reason_option
     @calling
     def drain(caller: Caller, /, name: str, wait: bool, reason: str) -> None:
-        """Let an assigner process place no more jobs; its upkeep goes on. It obeys within seconds."""
+        """Ask an assigner process to place no more jobs; its upkeep goes on. It follows within seconds."""
         with caller.client() as gateway:
             gateway.call("POST", _assigner(name) + "/drain", body={"draining": True, "reason": reason})
             while wait and _state(gateway, name) not in OUT_OF_SERVICE:
@@ -156,10 +156,10 @@ def _assigner(name: str) -> str:
 
 
 def _state(gateway: Gateway, name: str) -> str:
-    """Raises LeaseholdError if the drain was taken back."""
+    """Return the state of an assigner process. Raises LeaseholdError if its drain was ended."""
     found = gateway.call("GET", _assigner(name))
     if not found["draining"]:
-        raise LeaseholdError(f"assigner '{escaped(name, 63)}' is drained no more: somebody has taken that back")
+        raise LeaseholdError(f"assigner '{escaped(name, 63)}' is no longer draining: another operator ended the drain")
     return str(found["state"])
 
 
@@ -171,7 +171,7 @@ def _short(time: str) -> str:
     return datetime.fromisoformat(time).isoformat(sep=" ", timespec="seconds")
 
 
-#: What else may be done with a resource.
+#: Further commands in the groups of resources.
 EXTRAS: Mapping[str, Sequence[Callable[[Calling], click.Command]]] = {
     "instance": (
         _drain_instance,
@@ -183,5 +183,5 @@ EXTRAS: Mapping[str, Sequence[Callable[[Calling], click.Command]]] = {
     "class": (partial(set_command, CLASS_LIMITS, name="limit"), reports.class_report),
     "meter": (reports.pattern, reports.forecast),
 }
-#: What is no group of a resource.
+#: Commands outside the groups of resources.
 COMMANDS: Mapping[str, Callable[[Calling], click.Command]] = {"assigners": assigners, "report": reports.report}

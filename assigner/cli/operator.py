@@ -32,7 +32,7 @@ def config_group() -> None:
 @as_json
 @pass_installation
 def check_config(installation: Installation, file: Path | None, as_json: bool) -> None:
-    """Check FILE, or the file that would be used, and the environment, without starting anything."""
+    """Check the environment and FILE, or the file that commands would use, without starting anything."""
     path = file or installation.config
     settings = loading.load(path, installation.sections, installation.environ)
     found, notes = warnings(settings), dominance(settings)
@@ -50,7 +50,7 @@ def check_config(installation: Installation, file: Path | None, as_json: bool) -
 @as_json
 @pass_installation
 def show_config(installation: Installation, as_json: bool) -> None:
-    """Print every setting as it would be used, with defaults filled in and passwords hidden."""
+    """Print every setting in force, with defaults filled in and passwords hidden."""
     shown = loading.masked(installation.settings)
     if as_json:
         print_json(shown)
@@ -59,14 +59,14 @@ def show_config(installation: Installation, as_json: bool) -> None:
 
 
 def warnings(settings: PoolSettings) -> list[str]:
-    """What is legal but probably not meant."""
+    """Return warnings about settings that are valid but probably a mistake."""
     found = []
     bot: BaseModel | None = getattr(settings, "bot", None)
     capacity = getattr(bot, "capacity", None)
     for n, assigner in enumerate(settings.assigners):
         if assigner.strategy.wants_success and not settings.success.statistics:
             found.append(
-                f"assigners[{n}].strategy: it goes by the success of bots, which success.statistics does not turn on"
+                f"assigners[{n}].strategy: it needs success statistics, which success.statistics does not turn on"
             )
         weights, term = assigner.strategy.weights, assigner.strategy.capacity_term
         units = strategy.outweighing_units(weights, term)
@@ -81,7 +81,7 @@ def warnings(settings: PoolSettings) -> list[str]:
 
 
 def dominance(settings: PoolSettings) -> list[str]:
-    """For each kind of assigner, which term of a bot's score can dominate the others."""
+    """Return a note for each kind of assigner: which term of a bot's score can outweigh the others."""
     return [
         f"assigners[{n}].strategy.weights: {strategy.dominance(each.strategy.weights, each.strategy.capacity_term)}"
         for n, each in enumerate(settings.assigners)
@@ -97,7 +97,7 @@ def db_group() -> None:
 @as_json
 @pass_installation
 def upgrade_database(installation: Installation, as_json: bool) -> None:
-    """Bring the schema to the version that this program needs. Safe to repeat, and to run at several places at once."""
+    """Bring the schema to the version that this program needs. Safe to repeat, also by several processes at once."""
     with installation.database("upgrade", patience=COMMAND_TIMEOUT) as database:
         version = migrate.upgrade(database)
     _print_version(version, as_json=as_json)
@@ -126,7 +126,7 @@ def _print_version(version: migrate.Version, *, as_json: bool) -> None:
 @as_json
 @pass_installation
 def verify_database(installation: Installation, as_json: bool) -> None:
-    """Count what breaks each safety invariant, in one snapshot. Exit 1 if anything does."""
+    """Count the rows that break each safety invariant, in one snapshot. Exit 1 if there are any."""
     with installation.ready_database("verify", patience=COMMAND_TIMEOUT) as database:
         findings = invariants.verify(database)
     if as_json:
@@ -150,17 +150,21 @@ def token_group() -> None:
 @click.option("--bot", metavar="NAME", help="The bot it is for; a trailing * stands for any ending.")
 @click.option("--priority-ceiling", type=int, metavar="N", help="The most urgent (lowest) priority it may ask for.")
 @click.option(
-    "--property", "properties", multiple=True, metavar="KEY=VALUE", help="What the bot may declare; KEY=* any."
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Property that the bot may declare; KEY=* any value.",
 )
 @click.option(
     "--label",
     "labels",
     multiple=True,
     metavar="TEXT",
-    help="What label the bot may declare; * any [a limited bot: none].",
+    help="Label that the bot may declare; * any [a limited bot: none].",
 )
 @click.option("--pool", metavar="NAME", help="The only pool the bot may serve [a limited bot: none].")
-@click.option("--expires-in", callback=duration, metavar="TIME", help="Seconds, or like 12h or 30d [never].")
+@click.option("--expires-in", callback=duration, metavar="TIME", help="Lifetime: seconds, or 12h, 30d [never].")
 @as_json
 @pass_installation
 def create_token(
@@ -175,7 +179,7 @@ def create_token(
     expires_in: float | None,
     as_json: bool,
 ) -> None:
-    """Make a token and print it. It is shown this once; only its digest is stored."""
+    """Make a token and print it. It cannot be shown again: only its digest is stored."""
     allowed = pairs(properties, option="--property") or None
     with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         token = database.run(
@@ -201,7 +205,7 @@ def create_token(
 @as_json
 @pass_installation
 def list_tokens(installation: Installation, as_json: bool) -> None:
-    """List all tokens, the newest first, also those that are over."""
+    """List all tokens, newest first, including expired and revoked ones."""
     with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         found = database.run(tokens.list_tokens)
     if as_json:
@@ -228,7 +232,7 @@ def list_tokens(installation: Installation, as_json: bool) -> None:
 @as_json
 @pass_installation
 def revoke_token(installation: Installation, id: str, as_json: bool) -> None:
-    """End a token for good. Gateways notice within seconds."""
+    """Revoke a token for good. Gateways follow within seconds."""
     with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         database.run(lambda connection: tokens.revoke(connection, id))
     if as_json:
@@ -238,7 +242,7 @@ def revoke_token(installation: Installation, id: str, as_json: bool) -> None:
 
 
 def pairs(texts: Iterable[str], *, option: str) -> dict[str, list[str]]:
-    """`KEY=VALUE` texts as a mapping; a key may come several times. Raises BadInput naming `option`."""
+    """Parse `KEY=VALUE` texts; a key may come several times. Raises BadInput with the name of `option`."""
     found: dict[str, list[str]] = {}
     for text in texts:
         key, separator, value = text.partition("=")
@@ -263,7 +267,7 @@ _COLOURS = {Verdict.OK: "green", Verdict.UNKNOWN: "cyan", Verdict.WARNING: "yell
 def examine_database(installation: Installation, as_json: bool) -> None:
     """Check what makes a pool slow or unsafe: wake-ups, old snapshots, indexes, vacuum, durability. Writes nothing.
 
-    Exit 1 if anything is bad; warnings, and checks that could not be made, are only shown.
+    Exit 1 if a check is bad. Warnings, and checks that could not be made, are only shown.
     """
     with installation.database("doctor", patience=COMMAND_TIMEOUT) as database:
         checks = doctor.run_checks(database)

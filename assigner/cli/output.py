@@ -1,4 +1,7 @@
-"""What commands share that neither database nor gateway needs to be there for: tables, JSON, durations, reasons."""
+"""Shared parts of the operator's commands: tables, JSON, durations, reasons, and the protocol of gateway calls.
+
+The composition root passes the calls to the gateway in, because this package may not import `bots`.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,12 +22,12 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
-    """Seconds, or a number with one of s, m, h, d."""
+    """Parse an option that is a duration. Returns seconds."""
     return None if value is None else seconds(value)
 
 
 def seconds(value: str) -> float:
-    """The seconds of a duration such as 90, 15m, 12h or 30d. Raises BadParameter."""
+    """Parse a duration such as 90, 15m, 12h or 30d. Returns seconds; raises BadParameter."""
     number, unit = (value[:-1], _UNITS[value[-1]]) if value[-1:] in _UNITS else (value, 1.0)
     try:
         return float(number) * unit
@@ -40,12 +43,12 @@ reason_option = click.option("--reason", default="", callback=_reason, metavar="
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on one line."""
+    """Print one JSON document on one line."""
     click.echo(json.dumps(to_jsonable_python(value), ensure_ascii=False, separators=(",", ":")))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A plain table that is never folded."""
+    """Print a plain table, without folding long cells."""
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(Text(_cell(cell)) for cell in row))
@@ -69,14 +72,14 @@ def _cell(value: object) -> str:
             return printable(str(value))
 
 
-# How operators' commands reach a gateway, as the composition root gives it to them.
+# Calls to a gateway.
 
 
 Record = dict[str, Any]
 
 
 class Gateway(Protocol):
-    """A way to one gateway."""
+    """Client of one gateway."""
 
     def call(
         self,
@@ -87,20 +90,22 @@ class Gateway(Protocol):
         body: Record | None = None,
         held: float = 0.0,
     ) -> Record:
-        """One request, repeated while its outcome is unknown; `held`: seconds that the gateway may take. Raises the
-        error that a refusal stands for."""
+        """Send one request, and repeat it while its outcome is unknown. Raises the error that a refusal stands for.
+
+        held: seconds that the gateway may take to answer.
+        """
 
 
 class Caller(Protocol):
-    """Which gateway is called, as whom, and how the answer is printed, as the options of a command say."""
+    """The options of a command that calls a gateway: which gateway, which token, and how to print the answer."""
 
     @property
     def json(self) -> bool:
-        """Print JSON."""
+        """True if the answer is printed as JSON."""
 
     def client(self) -> AbstractContextManager[Gateway]:
-        """The way to that gateway."""
+        """Return the client of that gateway."""
 
 
-#: Gives a command the options of a caller, whom it gets as its first argument.
+#: Decorator that adds a caller's options to a command and passes the caller as its first argument.
 Calling = Callable[[Callable[..., Any]], Callable[..., Any]]

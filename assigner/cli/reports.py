@@ -1,4 +1,4 @@
-"""The commands that report: what the pool did, what was used and estimated, how meters go over the day."""
+"""Commands that print reports: pool report, usage, accuracy of estimates, meter patterns and forecasts."""
 
 from datetime import datetime
 from zoneinfo import ZoneInfo
@@ -12,24 +12,29 @@ from schema.accounting import accounts
 from schema.errors import BadInput
 from schema.policy import time_windows
 from schema.policy.meters import MAX_AMOUNT
-from schema.validation import check_name
+from schema.validation import check_name, load_zone
 
-#: The longest window of a report, seconds.
+#: Longest span that a report may cover, seconds.
 YEAR = 366 * 86400.0
-#: Seconds that the gateway may take for a report.
+#: Longest time that the gateway may take for a report, seconds.
 LONG = 60.0
 
 
 def report(calling: Calling) -> click.Command:
-    """The command `report`."""
+    """Make the command `report`."""
 
     @click.command("report")
     @click.option(
-        "--window", default="24h", show_default=True, callback=duration, metavar="DURATION", help="How far back."
+        "--window",
+        default="24h",
+        show_default=True,
+        callback=duration,
+        metavar="DURATION",
+        help="Span of time, back from now.",
     )
     @calling
     def command(caller: Caller, /, window: float) -> None:
-        """Tell what the pool did: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
+        """Report on the pool: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
         if not 1 <= window <= YEAR:
             raise BadInput("--window", "must be between a second and 366 days")
         with caller.client() as gateway:
@@ -94,13 +99,13 @@ def _seconds(value: float | None) -> str:
 
 
 def show_usage(calling: Calling) -> click.Command:
-    """The command `instance usage`."""
+    """Make the command `instance usage`."""
 
     @click.command("usage")
     @click.option("--hours", type=click.FloatRange(0, accounts.MAX_HOURS), default=24.0, show_default=True)
     @calling
     def command(caller: Caller, /, hours: float) -> None:
-        """Show what bots say the jobs at gates have used, in every unit."""
+        """Show the usage that bots reported for constrained jobs, by instance and unit."""
         with caller.client() as gateway:
             found = gateway.call("GET", "/v1/usage", query={"hours": hours})["usage"]
         names = ("instance", "unit", "amount", "jobs")
@@ -110,12 +115,12 @@ def show_usage(calling: Calling) -> click.Command:
 
 
 def class_report(calling: Calling) -> click.Command:
-    """The command `class report`."""
+    """Make the command `class report`."""
 
     @click.command("report")
     @calling
     def command(caller: Caller, /) -> None:
-        """Compare what was estimated with what was, for the jobs of each class that ended last."""
+        """Compare estimated with actual run times, for the latest ended jobs of each class."""
         with caller.client() as gateway:
             found = gateway.call("GET", "/v1/class-report", held=LONG)["classes"]
         names = ("name", "jobs", "estimated", "ratio", "dated", "late")
@@ -127,20 +132,22 @@ def class_report(calling: Calling) -> click.Command:
 
 def _zone(_context: click.Context, _option: click.Parameter, value: str) -> ZoneInfo:
     try:
-        return time_windows.load_zone(value)
+        return load_zone(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
 
 def pattern(calling: Calling) -> click.Command:
-    """The command `meter pattern`."""
+    """Make the command `meter pattern`."""
 
     @click.command("pattern")
     @click.argument("name")
-    @click.option("--zone", callback=_zone, default="UTC", show_default=True, metavar="NAME", help="Of the hours.")
+    @click.option(
+        "--zone", callback=_zone, default="UTC", show_default=True, metavar="NAME", help="Time zone of the hours."
+    )
     @calling
     def command(caller: Caller, /, name: str, zone: ZoneInfo) -> None:
-        """Show how a meter went over the day, in the last four weeks: percent of its limit by the hour."""
+        """Show a meter's daily pattern over the last four weeks: percent of its limit by the hour."""
         check_name("NAME", name)
         with caller.client() as gateway:
             found = gateway.call("GET", f"/v1/meters/{name}/pattern", query={"zone": zone.key})
@@ -159,11 +166,13 @@ def pattern(calling: Calling) -> click.Command:
 
 
 def forecast(calling: Calling) -> click.Command:
-    """The command `meter forecast`."""
+    """Make the command `meter forecast`."""
 
     @click.command("forecast")
     @click.option("--class", "job_class", required=True, metavar="NAME", help="The class of the job.")
-    @click.option("--estimate", type=click.FloatRange(0, MAX_AMOUNT), default=0.0, help="What it will use [0].")
+    @click.option(
+        "--estimate", type=click.FloatRange(0, MAX_AMOUNT), default=0.0, help="Estimated cost of the job [0]."
+    )
     @calling
     def command(caller: Caller, /, job_class: str, estimate: float) -> None:
         """Show the next window in which the meter is expected to be below its threshold."""
@@ -177,7 +186,7 @@ def forecast(calling: Calling) -> click.Command:
         else:
             percent = found["percent"]
             expected = "" if percent is None else f", its meter expected at {percent:.3g} %"
-            opens = time_windows.local_time(datetime.fromisoformat(found["at"]), time_windows.load_zone(found["zone"]))
+            opens = time_windows.local_time(datetime.fromisoformat(found["at"]), load_zone(found["zone"]))
             click.echo(f"window '{found['window']}' opens at {opens}{expected}")
 
     return command

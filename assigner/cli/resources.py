@@ -1,4 +1,4 @@
-"""The commands of everything that operators set, made of its declarations: list, show, set and rm.
+"""The commands of operator resources, made from their declarations: list, show, set and rm.
 
 The options of `set` are the fields of the request; its model checks them before anything is sent.
 """
@@ -18,16 +18,16 @@ from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, K
 from schema.errors import BadInput
 from schema.validation import MAX_LIST, escaped
 
-#: Seconds that a gateway may take to set something that many waiting jobs follow.
+#: Longest time, in seconds, that a gateway may take for a change that reprices many waiting jobs.
 LONG = 3600.0
-#: What takes a limit away.
+#: Value of an option that removes a limit.
 NONE = "none"
 
 _NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)")
 
 
 class Command(click.Command):
-    """A command that takes negative numbers as arguments; other unknown options stay refused."""
+    """Command that takes negative numbers as arguments and refuses other unknown options."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         context.ignore_unknown_options = any(_NEGATIVE.fullmatch(each) for each in args)
@@ -40,7 +40,7 @@ class Command(click.Command):
 
 
 def group(resource: Resource[Any], calling: Calling) -> click.Group:
-    """The group of commands of a resource."""
+    """Make the group of commands of a resource."""
     made = click.Group(resource.name, help=resource.says)
     for command in (
         list_command(resource, calling),
@@ -53,7 +53,7 @@ def group(resource: Resource[Any], calling: Calling) -> click.Group:
 
 
 def list_command(resource: Resource[Any], calling: Calling) -> click.Command:
-    """`list`: all of them, or the only thing there is."""
+    """Make `list`, which shows all items, or the only item of a resource without keys."""
 
     def command(caller: Caller, /) -> None:
         with caller.client() as gateway:
@@ -71,7 +71,7 @@ def list_command(resource: Resource[Any], calling: Calling) -> click.Command:
 
 
 def show_command(resource: Resource[Any], calling: Calling) -> click.Command:
-    """`show`: one of them."""
+    """Make `show`, which shows one item."""
 
     def command(caller: Caller, /, **options: Any) -> None:
         keys = _keys(resource, options)
@@ -82,7 +82,7 @@ def show_command(resource: Resource[Any], calling: Calling) -> click.Command:
 
 
 def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set") -> click.Command:
-    """`set`, or the same under another name."""
+    """Make `set`, or the same command under another name."""
     setting = resource.set
 
     def command(caller: Caller, /, reason: str, **options: Any) -> None:
@@ -104,7 +104,7 @@ def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set")
 
 
 def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:
-    """`rm`, which the gateway refuses with its reason for what is always there."""
+    """Make `rm`. For an irremovable item the gateway refuses it with the reason."""
 
     def command(caller: Caller, /, reason: str, **options: Any) -> None:
         keys = _keys(resource, options)
@@ -122,7 +122,7 @@ def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:
 
 
 def _rows(gateway: Gateway, resource: Resource[Any]) -> Iterator[Record]:
-    """All rows, page by page."""
+    """Read all rows, page by page."""
     last: Record | None = None
     while True:
         after = {"after": str(last[resource.keys[0].name])} if last is not None else {}
@@ -150,7 +150,7 @@ def _repriced(answer: Record) -> str:
 
 
 def _keyed(resource: Resource[Any], command: Any) -> Any:
-    """Add the arguments and options that name a thing."""
+    """Add the arguments and options that name an item."""
     for key in reversed(resource.keys):
         if key.option is not None:
             option = click.option(key.option, key.name, default=key.default, show_default=True, metavar=key.metavar)
@@ -161,7 +161,7 @@ def _keyed(resource: Resource[Any], command: Any) -> Any:
 
 
 def _keys(resource: Resource[Any], options: dict[str, Any]) -> list[str]:
-    """Take what names the thing out of the options. Raises BadInput."""
+    """Take the keys of the item out of the options. Raises BadInput."""
     found = []
     for key in resource.keys:
         value = options.pop(key.name)
@@ -181,7 +181,7 @@ def _path(resource: Resource[Any], keys: Keys) -> str:
 
 
 def _quoted(key: Key, value: str) -> str:
-    """A key as part of a path; dots are quoted too, because `..` means something there."""
+    """Quote a key for a path. Dots are quoted too, because `..` has a meaning in paths."""
     return quote(value, safe="/" if key.slashes else "").replace(".", "%2E")
 
 
@@ -205,7 +205,7 @@ class _Field:
         self.asked = f"{name.upper()}" if self.is_argument else self.option
 
     def add(self, command: Any, *, partial: bool) -> Any:
-        """Add it to a command."""
+        """Add the option or argument to a command."""
         if self.is_argument:
             return click.argument(self.name, metavar=self.metavar)(command)
         default = "" if partial or self.info.is_required() or self.info.default in (None, {}, ()) else self.info.default
@@ -220,7 +220,7 @@ class _Field:
         )(command)
 
     def read(self, given: Any) -> Any:
-        """What was given, as the model takes it."""
+        """Convert the given value for the request model."""
         if self.is_map:
             return dict(self._pair(each) for each in given)
         if self.is_list:
@@ -237,7 +237,7 @@ class _Field:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The types of a field, without what is said of them."""
+    """Return the types of a field without their annotations."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [each for one in get_args(annotation) for each in _members(one)]
     if hasattr(annotation, "__metadata__"):
@@ -262,7 +262,7 @@ def _switch(option: str) -> str:
 
 
 def _optioned(setting: Setting[Any], command: Any) -> Any:
-    """Add what the request takes."""
+    """Add the options and arguments of the request."""
     for option, (field, value) in reversed(list(setting.switches.items())):
         says = setting.model.model_fields[field].description or field
         told = (
@@ -275,7 +275,7 @@ def _optioned(setting: Setting[Any], command: Any) -> Any:
 
 
 def _body(setting: Setting[Any], options: Mapping[str, Any]) -> BaseModel:
-    """The request. Raises BadInput naming the option, and UsageError for options that contradict each other."""
+    """Make the request. Raises BadInput with the option, and UsageError for options that contradict each other."""
     fields = _fields(setting)
     given = {each.name: each for each in fields if options[each.name] not in (None, ())}
     switched = [option for option in setting.switches if options[_switch(option)]]
@@ -304,7 +304,7 @@ def _checked(model: type[BaseModel], values: Mapping[str, Any], fields: Sequence
 
 
 def _refusal(kind: str, said: str, given: object, field: _Field | None) -> BadInput:
-    """What the model says of a value, in the words of the command."""
+    """Turn a validation error of the model into an error that names the option or argument."""
     if field is None:
         return BadInput("request", said.removeprefix("Value error, "))
     numbers = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}

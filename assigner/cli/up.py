@@ -26,7 +26,9 @@ log = structlog.get_logger()
 @click.command()
 @click.option("--bots", type=click.IntRange(0, 1000), default=3, show_default=True, help="Bot processes.")
 @click.option("--assigners", type=click.IntRange(1, 100), default=2, show_default=True, help="Assigner processes.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Of the gateway; 0 = any free one [as configured: 7411].")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port of the gateway; 0 = any free one [as configured: 7411]."
+)
 @as_json
 @pass_installation
 def up(installation: Installation, bots: int, assigners: int, port: int | None, as_json: bool) -> int:
@@ -57,12 +59,12 @@ def up(installation: Installation, bots: int, assigners: int, port: int | None, 
                 while True:
                     rest(pool.run_once())
         except Stopped as stopped:
-            report("everything has stopped; nothing is lost, and `leasehold up` goes on with it")
+            report("everything has stopped; no job is lost, and `leasehold up` continues with them")
             return 130 if stopped.number is signal.SIGINT else 0
 
 
 class Stopped(Exception):
-    """Somebody asked this process to stop."""
+    """A signal asked this process to stop."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -83,7 +85,7 @@ def _welcome(pool: LocalPool, installation: Installation) -> str:
 
 
 @click.command()
-@click.option("--name", metavar="NAME", help="Of this process in decisions and logs [the host's name].")
+@click.option("--name", metavar="NAME", help="Name of this process in decisions and logs [the host's name].")
 @click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
 @pass_installation
 def assign(installation: Installation, name: str | None, metrics_port: int | None) -> int:

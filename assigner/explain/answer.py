@@ -1,4 +1,9 @@
-"""`explain`: why a job runs where it runs, or why it does not run."""
+"""The answer of `explain`: why a job runs where it runs, or why it does not run.
+
+For a job that ran: its attempts, the decision behind the latest one, and the receipts of preemption. These are pure
+functions of the job's events and leases. Everybody who may see the job sees which bots had it. A tenant's view of a
+preemption leaves other tenants out.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -16,12 +21,6 @@ from schema.diagnostics.evidence import Evidence, JobsAhead
 from schema.states import JobState
 from schema.validation import escaped
 
-# Why a job ran where it ran: its attempts, the decision behind the latest, and the receipts of preemption.
-#
-# Pure functions of the job's events and leases. The bots that had the job are told to everybody who sees it; what is
-# told of preemptions to a tenant leaves out other tenants.
-
-
 Row = Mapping[str, Any]
 
 _HELD_STATES = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
@@ -31,7 +30,7 @@ _PARTS = ("priority", "capacity", "locality", "success", "success_rate", "load")
 
 
 def attempt_rows(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each lease of the job, oldest first: where, by whom, and how it ended."""
+    """Return each lease of the job, oldest first: its bot, its assigner, and how it ended."""
     grants = {event["fence"]: event for event in events if event["move"] == "grant"}
     endings = dict(_endings(events))
     return [
@@ -51,7 +50,7 @@ def attempt_rows(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str,
 
 
 def receipt_rows(events: Sequence[Row], *, instance: str, everything: bool) -> list[dict[str, Any]]:
-    """What the job was preempted for, and what it preempted."""
+    """Return the preemptions that the job gained or suffered."""
     return [
         {
             "move": event["move"],
@@ -65,7 +64,7 @@ def receipt_rows(events: Sequence[Row], *, instance: str, everything: bool) -> l
 
 
 def visible_events(events: Sequence[Row], *, instance: str, everything: bool) -> list[Row]:
-    """The events as a caller may see them: receipts without other tenants, unless it may see everything."""
+    """Return the events that a caller may see: without `everything`, receipts leave out other tenants."""
     if everything:
         return list(events)
     return [
@@ -75,7 +74,7 @@ def visible_events(events: Sequence[Row], *, instance: str, everything: bool) ->
 
 
 def visible_receipt(receipt: Row, instance: str) -> dict[str, Any]:
-    """A receipt of preemption without what belongs to other tenants, and without the bot."""
+    """Return a receipt of preemption without the bot and without jobs of other tenants."""
     kept = {name: value for name, value in receipt.items() if name not in ("preemptor", "victims", "bot")}
     preemptor = receipt.get("preemptor") or {}
     if preemptor.get("instance") == instance:
@@ -85,7 +84,7 @@ def visible_receipt(receipt: Row, instance: str) -> dict[str, Any]:
 
 
 def placement_sentence(attempt: Mapping[str, Any]) -> str:
-    """One sentence: by what rule the attempt went to its bot."""
+    """Return one sentence on the rule by which the attempt went to its bot."""
     decision, strategy = attempt["decision"], attempt["strategy"]
     where = f"bot '{attempt['bot']}'" if attempt["bot"] else "its bot"
     if strategy == "proactive":
@@ -108,7 +107,7 @@ def placement_sentence(attempt: Mapping[str, Any]) -> str:
 
 
 def _endings(events: Iterable[Row]) -> Iterable[tuple[int, Row]]:
-    """Fence of a grant → the event that ended its lease."""
+    """Yield the fence of each grant with the event that ended its lease."""
     fence: int | None = None
     for event in events:
         if event["move"] == "grant":
@@ -166,14 +165,14 @@ class GateAnswer(BaseModel):
     """One hard condition on a waiting job."""
 
     gate: str
-    asks: str = Field(description="what has to be so")
-    open: bool | None = Field(description="null: an earlier gate has left no bot to ask this one of")
+    asks: str = Field(description="the condition")
+    open: bool | None = Field(description="null: no bot passed the earlier gates, so this one was not asked")
     sentence: str
     evidence: dict[str, Any]
 
 
 class Count(BaseModel):
-    """Jobs; with `more` at least so many."""
+    """A number of jobs; with `more` a lower bound."""
 
     jobs: int
     more: bool
@@ -182,21 +181,21 @@ class Count(BaseModel):
 class Order(BaseModel):
     """Ready jobs that come before this one, by priority, age and id."""
 
-    in_queue: Count = Field(description="of the same cohort, instance and requirements")
-    in_instance: Count = Field(description="of the same cohort and instance")
+    in_queue: Count = Field(description="jobs of the same cohort, instance and requirements")
+    in_instance: Count = Field(description="jobs of the same cohort and instance")
 
 
 class Attempt(BaseModel):
     """One lease of the job."""
 
     fence: int
-    bot: str | None = Field(description="that has or had the job")
+    bot: str | None = Field(description="bot that has or had the job")
     assigner: str
     strategy: str
     granted_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
-    decision: dict[str, Any] = Field(description="what was kept of the choice: candidates, score and its parts, round")
+    decision: dict[str, Any] = Field(description="record of the choice: candidates, score and its parts, round")
     sentence: str
 
 
@@ -210,7 +209,10 @@ class Receipt(BaseModel):
 
 
 class Explanation(BaseModel):
-    """Why a job runs where it runs, or why it does not run. Of a submission that was cancelled only that is told."""
+    """Why a job runs where it runs, or why it does not run.
+
+    A cancelled submission shows only that it is cancelled.
+    """
 
     id: UUID
     state: str
@@ -220,10 +222,10 @@ class Explanation(BaseModel):
     priority: int
     units: int
     sentence: str
-    change: list[str] = Field(description="the smallest changes that would start a waiting job: it takes all of them")
-    gates: list[GateAnswer] = Field(description="of a waiting job")
-    order: Order | None = Field(description="of a waiting job")
-    attempts: list[Attempt] = Field(description="the newest, oldest first")
+    change: list[str] = Field(description="the smallest changes that together would start a waiting job")
+    gates: list[GateAnswer] = Field(description="gates of a waiting job")
+    order: Order | None = Field(description="jobs before a waiting job")
+    attempts: list[Attempt] = Field(description="the newest attempts, oldest first")
     receipts: list[Receipt]
 
 
@@ -235,10 +237,12 @@ def explain(
     cooldown: float,
     rules: Rules = RULES,
 ) -> Explanation | None:
-    """The answer for the job of one submission, None if there is none to see.
+    """Explain the job of one submission; None if there is no job that the caller may see.
 
-    `instances` are the caller's, None for an operator, who alone is told of other tenants, and by name of bots that
-    did not have the job. `cooldown` is that of evictions, in seconds; `rules` are those that the assigners go by.
+    instances: the caller's instances; None = an operator. Only operators see other tenants, and the names of bots that
+        did not have the job.
+    cooldown: seconds for which an eviction counts against a quota.
+    rules: the rules of admission that the assigners use.
     """
     row_id = jobs_queries.job_row_id(connection, public_id, instances=instances)
     if row_id is None:
@@ -276,7 +280,7 @@ def explain(
 
 
 def blocking_reason(connection: Connection, job_id: int, *, cooldown: float) -> str | None:
-    """Why a waiting job would not run whatever bots there are; None if it would."""
+    """Return why a waiting job would not run even with every bot free; None if nothing holds it back."""
     judged = gates_explain.judge_job(evidence_diagnostics.job(connection, job_id, cooldown=cooldown))
     return next((one.sentence for one in judged if one.is_open is False), None)
 

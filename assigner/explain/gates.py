@@ -1,7 +1,7 @@
-"""The gates of one waiting job: each open or closed, with its evidence and a sentence, and what would start the job.
+"""The gates of one waiting job, each with evidence and a sentence, and what would start the job.
 
-Pure functions of what `schema.evidence` has read. A gate about bots is asked of the bots that those before it have
-left; once none are left, those that follow are neither open nor closed.
+Most are pure functions of what `schema.diagnostics.evidence` has read. A gate on bots looks at the bots that passed the
+gates before it. Once no bot is left, the gates that follow are neither open nor closed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from schema.validation import escaped
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """One gate: `is_open` is None if there is no bot left to judge by."""
+    """The result of one gate. `is_open` is None if no bot passed the gates before it."""
 
     gate: Predicate
     is_open: bool | None
@@ -33,8 +33,7 @@ class GateVerdict:
 
 
 def judge_gates(found: Evidence, asked: Sequence[GateVerdict] = ()) -> list[GateVerdict]:
-    """Every gate of the job, in the order in which they are asked; `asked` are those on what it asks for beside a
-    place."""
+    """Return every gate of the job, in the order in which they are asked. `asked`: the gates on its constraints."""
     judged = [*judge_job(found.job), *asked]
     for one in (_cohort, _requirements, _instance, _healthy, _units, _probation, _room):
         previous, following = judged[-1], one(found)
@@ -47,7 +46,7 @@ def judge_gates(found: Evidence, asked: Sequence[GateVerdict] = ()) -> list[Gate
 
 
 def judge_job(job: Row) -> list[GateVerdict]:
-    """The gates on the job itself, its instance and its quota, which no bot can open."""
+    """Return the gates on the job itself, its instance and its quota, which no bot can open."""
     before = [] if job["node_no"] is None else [_dependencies(job)]
     return [*before, _state(job), _backoff(job), _reservation(job), _drain(job), _quota(job)]
 
@@ -288,7 +287,10 @@ def _queue_deadline(job: Row) -> GateVerdict:
 
 
 def scarcest(found: Evidence) -> Clause:
-    """The clause of the requirements that leaves the fewest bots: the fewest have it, and most have all the others."""
+    """Return the clause of the requirements that leaves the fewest bots.
+
+    Among clauses that equally few bots offer, it is the one without which the most bots match.
+    """
     return min(found.clauses, key=lambda clause: (clause.alone, -clause.others))
 
 
@@ -310,7 +312,7 @@ def _escaped(clause: Clause) -> str:
 
 
 def counted_bots(found: Evidence, number: int, noun: str) -> str:
-    """So many of the bots that offer what is required, or at least so many if not all of them were looked at."""
+    """Format a number of matching bots, with "at least" if not all of them were counted."""
     return ("at least " if found.bots["more"] else "") + _plural(number, noun)
 
 
@@ -318,19 +320,21 @@ def _plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-# What a waiting job asks for beside a place, for `explain`: the gates of the cycle, each with its sentence.
+# Gates of constrained jobs: those that the assigner cycle asks.
 
 
 def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list[GateVerdict]:
-    """The gates on what the job asks for; none if it asks for nothing but a place. What a checker would say, and for
-    how long an assigner still waits, nobody else knows."""
+    """Return the gates on the constraints of the job; none if it is no constrained job.
+
+    Two conditions are missing, because only the assigner knows them: the answers of checkers, and its own pauses.
+    """
     found = constrained.job(connection, job_id)
     if found is None:
         return []
     head, now = found
     admission_state = rules_admission.read_admission_state(connection, [head.queue], now=now, rules=rules)
     for name, amount in counters.charges_of(connection, job_id).items():
-        # Room is reserved for it, and what it takes is counted already.
+        # The job has a reservation, so the counters already include what it takes.
         admission_state.counter(name).used -= amount
     judged = []
     for gate in state.GATES:
@@ -339,7 +343,7 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
     return judged
 
 
-# What would start a waiting job: one concrete change for each thing that keeps it from running.
+# What would start a waiting job: one concrete change for each closed gate.
 
 
 _BOT_GATE_NAMES = frozenset(
@@ -357,13 +361,13 @@ _BOT_GATE_NAMES = frozenset(
 
 
 def changes(found: Evidence, judged: Sequence[GateVerdict]) -> list[str]:
-    """The smallest changes that would start the job, all of which it takes; none if nothing stands in its way."""
+    """Return the smallest changes that together would start the job; none if every gate is open."""
     closed = [one.gate for one in judged if one.is_open is False]
     if predicates.RESERVATION in closed and predicates.BACKOFF in closed:
-        closed.remove(predicates.BACKOFF)  # it rests for as long as the bot is being freed
+        closed.remove(predicates.BACKOFF)  # the backoff ends with the reservation
         closed = [gate for gate in closed if gate is not predicates.ROOM]
     if predicates.DEPENDENCIES in closed:
-        closed.remove(predicates.STATE)  # it is queued as soon as they are met
+        closed.remove(predicates.STATE)  # the job is queued as soon as its dependencies are met
     return [_change(gate, found) for gate in closed]
 
 
@@ -408,7 +412,7 @@ def _change(gate: Predicate, found: Evidence) -> str:
 
 
 def _raise_maximum(found: Evidence) -> str:
-    """Its maximum so that, less the evictions of late, the job fits beside what is used."""
+    """Return the maximum quota with which the job would fit, recent evictions included."""
     job = found.job
     needed = job["usage"] + job["units"] + job["evicted_lately"]
     who = f"{job['instance_name']} in cohort {job['cohort_name']}"
@@ -416,7 +420,7 @@ def _raise_maximum(found: Evidence) -> str:
 
 
 def _bot(found: Evidence) -> str:
-    """The bot that is missing, its rarest property first."""
+    """Describe the missing bot, its rarest property first."""
     job = found.job
     clauses: list[Clause] = list(found.clauses)
     if clauses:

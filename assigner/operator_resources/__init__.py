@@ -1,5 +1,5 @@
-"""What operators set, each thing declared once: `api/resources` makes its routes of it, `cli_resources` its commands.
+"""Operator resources, each declared once: `api/resources.py` makes the routes and `cli/resources.py` the commands.
 
-May import `schema`, nothing of `bots`, `api` or the command line. Read first: `declaration` (the form of a declaration)
-and `limits` (most of the declarations).
+It may import `schema`, but nothing of `bots`, `assigner.api` or `assigner.cli`. Read first: declaration.py (the form of
+a declaration) and limits.py (most of the declarations).
 """

@@ -1,7 +1,8 @@
-"""The form of a declaration: what an operator may list, show, set and remove, for a route and a command alike.
+"""The form of a declaration: how operators list, show, set and remove a resource, by HTTP and by command.
 
-A declaration names the functions of `schema` that do it, the model of the request, whose fields become the options of
-the command, and the model of a row, whose fields are described in `/openapi.json`. It knows neither HTTP nor click.
+A declaration names three things. The functions of `schema` do the work. The fields of the request model become options
+of the command. The fields of the row model are described in `/openapi.json`. A declaration knows neither HTTP nor
+click.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,14 +15,14 @@ from sqlalchemy import Connection
 from schema import validation
 from schema.postgres.engine import Database
 
-#: The unit of a number that is a time; a command takes it as 90, 15m, 12h or 30d.
+#: The unit of a span of time. A command takes such a value as 90, 15m, 12h or 30d.
 SECONDS = "seconds"
-#: What stands in a path for a key that is not given.
+#: Stands in a path for a key without a value.
 ALL = "*"
 
 
 class Request(BaseModel):
-    """What an operator sends to set something: strict, without unknown fields, with a reason for the audit."""
+    """Base of requests that set something: strict types, no unknown fields, and a reason for the audit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -29,18 +30,18 @@ class Request(BaseModel):
 
 
 class Row(BaseModel):
-    """What an operator sees of one thing."""
+    """Base of the rows that operators see."""
 
     model_config = ConfigDict(from_attributes=True)
 
 
 def given(default: Any = ..., *, unit: str, says: str, **bounds: Any) -> Any:
-    """A field of a request or a row that has a unit, which its description in `/openapi.json` names."""
+    """Declare a field with a unit, which its description in `/openapi.json` names."""
     return Field(default, description=f"{says} ({unit})", json_schema_extra={"unit": unit}, **bounds)
 
 
 class By(TypedDict):
-    """Who does it, and why: the last arguments of every function of `schema` that changes something."""
+    """The actor and the reason of a change: the last arguments of each function of `schema` that makes one."""
 
     actor: str
     reason: str
@@ -48,8 +49,12 @@ class By(TypedDict):
 
 @dataclass(frozen=True)
 class Page:
-    """Which rows are wanted: `limit` of them, by name, from the first after `after`. `cooldown`: the seconds for which
-    an eviction counts against a quota, as this gateway is configured."""
+    """Which rows a list returns, sorted by name.
+
+    after: names up to this one are left out.
+    limit: most rows to return.
+    cooldown: seconds for which an eviction counts against a quota, as this gateway is configured.
+    """
 
     after: str
     limit: int
@@ -58,8 +63,13 @@ class Page:
 
 @dataclass(frozen=True)
 class Key:
-    """One part of the name of a thing. On the command line it is the argument `metavar`, or `option` if it has one;
-    without a value it is `default`. `slashes`: its value may hold a slash."""
+    """One part of an item's name.
+
+    metavar: name of the argument on the command line.
+    option: the option that takes the value instead of an argument.
+    default: the value if none is given.
+    slashes: True if the value may hold a slash.
+    """
 
     name: str
     metavar: str
@@ -70,7 +80,7 @@ class Key:
 
 
 Keys = Sequence[str]
-#: What a change tells beyond the name of the thing.
+#: Fields that the answer to a change holds beside the item's name.
 Told = Mapping[str, Any] | None
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item", bound=BaseModel)
@@ -78,19 +88,19 @@ Item = TypeVar("Item", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Setting(Generic[Body]):
-    """One way to set a thing.
+    """One way to set an item.
 
-    says: for people, of the route and of the command.
-    apply: does it, in one transaction.
-    partial: what is not given stays as it is.
-    then: what follows in transactions of its own, a batch each, and tells what it did.
-    claims: which names of which kinds it changes, if that is more or less than the thing's own name.
-    options: names of options, where they are not those of their fields.
+    says: description of the route and of the command.
+    apply: makes the change, in one transaction.
+    partial: fields that are not given keep their values.
+    then: work that follows in transactions of its own, a batch each; returns further fields of the answer.
+    claims: the declared names that the change concerns, by kind, if they are not just the item's own name.
+    options: names of options that differ from the names of their fields.
     arguments: fields that are arguments of the command.
-    switches: options without a value, each with the field and the value that it stands for.
-    exactly_one: options of which the command needs one and takes no second.
-    preset: what the command sends unless an option says otherwise.
-    may_be_empty: a request that says nothing makes sense although all of it is `partial`.
+    switches: options without a value; each stands for a field with a value.
+    exactly_one: options of which the command takes exactly one.
+    preset: values that the command sends unless an option changes them.
+    may_be_empty: True if a `partial` request without any field is valid.
     """
 
     says: str
@@ -110,7 +120,7 @@ class Setting(Generic[Body]):
 
 @dataclass(frozen=True)
 class Removal:
-    """How a thing is removed. `told`: a sentence for people with the names of the keys in braces."""
+    """How an item is removed. `told`: the sentence that the command prints, with the names of keys in braces."""
 
     says: str
     apply: Callable[[Connection, Keys, By], None]
@@ -119,29 +129,32 @@ class Removal:
 
 @dataclass(frozen=True)
 class Irremovable:
-    """Why a thing cannot be removed: a clause without a full stop."""
+    """Why an item cannot be removed: a clause without a full stop."""
 
     reason: str
 
 
-#: A heading, and the field that stands under it or a function of the row.
+#: A heading, and the field shown below it or a function of the row.
 Column = tuple[str, str | Callable[[Mapping[str, Any]], object]]
 
 
 @dataclass(frozen=True)
 class Resource(Generic[Item]):
-    """Something that operators set.
+    """A kind of item that operators set.
 
-    name: of the command; plural: of the route, and in answers. says: the help of the command.
-    keys: the parts of a thing's name; without any there is only one thing.
-    row, rows: what a thing looks like, and all things, or those of one page if they are `paged`.
-    show: one thing; unset = it is looked for among all.
-    columns: what the command prints, with units in the headings.
-    told: a sentence on what was set, from the keys, the request and the answer.
-    older: ways to set it that were there before and that no command uses.
-    path: of one thing, if it is not that of all with the keys behind it.
-    place: what the configuration file calls it, if it can be declared there.
-    answers_as: the name of the only thing in an answer, where there are no keys.
+    name: name of the command.
+    plural: name in the route and in answers.
+    says: help of the command.
+    keys: the parts of an item's name; none = there is exactly one item.
+    row: model of an item.
+    rows: reads all items, or one page of them if they are `paged`.
+    show: reads one item; None = it is searched among all.
+    columns: the table that the command prints, with units in the headings.
+    told: makes the sentence that `set` prints, from the keys, the request and the answer.
+    older: earlier ways to set an item, kept as routes; no command uses them.
+    path: path of one item, if it is not the path of all items followed by the keys.
+    place: section of the configuration file that can declare items; None = none.
+    answers_as: name of the only item in an answer, where there are no keys.
     """
 
     name: str
@@ -163,20 +176,20 @@ class Resource(Generic[Item]):
 
     @property
     def item_path(self) -> str:
-        """The path of one thing, below `/v1`, with its keys in braces."""
+        """The path of one item, below `/v1`, with its keys in braces."""
         return self.path or "/".join([f"/{self.plural}", *(f"{{{key.name}}}" for key in self.keys)])
 
     @property
     def field(self) -> str:
-        """What holds the rows in an answer."""
+        """The field of an answer that holds the rows."""
         return self.plural.replace("-", "_")
 
     def named(self, keys: Keys) -> str:
-        """A thing as answers and sentences name it."""
+        """Return the item's name for answers and sentences."""
         return "/".join("" if key == ALL else key for key in keys) or self.answers_as
 
     def claims(self, setting: Setting[Any] | None, keys: Keys, body: Any) -> Mapping[str, Sequence[str]]:
-        """Which names of which kinds a change concerns, as the configuration may declare them."""
+        """Return the names, by kind, that a change concerns and that the configuration may declare."""
         if self.place is None:
             return {}
         if setting is not None and setting.claims is not None:

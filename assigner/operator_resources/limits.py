@@ -1,4 +1,4 @@
-"""Declarations of limits: of the pool, locks, rates, backpressure, meters, queues, and windows of time."""
+"""Declarations of limits: pool limits, locks, rates, backpressure, meters, queue limits and execution windows."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -43,7 +43,7 @@ class PoolLimit(Row):
 
 
 class PoolLimitList(Row):
-    """What all managed instances have together."""
+    """Limits on all managed instances together."""
 
     max_concurrent: PoolLimit = Field(description="jobs that run at once")
     budget: PoolLimit = Field(description="cost within the rolling window")
@@ -60,7 +60,7 @@ def _pool_limits_given(_keys: Keys, body: PoolLimitsRequest) -> Mapping[str, Seq
 POOL_LIMITS = Resource(
     name="pool-limit",
     plural="limits",
-    says="What all instances that have a share may have together.",
+    says="Limits on all instances with a share together.",
     keys=(),
     answers_as="pool",
     row=PoolLimitList,
@@ -72,13 +72,13 @@ POOL_LIMITS = Resource(
         ("budget cost", lambda row: row["budget"]["most"]),
     ),
     set=Setting(
-        says="Limit what all instances that have a share may have together; what is not given stays.",
+        says="Limit all instances with a share together; limits that are not given stay.",
         model=PoolLimitsRequest,
         apply=_set_pool_limits,
         partial=True,
         claims=_pool_limits_given,
     ),
-    told=lambda _: "the limits of all are set",
+    told=lambda _: "the pool's limits are set",
     remove=Irremovable("the pool always has these limits; set them to none"),
     place="[fair_share]",
 )
@@ -92,7 +92,7 @@ class Lock(Row):
     instance: str
     lock: str
     used: float = given(unit="jobs", says="jobs that hold it now")
-    slots: float | None = given(unit="jobs", says="jobs that may hold it at once; 1 for a lock that nobody has set")
+    slots: float | None = given(unit="jobs", says="jobs that may hold it at once; 1 unless set")
 
 
 def _locks(connection: Connection, _: Page) -> list[Lock]:
@@ -103,13 +103,13 @@ def _locks(connection: Connection, _: Page) -> list[Lock]:
 LOCKS = Resource(
     name="lock",
     plural="locks",
-    says="How many jobs of an instance may hold a lock at once; one, unless set.",
+    says="How many jobs of an instance may hold a lock at once: one, unless set.",
     keys=(Key("instance", "INSTANCE"), Key("lock", "LOCK")),
     row=Lock,
     rows=_locks,
     columns=(("instance", "instance"), ("lock", "lock"), ("held by jobs", "used"), ("slots (jobs)", "slots")),
     set=Setting(
-        says="Set how many jobs of an instance may hold a lock at once. Jobs above a smaller number run on.",
+        says="Set how many jobs of an instance may hold a lock at once. A smaller number stops no running job.",
         model=LockRequest,
         apply=lambda connection, keys, body, by: counters.set_limit(
             connection, counters.SLOTS_OF_LOCK, keys, body.slots, **by
@@ -118,7 +118,7 @@ LOCKS = Resource(
     ),
     told=lambda done: f"{done['slots']} jobs of {done['instance']} may hold {done['lock']} at once",
     remove=Removal(
-        says="Give a lock the one slot that every lock has.",
+        says="Give a lock its default again: one slot.",
         apply=lambda connection, keys, by: counters.remove_limit(connection, counters.SLOTS_OF_LOCK, keys, **by),
         told="one job of {instance} may hold {lock} at a time",
     ),
@@ -128,15 +128,15 @@ LOCKS = Resource(
 
 class RateRequest(Request):
     per_second: float = given(
-        unit="jobs per second", says="jobs that start, in the long run; may be below 1", gt=0, le=rates.MAX_RATE
+        unit="jobs per second", says="starts in the long run; may be below 1", gt=0, le=rates.MAX_RATE
     )
-    burst: int = given(1, unit="jobs", says="jobs that may start at once, after a quiet time", ge=1, le=rates.MAX_BURST)
+    burst: int = given(1, unit="jobs", says="jobs that may start at once after a pause", ge=1, le=rates.MAX_BURST)
 
 
 class Rate(Row):
     resource: str = Field(description="CLASS or CLASS/MODEL")
-    per_second: float = given(unit="jobs per second", says="jobs that start, in the long run")
-    burst: int = given(unit="jobs", says="jobs that may start at once, after a quiet time")
+    per_second: float = given(unit="jobs per second", says="starts in the long run")
+    burst: int = given(unit="jobs", says="jobs that may start at once after a pause")
     tokens: float = given(unit="jobs", says="jobs that may start at once now")
 
 
@@ -147,7 +147,7 @@ def _set_rate(connection: Connection, keys: Keys, body: RateRequest, by: By) -> 
 RATES = Resource(
     name="rate",
     plural="rates",
-    says="How many jobs of a resource class, or of a model of it, start in a second.",
+    says="How many jobs of a resource class, or of one model of it, may start per second.",
     keys=(Key("resource", "CLASS[/MODEL]", check=rates.check_resource, slashes=True),),
     row=Rate,
     rows=lambda connection, _: rates.rates(connection),
@@ -158,13 +158,13 @@ RATES = Resource(
         ("now (jobs)", lambda row: f"{row['tokens']:.1f}"),
     ),
     set=Setting(
-        says="Set a rate. No span of S seconds sees more than BURST + PER_SECOND x S starts, whoever places them.",
+        says="Set a rate: in any S seconds, at most BURST + PER_SECOND x S jobs start in the whole pool.",
         model=RateRequest,
         apply=_set_rate,
     ),
     told=lambda done: f"{done['resource']} starts {done['per_second']:g} jobs per second, {done['burst']} at once",
     remove=Removal(
-        says="Let jobs start at any rate.",
+        says="Remove a rate: jobs may then start at any rate.",
         apply=lambda connection, keys, by: rates.remove_rate(connection, keys[0], **by),
         told="{resource} has no rate",
     ),
@@ -174,21 +174,21 @@ RATES = Resource(
 
 class AdviceRequest(Request):
     allowed: bool = Field(default=False, description="whether jobs may start")
-    delay: float = given(0.0, unit=SECONDS, says="wait so long after some have started", ge=0, le=rates.MAX_DELAY)
+    delay: float = given(0.0, unit=SECONDS, says="pause of assigners after a start", ge=0, le=rates.MAX_DELAY)
     seconds: float | None = given(
-        None, unit=SECONDS, says="for so long; unset = until it is removed", gt=0, le=rates.MAX_TIME
+        None, unit=SECONDS, says="how long the advice holds; unset = until it is removed", gt=0, le=rates.MAX_TIME
     )
 
 
 class Advice(Row):
-    resource_class: str | None = Field(description="unset = all jobs that ask for more than a place")
+    resource_class: str | None = Field(description="unset = all constrained jobs")
     allowed: bool = Field(description="whether jobs may start")
-    delay: float = given(unit=SECONDS, says="assigners wait so long after a start")
+    delay: float = given(unit=SECONDS, says="pause of assigners after a start")
     until: datetime | None = Field(description="unset = until it is removed")
 
 
 def _of_class(keys: Keys) -> str | None:
-    """The resource class that advice is for; None = all jobs that ask for more than a place."""
+    """Return the resource class that advice is for; None = all constrained jobs."""
     return None if keys[0] == ALL else keys[0]
 
 
@@ -210,7 +210,7 @@ def _check_class(metavar: str, value: str) -> None:
 BACKPRESSURE = Resource(
     name="backpressure",
     plural="backpressure",
-    says="Advice to hold back jobs that ask for more than a place, of one resource class or all.",
+    says="Advice to hold back the constrained jobs of one resource class, or all of them.",
     keys=(Key("resource_class", "[CLASS]", check=_check_class, default=ALL),),
     row=Advice,
     rows=lambda connection, _: rates.advice_in_force(connection),
@@ -221,7 +221,7 @@ BACKPRESSURE = Resource(
         ("until", "until"),
     ),
     set=Setting(
-        says="Advise assigners to start no jobs, or to wait between starts. What runs goes on.",
+        says="Advise assigners to start no jobs, or to pause between starts. Running jobs go on.",
         model=AdviceRequest,
         apply=_advise,
         options={"seconds": "--for"},
@@ -231,7 +231,7 @@ BACKPRESSURE = Resource(
     ),
     told=_advised,
     remove=Removal(
-        says="Take advice back.",
+        says="Withdraw advice.",
         apply=lambda connection, keys, by: rates.withdraw_advice(connection, _of_class(keys), **by),
         told="nothing is advised for {resource_class}",
     ),
@@ -242,7 +242,7 @@ class MeterRequest(Request):
     used: float = given(unit="the meter's own unit", says="what is used", ge=0, le=meters.MAX_AMOUNT)
     limit: float = given(unit="the meter's own unit", says="the most that may be used", gt=0, le=meters.MAX_AMOUNT)
     resets_at: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
-        default=None, description="time with a zone at which it begins at 0 again; unset = not known"
+        default=None, description="time with a zone at which it starts at 0 again; unset = not known"
     )
 
 
@@ -250,8 +250,8 @@ class Meter(Row):
     name: str
     used: float = given(unit="the meter's own unit", says="what is used")
     limit: float = given(unit="the meter's own unit", says="the most that may be used")
-    percent: float = given(unit="percent of the limit", says="what it stands at now, as far as the reading tells")
-    resets_at: datetime | None = Field(description="when it begins at 0 again; unset = not known")
+    percent: float = given(unit="percent of the limit", says="its level now, estimated from the last reading")
+    resets_at: datetime | None = Field(description="when it starts at 0 again; unset = not known")
     updated_at: datetime = Field(description="when it was read")
     age: float = given(unit=SECONDS, says="time since it was read")
 
@@ -279,7 +279,7 @@ def _set_meter(connection: Connection, keys: Keys, body: MeterRequest, by: By) -
 METERS = Resource(
     name="meter",
     plural="meters",
-    says="Usage meters, which windows may go by.",
+    says="Usage meters, on which execution windows may depend.",
     keys=(Key("name", "NAME"),),
     row=Meter,
     rows=_meters,
@@ -292,13 +292,13 @@ METERS = Resource(
         ("resets at", "resets_at"),
     ),
     set=Setting(
-        says="Write what a meter stands at now. Windows that go by it do so from now on.",
+        says="Set the reading of a meter. Windows that depend on it follow at once.",
         model=MeterRequest,
         apply=_set_meter,
     ),
     told=lambda done: f"{done['name']} stands at {100 * done['used'] / done['limit']:.3g} % of its limit",
     remove=Removal(
-        says="Forget a meter. Windows that go by it are closed until it is read again.",
+        says="Remove a meter. Windows that depend on it are closed until it has a reading again.",
         apply=lambda connection, keys, by: meters.remove(connection, keys[0], **by),
         told="{name} is forgotten",
     ),
@@ -307,13 +307,13 @@ METERS = Resource(
 
 class QueueLimitRequest(Request):
     max_queued: int = given(
-        unit="jobs", says="jobs that may wait, those that are held included", ge=0, le=queue_limits.MAX_QUEUED
+        unit="jobs", says="jobs that may wait, held jobs included", ge=0, le=queue_limits.MAX_QUEUED
     )
 
 
 class QueueLimit(Row):
     label: str
-    max_queued: int = given(unit="jobs", says="jobs that may wait, those that are held included")
+    max_queued: int = given(unit="jobs", says="jobs that may wait, held jobs included")
 
 
 def _set_queue_limit(connection: Connection, keys: Keys, body: QueueLimitRequest, by: By) -> None:
@@ -329,7 +329,7 @@ QUEUE_LIMITS = Resource(
     rows=lambda connection, _: queue_limits.queue_limits(connection),
     columns=(("label", "label"), ("max queued (jobs)", "max_queued")),
     set=Setting(
-        says="Set how many jobs with a label may wait. Submits beyond that are refused; what waits already stays.",
+        says="Set how many jobs with a label may wait. Submits beyond that are refused; jobs that wait already stay.",
         model=QueueLimitRequest,
         apply=_set_queue_limit,
         arguments=("max_queued",),
@@ -374,14 +374,14 @@ WINDOWS = Resource(
         ("exempt types", "exempt_types"),
     ),
     set=Setting(
-        says="Make a window, or replace it. While there are windows, a job that names a class starts in one of them.",
+        says="Make a window, or replace it. While any exist, a job that names a class starts only in one of them.",
         model=WindowRequest,
         apply=lambda connection, keys, body, by: time_windows.put_window(connection, keys[0], body, **by),
         options={"types": "--type", "exempt_types": "--exempt-type"},
     ),
     told=lambda done: f"window {done['name']} is open from {done['start']} to {done['end']} o'clock, {done['zone']}",
     remove=Removal(
-        says="Remove a window. Without any, jobs of every class start at every hour.",
+        says="Remove a window. Without windows, jobs of every class may start at any hour.",
         apply=lambda connection, keys, by: time_windows.remove_window(connection, keys[0], **by),
         told="window {name} is removed",
     ),

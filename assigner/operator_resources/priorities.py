@@ -1,4 +1,4 @@
-"""Declarations of priorities: classes of jobs and their limits, service levels, and what holds for all classes."""
+"""Declarations of priorities: classes and their limits, service levels, and the scheduling policy of all classes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -30,12 +30,12 @@ from schema.policy import priority_classes
 from schema.postgres.engine import Database
 from schema.requests import MAX_TIMEOUT
 
-#: Jobs that get another priority in one transaction.
+#: Jobs repriced in one transaction.
 BATCH = 500
 
 
 def reprice(database: Database, *, actor: str) -> int:
-    """Give all waiting jobs the priority that their points come to now, a batch at a time; returns how many changed."""
+    """Recompute the priority of all waiting jobs from their points, a batch at a time. Returns how many changed."""
     changed = 0
     after: tuple[object, ...] | None = BEGINNING
     while after is not None:
@@ -53,18 +53,18 @@ def _points(says: str) -> Any:
 
 
 class ClassRequest(Request):
-    points: int = _points("what its jobs are worth; higher = sooner")
+    points: int = _points("urgency of its jobs; higher = sooner")
 
 
 class Class(Row):
     name: str
-    points: int = given(unit="points", says="what its jobs are worth; higher = sooner")
+    points: int = given(unit="points", says="urgency of its jobs; higher = sooner")
     priority: int = Field(description="100 - points; lower = sooner")
-    level: str = Field(description="of jobs that are worth just these points")
-    seconds: float | None = given(unit=SECONDS, says="that half of its jobs run at most; unset = not known")
-    seconds_high: float | None = given(unit=SECONDS, says="that nine of ten run at most; unset = not known")
-    running: float = given(unit="jobs", says="that run now and count against the limit")
-    jobs: float | None = given(unit="jobs", says="that may run at once; unset = any number")
+    level: str = Field(description="level of a job with exactly these points")
+    seconds: float | None = given(unit=SECONDS, says="median run time of its jobs; unset = not known")
+    seconds_high: float | None = given(unit=SECONDS, says="90th percentile of the run times; unset = not known")
+    running: float = given(unit="jobs", says="running jobs that count against the limit")
+    jobs: float | None = given(unit="jobs", says="jobs that may run at once; unset = any number")
 
 
 def _classes(connection: Connection, _: Page) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def _classes(connection: Connection, _: Page) -> list[dict[str, Any]]:
 CLASSES = Resource(
     name="class",
     plural="classes",
-    says="Classes of jobs, and what each is worth in points: more are more urgent.",
+    says="Classes of jobs, each with points: more points are more urgent.",
     keys=(Key("name", "NAME"),),
     row=Class,
     rows=_classes,
@@ -97,7 +97,7 @@ CLASSES = Resource(
         ("limit (jobs)", "jobs"),
     ),
     set=Setting(
-        says="Make a class, or change its points. Its waiting jobs change with it; the pool goes on meanwhile.",
+        says="Make a class, or change its points. Its waiting jobs get the new priority while the pool works on.",
         model=ClassRequest,
         apply=lambda connection, keys, body, by: priority_classes.put_class(
             connection, keys[0], points=body.points, **by
@@ -105,7 +105,7 @@ CLASSES = Resource(
         then=_reprice,
         arguments=("points",),
     ),
-    told=lambda done: f"{done['name']} is worth {done['points']} points: priority {100 - done['points']}",
+    told=lambda done: f"{done['name']} has {done['points']} points: priority {100 - done['points']}",
     remove=Removal(
         says="Remove a class that no unfinished job uses.",
         apply=lambda connection, keys, by: priority_classes.remove_class(connection, keys[0], **by),
@@ -115,13 +115,13 @@ CLASSES = Resource(
 
 
 class ClassLimitRequest(Request):
-    jobs: int | None = given(unit="jobs", says="that may run at once; null = any number", ge=0, le=counters.MAX_JOBS)
+    jobs: int | None = given(unit="jobs", says="most jobs at once; null = any number", ge=0, le=counters.MAX_JOBS)
 
 
 class ClassLimit(Row):
     name: str = Field(description="the class")
-    running: float = given(unit="jobs", says="that run now")
-    jobs: float | None = given(unit="jobs", says="that may run at once")
+    running: float = given(unit="jobs", says="jobs that run now")
+    jobs: float | None = given(unit="jobs", says="jobs that may run at once")
 
 
 def _class_limits(connection: Connection, _: Page) -> list[ClassLimit]:
@@ -144,7 +144,7 @@ CLASS_LIMITS = Resource(
     rows=_class_limits,
     columns=(("class", "name"), ("running (jobs)", "running"), ("limit (jobs)", "jobs")),
     set=Setting(
-        says="Set how many jobs of a class may run at once, which keeps the rest for others; none = any number.",
+        says="Set how many jobs of a class may run at once, so that other classes have room; none = any number.",
         model=ClassLimitRequest,
         apply=_set_class_limit,
         arguments=("jobs",),
@@ -161,17 +161,15 @@ CLASS_LIMITS = Resource(
 
 
 class LevelRequest(Request):
-    points: int = _points("what its jobs are worth; higher = sooner")
-    timeout_seconds: float = given(
-        unit=SECONDS, says="how long a job may run that sets no timeout", gt=0, le=MAX_TIMEOUT
-    )
+    points: int = _points("urgency of its jobs; higher = sooner")
+    timeout_seconds: float = given(unit=SECONDS, says="timeout of a job that sets none", gt=0, le=MAX_TIMEOUT)
 
 
 class Level(Row):
     name: str
-    points: int = given(unit="points", says="what its jobs are worth; higher = sooner")
+    points: int = given(unit="points", says="urgency of its jobs; higher = sooner")
     priority: int = Field(description="100 - points; lower = sooner")
-    timeout_seconds: float = given(unit=SECONDS, says="how long a job may run that sets no timeout")
+    timeout_seconds: float = given(unit=SECONDS, says="timeout of a job that sets none")
 
 
 def _levels(connection: Connection, _: Page) -> list[dict[str, Any]]:
@@ -184,13 +182,13 @@ def _set_level(connection: Connection, keys: Keys, body: LevelRequest, by: By) -
 
 def _told_of_level(done: Mapping[str, Any]) -> str:
     points, timeout = done["points"], done["timeout_seconds"]
-    return f"{done['name']} is worth {points} points: priority {100 - points}, timeout {timeout:g} s"
+    return f"{done['name']} has {points} points: priority {100 - points}, timeout {timeout:g} s"
 
 
 SERVICE_LEVELS = Resource(
     name="service-level",
     plural="service-levels",
-    says="Service levels: the points and the timeout that their jobs get.",
+    says="Service levels, each with the points and the timeout of its jobs.",
     keys=(Key("name", "NAME"),),
     row=Level,
     rows=_levels,
@@ -201,7 +199,7 @@ SERVICE_LEVELS = Resource(
         ("timeout (s)", "timeout_seconds"),
     ),
     set=Setting(
-        says="Make a service level, or change it. Waiting jobs get its points; their timeout stays.",
+        says="Make a service level, or change it. Waiting jobs get the new points but keep their timeout.",
         model=LevelRequest,
         apply=_set_level,
         then=_reprice,
@@ -223,27 +221,27 @@ def _edge(level: str) -> Any:
 
 
 class SchedulingRequest(Request):
-    project_points: int = given(10, unit="points", says="of a job that belongs to a project", ge=-100, le=100)
-    user_points: int = given(5, unit="points", says="for each step of its user's priority", ge=-100, le=100)
+    project_points: int = given(10, unit="points", says="points of a job that belongs to a project", ge=-100, le=100)
+    user_points: int = given(5, unit="points", says="points for each step of the user's priority", ge=-100, le=100)
     critical: int = _edge("critical")
     high: int = _edge("high")
-    normal: int = _edge("normal; what is above is low")
+    normal: int = _edge("normal; above it is low")
     starvation_seconds: float | None = given(
-        None, unit=SECONDS, says="in one level, until a job moves up; null = never", gt=0, le=MAX_TIMEOUT
+        None, unit=SECONDS, says="time in one level until a job moves up; null = never", gt=0, le=MAX_TIMEOUT
     )
     max_queue_size: int | None = given(
-        None, unit="jobs", says="that may wait; null = any number", gt=0, le=counters.MAX_JOBS
+        None, unit="jobs", says="jobs that may wait; null = any number", gt=0, le=counters.MAX_JOBS
     )
 
 
 class Scheduling(Row):
-    project_points: int = given(unit="points", says="of a job that belongs to a project")
-    user_points: int = given(unit="points", says="for each step of its user's priority")
+    project_points: int = given(unit="points", says="points of a job that belongs to a project")
+    user_points: int = given(unit="points", says="points for each step of the user's priority")
     critical: int = given(unit="priority", says="largest effective priority of this level")
     high: int = given(unit="priority", says="largest effective priority of this level")
-    normal: int = given(unit="priority", says="largest effective priority of this level; what is above is low")
-    starvation_seconds: float | None = given(unit=SECONDS, says="in one level, until a job moves up; unset = never")
-    max_queue_size: int | None = given(unit="jobs", says="that may wait; unset = any number")
+    normal: int = given(unit="priority", says="largest effective priority of this level; above it is low")
+    starvation_seconds: float | None = given(unit=SECONDS, says="time in one level until a job moves up; unset = never")
+    max_queue_size: int | None = given(unit="jobs", says="jobs that may wait; unset = any number")
 
 
 def _set_scheduling(connection: Connection, _keys: Keys, body: SchedulingRequest, by: By) -> None:
@@ -254,7 +252,7 @@ def _set_scheduling(connection: Connection, _keys: Keys, body: SchedulingRequest
 SCHEDULING = Resource(
     name="scheduling",
     plural="scheduling",
-    says="What holds for all classes: points of projects and users, levels, starvation, overflow.",
+    says="Settings for all classes: points of projects and users, levels, starvation, overflow.",
     keys=(),
     answers_as="scheduling",
     row=Scheduling,
@@ -269,7 +267,7 @@ SCHEDULING = Resource(
         ("max queue size (jobs)", "max_queue_size"),
     ),
     set=Setting(
-        says="Change what holds for all classes; what is not given stays.",
+        says="Change settings for all classes; settings that are not given stay.",
         model=SchedulingRequest,
         apply=_set_scheduling,
         partial=True,

@@ -1,4 +1,4 @@
-"""Every resource of operators, in the order in which documents and tests go through them."""
+"""Every operator resource, in the order of documents and tests."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ RESOURCES: tuple[Resource[Any], ...] = (*tenancy.RESOURCES, *limits.RESOURCES, *
 
 
 def resource(name: str) -> Resource[Any]:
-    """The resource whose command is called `name`."""
+    """Return the resource whose command is called `name`."""
     return next(each for each in RESOURCES if each.name == name)

@@ -29,7 +29,7 @@ from schema.tenancy import cohorts, instances
 from schema.validation import Name
 
 _REASON = Field(default="", description="for the audit; at most 500 bytes")
-#: Parts of a share.
+#: Fields that make up a share.
 _SHARE = frozenset(Account.model_fields)
 _SHARE_OPTIONS = {"credit_weight": "--weight", "locks": "--lock"}
 
@@ -41,30 +41,30 @@ class InstanceRequest(Request):
 class InstanceChange(Account):
     model_config = ConfigDict(strict=True)
 
-    pool: Name | None = Field(default=None, description="its pool, whose instances are served together; null = none")
-    share: bool = Field(default=True, description="false = it has no share of the pool, and no limits")
+    pool: Name | None = Field(default=None, description="its pool: bots of a pool serve all its instances; null = none")
+    share: bool = Field(default=True, description="false = remove its share of the pool and its limits")
     reason: str = _REASON
 
 
 class Instance(Row):
     name: str
-    pool: str | None = Field(description="whose instances are served together; unset = none")
+    pool: str | None = Field(description="its pool: bots of a pool serve all its instances; unset = none")
     draining: bool = Field(description="none of its jobs start")
-    usage: int | None = given(unit="units", says="in all cohorts where it has a quota; unset = it has none")
-    min_quota: int | None = given(unit="units", says="what it is owed, over all its quotas")
-    max_quota: int | None = given(unit="units", says="the most it gets, over all its quotas; unset = any number")
+    usage: int | None = given(unit="units", says="in use, in all cohorts where it has a quota; unset = no quota")
+    min_quota: int | None = given(unit="units", says="guaranteed minimum, over all its quotas")
+    max_quota: int | None = given(unit="units", says="maximum over all its quotas; unset = any number")
     queued: int = given(unit="jobs", says=f"counted up to {instances.MAX_COUNTED}")
     running: int = given(unit="jobs", says=f"counted up to {instances.MAX_COUNTED}")
-    credit_weight: float | None = Field(description="its part beside the others'; unset = it is not managed")
-    unit: str | None = Field(description="that its budget counts")
-    used: float | None = given(unit="cost", says="within the window, with what is reserved for what runs")
-    budget: float | None = given(unit="cost", says="unset = any amount, as of the limits that follow")
-    max_concurrent: float | None = given(unit="jobs", says="jobs that run at once")
-    slots: float | None = given(unit="jobs", says="places in which its jobs work")
+    credit_weight: float | None = Field(description="its weight beside other instances; unset = it is not managed")
+    unit: str | None = Field(description="unit that its budget counts")
+    used: float | None = given(unit="cost", says="within the rolling window, reservations of running jobs included")
+    budget: float | None = given(unit="cost", says="its limit; unset = any amount, also for the limits that follow")
+    max_concurrent: float | None = given(unit="jobs", says="jobs that may run at once")
+    slots: float | None = given(unit="jobs", says="slots in which its jobs work")
 
 
 def _parts(body: InstanceChange) -> set[str]:
-    """The parts of its share that a request gives."""
+    """Return the fields of its share that a request gives."""
     return body.model_fields_set & _SHARE
 
 
@@ -126,7 +126,7 @@ INSTANCES = Resource(
         ("slots", "slots"),
     ),
     set=Setting(
-        says="Make an instance, or change its pool or its share; what is not given stays.",
+        says="Make an instance, or change its pool or its share; fields that are not given stay.",
         model=InstanceChange,
         apply=_change_instance,
         method="PATCH",
@@ -151,13 +151,13 @@ class AccountRequest(Account):
 
 class Share(Row):
     name: str = Field(description="the instance")
-    credit_weight: float = Field(description="its part beside the others'; 0 = what they leave")
-    unit: str = Field(description="that its budget counts")
-    used: float | None = given(unit="cost", says="within the window, with what is reserved for what runs")
-    budget: float | None = given(unit="cost", says="unset = any amount, as of the limits that follow")
+    credit_weight: float = Field(description="its weight beside other instances; 0 = only what they leave")
+    unit: str = Field(description="unit that its budget counts")
+    used: float | None = given(unit="cost", says="within the rolling window, reservations of running jobs included")
+    budget: float | None = given(unit="cost", says="its limit; unset = any amount, also for the limits that follow")
     running: float | None = given(unit="jobs", says="jobs that run")
-    max_concurrent: float | None = given(unit="jobs", says="jobs that run at once")
-    slots: float | None = given(unit="jobs", says="places in which its jobs work")
+    max_concurrent: float | None = given(unit="jobs", says="jobs that may run at once")
+    slots: float | None = given(unit="jobs", says="slots in which its jobs work")
 
 
 def _set_account(connection: Connection, keys: Keys, body: AccountRequest, by: By) -> None:
@@ -183,7 +183,7 @@ ACCOUNTS = Resource(
         ("slots (jobs)", "slots"),
     ),
     set=Setting(
-        says="Give an instance a share of the pool, or change it. What is not given stays; null takes a limit away.",
+        says="Give an instance a share of the pool, or change it. Fields not given stay; null removes a limit.",
         model=AccountRequest,
         apply=_set_account,
         partial=True,
@@ -192,7 +192,7 @@ ACCOUNTS = Resource(
     ),
     told=lambda done: f"the share of {done['name']} is set",
     remove=Removal(
-        says="Let an instance have any number of places, as they come, without a share.",
+        says="Remove an instance's share and its limits: it is no longer managed.",
         apply=lambda connection, keys, by: accounts.remove_account(connection, keys[0], **by),
         told="{name} has no share",
     ),
@@ -202,9 +202,10 @@ ACCOUNTS = Resource(
 
 class CohortRequest(Request):
     labels: list[str] | None = Field(default=None, max_length=cohorts.MAX_LABELS, description="unset = as before")
-    position: int | None = Field(default=None, ge=0, le=cohorts.MAX_POSITION, description="lower = asked sooner")
+    position: int | None = Field(default=None, ge=0, le=cohorts.MAX_POSITION, description="lower = considered sooner")
     reclaim_min: str | None = Field(
-        default=None, description="what may be evicted for a minimum: lower_priority_only or any; unset = as before"
+        default=None,
+        description="jobs that may be evicted for a minimum: lower_priority_only or any; unset = as before",
     )
 
 
@@ -212,8 +213,8 @@ class Cohort(Row):
     id: int = Field(description="0 is the default cohort")
     name: str
     labels: list[str]
-    reclaim_min: str = Field(description="what may be evicted for a minimum")
-    position: int = Field(description="lower = asked sooner; the default cohort comes last")
+    reclaim_min: str = Field(description="jobs that may be evicted for a minimum")
+    position: int = Field(description="lower = considered sooner; the default cohort comes last")
 
 
 def _set_cohort(connection: Connection, keys: Keys, body: CohortRequest, by: By) -> None:
@@ -225,7 +226,7 @@ def _set_cohort(connection: Connection, keys: Keys, body: CohortRequest, by: By)
 COHORTS = Resource(
     name="cohort",
     plural="cohorts",
-    says="Named sets of labels that part bots and jobs.",
+    says="Named sets of labels that group bots and jobs.",
     keys=(Key("name", "NAME"),),
     row=Cohort,
     rows=lambda connection, _: cohorts.cohorts(connection),
@@ -236,7 +237,7 @@ COHORTS = Resource(
         ("labels", "labels"),
     ),
     set=Setting(
-        says="Make a cohort, or change it; what is not given stays. Bots and queued jobs move to theirs.",
+        says="Make a cohort, or change it; fields that are not given stay. Bots and queued jobs move accordingly.",
         model=CohortRequest,
         apply=_set_cohort,
         partial=True,
@@ -255,19 +256,19 @@ COHORTS = Resource(
 
 
 class QuotaRequest(Request):
-    min: int = given(0, unit="units", says="what it is owed", ge=0, le=quotas.MAX_QUOTA)
-    max: int | None = given(None, unit="units", says="the most it gets; unset = any number", ge=0, le=quotas.MAX_QUOTA)
+    min: int = given(0, unit="units", says="guaranteed minimum", ge=0, le=quotas.MAX_QUOTA)
+    max: int | None = given(None, unit="units", says="maximum; unset = any number", ge=0, le=quotas.MAX_QUOTA)
 
 
 class Quota(Row):
-    """One row for (cohort, instance), in units."""
+    """The quota of an instance in a cohort, in units."""
 
     cohort: str
     instance: str
-    min_quota: int = given(unit="units", says="what it is owed")
-    max_quota: int | None = given(unit="units", says="the most it gets; unset = no maximum")
-    usage: int = given(unit="units", says="what it has")
-    effective_max: int | None = given(unit="units", says="what evictions within the cooldown have left of the maximum")
+    min_quota: int = given(unit="units", says="guaranteed minimum")
+    max_quota: int | None = given(unit="units", says="maximum; unset = no maximum")
+    usage: int = given(unit="units", says="units in use")
+    effective_max: int | None = given(unit="units", says="the maximum, less evictions within the cooldown")
 
 
 def _put_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> None:
@@ -304,7 +305,7 @@ QUOTAS = Resource(
         ("effective max (units)", "effective_max"),
     ),
     set=Setting(
-        says="Change an instance's quota; what is not given stays. Below its usage nothing is stopped or started.",
+        says="Change an instance's quota; fields not given stay. A maximum below its usage stops no running job.",
         model=QuotaRequest,
         apply=_change_quota,
         method="PATCH",
@@ -312,7 +313,7 @@ QUOTAS = Resource(
     ),
     older=(
         Setting(
-            says="Set an instance's quota in a cohort. With a maximum below its usage nothing is stopped or started.",
+            says="Set an instance's quota in a cohort. A maximum below its usage stops no running job.",
             model=QuotaRequest,
             apply=_put_quota,
         ),
@@ -327,21 +328,21 @@ QUOTAS = Resource(
 
 
 class CostRequest(Request):
-    cost: float | None = given(unit="cost", says="within the rolling window; null = any amount", ge=0, le=MAX_COST)
+    cost: float | None = given(unit="cost", says="most within the rolling window; null = any amount", ge=0, le=MAX_COST)
 
 
 class OwnerQuota(Row):
     instance: str
     owner: str
-    used: float = given(unit="cost", says="within the rolling window, with what is reserved for what runs")
-    cost: float | None = given(unit="cost", says="the most within the rolling window")
+    used: float = given(unit="cost", says="within the rolling window, reservations of running jobs included")
+    cost: float | None = given(unit="cost", says="maximum within the rolling window")
 
 
 class ProjectQuota(Row):
     instance: str
     project: str
-    used: float = given(unit="cost", says="within the rolling window, with what is reserved for what runs")
-    cost: float | None = given(unit="cost", says="the most within the rolling window")
+    used: float = given(unit="cost", says="within the rolling window, reservations of running jobs included")
+    cost: float | None = given(unit="cost", says="maximum within the rolling window")
 
 
 def _cost_quotas(connection: Connection, _: Page, *, kind: Kind) -> list[dict[str, Any]]:

@@ -1,4 +1,8 @@
-"""One assigner process: every configured assigner thread, upkeep, and the configuration kept current."""
+"""One assigner process: every configured assigner thread, upkeep, and the configuration kept current.
+
+The process writes what the configuration declares (cohorts, queues, success, instances and their shares, rates,
+windows) into the database when it starts and after each reload.
+"""
 
 import random
 from collections.abc import Sequence
@@ -24,10 +28,7 @@ from schema.postgres.notify import Wakeups
 from schema.tenancy import cohorts, instances
 from schema.tenancy.instances import InstanceSettings
 
-# What the configuration says of cohorts, queues, success, instances and their shares, made so in the database.
-
-
-#: Who did it, in the audit.
+#: Actor and reason of declared changes in the audit.
 ACTOR = "config"
 REASON = "configuration"
 
@@ -35,9 +36,12 @@ log = structlog.get_logger()
 
 
 def declare(database: Database, settings: PoolSettings) -> None:
-    """Make it so; what is so already is not written. Cohorts, queues, success, rates and windows are a transaction
-    each, and so is each instance: one that cannot change its pool now is logged and left until the next start or
-    reload. Operators cannot change by command what is declared here."""
+    """Write what the configuration declares into the database; what is stored already is not written again.
+
+    Cohorts, queues, success, rates and windows take one transaction each, and so does each instance. An instance that
+    cannot change its pool now is logged and tried again at the next start or reload. Operators cannot change by
+    command what is declared here.
+    """
     database.run(lambda connection: cohorts.declare(connection, settings.cohorts, actor=ACTOR))
     database.run(lambda connection: queue_limits.declare(connection, settings.queues, actor=ACTOR))
     database.run(lambda connection: success.declare(connection, settings.success, actor=ACTOR))
@@ -59,22 +63,22 @@ def declare(database: Database, settings: PoolSettings) -> None:
 
 
 def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: Sequence[str]) -> None:
-    """Remember which instances, shares, locks and limits of all are declared."""
+    """Record which instances, shares, locks and pool limits the configuration declares."""
     declarations.replace(connection, "instance", (each.name for each in named))
     declarations.replace(connection, "account", (each.name for each in named if each.is_given))
     declarations.replace(connection, "lock", (f"{each.name}/{lock}" for each in named for lock in each.locks))
     declarations.replace(connection, "pool-limit", limits)
 
 
-#: New objects between two searches for garbage, and how seldom older objects are searched. A cycle makes some of them
-#: for each of hundreds of jobs, and they are gone when it ends; Python's own value is 700.
+#: Thresholds of Python's garbage collector. A cycle makes short-lived objects for each of hundreds of jobs; with
+#: Python's default of 700 new objects between two collections, they would cause many collections that free nothing.
 GARBAGE = (50_000, 10, 10)
-#: Seconds a loop gets to end its transaction at shutdown; more than the statement timeout would not help.
+#: Seconds that a loop gets at shutdown to end its transaction; more than the statement timeout would not help.
 STOP_WITHIN = 10.0
 
 
 class AssignerProcess:
-    """The loops of one process. `start` and `stop` may be called once each; `reload` after a SIGHUP."""
+    """The loops of one assigner process. `start` and `stop` may be called once each; `reload` after a SIGHUP."""
 
     def __init__(
         self, database: Database, reloader: Reloader[PoolSettings], *, name: str, chance: random.Random
@@ -121,7 +125,7 @@ class AssignerProcess:
         self._config_loop.wake()
 
     def stop(self) -> None:
-        """Let every loop end what it does, then return. What a killed loop would leave is a transaction undone."""
+        """Let every loop end its current run, then return. The transaction of a killed loop would be rolled back."""
         deadline = clock.monotonic() + STOP_WITHIN
         self._assigner_threads.stop(deadline)
         for loop in self._loops:
@@ -134,7 +138,7 @@ class AssignerProcess:
         before, now = self._in_force, self._reloader.current
         if now is not before:
             self._reconfigure(before, now)
-            # The last thing, so that what the database could not take now is tried again.
+            # Set last: if the database fails above, the next look tries again.
             self._in_force = now
         return delay
 

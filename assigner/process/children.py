@@ -1,7 +1,8 @@
-"""Child processes: started with their output in files, started again when they die, stopped in order, never orphaned.
+"""Child processes: started with their output in files, restarted when they die, stopped in order, never orphaned.
 
-Children live in sessions of their own, so Ctrl-C in the terminal reaches only the parent. Each holds the read end of
-a pipe whose write end only the parent has: when the parent is gone, however it went, the pipe ends and so do they.
+Each child has a session of its own, so Ctrl-C in the terminal reaches only the parent. Each child holds the read end
+of a pipe whose write end only the parent has. When the parent ends, for whatever reason, the pipe closes and the
+children end too.
 """
 
 import os
@@ -21,15 +22,15 @@ from schema import clock
 from schema.errors import LeaseholdError
 from schema.validation import escaped
 
-#: Set for a child whose standard input is the pipe to watch.
+#: Environment variable that tells a child that its standard input is the parent's pipe.
 PARENT_VARIABLE = "LEASEHOLD_PARENT"
-#: Seconds an orphan gets to end by itself before it is told again.
+#: Seconds that an orphan gets to end after the first SIGTERM, before the second.
 ORPHAN_GRACE = 5.0
-#: Seconds between the second request to stop, which no child may take its time for, and the end.
+#: Seconds between the second SIGTERM, after which a child must end at once, and SIGKILL.
 HURRY = 5.0
-#: Seconds before a child that died is started again: doubled each time it dies young, up to the last.
+#: Seconds before a dead child is restarted: the first delay, doubled for each early death, and the largest delay.
 RESTART_FIRST, RESTART_LAST = 0.5, 30.0
-#: Seconds of life after which earlier deaths are forgotten.
+#: A child that ran for more than this many seconds restarts with the first delay.
 STABLE_AFTER = 30.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
@@ -37,7 +38,7 @@ log = structlog.get_logger()
 
 
 class Role(IntEnum):
-    """The order in which children are stopped: first those that would complain about the absence of the others."""
+    """The order in which children are stopped: those that depend on the others come first."""
 
     BOT = 1
     GATEWAY = 2
@@ -46,7 +47,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """What to start: `environment` is added to the parent's. The name is also that of its log file."""
+    """A process to start. `environment` is added to the parent's; `name` is also the name of the log file."""
 
     name: str
     role: Role
@@ -65,10 +66,11 @@ class _Running:
 
 
 class Children:
-    """A supervisor for one parent process; not thread-safe except that `stop` may follow anything.
+    """Supervises the child processes of one parent. Not thread-safe; `stop` may be called in any state.
 
-    `directory` takes the logs; `tell` gets one short line for people whenever a child dies or is started again. Without
-    `restart`, a dead child stays dead and `run_once` raises LeaseholdError with its last words.
+    directory: where the log files go.
+    report: receives one short line for people whenever a child dies or is restarted.
+    restart: if False, a dead child stays dead and `run_once` raises LeaseholdError with the end of its log.
     """
 
     def __init__(
@@ -92,17 +94,17 @@ class Children:
         self._running[child.name] = self._spawn(child)
 
     def processes(self) -> dict[str, int]:
-        """Name → process id of those that live."""
+        """Process ids of living children by name."""
         return {name: each.process.pid for name, each in self._running.items() if each.process.poll() is None}
 
     def check(self) -> None:
-        """Raise LeaseholdError with the last words of a child that is dead."""
+        """Raise LeaseholdError with the end of the log if a child is dead."""
         for each in self._running.values():
             if each.process.poll() is not None:
                 raise LeaseholdError(f"{each.child.name} {self._epitaph(each)}")
 
     def run_once(self) -> float:
-        """Start again what died and is due; returns the seconds until the next look."""
+        """Restart the dead children that are due. Returns the seconds until the next call."""
         if not self._restart:
             self.check()
             return 0.2
@@ -122,8 +124,11 @@ class Children:
         return 0.2
 
     def stop(self, *, patience: float = 10.0) -> None:
-        """End every child, role after role: SIGTERM, after at most `patience` seconds a second one, which tells a bot
-        to drop its work, at last SIGKILL. Idempotent."""
+        """Stop every child, role after role. Idempotent.
+
+        A child receives SIGTERM; after at most `patience` seconds a second SIGTERM, on which a bot drops its work; and
+        at last SIGKILL.
+        """
         for role in sorted(Role):
             for seconds in (patience, HURRY):
                 group = [
@@ -138,7 +143,7 @@ class Children:
         self.kill()
 
     def kill(self) -> None:
-        """End what still lives at once, and with it the rest of its session's first process group."""
+        """Kill every living child and its process group at once."""
         for each in self._running.values():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(each.process.pid, signal.SIGKILL)
@@ -182,10 +187,10 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def follow_parent(*, grace: float = ORPHAN_GRACE, hurry: float = HURRY) -> None:
-    """In a child of `Children`: get SIGTERM when the parent is gone, a second one `grace` seconds later, and SIGKILL
-    `hurry` seconds after that.
+    """Make this child of `Children` end when its parent is gone; in any other process do nothing.
 
-    Standard input becomes empty, so that what this process starts never holds the pipe. Elsewhere it does nothing.
+    The child sends itself SIGTERM at once, a second SIGTERM after `grace` seconds, and SIGKILL `hurry` seconds later.
+    Standard input becomes empty, so that processes which this one starts never hold the pipe.
     """
     if os.environ.pop(PARENT_VARIABLE, None) is None:
         return

@@ -1,4 +1,4 @@
-"""A pool on one machine: assigners, a gateway and bots as processes of their own, for `up` and the demo."""
+"""A pool on one machine for `up` and `demo`: assigners, a gateway and bots as separate processes."""
 
 import fcntl
 import os
@@ -20,20 +20,20 @@ from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.tenancy import tokens
 
-#: Seconds a gateway gets until it is ready; it includes the start of an embedded PostgreSQL on a slow machine.
+#: Seconds until the gateway must be ready, including the start of an embedded PostgreSQL on a slow machine.
 READY_WITHIN = 90.0
 #: Seconds between two looks at the embedded server.
 KEEP_EVERY = 2.0
-#: How the processes of a pool are started, before the name of the command.
+#: Command line of the pool's processes, before the name of the command.
 PROGRAM = (sys.executable, "-m", "assigner.cli.main")
 OPERATOR_TOKEN, BOT_TOKEN = "operator.token", "bot.token"
-#: Variables of the caller's side, which mean something else to a bot.
+#: Variables for callers, which would mean something else to a bot.
 _NOT_FOR_CHILDREN = frozenset({"LEASEHOLD_URL", "LEASEHOLD_TOKEN", "LEASEHOLD_CONFIG", "LEASEHOLD_DATA"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalBot:
-    """One bot process. What is not given comes from the `[bot]` section of the configuration."""
+    """One bot process. Fields that are None come from the `[bot]` section of the configuration."""
 
     name: str
     capacity: int | None = None
@@ -42,11 +42,12 @@ class LocalBot:
 
 
 class LocalPool:
-    """The processes of one data directory; `local_pool` makes one that has all it needs.
+    """The processes of one data directory. `local_pool` makes one with a migrated database and tokens.
 
-    config: the file every process reads; None = defaults. `tell` gets short lines for people.
-    port: of the gateway; None = as configured, 0 = any free one.
-    rest: how to wait while the gateway starts; it may raise to give up.
+    config: the file that every process reads; None = defaults.
+    report: receives short lines for people.
+    port: the gateway's port; None = as configured, 0 = any free one.
+    rest: waits for some seconds while the gateway starts; it may raise to give up.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class LocalPool:
         self.url = ""
 
     def start(self) -> None:
-        """Start everything and return once the gateway answers; raises LeaseholdError if it does not, or if a process
-        ends at once, and then nothing is left running."""
+        """Start every process and return once the gateway answers.
+
+        Raises LeaseholdError if the gateway does not answer or a process ends at once; then nothing is left running.
+        """
         url_file = self.data / "gateway.url"
         url_file.unlink(missing_ok=True)
         try:
@@ -90,26 +93,26 @@ class LocalPool:
 
     @property
     def token(self) -> str:
-        """A token for operators of this pool."""
+        """An operator token of this pool."""
         return (self.data / OPERATOR_TOKEN).read_text().strip()
 
     def run_once(self) -> float:
-        """Look after the processes; returns the seconds until it wants to look again."""
+        """Restart dead processes and a dead server. Returns the seconds until the next call."""
         if self._keeper is not None:
             self._keeper.run_once()
         return self._children.run_once()
 
     def processes(self) -> dict[str, int]:
-        """Name → process id of everything that runs."""
+        """Process ids of the running processes by name."""
         return self._children.processes()
 
     def stop(self, *, patience: float = 10.0) -> None:
-        """Stop bots, then the gateway, then the assigners, each within `patience` seconds. Idempotent."""
+        """Stop bots, then the gateway, then the assigners, each group within `patience` seconds. Idempotent."""
         self._children.stop(patience=patience)
         (self.data / "gateway.url").unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """End everything at once. No work is lost: what ran is queued again when its session has expired."""
+        """Kill every process at once. Running jobs are queued again when their bots' sessions expire."""
         self._children.kill()
 
     def _start(self, name: str, role: Role, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
@@ -139,9 +142,9 @@ class LocalPool:
 
 
 def is_ready(url: str) -> bool:
-    """Whether the gateway at `url` says that it can work."""
+    """True if the gateway at `url` reports that it is ready."""
     path = url.removeprefix("http+unix://")
-    # A certificate is for callers from outside; here only the answer counts.
+    # No secret is sent, so the certificate, which is for callers from outside, need not match.
     transport = httpx.HTTPTransport(verify=False) if path == url else httpx.HTTPTransport(uds=path)
     base = url if path == url else "http://localhost"
     with httpx.Client(transport=transport, timeout=5.0, trust_env=False) as client:
@@ -152,7 +155,7 @@ def is_ready(url: str) -> bool:
 
 
 class ServerKeeper:
-    """Starts the embedded server of a directory again when it has died, which no client of it could do."""
+    """Restarts the embedded server of a data directory when it has died; its clients cannot."""
 
     def __init__(self, data: Path, *, report: Callable[[str], None]) -> None:
         self._data, self._report = data, report
@@ -161,7 +164,7 @@ class ServerKeeper:
         self._next = clock.monotonic() + KEEP_EVERY
 
     def run_once(self) -> None:
-        """Look, if the last look is old enough. Errors are told and tried again."""
+        """Check the server if the last check is old enough. Errors are reported and tried again."""
         if clock.monotonic() < self._next:
             return
         try:
@@ -175,7 +178,7 @@ class ServerKeeper:
         self._next = clock.monotonic() + KEEP_EVERY
 
     def close(self) -> None:
-        """Let go of the server; the last user stops it."""
+        """Release the server; its last user stops it."""
         self._server.close()
 
 
@@ -190,8 +193,10 @@ def local_pool(
     port: int | None = None,
     rest: Callable[[float], object] = clock.sleep,
 ) -> Iterator[LocalPool]:
-    """A pool that is ready, with its database migrated and its tokens in the data directory, for as long as this is
-    entered. Raises Conflict if one runs there already, NotReady and BadInput as its parts do."""
+    """Run a local pool until the context ends, with a migrated database and tokens in the data directory.
+
+    Raises Conflict if a pool runs there already, and NotReady and BadInput as its parts do.
+    """
     is_embedded = installation.settings.database.url.get_secret_value() == "embedded"
     with ExitStack() as stack:
         stack.enter_context(hold_data_directory(installation.data))
@@ -222,8 +227,10 @@ def local_pool(
 
 
 def _with_own_work(installation: Installation) -> Mapping[str, str]:
-    """The environment of the processes: bots of a local pool work below its data directory, unless configured
-    otherwise, so that pools beside each other do not meet."""
+    """Return the environment of the pool's processes.
+
+    Bots work below the data directory unless configured otherwise, so that two pools on one machine stay apart.
+    """
     bot: object = getattr(installation.settings, "bot", None)
     if getattr(bot, "work_dir", None) is not None:
         return installation.environ
@@ -231,7 +238,7 @@ def _with_own_work(installation: Installation) -> Mapping[str, str]:
 
 
 def _keep_token(database: Database, path: Path, *, kind: tokens.Kind, bot: str | None) -> None:
-    """Leave a token that works in `path`: the one that is there, or a new one if the database does not know it."""
+    """Leave a valid token in `path`: the stored one, or a new one if the database rejects it."""
 
     def work(connection: Connection) -> str | None:
         try:
@@ -248,7 +255,7 @@ def _keep_token(database: Database, path: Path, *, kind: tokens.Kind, bot: str |
 
 @contextmanager
 def hold_data_directory(data: Path) -> Iterator[None]:
-    """Hold the data directory as the one local pool in it. Raises Conflict if there is one already."""
+    """Lock the data directory for one local pool. Raises Conflict if another pool holds it."""
     try:
         data.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         file = (data / "pool.lock").open("a+")
@@ -263,7 +270,7 @@ def hold_data_directory(data: Path) -> Iterator[None]:
 
 
 def write_file(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Replace the file at once; readable for its owner only, unless `mode` says otherwise."""
+    """Replace the file atomically. Only its owner can read it, unless `mode` says otherwise."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:

@@ -1,4 +1,7 @@
-"""The assigners of one process, each in a thread of its own: a fixed number, or one for each cohort there is."""
+"""The assigners of one process, each in a thread of its own: a fixed number, or one for each cohort.
+
+The process also records its presence in the table of assigners, and reads there whether an operator drains it.
+"""
 
 import random
 import threading
@@ -18,17 +21,14 @@ from schema.postgres.notify import Signal, Wakeups
 from schema.tenancy import drains
 from schema.tenancy.cohorts import Cohort, cohorts
 
-# An assigner process shows that it is there, and learns whether an operator wants it to place nothing.
-
-
-#: Seconds between two looks of an assigner that may place nothing.
+#: Seconds between two runs of an assigner whose process is draining.
 DRAINED_INTERVAL = 1.0
-#: Seconds until the next look at whether the last cycle has ended, so that who waits for a drain hears of it soon.
+#: Seconds between two checks whether the last cycle of a draining process has ended; callers may wait for that.
 OBEY_INTERVAL = 0.2
 
 
 class Presence:
-    """The row of one process in the table of assigners. Methods may be called from any thread."""
+    """The row of one assigner process in the table of assigners. Methods may be called from any thread."""
 
     def __init__(self, database: Database, name: str, *, interval: float) -> None:
         self._database, self._name, self._interval = database, name, interval
@@ -37,13 +37,15 @@ class Presence:
         self._serves: Sequence[Mapping[str, Sequence[str] | None]] | None = None
 
     def serves(self, entries: Sequence[Mapping[str, Sequence[str] | None]]) -> None:
-        """What each of the process's assigners serves, told the next time it is seen: names of `instances` and
-        `cohorts`, None = all."""
+        """Set what each of the process's assigners serves, written with the next sign of life.
+
+        entries: for each assigner the names of its `instances` and `cohorts`; None = all.
+        """
         with self._lock:
             self._serves = entries
 
     def begin(self) -> None:
-        """Register the process before it places anything. What an operator wished of one of its name still holds."""
+        """Register the process before it places anything. A drain of an earlier process of this name still holds."""
         self._obey(
             self._database.run(
                 lambda connection: drains.record_assigner_alive(
@@ -53,7 +55,7 @@ class Presence:
         )
 
     def run_once(self) -> float:
-        """Mark the process seen; once it places nothing more, tell that too. Returns the seconds until the next."""
+        """Write a sign of life, and that a drain is complete. Returns the seconds until the next call."""
         idle = self._idle()
         draining = self._database.run(
             lambda connection: drains.record_assigner_alive(connection, self._name, idle=idle, serves=self._serves),
@@ -63,11 +65,11 @@ class Presence:
         return OBEY_INTERVAL if draining and not idle else self._interval
 
     def end(self) -> None:
-        """The process stops."""
+        """Record that the process stops."""
         self._database.run(lambda connection: drains.record_assigner_stopped(connection, self._name))
 
     def guarded(self, run_once: Callable[[], float]) -> Callable[[], float]:
-        """The same work, left out while the process is drained."""
+        """Wrap `run_once` so that it does nothing while the process is drained."""
 
         def run() -> float:
             with self._lock:
@@ -91,9 +93,9 @@ class Presence:
             return self._draining and self._at_work == 0
 
 
-#: Seconds between two looks at the cohorts.
+#: Seconds between two reads of the cohorts.
 COHORTS_INTERVAL = 3.0
-#: Seconds the thread of a cohort that is no more gets to end its cycle before the next look.
+#: Seconds that the thread of a removed cohort gets to end its cycle before the next read.
 STOP_WITHIN = 2.0
 
 log = structlog.get_logger()
@@ -101,8 +103,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class ThreadRole:
-    """What one thread is for. `entry` is the number of its `[[assigners]]` entry; `place` the number of the thread, or
-    `cohort-` and the cohort's name; `cohort` the cohort's id."""
+    """What one thread is for.
+
+    entry: number of its `[[assigners]]` entry.
+    place: number of the thread, or `cohort-` and the cohort's name.
+    cohort: id of the cohort, None for a thread with a number.
+    """
 
     entry: int
     place: str
@@ -111,7 +117,7 @@ class ThreadRole:
 
 @dataclass(frozen=True)
 class RunningThread:
-    """A post and who holds it."""
+    """A running assigner thread."""
 
     assigner: PriorityAgeAssigner
     loop: Loop
@@ -119,7 +125,7 @@ class RunningThread:
 
 
 class AssignerThreads:
-    """Starts and stops the assigners of one process. `stop` is the end; the other methods come from one thread each."""
+    """Starts and stops the assigner threads of one process. After `stop`, nothing starts again."""
 
     def __init__(
         self,
@@ -143,7 +149,7 @@ class AssignerThreads:
 
     @property
     def follows_cohorts(self) -> bool:
-        """Whether its threads depend on the cohorts in the database."""
+        """True if some threads depend on the cohorts in the database."""
         return "cohort" in self._kinds
 
     def start(self) -> None:
@@ -155,7 +161,7 @@ class AssignerThreads:
                         self._start_thread(ThreadRole(entry, str(thread)))
 
     def run_once(self) -> float:
-        """Start and stop the threads of cohorts so that there is one for each; returns the seconds until the next."""
+        """Start and stop threads so that each cohort has one. Returns the seconds until the next call."""
         found = self._database.run(cohorts)
         with self._lock:
             if not self._over:
@@ -163,7 +169,7 @@ class AssignerThreads:
         return COHORTS_INTERVAL
 
     def reconfigure(self, settings: PoolSettings) -> None:
-        """Use other settings from each thread's next cycle on. The number and the kinds of entries stay."""
+        """Use other settings from each thread's next cycle on. The number and the kinds of entries do not change."""
         with self._lock:
             self._settings = settings
             for role, held in self._held.items():
@@ -175,14 +181,14 @@ class AssignerThreads:
             self._presence.serves(list(self._filters))
 
     def stop(self, deadline: float) -> None:
-        """Let every thread end its cycle, until `deadline` on the monotonic clock at most."""
+        """Let every thread end its cycle, at most until `deadline`, in seconds on the monotonic clock."""
         with self._lock:
             self._over = True
             for role in list(self._held):
                 self._stop_thread(role, max(0.0, deadline - clock.monotonic()))
 
     def _entry(self, entry: int) -> AssignerSettings | None:
-        """The entry's settings as they are now, None if it is gone or another kind has taken its place."""
+        """Return the entry's current settings, or None if it is gone or now of another kind."""
         if entry >= min(len(self._settings.assigners), len(self._kinds)):
             return None
         found = self._settings.assigners[entry]
@@ -194,7 +200,7 @@ class AssignerThreads:
             self._stop_thread(role, STOP_WITHIN)
         names = {(role.entry, role.place) for role in self._held}
         for role in wanted - self._held.keys():
-            # A cohort that has been made anew under the same name waits for the thread of the old one.
+            # A cohort that was removed and made again waits until the thread of the old one has ended.
             if (role.entry, role.place) not in names:
                 self._start_thread(role)
         self._report_missing(found)
@@ -254,10 +260,10 @@ def _filters(settings: AssignerSettings) -> Mapping[str, Sequence[str] | None]:
 
 
 def rules_from(settings: PoolSettings) -> Rules:
-    """What the configuration says of jobs that ask for more than a place."""
+    """Return the configured rules of admission."""
     return Rules(settings.ordering, settings.checkers, settings.fair_share)
 
 
 def seeded(chance: random.Random) -> random.Random:
-    """A source for one thread alone, so that threads neither share state nor march in step."""
+    """Return a source of chance for one thread, so that threads neither share state nor act in step."""
     return random.Random(chance.getrandbits(64))

@@ -308,7 +308,7 @@ class Agent:
 
     def _check(self) -> None:
         if self._wishes.at_once:
-            raise SessionOver(SessionEnd.ABANDONED, "told to leave at once")
+            raise SessionOver(SessionEnd.ABANDONED, "asked to leave at once")
         if self._wishes.drain_until is not None:
             raise SessionOver(SessionEnd.LEFT)
 

@@ -86,7 +86,7 @@ class SessionEnd(Enum):
     SUPERSEDED = "superseded"  # another agent with this name took over
     REFUSED = "refused"  # the gateway refused a call
     LEFT = "left"  # drained
-    ABANDONED = "abandoned"  # told to leave at once
+    ABANDONED = "abandoned"  # asked to leave at once
 
 
 class SessionOver(Exception):
@@ -242,7 +242,7 @@ class AgentSession:
 
     def _check(self, *, cut_short: bool = False) -> None:
         if self._wishes.at_once:
-            raise SessionOver(SessionEnd.ABANDONED, "told to leave at once")
+            raise SessionOver(SessionEnd.ABANDONED, "asked to leave at once")
         if self._heartbeat.lost:
             raise SessionOver(SessionEnd.EXPIRED, "the session's own deadline has passed")
         until = self._wishes.drain_until

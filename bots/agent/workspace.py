@@ -43,7 +43,7 @@ class Workspace:
             self.root.mkdir(mode=0o700, exist_ok=True)
             for folder in (self.root, self.root.parent):
                 if folder.lstat().st_uid not in (os.getuid(), 0):
-                    raise BadInput("work_dir", f"'{folder}' belongs to somebody else")
+                    raise BadInput("work_dir", f"'{folder}' belongs to another user")
             self.root.chmod(0o700)
             self._lock = _lockable(self.root.with_name(f"{name}.lock"))
             #: For guardians to inherit; `clear` locks it.

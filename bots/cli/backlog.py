@@ -1,4 +1,4 @@
-"""The commands that change what waits: hold, release, requeue, priority."""
+"""The commands on waiting jobs: hold, release, requeue, priority; and waiting for jobs to end."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,11 +15,9 @@ from schema import validation
 from schema.errors import LeaseholdError, NotFound
 from schema.states import JobState
 
-# Waiting on the command line until jobs are final, and how each of them ended.
-
 
 def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:
-    """Wait for the jobs and print how each ended; raises LeaseholdError unless all succeeded."""
+    """Wait for the jobs and print how each ended. Raises LeaseholdError unless all succeeded."""
     ended: dict[str, output.Record] = {}
     poll = LONG_POLL if len(ids) == 1 else 1.0
     for job in _with_progress(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
@@ -38,7 +36,7 @@ def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | N
 
 
 def _with_progress(jobs: Iterator[output.Record], *, total: int) -> Iterator[output.Record]:
-    """The same jobs, counted on the terminal while they come in, if there is one and more than one job."""
+    """Yield the same jobs; with a terminal and more than one job, show a progress bar."""
     if not output.terminal() or total < 2:
         yield from jobs
         return
@@ -69,19 +67,19 @@ def hold(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
 @_reason
 @caller_options
 def release(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
-    """Put held jobs back into the queue, with the age they had. For operators."""
+    """Return held jobs to the queue with the age that they had. For operators."""
     with caller.client() as client:
         _print_results(caller, client.backlog.release(list(dict.fromkeys(ids)), reason=reason), _state)
 
 
 @click.command()
 @_some_ids
-@click.option("--key", metavar="TEXT", help="The same key never makes a second job of the same one.")
+@click.option("--key", metavar="TEXT", help="The same key never makes a second copy of a job.")
 @_reason
-@click.option("--wait", is_flag=True, help="Wait until what was queued is final; exit 0 only if all succeeded.")
+@click.option("--wait", is_flag=True, help="Wait until the queued jobs are final; exit 0 only if all succeeded.")
 @caller_options
 def requeue(caller: Caller, /, ids: tuple[str, ...], key: str | None, reason: str | None, wait: bool) -> None:
-    """Queue jobs again: release held ones, and make a new job like each one that failed, died or was cancelled.
+    """Queue jobs again: release held ones, and submit a copy of each one that failed, died or was cancelled.
 
     For operators.
     """
@@ -117,7 +115,7 @@ def priority(
     every: bool,
     reason: str | None,
 ) -> None:
-    """Give waiting jobs the priority N; lower = sooner. A submitter leaves jobs that others share as they are.
+    """Give waiting jobs the priority N; lower = sooner. A submitter cannot change jobs that others share.
 
     \b
     leasehold priority -5 ID…
@@ -136,14 +134,14 @@ def priority(
     if caller.json:
         output.print_json({"changed": changed})
     else:
-        click.echo(f"{changed} jobs have the priority {number} now")
+        click.echo(f"{changed} jobs now have the priority {number}")
 
 
 COMMANDS: tuple[click.Command, ...] = (hold, release, requeue, priority)
 
 
 def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[Record], str]) -> None:
-    """Print what became of each; raises NotFound for one that is absent."""
+    """Print each job's answer; raise NotFound if a job does not exist."""
     if caller.json:
         output.print_json(answers)
     else:

@@ -1,4 +1,4 @@
-"""The commands of graphs: submit one from a file, look at it, list them, cancel one, wait for one."""
+"""The commands on graphs: submit, show, list, cancel and wait."""
 
 from typing import IO, Any
 
@@ -13,29 +13,34 @@ from schema import clock, validation
 from schema.errors import BadInput, LeaseholdError
 from schema.requests import MAX_TIMEOUT, GraphRequest
 
-#: Seconds between two looks at a graph that is waited for.
+#: Seconds between two looks at a graph while waiting for it.
 POLL_INTERVAL = 1.0
 _COUNTS = (
     "blocked", "blocked_forever", "queued", "parked", "active", "succeeded", "failed", "cancelled", "dead",
 )  # fmt: skip
-_instance = click.option("--instance", metavar="NAME", help="Whose graph, if several have one of that name.")
+_instance = click.option(
+    "--instance", metavar="NAME", help="The graph's instance, if several have a graph of that name."
+)
 _timeout = click.option(
-    "--timeout", type=click.FloatRange(0, MAX_TIMEOUT), metavar="SECONDS", help="Give up after so long [never]."
+    "--timeout",
+    type=click.FloatRange(0, MAX_TIMEOUT),
+    metavar="SECONDS",
+    help="Give up after this time [default: never].",
 )
 
 
 @click.group()
 def graph() -> None:
-    """Graphs of jobs, which wait for each other."""
+    """Graphs: jobs that depend on each other."""
 
 
 @graph.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("--key", metavar="TEXT", help="The same key never makes a second graph.")
-@click.option("--wait", is_flag=True, help="Wait until nothing of it can run any more; exit 0 only if all succeeded.")
+@click.option("--wait", is_flag=True, help="Wait until no node can run any more; exit 0 only if all succeeded.")
 @caller_options
 def submit(caller: Caller, /, file: IO[bytes], key: str | None, wait: bool) -> None:
-    """Submit a graph from a JSON file, - reads standard input. An unfinished one of its name is replaced.
+    """Submit a graph from a JSON file; - reads standard input. It replaces an unfinished graph of its name.
 
     \b
     {"name": "build", "nodes": [
@@ -62,7 +67,7 @@ def submit(caller: Caller, /, file: IO[bytes], key: str | None, wait: bool) -> N
 @_timeout
 @caller_options
 def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None) -> None:
-    """Wait until nothing of the graph can run any more. Exit 0 only if all of its nodes succeeded."""
+    """Wait until no node of the graph can run any more. Exit 0 only if all nodes succeeded."""
     with caller.client() as client:
         _finish(client, id, instance, caller=caller, timeout=timeout)
 
@@ -70,7 +75,9 @@ def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None
 @graph.command()
 @click.argument("id")
 @_instance
-@click.option("--nodes", type=click.IntRange(0, MAX_NODES), default=50, show_default=True, help="Show so many nodes.")
+@click.option(
+    "--nodes", type=click.IntRange(0, MAX_NODES), default=50, show_default=True, help="The most nodes to show."
+)
 @caller_options
 def show(caller: Caller, /, id: str, instance: str | None, nodes: int) -> None:
     """Show one graph, by its id or name, and its nodes."""
@@ -90,7 +97,7 @@ def show(caller: Caller, /, id: str, instance: str | None, nodes: int) -> None:
 
 @graph.command("list")
 @click.option("--instance", metavar="NAME")
-@click.option("--open", is_flag=True, help="Only those of which a node has not ended.")
+@click.option("--open", is_flag=True, help="Only unfinished graphs.")
 @click.option("--limit", type=click.IntRange(1, MAX_GRAPHS), default=50, show_default=True)
 @click.option("--before", metavar="ID", help="Only graphs submitted before this one: the next page.")
 @caller_options
@@ -121,7 +128,7 @@ def list_graphs(caller: Caller, /, **filters: str | int | bool | None) -> None:
 @_instance
 @caller_options
 def cancel(caller: Caller, /, id: str, instance: str | None) -> None:
-    """Cancel a graph: what waits at once, what runs by stopping it on its bot."""
+    """Cancel a graph: waiting jobs at once, running ones by stopping them on their bot."""
     with caller.client() as client:
         done = client.graphs.cancel(id, instance=instance)
     if caller.json:
@@ -159,7 +166,7 @@ def _finish(client: Client, graph: str, instance: str | None, *, caller: Caller,
 
 
 def _is_unfinished(found: Record) -> bool:
-    """Whether something of it may still run, or stop."""
+    """Return True if a node may still start or has not ended yet."""
     return bool(found["state"] == "active" or found["queued"] or found["active"])
 
 

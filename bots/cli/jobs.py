@@ -1,4 +1,4 @@
-"""The caller's side of the command line. It knows the pool only through its gateway."""
+"""The caller's commands for jobs and bots. They reach the pool only through its gateway."""
 
 import base64
 import sys
@@ -20,7 +20,7 @@ from schema.errors import BadInput, LeaseholdError, NotFound
 from schema.requests import MAX_TIMEOUT
 from schema.states import JobState
 
-# `leasehold explain`: why a job runs where it runs, or why it does not run, from the gateway's answer.
+# The command `explain`
 
 
 _MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("-", "dim")}
@@ -30,14 +30,14 @@ _MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("-", "dim")}
 @click.argument("id")
 @caller_options
 def explain(caller: Caller, /, id: str) -> None:
-    """Tell why a job runs where it runs, or why it does not run and what would start it."""
+    """Explain why a job runs where it runs, or why it does not run and what would start it."""
     with caller.client() as client:
         found = client.explain(id)
     output.print_json(found) if caller.json else print_explanation(found)
 
 
 def print_explanation(found: Record) -> None:
-    """One sentence, then what it rests on: gates, order, changes, attempts and receipts."""
+    """Print the explaining sentence, then its evidence: gates, order, changes, attempts and receipts."""
     output.line("job     ", found["id"])
     output.line("state   ", output.state(found["state"]))
     output.line("cohort  ", f"{found['cohort']}, instance {found['instance']}")
@@ -76,7 +76,7 @@ def _jobs(count: Record) -> str:
     return f"more than {number} jobs" if count["more"] else f"{number} {'job' if count['jobs'] == 1 else 'jobs'}"
 
 
-#: Seconds between two looks at a bot that is being drained.
+#: Seconds between two looks at a draining bot.
 DRAIN_LOOK = 0.5
 
 
@@ -89,13 +89,13 @@ DRAIN_LOOK = 0.5
     help="Submit the jobs of a file of JSON lines, one request each, instead of a command; - reads standard input.",
 )
 @options_cli.asking
-@click.option("--wait", is_flag=True, help="Wait until all are final; exit 0 only if all succeeded.")
+@click.option("--wait", is_flag=True, help="Wait until all jobs are final; exit 0 only if all succeeded.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @caller_options
 def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple[str, ...], **options: Any) -> None:
     """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids.
 
-    Each option in a group sets one field of the request. With --file these fields stand in the lines.
+    Each option in a group sets one field of the request. With --file each line holds these fields.
 
     \b
     leasehold submit --property os=linux -- make test
@@ -129,7 +129,10 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
 @click.command()
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option(
-    "--timeout", type=click.FloatRange(0, MAX_TIMEOUT), metavar="SECONDS", help="Give up after so long [never]."
+    "--timeout",
+    type=click.FloatRange(0, MAX_TIMEOUT),
+    metavar="SECONDS",
+    help="Give up after this time [default: never].",
 )
 @caller_options
 def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None:
@@ -142,7 +145,7 @@ def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None
 @click.argument("id")
 @caller_options
 def show(caller: Caller, /, id: str) -> None:
-    """Tell the story of one job."""
+    """Show one job and its history."""
     with caller.client() as client:
         job = client.show(id)
     output.print_json(job) if caller.json else output.print_job(job)
@@ -167,11 +170,11 @@ def list_jobs(caller: Caller, /, **filters: str | int | None) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is final.")
 @caller_options
 def logs(caller: Caller, /, id: str, follow: bool) -> None:
-    """Write what the job wrote, byte for byte.
+    """Write the job's output, byte for byte.
 
-    With --json one object on a line for each piece of it: `data` in base64, `start` and `next` (its first byte and the
-    one after it, counted from 0 in each attempt), `attempt`, and the job's `state`, with `final` true once nothing
-    follows. The last line may have no data.
+    With --json each piece of output is one object on one line: `data` in base64, `start` and `next` (the offset of its
+    first byte and of the byte after it, counted from 0 in each attempt), `attempt`, the job's `state`, and `final`,
+    which is true if no output follows. The last line may have no data.
     """
     with caller.client() as client:
         for piece in client.follow(id) if follow else client.written(id):
@@ -184,7 +187,7 @@ def logs(caller: Caller, /, id: str, follow: bool) -> None:
 
 @click.command()
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
-@click.option("--all-submissions", is_flag=True, help="Also what others share; for operators.")
+@click.option("--all-submissions", is_flag=True, help="Also cancel jobs that other submissions share; for operators.")
 @caller_options
 def cancel(caller: Caller, /, ids: tuple[str, ...], all_submissions: bool) -> None:
     """Cancel jobs: queued ones at once, running ones by stopping them on their bot.
@@ -199,7 +202,7 @@ def cancel(caller: Caller, /, ids: tuple[str, ...], all_submissions: bool) -> No
     else:
         for job in answers:
             if job["state"] is not None:
-                click.echo(f"{job['id']} {job['state']}{'' if job['changed'] else ' (was so already)'}")
+                click.echo(f"{job['id']} {job['state']}{'' if job['changed'] else ' (unchanged)'}")
     if absent:
         raise NotFound(f"id: there is no job '{absent[0]}'")
 
@@ -207,7 +210,7 @@ def cancel(caller: Caller, /, ids: tuple[str, ...], all_submissions: bool) -> No
 @click.command()
 @caller_options
 def status(caller: Caller, /) -> None:
-    """The pool at a glance."""
+    """Show an overview of the pool."""
     with caller.client() as client:
         found = client.status()
     output.print_json(found) if caller.json else output.show_status(found)
@@ -231,7 +234,7 @@ def list_bots(caller: Caller, /) -> None:
 @click.argument("name")
 @caller_options
 def show_bot(caller: Caller, /, name: str) -> None:
-    """Show a bot: what it holds, how its work succeeds, and whether it is on probation."""
+    """Show a bot: its leases, its success rate, and whether it is on probation."""
     validation.check_name("NAME", name)
     with caller.client() as client:
         found = client.bot(name)
@@ -240,23 +243,26 @@ def show_bot(caller: Caller, /, name: str) -> None:
 
 @bots.command()
 @click.argument("name")
-@click.option("--undo", is_flag=True, help="Let it take work again.")
+@click.option("--undo", is_flag=True, help="End the drain: the bot takes work again.")
 @click.option(
-    "--deadline", type=click.FloatRange(0, MAX_TIMEOUT), metavar="SECONDS", help="Then stop what still runs [never]."
+    "--deadline",
+    type=click.FloatRange(0, MAX_TIMEOUT),
+    metavar="SECONDS",
+    help="Stop running jobs after this time [default: never].",
 )
-@click.option("--wait", is_flag=True, help="Wait until it holds nothing; Ctrl-C ends the waiting only.")
+@click.option("--wait", is_flag=True, help="Wait until the bot holds no lease; Ctrl-C ends only the wait.")
 @click.option("--reason", metavar="TEXT", help="Kept in the audit log.")
 @caller_options
 def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait: bool, reason: str | None) -> None:
-    """Let a bot finish what it has and take no more work. What is stopped at the deadline is queued again."""
+    """Let a bot finish its jobs and take no more. Jobs stopped at the deadline are queued again."""
     validation.check_name("NAME", name)
     if undo and (wait or deadline is not None):
-        raise BadInput("--undo", "goes without --wait and --deadline")
+        raise BadInput("--undo", "cannot be combined with --wait or --deadline")
     with caller.client() as client:
         answer = client.drain(name, draining=not undo, reason=reason, deadline=deadline)
         while wait and (bot := client.bot(name))["leases"]:
             if not bot["draining"]:
-                raise LeaseholdError(f"bot '{name}' is drained no more: somebody has taken that back")
+                raise LeaseholdError(f"bot '{name}' is not draining any more: somebody has undone the drain")
             clock.sleep(DRAIN_LOOK)
     if caller.json:
         output.print_json(answer)
@@ -282,7 +288,9 @@ COMMANDS: tuple[click.Command, ...] = (
 def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
     for field in options_cli.FIELDS:
         if options_cli.is_given(options[options_cli.parameter(field)]):
-            raise BadInput(options_cli.option_name(field), "describes one job; with --file it stands in the lines")
+            raise BadInput(
+                options_cli.option_name(field), "describes one job; with --file, set it in the lines of the file"
+            )
 
 
 def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> options_cli.Request:
@@ -290,6 +298,6 @@ def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> options_cli.R
 
 
 def _plain(refused: BadInput) -> BadInput:
-    """A refusal of the only job, without its place in the request."""
+    """Return the refusal of the only job without its place in the request."""
     field = refused.field.removeprefix("jobs.0").removeprefix(".").removeprefix("jobs.")
     return BadInput(field or "job", refused.reason)

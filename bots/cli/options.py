@@ -1,4 +1,8 @@
-"""Who calls which gateway: the options that every command of the caller's side shares."""
+"""Options of the caller's commands: gateway and token for all of them, and the job's fields for `submit`.
+
+The options of `submit` are derived from the fields of JobRequest, so that a new field has an option without a change
+here. Name, type, range, default and help of an option come from its field. `_SPELLINGS` holds what differs.
+"""
 
 import os
 import random
@@ -28,16 +32,16 @@ R = TypeVar("R")
 
 
 def default_data() -> Path:
-    """Where `leasehold up` keeps a pool unless told otherwise."""
+    """Return the default data directory of `leasehold up`."""
     return Path("/var/lib/leasehold") if os.geteuid() == 0 else Path.home() / ".local/share/leasehold"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Where to call and as whom. What is not given comes from the environment, then from the data directory.
+    """The gateway's address and the caller's token: from options, else the environment, else the data directory.
 
-    The address: `--url`, LEASEHOLD_URL, `<data>/gateway.url`. The token, which is never an argument because other
-    users of the machine can read arguments: `--token-file`, LEASEHOLD_TOKEN, `<data>/operator.token`.
+    The address: `--url`, LEASEHOLD_URL, `<data>/gateway.url`. The token: `--token-file`, LEASEHOLD_TOKEN,
+    `<data>/operator.token`. A token is never an argument, because other users of the machine can read arguments.
     """
 
     url: str | None = None
@@ -47,22 +51,22 @@ class Caller:
     json: bool = False
 
     def client(self, *, patience: float = 30.0) -> Client:
-        """A client for that gateway. Raises BadInput or Unauthorised if it cannot be told which, or as whom."""
+        """Make a client for that gateway. Raises BadInput or Unauthorised if the address or the token is unknown."""
         return Client(self.address(), self.token(), chance=random.SystemRandom(), patience=patience)
 
     def address(self) -> str:
-        """The gateway's URL. Raises BadInput if none is known, or if a token must not be sent there in clear."""
+        """Return the gateway's URL. Raises BadInput if none is known or if it would send the token unencrypted."""
         url = (self.url or os.environ.get("LEASEHOLD_URL") or self._known_address()).strip()
         if url.startswith("http:") and not is_local(url) and not self.insecure:
             raise BadInput("--url", "would send the token in clear to another machine; use https, or say --insecure")
         return url
 
     def token(self) -> str:
-        """The token. Raises BadInput or Unauthorised if there is none, or if others could read it."""
+        """Return the token. Raises BadInput or Unauthorised if there is none, or if other users could read it."""
         given = None if self.token_file is not None else os.environ.get("LEASEHOLD_TOKEN")
         token = (given or _read_token(self.token_file or self._directory() / "operator.token")).strip()
         if not token or not token.isascii() or not token.isprintable():
-            raise Unauthorised("what was given as the token is not one")
+            raise Unauthorised("the given token is empty or has characters that no token has")
         return token
 
     def _known_address(self) -> str:
@@ -78,7 +82,7 @@ class Caller:
 
 
 def _data_of_the_program() -> Path | None:
-    """The data directory given before the command's name, or in the environment."""
+    """Return the data directory given before the command's name, or in the environment."""
     given = click.get_current_context().find_root().params.get("data") or os.environ.get("LEASEHOLD_DATA")
     return Path(given) if given else None
 
@@ -98,7 +102,7 @@ def _read_token(path: Path) -> str:
 
 
 def caller_options(command: Callable[Concatenate[Caller, P], R]) -> Callable[P, R]:
-    """Give a command the shared options; it receives them as one Caller, first."""
+    """Add the shared options to a command, which receives them as one Caller in its first argument."""
 
     @click.option("--url", metavar="URL", help="The gateway [env LEASEHOLD_URL; default: <data>/gateway.url].")
     @click.option(
@@ -125,7 +129,7 @@ def caller_options(command: Callable[Concatenate[Caller, P], R]) -> Callable[P, 
     return with_caller
 
 
-# Job requests from what a person or a file says. Everything is checked before anything is sent.
+# Job requests from the command line or a file; all are checked before any is sent
 
 
 Request = dict[str, Any]
@@ -145,7 +149,7 @@ def check(request: Request) -> Request:
 
 
 def read_lines(source: Iterable[bytes], *, name: str) -> list[Request]:
-    """The requests of a file of JSON lines; blank lines are skipped. Raises BadInput with file and line."""
+    """Read the requests in a file of JSON lines; skip blank lines. Raises BadInput with file and line."""
     found: list[Request] = []
     for number, raw in enumerate(source, start=1):
         if raw.strip():
@@ -162,12 +166,12 @@ def read_lines(source: Iterable[bytes], *, name: str) -> list[Request]:
 
 
 def line_numbers(source: Iterable[bytes]) -> list[int]:
-    """For each job of a file the number of its line."""
+    """Return the line number of each job in a file."""
     return [number for number, raw in enumerate(source, start=1) if raw.strip()]
 
 
 def place_in_file(refused: BadInput, numbers: Sequence[int], *, name: str) -> BadInput:
-    """What the gateway refused, told by file and line instead of by the place in the request."""
+    """Turn the gateway's refusal into one that names file and line instead of the place in the request."""
     found = _JOB.match(refused.field)
     if found is None or int(found[1]) >= len(numbers):
         return refused
@@ -177,7 +181,7 @@ def place_in_file(refused: BadInput, numbers: Sequence[int], *, name: str) -> Ba
 
 
 def pairs(values: Sequence[str], *, option: str) -> dict[str, list[str]]:
-    """`KEY=VALUE` options; a key given twice has two values. Raises BadInput."""
+    """Parse `KEY=VALUE` options; a key given twice has two values. Raises BadInput."""
     found: dict[str, list[str]] = {}
     for value in values:
         key, equals, text = value.partition("=")
@@ -188,7 +192,7 @@ def pairs(values: Sequence[str], *, option: str) -> dict[str, list[str]]:
 
 
 def read_text(source: IO[bytes]) -> str:
-    """A file that is given to a command as its input. Raises BadInput if it is not text or too large."""
+    """Read the file for a command's standard input. Raises BadInput if it is not text or too large."""
     raw = source.read(validation.MAX_PAYLOAD_BYTES + 1)
     if len(raw) > validation.MAX_PAYLOAD_BYTES:
         raise BadInput("--stdin-file", f"is longer than {validation.MAX_PAYLOAD_BYTES} bytes")
@@ -210,9 +214,7 @@ def _reason(kind: str, message: str) -> str:
             return message[:1].lower() + message[1:]
 
 
-# Options of `submit`, derived from the fields of JobRequest: a new field has an option without a change here.
-#
-# The name, type, range, default and help of an option come from its field. `_SPELLINGS` holds what a model cannot say.
+# Options of `submit`, derived from the fields of JobRequest
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -225,9 +227,9 @@ OTHERS = "Options"
 
 @dataclass(frozen=True)
 class Spelling:
-    """What differs from the option that a field gets otherwise.
+    """The differences of an option from the one that is derived from its field.
 
-    `read` makes the field's value from the option's; it raises BadInput. `note` is added to the help.
+    read: makes the field's value from the option's value; raises BadInput. note: is added to the help.
     """
 
     option: str | None = None
@@ -274,7 +276,7 @@ _SPELLINGS: Mapping[str, Spelling] = {
 
 
 class GroupedOption(click.Option):
-    """An option that `--help` shows under a heading; its help text is complete, so click adds no range to it."""
+    """An option that `--help` shows under a heading. Its help is complete, so click adds no range."""
 
     def __init__(self, *arguments: Any, group: str, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -286,7 +288,7 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its grouped options first, then the others as "Options"."""
+    """A command whose help shows the grouped options first, then the other options under "Options"."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*GROUPS, OTHERS)}
@@ -303,12 +305,12 @@ def _spelling(field: str) -> Spelling:
 
 
 def option_name(field: str) -> str:
-    """The option that sets a field of a request."""
+    """Return the option that sets a field of a request."""
     return _spelling(field).option or "--" + field.replace("_", "-")
 
 
 def parameter(field: str) -> str:
-    """The name under which click hands the option's value on."""
+    """Return the parameter in which click passes the option's value."""
     return option_name(field).removeprefix("--").replace("-", "_")
 
 
@@ -317,7 +319,7 @@ FIELDS = tuple(field for fields in GROUPS.values() for field in fields if field 
 
 
 def asking(command: F) -> F:
-    """Add the options to a command."""
+    """Add the options of all fields to a command."""
     for group, fields in reversed([*GROUPS.items()]):
         for field in reversed(fields):
             if field != COMMAND:
@@ -326,7 +328,7 @@ def asking(command: F) -> F:
 
 
 def asked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the request that the options of the command line give. Raises BadInput."""
+    """Return the fields of the request that are set by options. Raises BadInput."""
     return {
         field: read(value) if (read := _spelling(field).read) else list(value) if isinstance(value, tuple) else value
         for field in FIELDS
@@ -335,7 +337,7 @@ def asked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_given(value: object) -> bool:
-    """Whether an option with this value stands on the command line."""
+    """Return True if an option with this value was given on the command line."""
     return value not in (None, ())
 
 
@@ -373,7 +375,7 @@ def _option(field: str, group: str) -> Callable[[F], F]:
 
 
 def _unwrapped(annotated: Any) -> tuple[Any, list[Any]]:
-    """A type without None, and everything that is known of its values."""
+    """Return a type without None and annotations, and the constraints on its values."""
     bounds = []
     while True:
         if isinstance(annotated, FieldInfo):
@@ -391,7 +393,7 @@ def _unwrapped(annotated: Any) -> tuple[Any, list[Any]]:
 
 @dataclass(frozen=True)
 class _Range:
-    """Values of a number; `is_open` leaves out the lowest one."""
+    """The range of a number. With `is_open` the lowest value itself is excluded."""
 
     low: Any = None
     high: Any = None

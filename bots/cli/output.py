@@ -1,4 +1,4 @@
-"""What people see of the pool: tables, and the story of one job."""
+"""The readable output of the commands: tables, jobs with their history, bots and the pool's status."""
 
 import json
 import shlex
@@ -39,22 +39,22 @@ _COLOURS = {
 
 
 def print_json(value: object) -> None:
-    """One JSON document on one line, and nothing else."""
+    """Print one JSON document on one line."""
     click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def terminal() -> bool:
-    """Whether somebody watches: progress is drawn only then."""
+    """Return True if standard error is a terminal; progress is shown only then."""
     return sys.stderr.isatty()
 
 
 def state(name: object) -> Text:
-    """A state in its colour."""
+    """Return a state's name in its colour."""
     return Text(str(name), style=_COLOURS.get(str(name), ""))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A plain table; it is never folded, so that programs can cut it up as well."""
+    """Print a plain table. Its lines are never wrapped, so that programs can split them too."""
     shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         shown.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
@@ -65,13 +65,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def line(start: str, value: object) -> None:
-    """One line of facts; a state keeps its colour."""
+    """Print one line: a heading and a value. A state keeps its colour."""
     text = value if isinstance(value, Text) else Text(plain(value))
     Console(highlight=False, markup=False).print(Text(start), text, sep="", soft_wrap=True)
 
 
 def seconds(value: float | None) -> str:
-    """A duration for people."""
+    """Format a duration in milliseconds, seconds, minutes or hours."""
     if value is None:
         return "-"
     if value < 1:
@@ -82,7 +82,7 @@ def seconds(value: float | None) -> str:
 
 
 def properties(values: Mapping[str, Any] | None) -> str:
-    """`key=value` pairs, a key with several values several times."""
+    """Format properties as `key=value` pairs; a key with several values appears several times."""
     found = []
     for key, value in sorted((values or {}).items()):
         found += [f"{key}={each}" for each in ([value] if isinstance(value, str) else value)]
@@ -90,7 +90,7 @@ def properties(values: Mapping[str, Any] | None) -> str:
 
 
 def plain(value: object) -> str:
-    """Text that cannot write to the terminal: what is not printable is escaped."""
+    """Escape unprintable characters, so that the text cannot control the terminal."""
     return validation.printable(str(value))
 
 
@@ -106,11 +106,11 @@ def _cell(value: object) -> str:
             return plain(value)
 
 
-# The history of a job for people: every move with its actor, and its evidence on one line.
+# The history of a job
 
 
 def print_events(events: Sequence[Record]) -> None:
-    """One line for each move, oldest first."""
+    """Print one line for each move, oldest first."""
     rows = []
     previous: str | None = None
     for event in events:
@@ -122,7 +122,7 @@ def print_events(events: Sequence[Record]) -> None:
 
 
 def evidence(event: Record) -> str:
-    """What the move rested on, on one line: a receipt as a sentence, anything else as `name=value` pairs."""
+    """Format a move's details on one line: a receipt of preemption as a sentence, others as `name=value` pairs."""
     details = event.get("details") or {}
     match event["move"]:
         case "preempt" | "preempted" if "rule" in details:
@@ -132,7 +132,7 @@ def evidence(event: Record) -> str:
 
 
 def between(start: str | None, end: str | None) -> float | None:
-    """Seconds from one time to another, not below 0; None if either is not known."""
+    """Return the seconds between two times, at least 0; None if either time is unknown."""
     if start is None or end is None:
         return None
     return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())
@@ -159,7 +159,7 @@ def _receipt(move: str, receipt: Record) -> str:
 
 
 def _pairs(prefix: str, value: object) -> list[str]:
-    """Nested parts as `name.part=value`; the elements of a list by their number."""
+    """Flatten nested values to `name.part=value`; the elements of a list have numbers as names."""
     parts: Sequence[tuple[Any, object]] = ()
     match value:
         case Mapping():
@@ -185,11 +185,11 @@ def _value(value: object) -> str:
             return str(value)
 
 
-# What people are told of jobs, bots and the pool, from the gateway's answers.
+# Jobs, bots and the pool
 
 
 def ending(job: Record) -> str:
-    """One line: how a final job ended."""
+    """Describe on one line how a final job ended."""
     result = job.get("result") or {}
     parts = [job["id"], job["state"]]
     if job["state"] == JobState.FAILED and result.get("exit_code") is not None:
@@ -203,7 +203,7 @@ def ending(job: Record) -> str:
 
 
 def print_job(job: Record) -> None:
-    """The story of one job: what it is, what became of it, and every step on the way."""
+    """Print one job: its request, its state and result, and its history."""
     result = job.get("result") or {}
     facts: list[tuple[str, Any]] = [
         ("job", job["id"]),
@@ -239,7 +239,7 @@ def print_job(job: Record) -> None:
 
 
 def list_jobs(jobs: Sequence[Record]) -> None:
-    """One line for each job."""
+    """Print one line for each job."""
     table(
         ("id", "state", "instance", "label", "priority", "attempts", "bot", "waited", "ran", "reason"),
         (
@@ -261,14 +261,14 @@ def list_jobs(jobs: Sequence[Record]) -> None:
 
 
 def _bot_status(bot: Record) -> str:
-    """A bot's status, or why it gets less than others although that is ok."""
+    """Return a bot's status; for an `ok` bot, whether it is draining or on probation."""
     if bot["status"] != "ok":
         return str(bot["status"])
     return "draining" if bot["draining"] else "probation" if bot["probation"] is not None else "ok"
 
 
 def show_bot(bot: Record) -> None:
-    """Everything about one bot."""
+    """Print one bot."""
     facts = (
         ("status", state(_bot_status(bot))),
         ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
@@ -302,7 +302,7 @@ def _latency(row: Record) -> str:
 
 
 def list_bots(bots: Sequence[Record]) -> None:
-    """One line for each bot."""
+    """Print one line for each bot."""
     table(
         (
             "bot",
@@ -339,7 +339,7 @@ def list_bots(bots: Sequence[Record]) -> None:
 
 
 def list_quotas(quotas: Sequence[Record]) -> None:
-    """One line for each quota; all numbers are units."""
+    """Print one line for each quota; all numbers are units."""
     table(
         ("cohort", "instance", "usage", "min", "max", "effective max"),
         (
@@ -357,7 +357,7 @@ def list_quotas(quotas: Sequence[Record]) -> None:
 
 
 def show_status(found: Record) -> None:
-    """Jobs by instance and state, bots, rates, waits and upkeep."""
+    """Print the pool's status: jobs by instance and state, bots, rates, waits and upkeep."""
     states = [state.value for state in JobState if state.value in found["jobs"]]
     least = set(found["at_least"])
 
@@ -397,7 +397,7 @@ def show_status(found: Record) -> None:
 
 
 def _swarm(swarm: Sequence[Record]) -> None:
-    """One line for each cohort's bots."""
+    """Print one line for each cohort's bots."""
     columns = ("total", "idle", "busy", "offline", "on_probation", "total_in_flight")
     averages = ("avg_load", "avg_success_rate", "concentration")
     table(
@@ -411,7 +411,7 @@ def _swarm(swarm: Sequence[Record]) -> None:
 
 
 def _pace(rates: Record, waits: Record) -> None:
-    """How fast jobs come and go, and how long they waited for their bot."""
+    """Print the rates of submits, grants, starts and ends, and how long jobs waited for a bot."""
     when = "minute" if rates["span"] >= 60 else seconds(rates["span"])
     click.echo(
         f"per second, last {when}: {rates['submitted']:g} submitted, {rates['granted']:g} granted, "

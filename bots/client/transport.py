@@ -173,7 +173,7 @@ def _refusal(response: httpx.Response) -> LeaseholdError:
     detail = validation.printable(told, MAX_DETAIL)
     match response.status_code:
         case 413 if "field" not in problem:
-            return TooLarge("request", "is larger than what is taken on the way to the gateway")
+            return TooLarge("request", "is larger than a proxy before the gateway accepts")
         case 413:
             return TooLarge("request", detail.removeprefix(f"{problem['field']}: "))
         case 400 | 415 | 422:

@@ -1,8 +1,8 @@
-"""The demo: the main job on real input, checked result by result.
+"""The demo run: real jobs on six bots, with every result checked.
 
-Every module of this Python's standard library is one job, in one of three instances; bots with two sets of properties
-compile them, each in a process of its own, and every result is compared with one that is computed here. Before the
-work comes, scrubs of a fourth instance have taken the whole pool, see `tenants`.
+Each module of this Python's standard library is one job of one of three instances. Bots of two kinds compile the
+modules, each in a process of its own. The demo compares every result with one that it computes itself. Before these
+jobs arrive, background jobs of a fourth instance take the whole pool; see `tenants`.
 """
 
 import platform
@@ -27,38 +27,38 @@ from bots.demo.workload import Module
 from schema import clock
 from schema.errors import LeaseholdError
 
-#: Jobs count as lost when not one of them became final for so long, seconds: more than the longest may run and a
-#: lost bot's session may live.
+#: Unfinished jobs count as lost if no job became final for this many seconds. It is longer than the longest job may run
+#: and than the session of a lost bot may live.
 STALLED = 180.0
-#: Seconds the bots get to open their sessions.
+#: Seconds within which the bots must open their sessions.
 BOTS_WITHIN = 60.0
-#: Results that are fetched and checked side by side.
+#: Results that are fetched and checked in parallel.
 CHECKERS = 4
-#: Seconds a job of an instance below its minimum waits before others are stopped for it; a demo has no time for more.
+#: Seconds for which a job of an instance below its minimum waits before preemption; short, because the demo is short.
 PREEMPTION_DELAY = 1.0
-#: How often finished jobs are asked for, seconds.
+#: Seconds between two requests for finished jobs.
 POLL_INTERVAL = 0.5
 
 
 class Pool(Protocol):
-    """The pool the demo runs on; who started it stops it."""
+    """The pool that the demo runs on. The caller of `run` starts and stops it."""
 
     @property
     def url(self) -> str:
-        """Of its gateway."""
+        """The gateway's URL."""
 
     @property
     def token(self) -> str:
-        """An operator's."""
+        """An operator's token."""
 
     @property
     def data(self) -> Path:
-        """Its data directory."""
+        """The pool's data directory."""
 
 
 @dataclass(frozen=True)
 class BotSpec:
-    """A bot that the demo wants, in a process of its own. `capacity` in units, `priority` lower = preferred."""
+    """A bot for the demo, in a process of its own. `capacity`: units. `priority`: lower = preferred."""
 
     name: str
     capacity: int
@@ -68,8 +68,11 @@ class BotSpec:
 
 @dataclass(frozen=True)
 class Options:
-    """jobs: at most so many; None = all. json: print one JSON object and nothing else on standard output.
-    keep: leave the pool up afterwards, until Ctrl-C."""
+    """Options of the demo.
+
+    jobs: the most jobs; None = all. json: print one JSON object and nothing else on standard output. keep: leave the
+    pool up afterwards, until Ctrl-C.
+    """
 
     jobs: int | None = None
     json: bool = False
@@ -77,7 +80,7 @@ class Options:
 
 
 def bots_wanted() -> list[BotSpec]:
-    """Six bots of two kinds, of two units each."""
+    """Return the demo's bots: six of two kinds, with two units each."""
     common = {"os": sys.platform, "python": platform.python_version()}
     small = [BotSpec(f"demo-small-{n}", 2, common | {"size": "small"}) for n in (1, 2, 3)]
     large = [BotSpec(f"demo-large-{n}", 2, common | {"size": "large"}) for n in (1, 2, 3)]
@@ -85,7 +88,7 @@ def bots_wanted() -> list[BotSpec]:
 
 
 def run(pool: Pool, options: Options, *, chance: random.Random) -> Report:
-    """Do the work on `pool`, print the report, and raise LeaseholdError if a single result is wrong or missing."""
+    """Run the demo's jobs on `pool` and print the report. Raises LeaseholdError if a result is wrong or missing."""
     console = Console(stderr=options.json, highlight=False)
     wanted = bots_wanted()
     with Client(pool.url, pool.token, chance=chance) as client:
@@ -109,7 +112,7 @@ def run(pool: Pool, options: Options, *, chance: random.Random) -> Report:
 
 
 def _judge(found: Report, tenancy: Tenancy) -> None:
-    """Raise LeaseholdError unless everything is as it must be."""
+    """Raise LeaseholdError if a result is wrong or missing, or an instance exceeded its maximum."""
     if not found.good:
         raise LeaseholdError(
             f"{found.jobs - found.verified} of {found.jobs} results are wrong or missing: " + ", ".join(found.wrong[:5])
@@ -123,7 +126,7 @@ def _judge(found: Report, tenancy: Tenancy) -> None:
 
 
 def work(client: Client, found: Sequence[Module], *, console: Console, stalled: float = STALLED) -> Report:
-    """Submit a job for each module, check what comes back, and count."""
+    """Submit a job for each module, check the results, and report. `stalled`: see STALLED."""
     began = clock.monotonic()
     taken = client.submit(workload.request_for(module) for module in found)
     pending = {job.id: module for job, module in zip(taken, found, strict=True)}
@@ -155,12 +158,14 @@ def work(client: Client, found: Sequence[Module], *, console: Console, stalled: 
 
 
 def _wait_for_bots(client: Client, names: set[str]) -> None:
-    """Return once all of them have a session, so that the waits that are measured are the pool's own."""
+    """Wait until all these bots have a session, so that the measured waits do not include their start."""
     deadline = clock.monotonic() + BOTS_WITHIN
     missing = names
     while missing := missing - {bot["name"] for bot in client.bots() if bot["status"] == "ok"}:
         if clock.monotonic() >= deadline:
-            raise LeaseholdError(f"these bots did not come within {BOTS_WITHIN:.0f} s: {', '.join(sorted(missing))}")
+            raise LeaseholdError(
+                f"these bots opened no session within {BOTS_WITHIN:.0f} s: {', '.join(sorted(missing))}"
+            )
         clock.sleep(0.2)
 
 

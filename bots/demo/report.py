@@ -1,4 +1,4 @@
-"""What became of the demo's jobs, counted."""
+"""The demo's results: counts, waits, locality hits, and the progress display."""
 
 import math
 from collections import Counter, defaultdict
@@ -19,14 +19,17 @@ from bots.demo.workload import Module
 from schema import clock
 from schema.states import JobState
 
-#: Hints that a bot is remembered for.
+#: The number of last hints for which a bot counts as warm.
 LATELY = 10
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one job. `granted_at` is the time of its first grant, `placed_at` that of its last one, which
-    gave it to `bot`, chosen by `strategy` (`proactive`: it was given the job as it finished another)."""
+    """The result of one job.
+
+    granted_at: the time of its first grant. placed_at: the time of its last grant, to `bot`. strategy: the strategy
+    that chose the bot; `proactive` = the bot received the job when it finished another one.
+    """
 
     id: str
     module: Module
@@ -42,14 +45,16 @@ class Result:
 
     @property
     def waited(self) -> float | None:
-        """Milliseconds from its submit to its first grant."""
+        """Milliseconds from the job's submit to its first grant."""
         return None if self.granted_at is None else (self.granted_at - self.submitted_at).total_seconds() * 1000
 
 
 @dataclass(frozen=True)
 class Share:
-    """One instance's or one bot's part of the work. A locality hit is a job that came to a bot which had lately
-    finished one of the same package."""
+    """The part of the jobs of one instance or one bot. Times are in milliseconds.
+
+    A locality hit is a job whose bot had recently finished a job of the same package.
+    """
 
     jobs: int
     verified: int
@@ -60,8 +65,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Report:
-    """What the demo found. jobs = succeeded + failed + lost; `seconds` is all the time it took, `jobs_per_second` the
-    pool's own pace from the first submit to the last finish, `bots` the number of bots that ran any."""
+    """The demo's report.
+
+    jobs: succeeded + failed + lost. seconds: the duration of the demo. jobs_per_second: the pool's rate from the first
+    submit to the last end of a job. bots: the number of bots that ran a job.
+    """
 
     jobs: int
     succeeded: int
@@ -82,12 +90,12 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether every job came back with the right result."""
+        """True if every job returned the right result."""
         return self.verified == self.jobs
 
 
 def read_result(client: Client, id: str, module: Module) -> Result:
-    """Ask for everything about one final job, and compare its output with what it must be."""
+    """Read one final job from the gateway and compare its output with the expected one."""
     job = client.show(id)
     grants = [event for event in job["events"] if event["move"] == "grant"]
     decision = (grants[-1].get("details") or {}) if grants else {}
@@ -108,7 +116,7 @@ def read_result(client: Client, id: str, module: Module) -> Result:
 
 
 def locality_hits(results: Iterable[Result]) -> frozenset[str]:
-    """The ids of jobs granted to a bot that had lately finished one of the same package."""
+    """Return the ids of jobs granted to a bot that had recently finished a job of the same package."""
     events: dict[str, list[tuple[datetime, bool, Result]]] = defaultdict(list)
     for result in results:
         if result.bot is not None and result.placed_at is not None:
@@ -128,13 +136,13 @@ def locality_hits(results: Iterable[Result]) -> frozenset[str]:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """The nearest-rank percentile: the smallest value that `share` (0 to 1) of all values do not exceed."""
+    """Return the nearest-rank percentile: the smallest value that `share` (0 to 1) of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def report(results: Sequence[Result], *, missing: Sequence[Module], seconds: float) -> Report:
-    """Count. `seconds` is the time all of it took."""
+    """Make the report from the results. `missing`: modules of lost jobs. `seconds`: the duration of the demo."""
     warm = locality_hits(results)
     states = Counter(result.state for result in results)
     instances = [name for name in workload.PRIORITIES if any(result.module.instance == name for result in results)]
@@ -184,15 +192,15 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
-# What the demo shows while it runs: bars and bots on a terminal, a line now and then anywhere else.
+# The progress display: bars and bots on a terminal, a line every few seconds elsewhere
 
 
-#: Seconds between two lines where there is no terminal.
+#: Seconds between two lines without a terminal.
 LINE_EVERY = 5.0
 
 
 class Board:
-    """Counts finished jobs by instance and bot, and shows them. `shares`: jobs expected of each instance."""
+    """Counts finished jobs by instance and bot, and shows them. `shares`: the number of jobs of each instance."""
 
     def __init__(self, shares: Mapping[str, int], *, console: Console) -> None:
         self._shares, self._console = dict(shares), console
@@ -226,7 +234,7 @@ class Board:
         self._console.print(line, soft_wrap=True)
 
     def finished(self, instance: str, bot: str | None, *, right: bool) -> None:
-        """One more job is final."""
+        """Count one more final job. `right`: its result was the expected one."""
         self._done[instance] += 1
         self._bots[bot or "nobody"] += 1
         self._wrong += not right

@@ -1,8 +1,12 @@
-"""The demo's tenants: one that fills the whole pool, one that has a right to a part of it, and one with a ceiling.
+"""The demo's tenants: one that fills the pool, one with a minimum quota, and one with a maximum quota.
 
-Background scrubs take every unit. Then the real work comes: the minimum of the most urgent instance is reclaimed by
-stopping scrubs, which go back into their queue and finish in the end, and an instance with a maximum stays below it.
-A thread looks at the quotas all the while.
+Background jobs, the scrubs, take every unit. Then the other jobs arrive. The pool stops scrubs until the most urgent
+instance has its minimum; the stopped scrubs return to the queue and finish later. The instance with a maximum stays
+below it. A thread observes the quotas during the demo.
+
+A scrub does what a file store does at night: it reads files slowly and compares them with their digests. It uses
+little processor time, takes a unit of a bot for some seconds, and may be stopped at any moment. That makes it a good
+job to evict.
 """
 
 import hashlib
@@ -21,17 +25,13 @@ from schema import clock
 from schema.errors import LeaseholdError, NotFound
 from schema.states import JobState
 
-# The demo's background work: reading the library slowly, for whoever has nothing better to do.
-#
-# A scrub is what a store of files does all night: it reads every file slowly and compares what it reads with what it
-# should be. It takes hardly any processor, a unit of a bot for some seconds, and may be stopped at any moment: the
-# right work to evict when a tenant claims its minimum.
+# Scrubs
 
 
 INSTANCE = "scrub"
-#: The least urgent work of the demo.
+#: The priority of scrubs, the least urgent jobs of the demo.
 PRIORITY = 100
-#: Files of one scrub, and the pause after each of them, seconds: a scrub takes some six seconds.
+#: Files of one scrub, and seconds of pause after each file: a scrub takes about six seconds.
 FILES, PAUSE = 60, 0.1
 
 #: The program of a job: `python -c PROGRAM PAUSE PATH...` prints `DIGEST FILES`.
@@ -51,12 +51,12 @@ print(digest.hexdigest(), len(sys.argv) - 2)
 
 @dataclass(frozen=True)
 class Scrub:
-    """One job: these files, in this order."""
+    """One background job, which reads these files in this order."""
 
     files: tuple[Module, ...]
 
     def request(self) -> dict[str, Any]:
-        """The job as it is submitted."""
+        """Return the job request."""
         paths = [str(file.path) for file in self.files]
         return {
             "command": [sys.executable, "-I", "-S", "-c", PROGRAM, str(PAUSE), *paths],
@@ -67,7 +67,7 @@ class Scrub:
         }
 
     def expected_output(self) -> bytes:
-        """What the job must have written, computed here."""
+        """Compute the output that the job must write."""
         digest = hashlib.sha256()
         for file in self.files:
             digest.update(file.path.read_bytes())
@@ -75,25 +75,27 @@ class Scrub:
 
 
 def scrubs(files: Sequence[Module], count: int) -> list[Scrub]:
-    """`count` jobs over the files, each over other ones as far as there are enough."""
+    """Make `count` scrubs, each of different files as long as there are enough."""
     return [Scrub(tuple(files[(nth * FILES + i) % len(files)] for i in range(FILES))) for nth in range(count)]
 
 
 COHORT = "default"
 #: Instances with a quota in the demo: their minimum and maximum, in units; None = no maximum.
 QUOTAS: Mapping[str, tuple[int, int | None]] = {"web": (2, None), "tools": (0, 4), INSTANCE: (0, 12)}
-#: Scrubs more than there are units, so that some wait.
+#: The number of scrubs: more than the bots have units, so that some wait.
 SCRUBS = 14
-#: Seconds the scrubs get to start, and to finish once all other work is done.
+#: Seconds within which the scrubs must start, and must finish after all other jobs have.
 START_WITHIN, END_WITHIN = 60.0, 180.0
-#: How often the quotas are looked at, seconds.
+#: Seconds between two reads of the quotas.
 WATCH_INTERVAL = 0.25
 
 
 @dataclass(frozen=True)
 class QuotaObservation:
-    """A quota and what became of it. `peak` is the largest usage that was seen, `exceeded` how often it was seen above
-    the maximum."""
+    """A quota and its observed usage, in units.
+
+    peak: the largest observed usage. exceeded: how often the usage was observed above the maximum.
+    """
 
     min: int
     max: int | None
@@ -103,9 +105,11 @@ class QuotaObservation:
 
 @dataclass(frozen=True)
 class Tenancy:
-    """What the demo saw of its tenants. `minimum_met_seconds` is the time from when the scrubs held every unit to when
-    the instance with a minimum was first seen to have it, None if it never was; `receipt` is that of the first
-    preemption."""
+    """The demo's observations of its tenants.
+
+    minimum_met_seconds: the time from when the scrubs held every unit until the instance with a minimum was observed
+    to have it; None if it never was. receipt: the receipt of the first preemption.
+    """
 
     quotas: dict[str, QuotaObservation]
     preemptions: int
@@ -116,12 +120,12 @@ class Tenancy:
 
     @property
     def exceeded(self) -> int:
-        """How often any instance was seen above its maximum."""
+        """How often any instance was observed above its maximum."""
         return sum(seen.exceeded for seen in self.quotas.values())
 
 
 class Tenants:
-    """Fills the pool with scrubs on entry and watches; `finish` waits for the scrubs and tells what was seen."""
+    """Fills the pool with scrubs on entry and observes the quotas; `finish` waits for the scrubs."""
 
     def __init__(self, client: Client, files: Sequence[Module], *, units: int, console: Console) -> None:
         self._client, self._units, self._console = client, units, console
@@ -156,7 +160,7 @@ class Tenants:
                 continue
 
     def finish(self) -> Tenancy:
-        """Wait for the scrubs, check them, and tell. Raises LeaseholdError if one of them does not come back."""
+        """Wait for the scrubs, check them, and return the observations. Raises LeaseholdError if one does not end."""
         wanted = dict(zip(self._jobs, self._scrubs, strict=True))
         verified = 0
         for job in self._client.wait(self._jobs, timeout=END_WITHIN):

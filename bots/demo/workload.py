@@ -1,8 +1,8 @@
-"""What the demo works on: the modules of the running Python's own standard library.
+"""The demo's jobs: each compiles one module of the running Python's standard library.
 
-One job compiles one module in a process of its own and prints a digest of the code. The digest is defined on the
-code's content alone, so it does not depend on the process, its addresses or its hash seed. `digest_of` computes it a
-second time by other means: it decodes the source itself and walks the code without recursion, in this process.
+A job compiles its module in a process of its own and prints a digest of the code. The digest depends only on the
+code's content, not on the process, its addresses or its hash seed. `digest_of` computes the digest independently in
+the demo's process: it decodes the source itself and walks the code without recursion.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-#: The demo promises that many; a Python with fewer modules of its own adds the tests of them, then what is installed.
+#: The least number of jobs. If the standard library has fewer modules, its tests and then installed packages are added.
 AT_LEAST = 600
-#: From this size on, bytes, a module asks for a large bot.
+#: Modules of at least this size, in bytes, require a large bot.
 LARGE = 32 * 1024
 
-#: Attributes of a code object that make its digest, in this order.
+#: Attributes of a code object that its digest covers, in this order.
 CONTENT = (
     "co_name", "co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize",
     "co_flags", "co_firstlineno", "co_code", "co_linetable", "co_exceptiontable", "co_names", "co_varnames",
@@ -86,7 +86,10 @@ PRIORITIES = {"web": -10, "core": 0, "tools": 10}
 
 @dataclass(frozen=True)
 class Module:
-    """One file: `name` is its path below the root it was found under, `package` the top directory of that."""
+    """One source file.
+
+    name: its path below the root under which it was found. package: the top directory of that path. size: bytes.
+    """
 
     path: Path
     name: str
@@ -95,7 +98,7 @@ class Module:
 
     @property
     def instance(self) -> str:
-        """Who asks for it: the modules are shared out by what they are for."""
+        """The instance whose job compiles this module, chosen by the module's purpose."""
         part = self.name.removesuffix(".py").split("/")[0]
         if part in _WEB:
             return "web"
@@ -103,7 +106,10 @@ class Module:
 
 
 def find_modules(limit: int | None = None, *, at_least: int = AT_LEAST) -> list[Module]:
-    """Modules in an order that only depends on the installation; with `limit`, an even selection of that many."""
+    """List the modules in an order that depends only on the installation.
+
+    limit: the number of modules to select evenly; None = all. at_least: see AT_LEAST.
+    """
     found = list(_walk(Path(sysconfig.get_path("stdlib")), _FOREIGN | _TESTS))
     spare = chain(
         _walk(Path(sysconfig.get_path("stdlib")) / "test", _FOREIGN),
@@ -116,7 +122,10 @@ def find_modules(limit: int | None = None, *, at_least: int = AT_LEAST) -> list[
 
 
 def request_for(module: Module) -> dict[str, Any]:
-    """The job that compiles one module: urgent by instance, near its package, on a bot that is large enough."""
+    """Return the request for the job that compiles one module.
+
+    Its priority depends on the instance, its locality hint on the package, its properties on the module's size.
+    """
     needs = {"os": sys.platform, "python": platform.python_version()}
     return {
         "command": [sys.executable, "-I", "-S", "-W", "ignore", "-c", PROGRAM, str(module.path), module.name],
@@ -130,12 +139,12 @@ def request_for(module: Module) -> dict[str, Any]:
 
 
 def expected_output(module: Module) -> bytes:
-    """What the job must have written."""
+    """Compute the output that the job must write."""
     return f"{digest_of(module)} {module.name}\n".encode()
 
 
 def digest_of(module: Module) -> str:
-    """The digest, computed here: sha256 over the content of the module's code."""
+    """Compute the digest in this process: SHA-256 over the content of the module's code."""
     raw = module.path.read_bytes()
     encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
     with warnings.catch_warnings():
@@ -145,7 +154,7 @@ def digest_of(module: Module) -> str:
 
 
 def _flat(root: object) -> bytes:
-    """The content of a constant, a code object among them, in one line of bytes."""
+    """Serialise the content of a constant, which may be a code object, to bytes."""
     written = bytearray()
     stack: list[object] = [root]
     while stack:
@@ -192,7 +201,7 @@ def _walk(root: Path, without: frozenset[str]) -> Iterator[Module]:
 
 
 def _compiles(module: Module) -> bool:
-    """Among the tests of a Python are files that are wrong on purpose."""
+    """Return True if the module compiles; some of Python's tests are invalid on purpose."""
     try:
         digest_of(module)
     except (SyntaxError, ValueError, RecursionError):
@@ -201,7 +210,7 @@ def _compiles(module: Module) -> bool:
 
 
 def shares(modules: Iterable[Module]) -> Mapping[str, int]:
-    """How many of the modules belong to each instance, the most urgent first."""
+    """Count the modules of each instance, the most urgent instance first."""
     counts = dict.fromkeys(PRIORITIES, 0)
     for module in modules:
         counts[module.instance] += 1

@@ -1,4 +1,4 @@
-"""The gateway: bots and callers on one side, HTTP/JSON; the database on the other. It keeps no state of the pool."""
+"""The gateway's application: it joins routes, middleware, long polls and workers, and holds no state of the pool."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from schema.postgres import migrate
 from schema.postgres.engine import Database
 from schema.timing import Timing
 
-#: Seconds in which the database must answer for the gateway to call itself ready.
+#: Seconds within which the database must answer, or the gateway reports that it is not ready.
 READY_SECONDS = 1.0
 
 _OPEN = {KINDS: [ANYONE]}
@@ -33,13 +33,13 @@ health_router = APIRouter(tags=["gateway"])
 
 @health_router.get("/healthz", openapi_extra=_OPEN)
 async def healthz() -> dict[str, str]:
-    """The process is alive."""
+    """Answer that the process is alive."""
     return {"status": "ok"}
 
 
 @health_router.get("/readyz", responses=problems.documented(), openapi_extra=_OPEN)
 async def readyz(request: Request) -> Response:
-    """The database answers within a second and has the schema that this version needs."""
+    """Answer 200 if the database responds within a second and has the schema that this version needs."""
     state = request.app.state
     found = await state.probe.trouble()
     if found:
@@ -49,19 +49,19 @@ async def readyz(request: Request) -> Response:
 
 @health_router.get("/metrics", openapi_extra=_OPEN, response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Everything the gateway counts, in Prometheus' text format."""
+    """Return the gateway's metrics in Prometheus' text format."""
     return Response(request.app.state.metrics.text(), media_type=MEDIA_TYPE)
 
 
 class Probe:
-    """Asks whether the database can be used. Callers share one question, so that a hanging one costs one thread."""
+    """Checks whether the database can be used. Requests share one check, so that a hanging one blocks one thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._pending_check: asyncio.Task[str] | None = None
 
     async def trouble(self) -> str:
-        """Why the database cannot be used, empty if it can; takes at most READY_SECONDS."""
+        """Return why the database cannot be used, or "" if it can; takes at most READY_SECONDS."""
         if self._pending_check is None or self._pending_check.done():
             self._pending_check = asyncio.create_task(anyio.to_thread.run_sync(self._check))
         try:
@@ -81,14 +81,17 @@ class Probe:
 
 
 class Application(FastAPI):
-    """FastAPI behind a door, whose description also tells of problem documents and of who may call what."""
+    """A FastAPI application behind RequestMiddleware.
+
+    Its OpenAPI document also describes request bodies, problem documents and which routes need a token.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         await self.state.request_middleware(scope, receive, send)
 
     async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What is behind the door."""
+        """Run FastAPI itself, after the middleware has admitted the request."""
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
@@ -116,18 +119,21 @@ def build(
     routers: Sequence[APIRouter] = (),
     estimate: Callable[[Mapping[str, Any]], float] | None = None,
 ) -> FastAPI:
-    """The application. `routers` add the callers' side; a route of theirs without `x-kinds` is closed to all.
+    """Build the application.
 
-    Without `wakeups`, long polls learn of news every `timing.poll` seconds. `estimate` says what a job is
-    expected to cost whose request does not. Handlers find in `app.state`: run (work in a transaction, on a thread),
-    polls (long polls by topic), timing, max_wait (seconds), database, estimate.
+    wakeups: without it, long polls learn of news only every `timing.poll` seconds.
+    routers: the routes for callers and operators. A route without `x-kinds` is closed to all.
+    estimate: computes the expected cost of a job whose request does not name one.
+
+    Handlers find in `app.state`: run (work in a transaction, on a thread), polls (long polls by topic), timing,
+    max_wait (seconds), database, estimate.
     """
     counted = GatewayMetrics()
-    crew = worker_pools(database, queue=settings.queue)
+    pools = worker_pools(database, queue=settings.queue)
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
-    held_sessions = HeldSessions(database, crew.bots, ttl=timing.ttl, metrics=counted)
+    held_sessions = HeldSessions(database, pools.bots, ttl=timing.ttl, metrics=counted)
     counted.watch(
-        queue=lambda: crew.callers.busy + crew.bots.busy,
+        queue=lambda: pools.callers.busy + pools.bots.busy,
         connected=lambda: _connected(wakeups),
     )
 
@@ -144,15 +150,15 @@ def build(
     for router in parts:
         app.include_router(router)
     problems.install(app)
-    doors = route_rules(parts, max_body=settings.max_body)
+    rules = route_rules(parts, max_body=settings.max_body)
     app.state.readers = {
-        (entry.path, method): entry.reader for entry in doors for method in entry.methods if entry.reader is not None
+        (entry.path, method): entry.reader for entry in rules for method in entry.methods if entry.reader is not None
     }
     app.state.request_middleware = RequestMiddleware(
         app.inside,
-        entries=doors,
+        entries=rules,
         token_cache=TokenCache(seconds=settings.token_cache_seconds),
-        worker_pools=crew,
+        worker_pools=pools,
         metrics=counted,
     )
     app.state.database, app.state.sync_service, app.state.timing, app.state.wakeups = (
@@ -161,18 +167,18 @@ def build(
         timing,
         wakeups,
     )
-    app.state.bots, app.state.callers, app.state.run = crew.bots, crew.callers, crew.callers.run
+    app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
-    app.state.batches = SyncBatcher(sync_service, crew.bots, metrics=counted)
+    app.state.batches = SyncBatcher(sync_service, pools.bots, metrics=counted)
     app.state.max_wait, app.state.estimate = settings.max_wait, estimate
     app.state.probe = Probe(database)
     return app
 
 
 def serve(app: FastAPI, settings: GatewaySettings, *, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; held long polls are then answered at once. Call it from the main thread.
+    """Serve until SIGTERM or SIGINT, then answer held long polls at once. Call this from the main thread.
 
-    `on_ready` gets the URL once connections are taken. Raises BadInput if the address cannot be used.
+    on_ready: receives the URL once the server accepts connections. Raises BadInput if the address cannot be used.
     """
     Server(app, settings, on_ready=on_ready).serve_until_stopped()
 

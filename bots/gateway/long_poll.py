@@ -1,8 +1,11 @@
-"""Long polls without a thread each: who waits for what, and how they learn of news.
+"""Long polls: calls that wait in the gateway, without a thread each, until there is news for them.
 
-News comes twice: by wake-ups, within milliseconds and possibly never, and by a look at the database every `poll`
-seconds, one query for all who wait. A wake-up "look yourself" (no keys) becomes one such look at once, so that
-10,000 waiting calls are not all answered for nothing.
+News arrives in two ways. A wake-up brings it within milliseconds, but may be lost. A query every `poll` seconds finds
+it for all waiting calls at once. A wake-up without keys says only that something changed; the gateway then makes that
+query at once, so that it does not answer 10,000 waiting calls of which few have news.
+
+A bot whose call is held cannot sync. `HeldSessions` therefore looks for the news of such bots and renews their
+sessions for as long as the bots are connected. Each takes one statement for many bots.
 """
 
 import asyncio
@@ -27,26 +30,26 @@ from schema.postgres.fragments import newest_leases, newest_version
 
 
 class FactReader(Protocol):
-    """What can be told of these keys: None of one that has news by that alone, nothing of one that has none."""
+    """Reads facts by key. A fact of None is always news; a key without a fact has none."""
 
     def __call__(self, connection: Connection, keys: Sequence[str], /) -> Mapping[str, Any]: ...
 
 
-#: Does work in a transaction, off the event loop.
+#: Runs work in a transaction, outside the event loop.
 Run = Callable[[Callable[[Connection], Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]
-#: Whether a fact is news to one who waits.
+#: Returns True if a fact is news for a waiting call.
 News = Callable[[Any], bool]
 
-#: Seconds the idle flag stays up after the last who waited has left.
+#: Seconds for which the idle flag stays set after the last waiting call has left.
 LINGER = 1.0
-#: Wake-ups remembered by key, for those who learn their key only after the call during which they came.
+#: The most wake-ups remembered by key. A call may learn its key only after a wake-up for it has arrived.
 REMEMBERED = 20_000
 
 _log = structlog.get_logger(__name__)
 
 
 class WakeSource(Protocol):
-    """What long polls need of schema.wakeups.Wakeups."""
+    """The part of `schema.postgres.notify.Wakeups` that long polls need."""
 
     @property
     def connected(self) -> bool: ...
@@ -55,7 +58,7 @@ class WakeSource(Protocol):
 
 
 class LongPoll:
-    """One long poll, while the block lasts. `gone` says that its client has hung up."""
+    """One long poll, for the duration of its `async with` block. `gone` is True once the client has hung up."""
 
     def __init__(self, topic: "PollTopic", request: Request) -> None:
         self._topic, self._request = topic, request
@@ -76,34 +79,37 @@ class LongPoll:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Forgotten, because its end keeps this watch, and together they would be garbage that only a search finds.
+        # The task refers to this object. Without the reference back, both are freed without a garbage collection.
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.cancel()
         self._topic.leave(self)
 
     def add(self, key: str, news: News) -> None:
-        """Wait for `key` too. Wake-ups since the watch began count, also those before this call."""
+        """Wait for `key` too. Wake-ups for it count from the beginning of the poll, even those before this call."""
         self.keys[key] = news
         if self._topic.register(key, self, since=self._since):
             self.notice(key)
 
     def drop(self, key: str) -> None:
-        """Wait for `key` no more."""
+        """Stop waiting for `key`."""
         if self.keys.pop(key, None) is not None:
             self._topic.unregister(key, self)
 
     def notice(self, key: str) -> None:
-        """There is, or may be, news of `key`."""
+        """Wake this poll, because `key` has or may have news."""
         self._noticed.add(key)
         self._event.set()
 
     def end(self) -> None:
-        """Let the wait, and any later one, return at once."""
+        """Make the wait return at once."""
         self._event.set()
 
     async def wait(self, seconds: float) -> frozenset[str]:
-        """The keys with news, as soon as there are any; none after `seconds`, at shutdown, or if the client left."""
+        """Return the keys with news as soon as there are any.
+
+        Returns no key after `seconds`, at shutdown, or if the client has hung up.
+        """
         if not self._topic.stopping:
             end = asyncio.get_running_loop().call_later(seconds, self._event.set)
             try:
@@ -123,7 +129,7 @@ class LongPoll:
 
 
 class PollTopic:
-    """Everybody who waits for news of one kind. Belongs to the event loop's thread."""
+    """All long polls that wait for one kind of news. Only the event loop's thread may use it."""
 
     def __init__(self, name: str, read_facts: FactReader, *, run: Run, owner: "LongPolls") -> None:
         self.name = name
@@ -144,11 +150,11 @@ class PollTopic:
         return self._owner.stopping
 
     def watch(self, request: Request) -> LongPoll:
-        """Wait on behalf of this request. Enter before looking, so that nothing falls between look and wait."""
+        """Begin a long poll for this request. Enter it before reading the state, so that no change is missed."""
         return LongPoll(self, request)
 
     async def enter(self, watch: LongPoll) -> None:
-        """From now on there is somebody who waits."""
+        """Add a long poll; the first one starts the listening and the periodic query."""
         self._watches.add(watch)
         self._owner.metrics.waits.labels(self.name).inc()
         if self._owner.wakeups is not None:
@@ -157,7 +163,7 @@ class PollTopic:
             self._looker = asyncio.create_task(self._keep_looking())
 
     def leave(self, watch: LongPoll) -> None:
-        """That one waits no more."""
+        """Remove a long poll."""
         self._owner.metrics.waits.labels(self.name).dec()
         for key in list(watch.keys):
             watch.drop(key)
@@ -166,7 +172,7 @@ class PollTopic:
             asyncio.get_running_loop().call_later(LINGER, self._lower_flag)
 
     def register(self, key: str, watch: LongPoll, *, since: int) -> bool:
-        """Tell `watch` of `key` from now on; returns whether a wake-up came, or may have come, since then."""
+        """Notify `watch` of `key` from now on; return True if it may have missed a wake-up after `since`."""
         self._by_key.setdefault(key, set()).add(watch)
         if self._look_asked > since:
             self._look_now.set()
@@ -179,12 +185,12 @@ class PollTopic:
             del self._by_key[key]
 
     def end(self) -> None:
-        """Let everybody go, for good."""
+        """Make all long polls return at once."""
         for watch in self._watches:
             watch.end()
 
     async def close(self) -> None:
-        """Stop looking and listening."""
+        """Stop the periodic query and the listening."""
         self._unsubscribe()
         if self._looker is not None:
             self._looker.cancel()
@@ -246,7 +252,7 @@ class PollTopic:
 
 
 class LongPolls:
-    """The topics of one gateway. `poll` is the time between fallback looks, seconds."""
+    """The topics of one gateway. `poll`: seconds between two periodic queries."""
 
     def __init__(self, *, wakeups: WakeSource | None, poll: float, metrics: GatewayMetrics) -> None:
         self.wakeups, self.poll, self.metrics = wakeups, poll, metrics
@@ -254,26 +260,26 @@ class LongPolls:
         self._topics: dict[str, PollTopic] = {}
 
     def topic(self, name: str, read_facts: FactReader, *, run: Run) -> PollTopic:
-        """The topic of that name; the first call says how it looks for news, and who runs that look."""
+        """Return the topic of that name. The first call creates it, with its query and the function that runs it."""
         if name not in self._topics:
             self._topics[name] = PollTopic(name, read_facts, run=run, owner=self)
         return self._topics[name]
 
     def end(self) -> None:
-        """Let every long poll return at once, also later ones."""
+        """Make every long poll return at once, including later ones."""
         self.stopping = True
         for topic in self._topics.values():
             topic.end()
 
     async def close(self) -> None:
-        """Stop everything that was started for long polls."""
+        """End all long polls and stop their topics."""
         self.end()
         for topic in self._topics.values():
             await topic.close()
         self._topics.clear()
 
     def subscribe(self, topic: str, woken: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        """Call `woken` on the event loop for each wake-up; what comes back ends that."""
+        """Call `woken` on the event loop for each wake-up; return a function that ends the subscription."""
         if self.wakeups is None:
             return lambda: None
         loop = asyncio.get_running_loop()
@@ -291,19 +297,16 @@ def _entered(wakeups: WakeSource, topic: str) -> AbstractContextManager[None]:
     return held
 
 
-# Watches over the calls that are held: looks for news of their bots, and keeps their sessions alive.
-#
-# A bot whose call is held cannot call, so the gateway renews its session on its behalf, for as long as the bot is
-# connected. Both cost a statement for many bots, whatever their number.
+# Held calls of bots: their news, and the renewal of their sessions
 
 
-#: Rounds in the life of a session. One that was missed because its bot's row was locked has two more chances.
+#: Renewals in the life of a session. A renewal skips a bot whose row is locked, so there must be several.
 ROUNDS = 6
-#: Sessions renewed in one transaction.
+#: The most sessions renewed in one transaction.
 CHUNK = 2000
 
-# What could be news to a bot whose call is held: a lease it does not know, a stop, a drain, the end of its session.
-# A bot that holds no lease has none to look at, which spares a second look for nearly all.
+# News for a bot whose call is held: a lease that it does not know, a stop, a drain, or the end of its session. Nearly
+# all such bots hold no lease; `held > 0` spares reading their leases.
 BOT_NEWS = text(f"""
 SELECT told.id, b.epoch, b.draining, b.lively
 FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:draining AS boolean[]))
@@ -319,7 +322,7 @@ WHERE b.lively IS NOT FALSE OR b.epoch <> told.epoch OR b.draining IS DISTINCT F
 
 @dataclass(frozen=True)
 class BotNews:
-    """What a look tells of one bot."""
+    """The query's result for one bot. `news`: its session is over, or a lease must start or stop."""
 
     epoch: int
     draining: bool
@@ -328,14 +331,14 @@ class BotNews:
 
 @dataclass(eq=False, slots=True)
 class KnownState:
-    """What the bot of a held call knows. `draining` None = as the first look says."""
+    """What the bot of a held call knows. `draining`: None = unknown until the first query."""
 
     bot_id: int
     epoch: int
     draining: bool | None
 
     def news(self, fact: BotNews | None) -> bool:
-        """Whether this is news to the bot."""
+        """Return True if `fact` is news for the bot."""
         if fact is None:
             return True
         if self.draining is None:
@@ -344,7 +347,7 @@ class KnownState:
 
 
 class HeldSessions:
-    """Everything that is held. Belongs to the event loop's thread, except for `look`."""
+    """The bots whose calls are held. Only the event loop's thread may use it, except for `read_facts`."""
 
     def __init__(self, database: Database, workers: WorkerPool, *, ttl: float, metrics: GatewayMetrics) -> None:
         self._database, self._worker_pool, self._ttl, self._metrics = database, workers, ttl, metrics
@@ -353,7 +356,7 @@ class HeldSessions:
 
     @contextmanager
     def renewing(self, told: KnownState) -> Iterator[None]:
-        """Keep this bot's session alive until the block ends."""
+        """Keep this bot's session alive until the `with` block ends."""
         self._held[told] = None
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.create_task(self._keep())
@@ -363,7 +366,7 @@ class HeldSessions:
             del self._held[told]
 
     def read_facts(self, connection: Connection, _: Sequence[str]) -> Mapping[str, BotNews | None]:
-        """Facts of the bots whose calls are held that are, or may be, news to them; None of a bot that is no more."""
+        """Read possible news for the bots whose calls are held; None for a bot that no longer exists."""
         held = list(self._held)
         parameters = {
             "ids": _array(str(told.bot_id) for told in held),
@@ -376,7 +379,7 @@ class HeldSessions:
         }
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing sessions."""
         if self._keeper is not None:
             self._keeper.cancel()
 
@@ -401,5 +404,5 @@ _WORDS = {None: "NULL", False: "f", True: "t"}
 
 
 def _array(words: Iterator[str]) -> str:
-    """An array as PostgreSQL reads it: for 10,000 numbers that is far cheaper than a list of parameters."""
+    """Write an array literal of PostgreSQL: for 10,000 numbers it is far cheaper than a list of parameters."""
     return "{" + ",".join(words) + "}"

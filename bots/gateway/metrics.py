@@ -1,4 +1,4 @@
-"""What a gateway counts. Labels are bounded: route templates, status classes, topics, reasons."""
+"""The gateway's metrics. Labels have few values: route templates, status classes, topics, reasons."""
 
 from collections.abc import Callable
 from functools import partial
@@ -62,7 +62,7 @@ class GatewayMetrics:
         )
         self.failures = counter(
             "leasehold_internal_errors",
-            "Requests that ended in an error nobody expected; the log has each under its id.",
+            "Requests that ended in an unexpected error; the log has each under its id.",
         )
         self._queue = gauge(
             "leasehold_work_queue",
@@ -74,10 +74,10 @@ class GatewayMetrics:
         )
 
     def watch(self, *, queue: Callable[[], float], connected: Callable[[], float]) -> None:
-        """Read the two gauges of state from these functions whenever the metrics are asked for."""
+        """Read the gauges of the work queue and of wake-ups from these functions at every scrape."""
         self._queue.set_function(queue)
         self._connected.set_function(connected)
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

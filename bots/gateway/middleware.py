@@ -1,7 +1,11 @@
-"""The door of the gateway: what a request must pass before a handler sees it.
+"""The gateway's middleware: it checks token, permission and body of a request before a handler runs.
 
-Who is it (bearer token), may that kind of caller use this route (default: no), is the body of a kind and size that is
-worth reading, and what does it say. A refusal costs no database work, except for a token that is not in the cache.
+It verifies the bearer token, checks that this kind of token may use the route (by default it may not), checks type and
+size of the body, and parses it. A refusal needs no database, except for a token that is not in the cache.
+
+A handler names the type of its body by the annotation of its parameter `body`, and receives the parsed body from
+`request.state`. FastAPI would parse it a second time, on the event loop. The middleware parses a body on a thread,
+unless the body is small and its handler bypasses the framework.
 """
 
 import asyncio
@@ -29,26 +33,24 @@ from schema.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unautho
 from schema.tenancy import tokens
 from schema.tenancy.tokens import Kind, Principal
 
-# The body of a request, from its bytes to the model of its route: read once, before any handler sees it, and on a
-# thread unless it is small and its route is one for crowds.
-#
-# A handler says what it takes by the type of its parameter `body`, and gets it from `request.state`. The framework
-# would read it on the event loop, and a second time.
+# Bodies
 
 
-#: A body of the wrong form, with only the first of what is wrong.
+#: A body that does not match the route's model. Holds only the first error.
 Invalid = RequestValidationError
 
 
 class BodyReader:
-    """Reads the bodies of one route."""
+    """Parses the request bodies of one route."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self.model = model
 
     def read(self, raw: bytes) -> BaseModel:
-        """The message in these bytes. May take a second of computing. Raises BadInput for what is not strict JSON,
-        Invalid for what is not the route's message."""
+        """Parse these bytes into the route's model; may compute for a second.
+
+        Raises BadInput if they are not strict JSON, Invalid if they do not match the model.
+        """
         document = validation.parse_json(raw)
         try:
             return self.model.model_validate(document, from_attributes=True)
@@ -57,18 +59,18 @@ class BodyReader:
             raise Invalid([{**first, "loc": ("body", *first["loc"])}]) from None
 
 
-#: A parameter in a path and how it is converted, which an OpenAPI document does not say.
+#: A path parameter with its converter, such as `{id:path}`; an OpenAPI document names only the parameter.
 _CONVERTED = re.compile(r"\{(\w+):\w+\}")
 
 
 def body_reader(endpoint: Callable[..., Any]) -> BodyReader | None:
-    """The reader for this handler's parameter `body`; None if it takes no body."""
+    """Return the reader for this handler's parameter `body`; None if the handler takes no body."""
     model = get_type_hints(endpoint).get("body")
     return None if model is None else BodyReader(model)
 
 
 def describe_bodies(document: dict[str, Any], readers: Mapping[tuple[str, str], BodyReader]) -> None:
-    """Add to an OpenAPI document what the routes at these paths, by these methods, take."""
+    """Add the request bodies of routes, by path and method, to an OpenAPI document."""
     models: Sequence[tuple[type[BaseModel], Any]] = [(one.model, "validation") for one in readers.values()]
     references, defined = models_json_schema(models, ref_template="#/components/schemas/{model}")
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
@@ -82,38 +84,47 @@ def describe_bodies(document: dict[str, Any], readers: Mapping[tuple[str, str], 
         }
 
 
-#: Key of a route's `openapi_extra`: the kinds of tokens that may use it; `["anyone"]` needs no token.
+# Tokens and routes
+
+
+#: Key of a route's `openapi_extra`: the kinds of tokens that may use the route; `["anyone"]` needs no token.
 KINDS = "x-kinds"
-#: Key of a route's `openapi_extra`: the largest body it takes, bytes; unset = the gateway's `max_body`.
+#: Key of a route's `openapi_extra`: the largest body in bytes; unset = the gateway's `max_body`.
 MAX_BODY = "x-max-body"
 ANYONE = "anyone"
 
-#: Seconds a client may take to send a body.
+#: Seconds within which a client must send the whole body.
 BODY_SECONDS = 30.0
-#: Bytes of a body for one of the door's own handlers that is read on the event loop, in less time than it takes to
-#: hand it to a thread.
+#: Bodies up to this size, in bytes, are parsed on the event loop if the handler bypasses the framework: that takes less
+#: time than a thread.
 SMALL = 4096
-#: Verified tokens remembered at most.
+#: The most verified tokens that are remembered.
 REMEMBERED_TOKENS = 10_000
 
 
-#: A handler that the door itself can call: with the request, its body and its caller.
+#: A handler that the middleware can call itself: with the request, its body and its caller.
 Handler = Callable[[Request, Any, Principal], Awaitable[Response]]
 
 _bypassing: set[Callable[..., Any]] = set()
 
 
 def bypass_framework(handler: Handler) -> Handler:
-    """Decorates a route's handler that the door calls itself: the framework's way to it costs twice what it does, in
-    time, and in memory while the call is held. Its errors are answered like those of any other."""
+    """Mark a route's handler so that the middleware calls it directly instead of FastAPI.
+
+    FastAPI would double the time of a sync call, and its memory while the call is held. Errors are answered in the
+    same way as those of other handlers.
+    """
     _bypassing.add(handler)
     return handler
 
 
 @dataclass(frozen=True)
 class RouteRules:
-    """What the door knows of one route. `kinds` None = open to all; empty = closed to all. `reader` None = no body;
-    `handler` None = the framework's affair."""
+    """The middleware's rules for one route.
+
+    kinds: None = open to all; empty = closed to all. max_body: bytes. reader: None = the route takes no body.
+    handler: None = FastAPI calls the handler.
+    """
 
     path: str
     pattern: re.Pattern[str]
@@ -125,7 +136,7 @@ class RouteRules:
 
 
 def route_rules(routers: Iterable[APIRouter], *, max_body: int) -> list[RouteRules]:
-    """The doors of these routers' routes. A route that does not say who may use it is closed."""
+    """Build the rules for the routes of these routers. A route without `x-kinds` is closed."""
     found = []
     for router in routers:
         for route in router.routes:
@@ -147,15 +158,17 @@ def route_rules(routers: Iterable[APIRouter], *, max_body: int) -> list[RouteRul
 
 
 class TokenCache:
-    """Knows who holds which token. A verified one is remembered for `seconds`, and so may live that much longer than
-    its revocation or expiry."""
+    """Verifies tokens and remembers each verified one for `seconds`.
+
+    A token may therefore work for up to that time after its revocation or expiry.
+    """
 
     def __init__(self, *, seconds: float) -> None:
         self._seconds = seconds
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
 
-    async def principal(self, headers: Headers, crew: WorkerPool) -> Principal:
-        """The holder of the request's bearer token. Raises Unauthorised."""
+    async def principal(self, headers: Headers, workers: WorkerPool) -> Principal:
+        """Return the holder of the request's bearer token. Raises Unauthorised."""
         given = headers.getlist("authorization")
         if not given:
             raise Unauthorised("a bearer token is needed: Authorization: Bearer lh_…")
@@ -170,7 +183,7 @@ class TokenCache:
             return known[0]
         self._known.pop(digest, None)
         asked_at = clock.monotonic()
-        principal = await crew.run(lambda connection: tokens.verify(connection, token))
+        principal = await workers.run(lambda connection: tokens.verify(connection, token))
         if self._seconds > 0:
             self._known[digest] = (principal, asked_at + self._seconds)
             while len(self._known) > REMEMBERED_TOKENS:
@@ -179,7 +192,7 @@ class TokenCache:
 
 
 class RequestMiddleware:
-    """The middleware. It also counts, and turns what no handler expected into a plain 500."""
+    """The ASGI middleware. It also counts requests and answers unexpected errors with a plain 500."""
 
     def __init__(
         self,
@@ -191,7 +204,7 @@ class RequestMiddleware:
         metrics: GatewayMetrics,
     ) -> None:
         self._app, self._entries, self._keeper = app, entries, token_cache
-        self._crews, self._metrics = worker_pools, metrics
+        self._worker_pools, self._metrics = worker_pools, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -234,27 +247,27 @@ class RequestMiddleware:
 
     async def _admit(self, scope: Scope, receive: Receive, entry: RouteRules) -> None:
         headers = Headers(scope=scope)
-        crew = self._crews.bots if entry.kinds == frozenset({Kind.BOT}) else self._crews.callers
+        workers = self._worker_pools.bots if entry.kinds == frozenset({Kind.BOT}) else self._worker_pools.callers
         if entry.kinds is not None:
-            principal = await self._keeper.principal(headers, crew)
+            principal = await self._keeper.principal(headers, workers)
             if principal.kind not in entry.kinds:
                 raise Forbidden(f"a token of kind {principal.kind} may not use this")
             scope.setdefault("state", {})["principal"] = principal
         reader = entry.reader
         if reader is None:
             return
-        if crew.full:
+        if workers.full:
             raise Busy("the gateway has too much to do")
         raw = await _collected(headers, receive, entry.max_body)
         self._metrics.bodies.labels(entry.path).observe(len(raw))
         at_once = entry.handler is not None and len(raw) <= SMALL
         scope.setdefault("state", {})["body"] = (
-            reader.read(raw) if at_once else await crew.read(lambda: reader.read(raw))
+            reader.read(raw) if at_once else await workers.read(lambda: reader.read(raw))
         )
 
 
 class _StatusRecorder:
-    """Passes messages on and remembers the status; 0 until an answer has begun."""
+    """Passes messages on and remembers the answer's status, which is 0 until the answer has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -280,7 +293,7 @@ async def _collected(headers: Headers, receive: Receive, limit: int) -> bytes:
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:
-    """The whole body. One that is too long is read on, without keeping it, so that its sender sees the answer."""
+    """Read the whole body; drop a body that is too long while it arrives, so that its sender reads the answer."""
     kept = bytearray()
     size = 0
     more = True

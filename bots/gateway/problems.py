@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json`: what each says, and what none may say.
+"""Error answers as `application/problem+json`: what each of them says.
 
 An answer never holds SQL, a traceback, or PostgreSQL's DETAIL. The log holds an id, the kind of error and where it
 was raised, but no message of the database, which may quote a payload.
@@ -22,7 +22,7 @@ from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFoun
 from schema.postgres.engine import is_conflict, is_outage
 
 MEDIA_TYPE = "application/problem+json"
-#: Seconds after which a client that was told 503 may come back.
+#: Seconds after which a client may repeat a request that was answered with 503.
 RETRY_AFTER = "1"
 #: A statement ran into `statement_timeout`, or an administrator cancelled it.
 _CANCELLED = "57014"
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Problem(BaseModel):
-    """RFC 9457. `field` is the path of the value that was refused, `code` a stable word for programs."""
+    """A problem document (RFC 9457). `field`: the path of the refused value. `code`: a stable word for programs."""
 
     type: str = Field(description="urn:leasehold:<what happened>")
     title: str
@@ -42,7 +42,7 @@ class Problem(BaseModel):
 
 
 class Refused(LeaseholdError):
-    """A request that the gateway turns away by its form; `status` is the HTTP status."""
+    """The gateway refused a request because of its form. `status`: the HTTP status of the answer."""
 
     def __init__(self, status: int, reason: str, *, field: str = "body") -> None:
         super().__init__(f"{field}: {reason}")
@@ -74,7 +74,7 @@ def problem(
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """One problem document as a response."""
+    """Make a response with one problem document."""
     title = _TITLES.get(status, "error")
     body: dict[str, Any] = {
         "type": f"urn:leasehold:{code or title.replace(' ', '-')}",
@@ -90,7 +90,7 @@ def problem(
 
 
 def from_error(error: BaseException) -> Response | None:
-    """The answer to an error that is meant for the client, None for any other."""
+    """Return the answer to an error that is meant for the client; None for any other error."""
     detail = str(error)
     match error:
         case BadInput():
@@ -122,7 +122,7 @@ def from_error(error: BaseException) -> Response | None:
 
 
 def unexpected(error: BaseException, *, route: str) -> Response:
-    """Log an error that nobody expected and return an answer that names only the log entry."""
+    """Log an unexpected error and return an answer that names only the log entry."""
     identity = secrets.token_hex(6)
     frames = traceback.extract_tb(error.__traceback__)[-8:]
     _log.error(
@@ -150,7 +150,7 @@ def install(app: FastAPI) -> None:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI description of these problem answers, beside those that any route may give."""
+    """Describe these problem answers, and those that any route may give, for OpenAPI."""
     schema = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
         status: {"description": _TITLES[status].capitalize(), "content": schema}
@@ -159,7 +159,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def field_of(location: Sequence[int | str]) -> str:
-    """The dotted path of a value in a body or query, as the client wrote it."""
+    """Return the dotted path of a value in a body or query, as the client wrote it."""
     parts = [str(part) for part in location if part not in ("query", "path", "header")]
     if parts[:1] == ["body"] and len(parts) > 1:
         parts = parts[1:]

@@ -1,4 +1,4 @@
-"""The bots' routes: sessions, the one sync call with its long poll, output between syncs."""
+"""The routes for bots: opening a session, the sync call with its long poll, and output between syncs."""
 
 from typing import Annotated, Any
 
@@ -16,9 +16,10 @@ from bots.sync.call import Call, HeldCall, NewCall
 from schema import clock
 from schema.tenancy.tokens import Kind, Principal
 
-#: Status in the metrics of a call whose client went away; nobody receives it.
+#: Status in the metrics of a call whose client hung up; it is never received.
 HUNG_UP = 499
-#: Waits of more than LONG seconds end together, on the next BEAT before they would; each beat costs a few transactions.
+#: Waits of more than LONG seconds end early, at a multiple of WAIT_ALIGNMENT seconds. Many waits then end together, and
+#: their calls share a few transactions.
 LONG, WAIT_ALIGNMENT = 5.0, 0.5
 
 router = APIRouter(prefix="/v1", tags=["bots"])
@@ -28,13 +29,13 @@ _PROBLEMS = problems.documented(400, 408, 409, 413, 415)
 
 
 async def principal(request: Request) -> Principal:
-    """The holder of this request's token; the door let it in."""
+    """Return the holder of this request's token, which the middleware has verified."""
     found: Principal = request.state.principal
     return found
 
 
 async def message(request: Request) -> Any:
-    """What the door has read of the body: what the parameter `body` is annotated with."""
+    """Return the body that the middleware has parsed: an object of the annotated type of the parameter `body`."""
     return request.state.body
 
 
@@ -49,7 +50,7 @@ _Read = Depends(message)
     openapi_extra=_BOTS | {MAX_BODY: 256 * 1024},
 )
 async def open_session(request: Request, body: Annotated[OpenSession, _Read], caller: Caller) -> Session:
-    """A bot introduces itself. Its token must cover its name, and what it declares."""
+    """Open a session for a bot. Its token must permit its name and what it declares."""
     caller.check_session(
         body.bot, instance=body.instance, properties=body.properties, labels=body.labels, pool=body.pool
     )
@@ -66,7 +67,7 @@ async def open_session(request: Request, body: Annotated[OpenSession, _Read], ca
 )
 @bypass_framework
 async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -> Response:
-    """The one call. An answer without news may be held back for `wait` seconds."""
+    """Take a bot's report and return the leases it should have; may hold an answer without news."""
     caller.check_bot(body.bot)
     state = request.app.state
     asked = NewCall(body, clock.monotonic())
@@ -77,7 +78,7 @@ async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -
         answer = await state.batches.answer(asked)
         if isinstance(answer, bytes):
             return _synced(state.metrics, answer, "at_once")
-        # A bot that is well and told to drain is never held.
+        # A healthy bot that shall drain is answered at once, so a held healthy bot knows of no drain.
         told = KnownState(answer.bot_id, answer.epoch, False if body.status == "ok" else None)
         watch.add(str(answer.bot_id), told.news)
         with held_sessions.renewing(told):
@@ -94,19 +95,19 @@ async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -
     openapi_extra=_BOTS,
 )
 async def output(request: Request, body: Annotated[OutputReport, _Read], caller: Caller) -> None:
-    """Output of a running lease, between syncs."""
+    """Store output of a running lease, between syncs."""
     caller.check_bot(body.bot)
     state = request.app.state
     await state.callers.call(lambda: state.sync_service.output(body))
 
 
 def _aligned_wait(seconds: float, *, now: float) -> float:
-    """Up to a beat less, so that waits that end at about the same time end at the same time."""
+    """Shorten a long wait to end at a multiple of WAIT_ALIGNMENT, so that waits end together."""
     return seconds - (now + seconds) % WAIT_ALIGNMENT if seconds > LONG else seconds
 
 
 async def _answered(state: State, call: Call) -> bytes:
-    """The answer to a call that is not held, or not any longer."""
+    """Answer a call without holding it, or after it was held."""
     answer: bytes | HeldCall = await state.batches.answer(call)
     return answer if isinstance(answer, bytes) else await _answered(state, answer)
 

@@ -1,4 +1,4 @@
-"""Where the gateway listens, and how its server starts and stops."""
+"""The gateway's HTTP server: its settings, its sockets, its start and stop."""
 
 import contextlib
 import os
@@ -21,34 +21,35 @@ from schema import validation
 from schema.errors import BadInput
 from schema.gc_tuning import infrequent_gc
 
-#: Seconds that calls under way get at shutdown; long polls are answered at once and need none of it.
+#: Seconds within which calls under way must end at shutdown. Long polls are answered at once.
 SHUTDOWN_SECONDS = 10
-#: Seconds a connection may stay open between two requests: longer than a bot's sync period.
+#: Seconds for which a connection may stay open between two requests: longer than a bot's sync period.
 KEEP_ALIVE_SECONDS = 75
-#: Seconds of silence after which a peer is asked whether it is there, seconds between two questions, and how many. A
-#: bot whose machine is gone says nothing while its call is held, and its session must not be kept alive for it. Peers
-#: that came in the same second are asked in the same moment, and of thousands of questions a kernel drops those that
-#: its queue, on a loopback device 1,000 packets, does not take: a few may all be lost, and the connection with them.
+#: TCP keep-alive: seconds of silence before the first probe, seconds between probes, number of probes. While a call is
+#: held, a bot whose machine is gone sends nothing, and the gateway must not keep its session alive. There are several
+#: probes because some get lost: peers that connected in the same second are probed at the same moment, and a kernel
+#: drops packets beyond its queue, which holds 1,000 on a loopback device.
 PROBE_AFTER, PROBE_EVERY, PROBES = 10, 3, 8
-#: New objects between two searches for garbage, and how seldom older objects are searched. Held calls are a million
-#: objects that stay: with Python's own values each search of all of them stops the gateway for 0.2 s.
+#: Thresholds of the garbage collector: new objects between two collections, and how rarely older objects are included.
+#: Held calls are a million objects that stay. With Python's defaults each full collection stops the gateway for 0.2 s.
 GARBAGE = (2_000, 10, 5)
 
 
 class GatewaySettings(BaseModel):
-    """Where and how much the gateway serves.
+    """Settings of the gateway: addresses and limits.
 
-    host, port: the TCP address; port 0 takes any free one. Anything but loopback needs TLS or `insecure`.
-    unix_socket: listen there instead, mode 0600.
+    host, port: the TCP address; port 0 takes any free port. An address other than loopback needs TLS or `insecure`.
+    unix_socket: path of a socket, mode 0600, to listen on instead of TCP.
     tls_cert, tls_key: PEM files.
-    insecure: serve plain HTTP to other machines. Tokens then cross the network for anybody to read.
-    max_body: largest body of any request, bytes, at least 16 MiB, which clients and bots rely on. Doubling it doubles
-        what one submit may hold, and the memory that one request may cost.
-    max_wait: longest time a long poll is held, seconds. Doubling it halves the calls of idle bots and callers.
-    queue: pieces of database work that may wait for a connection. Doubling it doubles the longest wait before an
+    insecure: serve plain HTTP to other machines. Anybody on the network can then read the tokens.
+    max_body: largest body of a request in bytes, at least 16 MiB, because clients and bots rely on that. Doubling it
+        doubles what one submit may hold, and the memory that one request may need.
+    max_wait: longest time in seconds for which a long poll is held. Doubling it halves the calls of idle bots and
+        callers.
+    queue: how many pieces of database work may wait for a connection. Doubling it doubles the longest wait before an
         overloaded gateway answers 503.
-    token_cache_seconds: how long a verified token is believed. Doubling it halves the token queries and doubles the
-        time a revoked token may still work.
+    token_cache_seconds: seconds for which a verified token is remembered. Doubling it halves the token queries and
+        doubles the time for which a revoked token may still work.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -84,7 +85,7 @@ class GatewaySettings(BaseModel):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address."""
+    """Return True if only this machine can reach that address."""
     if host == "localhost":
         return True
     try:
@@ -94,7 +95,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that says where it listens, lets long polls go when it stops, and ends without a signal."""
+    """A uvicorn server that reports its address, answers long polls at its end, and stops without a signal."""
 
     def __init__(self, app: FastAPI, settings: GatewaySettings, *, on_ready: Callable[[str], None]) -> None:
         super().__init__(
@@ -115,9 +116,9 @@ class Server(uvicorn.Server):
         self._app, self._settings, self._on_ready = app, settings, on_ready
 
     def serve_until_stopped(self) -> None:
-        """Listen and answer until `stop`, or SIGTERM or SIGINT if this is the main thread.
+        """Serve until `stop` is called; in the main thread also until SIGTERM or SIGINT.
 
-        Raises BadInput when the address or the TLS files cannot be used.
+        Raises BadInput if the address or the TLS files cannot be used.
         """
         _allow_many_connections()
         try:
@@ -130,7 +131,7 @@ class Server(uvicorn.Server):
             self._settings.unix_socket.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Ask it to stop, from any thread."""
+        """Ask the server to stop; any thread may call this."""
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -164,7 +165,7 @@ def _bind(settings: GatewaySettings) -> socket.socket:
         found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         listener = socket.create_server(address, family=family, backlog=4096)
-        # Inherited by connections: without it the second write of each answer waits 40 ms for a delayed ACK. asyncio
+        # Connections inherit this. Without it the second write of each answer waits 40 ms for a delayed ACK. asyncio
         # sets it only on sockets that were made with an explicit protocol number.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -194,7 +195,7 @@ def _bind_path(path: Path) -> socket.socket:
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody listens there; a socket left by a process that was killed does not."""
+    """Return True if a process listens on the socket; a file left by a killed process has no listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(str(path)) == 0
 
@@ -210,7 +211,7 @@ def _url(settings: GatewaySettings, listener: socket.socket) -> str:
 
 
 def _allow_many_connections() -> None:
-    """Each held call is a file descriptor: use as many as the system grants without asking."""
+    """Raise the soft limit of open files to the hard one, because each held call is a file descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,8 @@
-"""Threads that do a gateway's work, on the database and on bodies, and the bound on what may wait for them."""
+"""Thread pools of the gateway with a bound on waiting work, and the batches of sync calls.
+
+Calls of bots that wait at the same moment are settled together in one transaction. No call waits for others: it is
+settled at once while a thread is free. When a thread becomes free, it takes all calls that have arrived.
+"""
 
 import asyncio
 from collections import deque
@@ -21,22 +25,22 @@ from schema.postgres.engine import Database
 
 T = TypeVar("T")
 
-#: Threads of a crew that read bodies. They compute, so each one more delays the event loop without being faster.
+#: Threads of a pool that parse bodies. They compute, so more of them would only delay the event loop.
 READERS = 2
 
 
 class Busy(NotReady):
-    """More work waits than the gateway wants to keep in memory; nothing was done."""
+    """Too much work waits in the gateway; it did nothing for this request."""
 
     code = "busy"
 
 
 class WorkerPool:
-    """As many threads as a pool has connections, so that nobody waits for a connection inside a thread.
+    """A thread pool with as many threads as its connection pool has connections, so that no thread waits for one.
 
-    threads: connections of the pool. queue: how many pieces of work may wait for a thread. What comes beyond is
-    refused at once: under overload it is better to answer few callers in time than all of them too late.
-    urgent: whether `run` uses the reserved connections.
+    threads: connections of the connection pool. queue: how many pieces of work may wait for a thread. More work is
+    refused at once: under overload it is better to answer few callers in time than all of them too late. urgent: True
+    if `run` uses the reserved connections.
     """
 
     def __init__(self, database: Database, *, threads: int, queue: int, urgent: bool = False) -> None:
@@ -49,28 +53,32 @@ class WorkerPool:
 
     @property
     def full(self) -> bool:
-        """Whether a new piece of work would be refused."""
+        """True if a new piece of work would be refused."""
         return self.busy >= self._limit
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """Do `work` in one transaction on a thread. Raises Busy when too much waits already."""
+        """Run `work` in one transaction on a thread. Raises Busy if too much work waits."""
         return await self.call(lambda: self._database.run(work, urgent=self._urgent))
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call `function`, which may block, on a thread. Raises Busy when too much waits already."""
+        """Call `function`, which may block, on a thread. Raises Busy if too much work waits."""
         with self.reserve_slot():
             return await self.run_unbounded(function)
 
     async def run_unbounded(self, function: Callable[[], T]) -> T:
-        """Call `function`, which may block, on a thread, however much waits already: for work that stands for places
-        taken before, and for what must not be refused."""
+        """Call `function`, which may block, on a thread, even if too much work waits.
+
+        For work whose slots are already reserved, and for work that must not be refused.
+        """
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self.threads)
         return await anyio.to_thread.run_sync(function, limiter=self._limiter)
 
     async def read(self, function: Callable[[], T]) -> T:
-        """Call `function`, which only computes, on a thread that needs no connection: a bad body is refused also while
-        the database hangs. Raises Busy when too much waits already."""
+        """Call `function`, which only computes, on a thread without a connection. Raises Busy if too much work waits.
+
+        Separate threads let the gateway refuse a bad body even while the database hangs.
+        """
         if self._readers is None:
             self._readers = anyio.CapacityLimiter(READERS)
         with self.reserve_slot():
@@ -78,7 +86,7 @@ class WorkerPool:
 
     @contextmanager
     def reserve_slot(self) -> Iterator[None]:
-        """Be counted as a piece of work. Raises Busy when too much waits already."""
+        """Count one piece of work until the `with` block ends. Raises Busy if too much work waits."""
         if self.full:
             raise Busy("the gateway has too much to do")
         self.busy += 1
@@ -90,15 +98,18 @@ class WorkerPool:
 
 @dataclass(frozen=True)
 class WorkerPools:
-    """Bots have a crew of their own, on the reserved connections: no crowd of callers can make a bot lose its
-    session."""
+    """The thread pools of one gateway.
+
+    Bots have a pool of their own, on the reserved connections, so that no bot loses its session because many callers
+    are waiting.
+    """
 
     callers: WorkerPool
     bots: WorkerPool
 
 
 def worker_pools(database: Database, *, queue: int) -> WorkerPools:
-    """The crews of one gateway, each with a queue of that length."""
+    """Make the thread pools of one gateway. `queue`: how many pieces of work may wait for each of them."""
     return WorkerPools(
         callers=WorkerPool(database, threads=_connections(database.engine), queue=queue),
         bots=WorkerPool(database, threads=_connections(database.reserve), queue=queue, urgent=True),
@@ -110,13 +121,10 @@ def _connections(engine: Engine) -> int:
     return pool.size() if isinstance(pool, QueuePool) else 1
 
 
-# Calls of bots that wait at the same moment are settled together, in one transaction.
-#
-# Nobody waits for company: a call goes at once while a thread is free, and with all the others that have come when one
-# becomes free.
+# Batches of sync calls
 
 
-#: Calls settled together at most. Doubling it makes a crowd cheaper to serve, and the wait of each in it longer.
+#: The most calls settled in one transaction. Doubling it makes many calls cheaper, and each of them slower.
 BATCH = 32
 
 _log = structlog.get_logger(__name__)
@@ -124,7 +132,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, slots=True)
 class PendingCall:
-    """A call, and where its caller waits for the answer."""
+    """A sync call and the future of its answer."""
 
     call: Call
     answer: asyncio.Future[bytes | HeldCall]
@@ -135,7 +143,10 @@ class PendingCall:
 
 
 class SyncBatcher:
-    """Takes the calls to the desk. As many transactions are under way as the crew has connections."""
+    """Passes sync calls to the SyncService in batches, with at most one transaction per connection of the pool.
+
+    most: the most calls in one batch.
+    """
 
     def __init__(
         self, sync_service: SyncService, workers: WorkerPool, *, metrics: GatewayMetrics, most: int = BATCH
@@ -147,7 +158,7 @@ class SyncBatcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, call: Call) -> bytes | HeldCall:
-        """The desk's answer to this call, and the errors that it has for it. Raises Busy when too much waits."""
+        """Return the SyncService's answer to this call, or raise its error. Raises Busy if too much work waits."""
         with self._worker_pool.reserve_slot():
             place = PendingCall(call, asyncio.get_running_loop().create_future())
             self._places.append(place)
@@ -184,7 +195,7 @@ class SyncBatcher:
                 place.answer.set_result(answer)
 
     def _take(self) -> list[PendingCall]:
-        """Those that have waited longest, at most one of each bot, and none of a bot that is being served."""
+        """Take the calls that waited longest: at most one of each bot, none of a bot in another batch."""
         batch, later = list[PendingCall](), list[PendingCall]()
         while self._places and len(batch) < self._most:
             place = self._places.popleft()
@@ -199,7 +210,7 @@ class SyncBatcher:
         return batch
 
     def _settle(self, calls: Sequence[Call]) -> Sequence[bytes | HeldCall | Exception]:
-        """On a thread. What one call does to the database must not be the end of the others."""
+        """Settle the calls, on a thread; after a failure settle each call alone, so that one cannot fail the others."""
         try:
             return self._sync_service.answer(calls)
         except Exception as error:

@@ -6,7 +6,7 @@ The figures of processes are read from /proc, so they need Linux.
 import os
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -117,7 +117,12 @@ def cpu_seconds(pid: int) -> float:
 
 def cpu_seconds_of_tree(pid: int) -> float:
     """Return the processor time of a process and its children, including those that have ended."""
-    return sum(_stat_numbers(pid)[10:14]) / _TICKS + sum(cpu_seconds(child) for child in child_pids(pid))
+    total = 0.0
+    for child in child_pids(pid):
+        # A child that has just ended is among those that its parent has collected.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += cpu_seconds(child)
+    return total + sum(_stat_numbers(pid)[10:14]) / _TICKS
 
 
 def resident_mib(pid: int) -> float:

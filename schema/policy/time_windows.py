@@ -7,18 +7,17 @@ which that hour occurs twice, and does not open on the day on which it is skippe
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from typing import Annotated, Literal, Self
-from zoneinfo import ZoneInfo, available_timezones
+from typing import Literal, Self
+from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.errors import NotFound
 from schema.policy.meters import Meter
 from schema.postgres.notify import wake
-from schema.validation import Name, check_name, escaped
+from schema.validation import Name, Zone, check_name, escaped, load_zone
 
 # Hours of the day: pure functions
 
@@ -27,22 +26,6 @@ from schema.validation import Name, check_name, escaped
 _STEP = timedelta(minutes=15)
 #: A time of day that is skipped today occurs tomorrow; no zone skips the same one on two days in a row.
 _FAR = timedelta(days=3)
-
-
-@cache
-def _names() -> frozenset[str]:
-    return frozenset(available_timezones())
-
-
-def load_zone(name: str) -> ZoneInfo:
-    """The time zone with this name, such as `UTC` or `Europe/Berlin`. Raises ValueError if there is none."""
-    if name not in _names():
-        raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
-    return ZoneInfo(name)
-
-
-#: The name of a time zone as a field of a model.
-Zone = Annotated[str, AfterValidator(lambda name: load_zone(name).key)]
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ pytestmark = NEEDS_PROC
 PROGRAM = """
 import sys
 from pathlib import Path
-from bots.agent import Agent, AgentSettings
+from bots.agent.agent import Agent, AgentSettings
 settings = AgentSettings(
     name="bot-1", work_dir=Path(sys.argv[2]), margin=float(sys.argv[3]), capacity=int(sys.argv[4])
 )

@@ -148,7 +148,7 @@ def test_the_configuration_says_how_graphs_share(tmp_path: Path) -> None:
     assert found == OrderingSettings(kind="graph", max_concurrent=8, overage_penalty=20.0, max_per_graph=2.0)
     with pytest.raises(BadInput, match=r"ordering\.kind: 'graphs' is not an order: there are 'graph', 'rank', 'score'"):
         loaded(tmp_path, '[ordering]\nkind = "graphs"\n')
-    with pytest.raises(BadInput, match="rates: 'a' stands there twice"):
+    with pytest.raises(BadInput, match="rates: 'a' is declared twice"):
         loaded(tmp_path, '[[rates]]\nresource = "a"\n[[rates]]\nresource = "a"\n')
 
 

@@ -36,7 +36,7 @@ def test_sa_02_the_table_shows_both_directions_and_a_change_reaches_what_waits(g
     assert shown["background"] == (10, 90, "low")
     assert "serious_project" in good("class list")
     job = submitted(pool, job_class="random")
-    assert good("class set random 55") == "random is worth 55 points: priority 45; 1 waiting job changed\n"
+    assert good("class set random 55") == "random has 55 points: priority 45; 1 waiting job changed\n"
     assert (pool.job(job).priority, pool.job(job).rank) == (45, 45)
     good("class set nightly 5")
     assert pool.job(submitted(pool, job_class="nightly")).priority == 95
@@ -45,7 +45,7 @@ def test_sa_02_the_table_shows_both_directions_and_a_change_reaches_what_waits(g
 def test_sa_33_a_service_level_can_be_changed_and_shown(good: Answer, pool: Pool) -> None:
     job = submitted(pool, service_level="economy")
     said = good("service-level set economy --points 30 --timeout 15m")
-    assert said == "economy is worth 30 points: priority 70, timeout 900 s; 1 waiting job changed\n"
+    assert said == "economy has 30 points: priority 70, timeout 900 s; 1 waiting job changed\n"
     assert (pool.job(job).priority, pool.job(job).timeout_seconds) == (70, 1800)
     shown = {each["name"]: each for each in json.loads(good("service-level list --json"))}
     assert shown["economy"]["timeout_seconds"] == 900

@@ -155,8 +155,8 @@ def test_a_job_that_is_too_large_for_what_is_on_the_way_is_told_as_such(stands: 
     path.write_text('\n{"command": ["a"]}\n{"command": ["b"]}\n')
     with pytest.raises(BadInput) as in_a_file:
         call("submit", "--file", str(path))
-    assert str(alone.value) == "job: is larger than what is taken on the way to the gateway"
-    assert str(in_a_file.value) == f"{path}:2: is larger than what is taken on the way to the gateway"
+    assert str(alone.value) == "job: is larger than a proxy before the gateway accepts"
+    assert str(in_a_file.value) == f"{path}:2: is larger than a proxy before the gateway accepts"
 
 
 def test_submit_takes_a_deduplication_key_and_a_queue_timeout(stands: Gateway) -> None:

@@ -118,6 +118,6 @@ def test_a_number_out_of_its_range_is_refused_by_its_option(
 
 
 def test_submit_starts_without_what_only_a_server_needs() -> None:
-    program = "import sys, assigner.cli; print(*sys.modules.keys() & {'sqlalchemy', 'psycopg', 'fastapi'})"
+    program = "import sys, assigner.cli.main; print(*sys.modules.keys() & {'sqlalchemy', 'psycopg', 'fastapi'})"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []

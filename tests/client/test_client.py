@@ -308,7 +308,7 @@ def test_a_part_that_is_too_large_for_something_on_the_way_is_sent_in_smaller_on
     ("refusal", "said"),
     [
         (problem(413, "body: is larger than 300 bytes", field="body"), "jobs.1: is larger than 300 bytes"),
-        (Answer(b"<html>", 413), "jobs.1: is larger than what is taken on the way to the gateway"),
+        (Answer(b"<html>", 413), "jobs.1: is larger than a proxy before the gateway accepts"),
     ],
     ids=["by the gateway", "by a proxy"],
 )

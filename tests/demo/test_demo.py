@@ -285,7 +285,7 @@ def test_a_scrub_is_checked_against_a_computation_of_our_own() -> None:
 def test_bots_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "BOTS_WITHIN", 0.1)
     with gateway(Pretend(bots="gone")) as stands:
-        with pytest.raises(LeaseholdError, match=r"did not come within 0 s: demo-large-1, "):
+        with pytest.raises(LeaseholdError, match=r"opened no session within 0 s: demo-large-1, "):
             demo.run(Rented(stands.url), demo.Options(), chance=random.Random(4))
 
 

@@ -16,7 +16,8 @@ from schema.errors import BadInput
 from schema.policy import meters as meters_policy
 from schema.policy import time_windows
 from schema.policy.meters import Level, Meter
-from schema.policy.time_windows import Window, WindowSchedule, WindowSettings, load_zone
+from schema.policy.time_windows import Window, WindowSchedule, WindowSettings
+from schema.validation import load_zone
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
 from tests.support.servers import assigner_process

@@ -18,9 +18,9 @@ from schema.policy.time_windows import (
     Window,
     WindowSchedule,
     WindowSettings,
-    load_zone,
     local_time,
 )
+from schema.validation import load_zone
 from tests.support.explain import closed, explained, gates_of
 from tests.support.patience import eventually
 from tests.support.pool import Pool, completed

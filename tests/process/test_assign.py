@@ -176,9 +176,9 @@ def test_a_reload_that_the_database_could_not_take_is_tried_again(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[[cohorts]]\nname = "a"\n[[cohorts]]\nname = "a"\n', "cohorts: 'a' stands there twice"),
-        ('[[queues]]\nlabel = "a"\n[[queues]]\nlabel = "a"\nmax_queued = 1\n', "queues: 'a' stands there twice"),
-        ('[[instances]]\nname = "a"\npool = "x"\n[[instances]]\nname = "a"\n', "instances: 'a' stands there twice"),
+        ('[[cohorts]]\nname = "a"\n[[cohorts]]\nname = "a"\n', "cohorts: 'a' is declared twice"),
+        ('[[queues]]\nlabel = "a"\n[[queues]]\nlabel = "a"\nmax_queued = 1\n', "queues: 'a' is declared twice"),
+        ('[[instances]]\nname = "a"\npool = "x"\n[[instances]]\nname = "a"\n', "instances: 'a' is declared twice"),
         ('[[cohorts]]\nname = "default"\nlabels = ["x"]\n', "the default cohort has none"),
         (f'[[cohorts]]\nname = "a"\nlabels = ["{"ä" * 33}"]\n', "labels[0]: is 66 bytes long, at most 64"),
         ('[[queues]]\nlabel = ""\n', "queues[0].label: must have at least 1"),

@@ -8,6 +8,7 @@ counts quotas or bots. Payloads, which would be the same, are left out.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, LiteralString
 
@@ -18,9 +19,12 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ops.bench import sql_clients
 from ops.bench.measure import Stretch, per_job, spread
+from schema import sql
 from schema.tables import columns as columns_tables
 from schema.tables.columns import STORAGE
 
+#: Functions that constraints of our tables call.
+CHECKS = Path(sql.__file__).parent / "checks"
 #: Jobs that go through fresh tables first, so that no plan is made while they are empty.
 SEED = 10_000
 # Ids made at one moment are neighbours in their index, as ours are.
@@ -159,7 +163,8 @@ class Layout:
 
 
 def _ours(*names: str) -> Iterator[str]:
-    """Yield the DDL of our tables, their indexes and storage parameters, in the schema `floor`."""
+    """Yield the DDL of our tables, their checks, indexes and storage parameters, in the schema `floor`."""
+    yield from (file.read_text() for file in sorted(CHECKS.glob("*.sql")))
     dialect = create_engine("postgresql+psycopg://").dialect
     for name in names:
         copy = columns_tables.metadata.tables[f"{columns_tables.SCHEMA}.{name}"].to_metadata(MetaData(), schema="floor")

@@ -1,0 +1,84 @@
+"""Lists that a new gate, job field, duty or SQL folder must be entered in: each test names the file that lacks it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+
+from assigner.admission.state import GATES
+from assigner.maintenance.upkeep import RoundResult
+from schema.requests import GROUPS, JobRequest
+from tests.support.requests import REFUSED, TAKEN
+
+HOUSE = Path(__file__).parent.parent.parent
+CONSTRAINTS = "ops/docs/constraints.md"
+#: Sections of the page that are about no gate of their own.
+OTHER_SECTIONS = {"The other gates"}
+FLAT_FORM = "schema/sql/functions/normal_requests.sql"
+
+
+def gate_classes() -> Iterator[tuple[str, type]]:
+    """Every class that can close a queue, but protocols, with the file that defines it."""
+    for folder in ("assigner/admission", "assigner/placement"):
+        for file in sorted((HOUSE / folder).glob("[!_]*.py")):
+            module = import_module(f"{folder}/{file.stem}".replace("/", "."))
+            for found in vars(module).values():
+                own = isinstance(found, type) and found.__module__ == module.__name__
+                if own and hasattr(found, "closed_for_queue") and not getattr(found, "_is_protocol", False):
+                    yield f"{folder}/{file.name}", found
+
+
+def test_every_gate_is_asked() -> None:
+    asked = {type(gate) for gate in GATES}
+    missing = [f"{found.__name__} of {file}" for file, found in gate_classes() if found not in asked]
+    assert missing == [], f"assigner/admission/state.py: GATES has no {', '.join(missing)}"
+    assert len(asked) == len(GATES)
+    assert asked == {found for _, found in gate_classes()}
+
+
+def test_every_gate_has_a_section_in_the_order_in_which_gates_are_asked() -> None:
+    sections = re.findall(r"^## (.+)$", (HOUSE / CONSTRAINTS).read_text(), re.MULTILINE)
+    missing = [gate.name for gate in GATES if gate.name not in sections]
+    assert missing == [], f"{CONSTRAINTS} has no section for {', '.join(missing)}"
+    described = [section for section in sections if section not in OTHER_SECTIONS]
+    assert described == [gate.name for gate in GATES], f"{CONSTRAINTS}: one section for each gate, in their order"
+
+
+def test_every_field_of_a_job_has_an_option_and_a_flat_form_in_sql() -> None:
+    wanted = list(JobRequest.model_fields)
+    grouped = [field for group in GROUPS.values() for field in group]
+    flat = re.findall(r"^\s+\(\d+, '(\w+)', '", (HOUSE / FLAT_FORM).read_text(), re.MULTILINE)
+    lists = {
+        "schema/requests.py: GROUPS": grouped,
+        FLAT_FORM: flat,
+        "tests/support/requests.py: TAKEN": TAKEN,
+        "tests/support/requests.py: REFUSED": REFUSED,
+    }
+    missing = [f"{place} has no {field}" for place, names in lists.items() for field in wanted if field not in names]
+    assert missing == [], "; ".join(missing)
+    assert sorted(grouped) == sorted(wanted)
+    assert [name for name in flat if name not in {"node", "after"}] == wanted, f"{FLAT_FORM}: in the model's order"
+
+
+def test_every_field_of_a_job_has_an_example_of_its_option() -> None:
+    """Read as text, because no test module imports another."""
+    place = "tests/cli/test_submit_options.py"
+    examples = re.findall(r'^    "(\w+)": \(\[', (HOUSE / place).read_text(), re.MULTILINE)
+    missing = sorted(JobRequest.model_fields.keys() - {"command", *examples})
+    assert missing == [], f"{place}: EXAMPLES has no {', '.join(missing)}"
+
+
+def test_every_count_of_upkeep_is_set_by_a_duty_and_explained() -> None:
+    source = (HOUSE / "assigner/maintenance/upkeep.py").read_text()
+    counts = [field.name for field in fields(RoundResult)]
+    unset = [name for name in counts if not re.search(rf"\bdone\.{name}\b.*=", source)]
+    unexplained = [name for name in counts if f" {name}: " not in " ".join((RoundResult.__doc__ or "").split())]
+    assert (unset, unexplained) == ([], []), "assigner/maintenance/upkeep.py: RoundResult, unset and unexplained"
+
+
+def test_every_sql_file_is_in_a_folder_that_is_loaded() -> None:
+    loading = [*(HOUSE / "schema/migrations").rglob("*.py"), *(HOUSE / "schema/tables").glob("*.py")]
+    loaded = {folder for file in loading for folder in re.findall(r'sql\.load_all\(\w+, "(\w+)"', file.read_text())}
+    left = [file for file in (HOUSE / "schema/sql").rglob("*.sql") if file.parent.name not in loaded]
+    assert left == [], "schema/migrations/versions/0001_baseline.py loads only " + ", ".join(sorted(loaded))

@@ -1,0 +1,103 @@
+-- schema/moves/end.py: END
+WITH told AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
+                         CAST(string_to_array(:details, chr(30)) AS jsonb[]))
+        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details)
+), held AS MATERIALIZED (
+    SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
+        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details
+    FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
+    WHERE j.state IN ('leased', 'running', 'cancelling')
+    ORDER BY j.id FOR NO KEY UPDATE OF j
+), over AS (
+    UPDATE leases l SET ended_at = clock_timestamp(), due_at = NULL,
+        state = CASE WHEN h.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END
+    FROM held h
+    WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND l.ended_at IS NULL
+    RETURNING h.*, l.cohort, l.instance, l.units, l.stop_reason, l.granted_at,
+        coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS started
+), judged AS MATERIALIZED (
+    SELECT o.*,
+        o.verdict IN ('stopped', 'released') OR o.verdict = 'lost' AND NOT o.started AS uncharged,
+        o.verdict = 'lost' AND o.started AS killed,
+        o.verdict IN ('stopped', 'released') AND o.stop_reason = 'preempt' AS evicted
+    FROM over o
+), decided AS MATERIALIZED (
+    SELECT *, CASE
+        WHEN verdict = 'succeeded' THEN 'succeeded'
+        WHEN verdict = 'failed' AND retry_failed AND attempts < max_attempts AND state <> 'cancelling' THEN 'queued'
+        WHEN verdict = 'failed' THEN 'failed'
+        WHEN state = 'cancelling' THEN 'cancelled'
+        WHEN stop_reason = 'timeout' THEN 'dead'
+        WHEN uncharged THEN 'queued'
+        WHEN killed AND kills + 1 >= 3 THEN 'dead'
+        WHEN attempts >= max_attempts THEN 'dead'
+        ELSE 'queued' END AS to_state
+    FROM judged
+), moved AS (
+    UPDATE jobs j SET
+        state = d.to_state,
+        fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
+        result_fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence END,
+        attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
+        evictions = j.evictions + CASE WHEN d.evicted AND d.to_state = 'queued' THEN 1 ELSE 0 END,
+        cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
+        kills = CASE WHEN d.killed THEN least(j.kills + 1, 3) ELSE j.kills END,
+        finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
+        started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
+            WHEN d.to_state <> 'queued' THEN j.started_at END,
+        schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
+            THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
+            WHEN d.to_state = 'queued' AND d.killed AND CAST(:hold_until AS timestamptz) > now() THEN :hold_until END,
+        considered = 0,
+        queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
+        reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
+            WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
+            WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= 3 THEN 'its bot was lost three times'
+            WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
+            ELSE d.details->>'reason' END
+    FROM decided d WHERE j.id = d.id
+    RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.units, d.state AS from_state,
+        d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence,
+        j.constraint_set IS NOT NULL AS gated
+), logged AS (
+    INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
+    SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
+    FROM moved m JOIN over o ON o.id = m.id
+    CROSS JOIN LATERAL (
+        SELECT details FROM job_events
+        WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
+    JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
+    WHERE m.evicted
+), freed AS (
+    UPDATE bots b SET in_use = b.in_use - s.units, held = b.held - s.leases
+    FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
+    WHERE :written AND b.id = s.bot_id
+), counted AS MATERIALIZED (
+    SELECT s.cohort, s.instance, s.units
+    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance
+          ORDER BY cohort, instance) s
+    CROSS JOIN LATERAL (SELECT usage FROM quotas WHERE cohort = s.cohort AND instance >= s.instance AND instance <= s.instance ORDER BY instance DESC LIMIT 1 FOR NO KEY UPDATE) q
+), returned AS (
+    UPDATE quotas q SET usage = q.usage - c.units FROM counted c
+    WHERE q.cohort = c.cohort AND q.instance = c.instance
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, CASE
+            WHEN state IN ('succeeded', 'failed') THEN 'finish'
+            WHEN state = 'cancelled' THEN 'confirm_cancel'
+            WHEN state = 'dead' THEN 'give_up'
+            WHEN verdict IN ('failed', 'error') THEN 'retry'
+            WHEN verdict = 'lost' THEN 'expire'
+            WHEN evicted THEN 'evict'
+            ELSE 'requeue' END,
+        from_state, state, fence, actor, details || jsonb_build_object('verdict', verdict)
+    FROM moved
+), woken AS (
+    SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
+)
+SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
+    gated, (SELECT count(*) FROM woken), (SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1) AS graphs,
+    (SELECT EXISTS (SELECT FROM success_policy)) AS credited
+FROM moved ORDER BY id

@@ -1,0 +1,89 @@
+-- schema/moves/grant.py: GRANT, guard=min, again=true
+WITH wanted AS MATERIALIZED (
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]))
+        WITH ORDINALITY AS w (job_id, bot_id, actor, decision, nth)
+    JOIN jobs j ON j.id = w.job_id AND j.state = 'queued'
+    JOIN instances i ON i.id = j.instance AND NOT i.draining
+    JOIN platforms p ON p.id = j.platform
+    LEFT JOIN reservations v ON v.job_id = w.job_id AND v.bot_id <> w.bot_id AND NOT (v.until < clock_timestamp())
+    WHERE v.job_id IS NULL
+), room AS MATERIALIZED (
+    SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.properties,
+        coalesce(r.unused, b.capacity - b.in_use) AS free,
+        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted, b.ctid
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
+        AS r (id, place, unused, units)
+    CROSS JOIN LATERAL (SELECT *, ctid FROM bots WHERE ctid = r.place OFFSET 0) b
+    WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
+), kept AS MATERIALIZED (
+    SELECT job_id, bot_id, units FROM reservations
+    WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND bot_id = ANY (ARRAY(SELECT id FROM room)) FOR UPDATE
+), filled AS MATERIALIZED (
+    SELECT w.*, coalesce(v.units, 0) AS reserved, r.epoch, r.free, r.units AS room, r.trusted,
+        sum(w.units) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS upto,
+        sum(w.units - coalesce(v.units, 0)) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS unreserved
+    FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
+        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND r.properties @> w.properties
+    LEFT JOIN kept v ON v.job_id = w.job_id AND v.bot_id = w.bot_id
+), seated AS MATERIALIZED (
+    SELECT f.* FROM filled f
+    WHERE f.upto <= f.free AND f.unreserved <= greatest(f.room, 0) AND (f.trusted OR f.upto = f.units)
+), limited AS MATERIALIZED (
+    SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
+    CROSS JOIN LATERAL (SELECT usage FROM quotas WHERE cohort = d.cohort AND instance >= d.instance AND instance <= d.instance ORDER BY instance DESC LIMIT 1 ) q ORDER BY d.cohort, d.instance
+), allowed AS MATERIALIZED (
+    SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
+    LEFT JOIN LATERAL (SELECT min_quota, max_quota, usage FROM quotas WHERE cohort = d.cohort AND instance >= d.instance AND instance <= d.instance ORDER BY instance DESC LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) q ON true
+), left_over AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, q.min_quota - q.usage AS headroom, q.kept
+    FROM ROWS FROM (
+        unnest(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed),
+               ARRAY(SELECT min_quota FROM allowed), ARRAY(SELECT max_quota FROM allowed),
+               ARRAY(SELECT usage FROM allowed)),
+        withheld(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
+    ) AS q (cohort, instance, min_quota, max_quota, usage, kept, evicted)
+), weighed AS MATERIALIZED (
+    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, units, reserved,
+        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom, CAST(NULL AS bigint) AS kept FROM seated
+    UNION ALL
+    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom, kept FROM left_over
+), within AS MATERIALIZED (
+    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN false WHEN bool_or(busy) OVER quota THEN false
+        WHEN max(headroom) OVER quota IS NULL THEN true
+        ELSE sum(units) OVER upto <= max(headroom) OVER quota
+            AND sum(units - reserved) OVER upto <= greatest(max(headroom - kept) OVER quota, 0)
+        END AS fits
+    FROM weighed w
+    WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
+), moved AS (
+    UPDATE jobs j SET state = 'leased', fence = j.fence + 1, attempts = j.attempts + 1,
+        schedule_after = NULL, considered = 0, reason = NULL
+    FROM within f
+    WHERE j.id = f.job_id AND f.fits AND j.state = 'queued'
+    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
+        f.decision, f.reserved
+), taken AS (
+    UPDATE bots b SET in_use = b.in_use + s.units, reserved = b.reserved - s.reserved, held = b.held + s.leases
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.reserved) AS reserved, count(*) AS leases
+          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
+    WHERE true AND b.ctid = s.ctid
+), claimed AS (
+    DELETE FROM reservations v WHERE v.job_id = ANY (ARRAY(SELECT id FROM moved WHERE reserved > 0))
+), leased AS (
+    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
+                        delivered_at)
+    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor, :strategy,
+        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END
+    FROM moved
+), counted AS (
+    UPDATE quotas q SET usage = q.usage + s.units
+    FROM (SELECT cohort, instance, sum(units) AS units FROM moved GROUP BY cohort, instance) s
+    WHERE q.cohort = s.cohort AND q.instance = s.instance
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'grant', 'queued', 'leased', fence, actor, decision FROM moved
+), told AS (
+    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
+)
+SELECT id, public_id::text, bot_id, fence, units, reserved, instance, (SELECT count(*) FROM told) FROM moved

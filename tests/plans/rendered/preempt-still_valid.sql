@@ -1,0 +1,29 @@
+-- schema/moves/preempt.py: STILL_VALID
+WITH victims AS MATERIALIZED (
+    SELECT l.job_id, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
+        AS t (job_id, fence)
+    JOIN leases l ON l.job_id = t.job_id AND l.fence = t.fence
+    WHERE l.state = 'active' AND l.bot_id = :bot_id AND l.cohort = :cohort
+), stopping AS MATERIALIZED (
+    SELECT l.instance, sum(l.units) AS units FROM leases l
+    WHERE l.state = 'cancelling' AND l.cohort = :cohort AND l.instance IN (SELECT instance FROM victims)
+    GROUP BY l.instance
+), asked AS (
+    SELECT v.instance, sum(v.units) AS units FROM victims v GROUP BY v.instance
+)
+SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
+    AND (SELECT b.capacity - b.in_use - b.reserved + (SELECT sum(units) FROM victims) + coalesce((
+             SELECT sum(l.units) FROM (SELECT units, state FROM leases WHERE bot_id = b.id AND state NOT IN ('completed', 'cancelled') ORDER BY granted_at DESC LIMIT greatest(b.held, 0)) l
+             WHERE l.state = 'cancelling'), 0) >= :units
+         FROM bots b WHERE b.id = :bot_id)
+    AND NOT EXISTS (
+        SELECT FROM asked a JOIN quotas q ON q.cohort = :cohort AND q.instance = a.instance
+        LEFT JOIN stopping s ON s.instance = a.instance
+        WHERE q.usage - coalesce(s.units, 0) - a.units < q.min_quota)
+    AND EXISTS (
+        SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
+        JOIN instances i ON i.id = p.instance AND NOT i.draining
+        WHERE p.id = :preemptor AND p.state = 'queued' AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0)) AND q.usage + p.units + coalesce((
+            SELECT sum(v.units) FROM reservations v JOIN jobs j ON j.id = v.job_id
+            WHERE j.cohort = p.cohort AND j.instance = p.instance AND j.state = 'queued'), 0) <= q.min_quota)
+    AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = :preemptor)

@@ -1,0 +1,107 @@
+-- schema/picking/ready.py: FROM_HEAD_CURSOR
+WITH roomy AS MATERIALIZED (
+    SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
+    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+), room AS MATERIALIZED (
+    SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
+),
+stretches AS MATERIALIZED (
+    SELECT c.id AS cohort, coalesce(m.priority, -1000) AS priority, coalesce(m.until, 1001) AS until,
+        to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
+    FROM cohorts c
+    LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_priorities AS integer[]),
+                     CAST(:lane_sinces AS double precision[]), CAST(:lane_firsts AS bigint[]),
+                     CAST(:lane_untils AS integer[]))
+        AS m (cohort, priority, since, first, until) ON m.cohort = c.id
+    WHERE CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))
+), front AS MATERIALIZED (
+    SELECT h.* FROM stretches s CROSS JOIN LATERAL (
+        SELECT id, cohort, instance, platform, priority, queued_at, units, considered FROM jobs
+        WHERE cohort = s.cohort AND (priority, queued_at, id) >= (s.priority, s.since, s.first)
+            AND priority < s.until AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL AND units >= 1
+        ORDER BY cohort, priority, queued_at, id LIMIT (SELECT jobs FROM room) * :reach) h
+    ORDER BY h.priority, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :reach
+),
+queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
+wanted AS MATERIALIZED (
+
+    WITH kept AS MATERIALIZED (
+        SELECT cohort, instance, sum(units) AS units FROM (
+    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
+    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
+    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance
+    )
+    SELECT w.cohort, w.instance, p.platform, w.pool, w.headroom FROM (
+        SELECT g.cohort, g.instance, g.platforms, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+        SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - coalesce(k.units, 0) AS headroom
+        FROM (SELECT cohort, instance, array_agg(platform) AS platforms FROM queues GROUP BY cohort, instance) g
+        JOIN instances i ON i.id = g.instance AND NOT i.draining
+        LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
+        LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
+        OFFSET 0
+    ) w CROSS JOIN LATERAL unnest(w.platforms) AS p (platform)
+    WHERE coalesce(w.headroom, 1) > 0
+        AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
+        AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
+), served AS MATERIALIZED (
+    SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
+    EXISTS (
+        SELECT FROM (SELECT * FROM roomy LIMIT 2) b
+        CROSS JOIN LATERAL (
+            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = b.id OFFSET 0) bp
+        WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) OFFSET 0)
+    OR EXISTS (
+        SELECT FROM (
+    (SELECT * FROM (
+        (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort AND sample_key >= :start ORDER BY sample_key LIMIT :look)
+        UNION ALL
+        (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort AND sample_key < :start ORDER BY sample_key LIMIT :look)
+    ) ring LIMIT :look)) near
+        CROSS JOIN LATERAL (
+            SELECT FROM bots b
+            WHERE b.id = near.bot_id AND b.free AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) OFFSET 0) b
+        OFFSET 0)
+    OR EXISTS (
+        SELECT FROM (
+    (SELECT * FROM (
+        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool IS NULL AND true AND sample_key >= :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
+        UNION ALL
+        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool IS NULL AND true AND sample_key < :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
+    ) ring LIMIT :look)
+ UNION ALL
+    (SELECT * FROM (
+        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance = w.instance AND pool IS NULL AND true AND sample_key >= :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
+        UNION ALL
+        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance = w.instance AND pool IS NULL AND true AND sample_key < :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
+    ) ring LIMIT :look)
+ UNION ALL
+    (SELECT * FROM (
+        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool = w.pool AND true AND sample_key >= :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
+        UNION ALL
+        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool = w.pool AND true AND sample_key < :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
+    ) ring LIMIT :look)) near
+        CROSS JOIN LATERAL (
+            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
+        OFFSET 0))
+), fit AS MATERIALIZED (
+    SELECT f.id, f.priority, f.queued_at, s.headroom,
+        CASE WHEN s.headroom IS NOT NULL
+            THEN row_number() OVER (PARTITION BY s.nth ORDER BY f.priority, f.queued_at, f.id) END AS nth
+    FROM front f JOIN served s USING (cohort, instance, platform)
+    WHERE (s.headroom IS NULL OR f.units <= s.headroom)
+), heads AS MATERIALIZED (
+    SELECT id FROM fit WHERE coalesce(nth <= headroom * :reach, true)
+), picked AS MATERIALIZED (
+    SELECT id, public_id::text AS public_id, cohort, instance, platform, priority, units, locality_hint, considered FROM jobs
+    WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY priority, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT r.heads, r.jobs, CASE WHEN row_number() OVER () = 1 THEN (
+    SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
+        SELECT jsonb_agg(jsonb_build_array(cohort, priority, extract(epoch FROM queued_at), id))
+        FROM (SELECT DISTINCT ON (cohort, priority) cohort, priority, queued_at, id FROM front
+              ORDER BY cohort, priority, queued_at, id) lane))
+    FROM front) END AS walked, p.* FROM (
+    SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs) r
+LEFT JOIN picked p ON true
