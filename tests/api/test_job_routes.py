@@ -19,41 +19,17 @@ from schema.timing import Timing
 from tests.support.http import JOB, audited, granted, submitted
 from tests.support.patience import NEWS, eventually
 from tests.support.pool import Pool
+from tests.support.requests import FULL
 from tests.support.servers import Bot, Served, counts, serving
 
 
 def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Database) -> None:
-    job = {
-        "command": ["make", "-j"],
-        "env": {"A": "1"},
-        "stdin": "yes\n",
-        "instance": "ci",
-        "properties": {"os": "linux", "arch": ["x86", "arm"]},
-        "priority": -3,
-        "units": 2,
-        "label": "nightly",
-        "locality_hint": "core",
-        "timeout_seconds": 60,
-        "queue_timeout_seconds": 3600,
-        "dedup_key": "nightly",
-        "max_attempts": 7,
-        "retry_failed": True,
-    }
+    job = FULL | {"stdin": "yes\n"}
     (identity,) = submitted(operator, job)
     shown = operator.get(f"/v1/jobs/{identity}").json()
     assert shown["payload"] == {"command": ["make", "-j"], "env": {"A": "1"}, "stdin": "yes\n"}
     assert shown["properties"] == {"os": ["linux"], "arch": ["arm", "x86"]}
-    same = (
-        "instance",
-        "priority",
-        "units",
-        "label",
-        "locality_hint",
-        "timeout_seconds",
-        "dedup_key",
-        "max_attempts",
-        "retry_failed",
-    )
+    same = job.keys() - {"command", "env", "stdin", "properties", "key", "queue_timeout_seconds"}
     assert {name: shown[name] for name in same} == {name: job[name] for name in same}
     assert (shown["state"], shown["attempts"], shown["result"], shown["bot"]) == ("queued", 0, None, None)
     created, deadline = (datetime.fromisoformat(shown[name]) for name in ("created_at", "queue_deadline"))

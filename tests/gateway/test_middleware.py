@@ -33,6 +33,7 @@ from schema.tenancy import tokens
 from schema.timing import Timing
 from tests.support.http import JOB
 from tests.support.patience import eventually
+from tests.support.requests import FULL
 from tests.support.servers import Bot, Served, counts, serving
 
 PATIENCE = 60.0
@@ -134,21 +135,8 @@ def test_of_thousands_of_bad_elements_only_the_first_is_noted() -> None:
 
 def largest_batch() -> dict[str, Any]:
     """10,000 jobs that use every field, as many bytes as a part may have."""
-    job: dict[str, Any] = {
-        "command": ["make", *map(str, range(20))],
-        "env": {f"NAME{n}": "value" for n in range(8)},
-        "stdin": "",
-        "instance": "ci",
-        "properties": {"os": "linux", "arch": ["x86", "arm"]},
-        "key": "k" * 36,
-        "priority": -3,
-        "units": 2,
-        "label": "nightly",
-        "locality_hint": "core",
-        "timeout_seconds": 60,
-        "max_attempts": 7,
-        "retry_failed": True,
-    }
+    env = {f"NAME{n}": "value" for n in range(8)}
+    job = FULL | {"command": ["make", *map(str, range(20))], "env": env, "key": "k" * 36}
     room = MAX_BYTES // validation.MAX_BATCH - len(json.dumps(job)) - 2
     return {"jobs": [job | {"stdin": "," * room}] * validation.MAX_BATCH}
 

@@ -15,6 +15,7 @@ from schema.moves.sessions import drain
 from schema.moves.submit import Submitted, submit, submit_alone
 from schema.postgres.fragments import JOB_RESULT
 from tests.support.pool import Pool, active, completed, synced
+from tests.support.requests import FULL
 
 
 def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
@@ -317,23 +318,16 @@ def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str) -
 
 
 PLAIN: dict[str, Any] = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
-FULL: dict[str, Any] = PLAIN | {
-    "instance": "ci",
+ROW: dict[str, Any] = {
+    **{name: value for name, value in FULL.items() if name not in ("command", "env", "stdin", "key", "dedup_key")},
     "properties": {"os": ["linux"], "arch": ["arm", "x86"]},
-    "priority": -3,
-    "units": 2,
-    "label": "nightly",
-    "locality_hint": "core",
     "timeout_seconds": 60.5,
-    "queue_timeout_seconds": 3600,
-    "max_attempts": 7,
-    "retry_failed": True,
     "payload": {"command": ["make", "-j"], "env": {"A": "é"}, "stdin": ""},
 }
 REQUESTS = {
     "plain": PLAIN,
     "nothing but a command": {"payload": {"command": []}},
-    "full": FULL,
+    "full": ROW,
     "properties in another form": PLAIN | {"properties": {"os": "linux", "arch": ["x86", "arm", "x86"]}},
     "everything unset": dict.fromkeys(["key", "label", "locality_hint", "timeout_seconds", "priority"]) | PLAIN,
     "a deduplication key": PLAIN | {"dedup_key": "d"},

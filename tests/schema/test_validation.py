@@ -17,6 +17,7 @@ from schema.moves.submit import Submitted, submit
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
 from schema.tenancy import tokens
+from tests.support.requests import FULL
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
 documents = st.recursive(
@@ -143,23 +144,6 @@ def test_what_is_shown_in_messages_is_short_and_printable() -> None:
 
 
 OPERATOR = tokens.Principal(tokens.Kind.OPERATOR, "x")
-FULL: dict[str, Any] = {
-    "command": ["make", "-j"],
-    "env": {"A": "1"},
-    "stdin": "",
-    "instance": "ci",
-    "properties": {"os": "linux", "arch": ["x86", "arm", "x86"]},
-    "key": "k",
-    "priority": -3,
-    "units": 2,
-    "label": "nightly",
-    "locality_hint": "core",
-    "timeout_seconds": 60,
-    "queue_timeout_seconds": 3600,
-    "dedup_key": "nightly",
-    "max_attempts": 7,
-    "retry_failed": True,
-}
 # What both sides refuse with the same words, by the field that they name.
 REFUSED: Sequence[tuple[str, dict[str, Any]]] = [
     ("command", {"command": [""]}),

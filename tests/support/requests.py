@@ -10,6 +10,13 @@ from sqlalchemy.exc import DBAPIError
 
 from schema.postgres.engine import Database
 
+#: A request that uses most of its fields.
+FULL: dict[str, Any] = {
+    "command": ["make", "-j"], "env": {"A": "1"}, "stdin": "", "instance": "ci",
+    "properties": {"os": "linux", "arch": ["x86", "arm", "x86"]}, "key": "k", "priority": -3, "units": 2,
+    "label": "nightly", "locality_hint": "core", "timeout_seconds": 60, "queue_timeout_seconds": 3600,
+    "dedup_key": "nightly", "max_attempts": 7, "retry_failed": True,
+}  # fmt: skip
 #: Field → accepted samples, each with the other fields that it needs.
 TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "command": [{"command": ["make", "-j", "é\n\x7f"]}],
