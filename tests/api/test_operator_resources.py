@@ -158,13 +158,13 @@ def missing(each: Resource[Any], routes: dict[str, set[str]], commands: click.Gr
     ]
     known = set() if commands is None else set(commands.commands)
     found += [
-        f"leasehold {each.name} {command}: assigner/cli_operations.py"
+        f"leasehold {each.name} {command}: assigner/cli/operations.py"
         for command in ("list", "show", "set", "rm")
         if command not in known
     ]
     row = rf"^\| `{re.escape(each.name)}` \|.*`/v1/{re.escape(each.plural)}`"
     found += [] if re.search(row, document, re.MULTILINE) else [f"a row for `{each.name}`: {DOCUMENT.name}"]
-    found += [] if each.name in ROUND_TRIPS else [f"a round trip of {each.name}: tests/{Path(__file__).name}"]
+    found += [] if each.name in ROUND_TRIPS else [f"a round trip of {each.name}: tests/api/{Path(__file__).name}"]
     return found
 
 

@@ -73,14 +73,14 @@ def _controller(**ordering: Any) -> AdmissionController:
 
 
 def _start(_: Held, connection: Connection, **ordering: Any) -> None:
-    gatehouse = _controller(**ordering)
-    admitted = gatehouse.pick(connection, Scope(), batch=BATCH, pace=1.0)
+    controller = _controller(**ordering)
+    admitted = controller.pick(connection, Scope(), batch=BATCH, pace=1.0)
     assert len(admitted.heads) == BATCH
     bots = connection.execute(FREE, {"limit": BATCH}).scalars()
     placements = [Placement(head.job.id, bot, {}) for head, bot in zip(admitted.heads, bots, strict=True)]
     granted = grant(connection, placements, assigner="test", strategy="test", ack=60.0)
     assert len(granted) == BATCH
-    gatehouse.charge(connection, admitted, granted)
+    controller.charge(connection, admitted, granted)
 
 
 def _end(verdict: Verdict) -> Act:
