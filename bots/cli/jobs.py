@@ -262,7 +262,7 @@ def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait
         answer = client.drain(name, draining=not undo, reason=reason, deadline=deadline)
         while wait and (bot := client.bot(name))["leases"]:
             if not bot["draining"]:
-                raise LeaseholdError(f"bot '{name}' is not draining any more: somebody has undone the drain")
+                raise LeaseholdError(f"bot '{name}' is no longer draining: another operator ended the drain")
             clock.sleep(DRAIN_LOOK)
     if caller.json:
         output.print_json(answer)

@@ -93,7 +93,7 @@ def test_waiting_for_a_bot_ends_once_it_holds_nothing(
 
 def test_waiting_for_a_bot_ends_when_the_drain_is_taken_back_or_the_bot_is_gone(stands: Gateway) -> None:
     stands.script = in_turn(Answer({"name": "b1", "draining": True}), bot(2, draining=False))
-    with pytest.raises(LeaseholdError, match="undone the drain"):
+    with pytest.raises(LeaseholdError, match="ended the drain"):
         call("bots", "drain", "b1", "--wait")
     stands.script = in_turn(Answer({"name": "b1", "draining": True}), problem(404, "bot: no bot 'b1'"))
     with pytest.raises(NotFound):

@@ -217,7 +217,7 @@ def test_waiting_for_an_instance_ends_when_somebody_takes_the_drain_back(
 
     monkeypatch.setattr("schema.clock.sleep", undrained)
     code, told = operate("instance", "drain", "ci", "--wait")
-    assert (code, "undone the drain" in told) == (1, True)
+    assert (code, "ended the drain" in told) == (1, True)
 
 
 def test_a_process_tells_what_its_assigners_serve_and_tells_it_anew_after_a_reload(pool: Pool) -> None:
