@@ -93,16 +93,11 @@ def test_a_database_that_cannot_be_reached_gives_exit_3(tmp_path: Path) -> None:
     assert "cannot be reached" in Console(tmp_path, **environ).refused("db", "doctor", code=3)
 
 
-@pytest.mark.parametrize(
-    ("versions", "remedy"), [([], "leasehold db upgrade"), (["9999"], "install the newer program")]
-)
-def test_a_schema_of_another_version_is_bad(pool: Pool, versions: list[str], remedy: str) -> None:
-    pool.change("DELETE FROM alembic_version")
-    for version in versions:
-        pool.change("INSERT INTO alembic_version VALUES (:version)", version=version)
+def test_a_schema_of_another_version_is_bad(pool: Pool) -> None:
+    pool.change("UPDATE alembic_version SET version_num = '9999'")
     pool.change("DROP INDEX jobs_parked")
     found = checks(pool.database)
-    assert (found["schema"].verdict, found["schema"].remedy) == (Verdict.BAD, remedy)
+    assert (found["schema"].verdict, found["schema"].remedy) == (Verdict.BAD, "install the newer program")
     assert found["indexes"].verdict is Verdict.BAD
     assert found["indexes"].remedy == "leasehold db upgrade"
 
