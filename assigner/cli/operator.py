@@ -256,8 +256,6 @@ def _short(time: Any) -> str | None:
     return None if time is None else time.isoformat(sep=" ", timespec="seconds")
 
 
-COMMANDS: dict[str, click.Command] = {"config": config_group, "db": db_group, "token": token_group}
-
 _COLOURS = {Verdict.OK: "green", Verdict.UNKNOWN: "cyan", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
 
 
