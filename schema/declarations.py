@@ -36,8 +36,8 @@ def replace(connection: Connection, kind: str, names: Iterable[str]) -> set[str]
     return known
 
 
-def refuse(connection: Connection, kind: str, names: Sequence[str], *, place: str) -> None:
-    """Raise Conflict `declared` if the configuration declares one of `names`; `place` is its path in the file."""
+def refuse(connection: Connection, kind: str, names: Sequence[str], *, section: str) -> None:
+    """Raise Conflict `declared` if the configuration declares one of `names`; `section` is its section in the file."""
     found = connection.execute(_FIND, {"kind": kind, "names": list(names)}).scalar_one_or_none()
     if found is not None:
-        raise Conflict(CODE, f"{kind} '{escaped(found, 127)}' is declared in the configuration: change {place} there")
+        raise Conflict(CODE, f"{kind} '{escaped(found, 127)}' is declared in the configuration: change {section} there")

@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.admission import admit, fair_share, gates, graph_share, state
-from assigner.admission import ordering as ordering_admission
-from assigner.admission import rules as rules_admission
+from assigner.admission import ordering as orders
+from assigner.admission import rules as admission_rules
 from assigner.admission.admit import Rank
 from assigner.admission.checkers import FAILURES
 from assigner.admission.gates import POOL_JOBS, BackpressureGate, RateGate, ReleaseTime
@@ -22,9 +22,9 @@ from assigner.admission.ordering import OrderingPolicy
 from assigner.admission.rules import Rules
 from assigner.admission.state import AdmissionState
 from assigner.placement import resources
-from schema import graphs as graphs_schema
+from schema import graphs as graph_reads
 from schema.accounting import counters, rates
-from schema.accounting import fair_share as fair_share_accounting
+from schema.accounting import fair_share as fair_share_reads
 from schema.accounting.counters import Charge
 from schema.accounting.fair_share import DEMAND_INTERVAL
 from schema.accounting.rates import Advice
@@ -190,7 +190,7 @@ class AdmissionController:
         queues = self._record_demand(connection, found.queues)
         if any(map(gates.waits_for_windows, queues)):
             meters.lock_meters(connection)
-        admission_state = rules_admission.read_admission_state(
+        admission_state = admission_rules.read_admission_state(
             connection, queues, now=found.now, pressed=found.pressed, rules=self._rules
         )
         if admission_state.shares is not None:
@@ -217,10 +217,10 @@ class AdmissionController:
     def _record_demand(self, connection: Connection, queues: Sequence[ConstrainedQueue]) -> Sequence[ConstrainedQueue]:
         """Note, now and then, who asks for something; leaves out those of whom somebody else notes that they have come
         back."""
-        asking, now = rules_admission.instance_ids([queue for queue in queues if queue.managed]), self._now()
+        asking, now = admission_rules.instance_ids([queue for queue in queues if queue.managed]), self._now()
         if all(self._noted.get(each, 0.0) > now for each in asking):
             return queues
-        others = fair_share_accounting.record_demand(connection, asking, self._rules.fair)
+        others = fair_share_reads.record_demand(connection, asking, self._rules.fair)
         self._noting = dict.fromkeys({*asking} - others, now + DEMAND_RECHECK)
         return [queue for queue in queues if queue.instance not in others]
 
@@ -291,7 +291,7 @@ class AdmissionController:
             return []
         if any(map(gates.waits_for_windows, queues)):
             meters.lock_meters(connection)
-        self._state = admission_state = rules_admission.read_admission_state(
+        self._state = admission_state = admission_rules.read_admission_state(
             connection, queues, now=found.now, pressed=found.pressed, rules=self._rules
         )
         open_ones = _open(queues, admission_state)
@@ -304,7 +304,7 @@ class AdmissionController:
         heads = HeadReader(
             connection, self._ordering_policy, free_units=HEADS_PER_PREEMPTION * most, now=admission_state.now
         ).first(open_ones)
-        heads = [head for head in heads if ordering_admission.waited_seconds(head, admission_state) >= delay]
+        heads = [head for head in heads if orders.waited_seconds(head, admission_state) >= delay]
         return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
 
     def reserve(self, connection: Connection, heads: Iterable[QueueHead], fences: Mapping[int, int]) -> None:
@@ -329,7 +329,7 @@ class AdmissionController:
         graphs = {graph for queue in queues.values() if (graph := graph_share.graph_of(queue.constraints)) is not None}
         if self._state.graph_share is not None:
             cap = self._state.graph_share.cap
-            graphs_schema.enforce_caps(connection, {graph_share.graph_counter(each): cap for each in sorted(graphs)})
+            graph_reads.enforce_caps(connection, {graph_share.graph_counter(each): cap for each in sorted(graphs)})
         for used in {_class_of(queue) for queue in queues.values()} & self._delays.keys():
             self._until[used] = self._now() + self._delays[used]
 

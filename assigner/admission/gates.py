@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from schema.accounting import rates as rates_accounting
+from schema.accounting import rates as rate_rows
 from schema.accounting.counters import Counter, instance_counter, lock_counter
 from schema.accounting.fair_share import Shares
 from schema.accounting.rates import Advice, Bucket
@@ -305,14 +305,14 @@ class RateGate:
     requirement: str = "the rates of what it uses leave a token"
 
     def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Paced) -> str | None:
-        refused = admission_state.refused.get(rates_accounting.resource_of(queue.constraints) or "")
+        refused = admission_state.refused.get(rate_rows.resource_of(queue.constraints) or "")
         if refused is not None:
             return refused
-        for name in rates_accounting.bucket_names(queue.constraints):
+        for name in rate_rows.bucket_names(queue.constraints):
             bucket = admission_state.rates.get(name)
             if bucket is not None and bucket.tokens < 1.0:
                 wait = (1.0 - bucket.tokens) / bucket.rate
-                used = name.removeprefix(rates_accounting.PREFIX)
+                used = name.removeprefix(rate_rows.PREFIX)
                 return f"'{used}' may start {bucket.rate:g} jobs per second, the next one in {wait:.2f} s"
         return None
 
@@ -347,9 +347,9 @@ class BackpressureGate:
 
     def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Advised) -> str | None:
         used = queue.constraints.get("resource_class")
-        if not rates_accounting.advice_for(admission_state.advice, used).allowed:
+        if not rate_rows.advice_for(admission_state.advice, used).allowed:
             return f"to start jobs{'' if used is None else f' that use {used!r}'} is advised against for now"
-        wait = admission_state.waits.get(used or rates_accounting.ALL_CLASSES, 0.0)
+        wait = admission_state.waits.get(used or rate_rows.ALL_CLASSES, 0.0)
         return f"the wait that is advised between starts goes on for another {wait:.2f} s" if wait > 0 else None
 
     def closed_for_job(self, head: QueueHead, admission_state: Advised) -> str | None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Protocol
 
 from assigner.admission import gates
-from assigner.admission import graph_share as graph_share_admission
+from assigner.admission import graph_share as graph_shares
 from assigner.admission.gates import (
     POOL_COST,
     POOL_JOBS,
@@ -28,7 +28,7 @@ from assigner.admission.gates import (
 )
 from assigner.admission.graph_share import GraphShare, GraphShareGate
 from assigner.placement.resources import ResourcesGate
-from schema.accounting import rates as rates_accounting
+from schema.accounting import rates as rate_rows
 from schema.accounting.counters import Counter, instance_counter, lock_counter
 from schema.accounting.fair_share import Shares
 from schema.accounting.rates import Advice, Bucket
@@ -123,9 +123,9 @@ class Gate(Protocol):
 
 def queue_counters(queue: ConstrainedQueue) -> list[str]:
     """The counters that jobs of the queue take of."""
-    graph = graph_share_admission.graph_of(queue.constraints)
+    graph = graph_shares.graph_of(queue.constraints)
     return [
-        *([] if graph is None else [graph_share_admission.graph_counter(graph)]),
+        *([] if graph is None else [graph_shares.graph_counter(graph)]),
         POOL_COST,
         POOL_JOBS,
         instance_counter(queue.instance_name, "cost"),
@@ -168,16 +168,13 @@ class QueueAdmission:
         for gate in GATES:
             self._charges.update(gate.charges(queue))
         self.units = admission_state.given_units(queue)
-        self.buckets = rates_accounting.bucket_names(queue.constraints)
+        self.buckets = rate_rows.bucket_names(queue.constraints)
         self.counters = [(admission_state.counter(name), amount) for name, amount in self._charges.items()]
         self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
         # What closes a gate beside the limits of counters is so from the beginning, or has to be asked each time.
         self._is_asked = (
             any(name in admission_state.rates for name in self.buckets)
-            or (
-                admission_state.graph_share is not None
-                and graph_share_admission.graph_of(queue.constraints) is not None
-            )
+            or (admission_state.graph_share is not None and graph_shares.graph_of(queue.constraints) is not None)
             or self.shut is not None
         )
         self._amounts: dict[float, Mapping[str, float]] = {}
@@ -239,10 +236,10 @@ def max_starts(queue: ConstrainedQueue, admission_state: AdmissionState) -> floa
     left = [*admission_state.queue_admission(queue).left]
     left += [
         admission_state.rates[name].tokens
-        for name in rates_accounting.bucket_names(queue.constraints)
+        for name in rate_rows.bucket_names(queue.constraints)
         if name in admission_state.rates
     ]
-    graph = graph_share_admission.graph_of(queue.constraints)
+    graph = graph_shares.graph_of(queue.constraints)
     if graph is not None and admission_state.graph_share is not None:
-        left.append(admission_state.graph_share.cap - graph_share_admission.running_jobs(graph, admission_state))
+        left.append(admission_state.graph_share.cap - graph_shares.running_jobs(graph, admission_state))
     return max(0.0, min(left, default=math.inf))

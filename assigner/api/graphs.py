@@ -12,10 +12,10 @@ from sqlalchemy import Connection
 from assigner.api import routing, submission
 from assigner.api.routing import CALLERS, IDS, Caller, Read, problems
 from assigner.estimation import Estimator, with_estimate
-from assigner.queries import jobs as jobs_queries
+from assigner.queries import jobs as job_queries
 from schema import audit, validation
 from schema.errors import Forbidden, NotFound
-from schema.moves import graphs as graphs_moves
+from schema.moves import graphs as graph_moves
 from schema.moves.graphs import cancel_graph, submit_graph
 from schema.requests import DEFAULT_INSTANCE, GraphRequest
 from schema.tenancy.tokens import Principal
@@ -133,7 +133,7 @@ async def list_graphs(
     def work(connection: Connection) -> GraphList:
         last = None if before is None else _find_graph(connection, before, caller)[0]
         filters = {"instance": wanted, "open": open, "limit": limit, "before": last}
-        rows = jobs_queries.graph_page(connection, instances=caller.instances, filters=filters)
+        rows = job_queries.graph_page(connection, instances=caller.instances, filters=filters)
         return GraphList(graphs=[GraphRow.model_validate(row) for row in rows])
 
     found: GraphList = await request.app.state.run(work)
@@ -153,8 +153,8 @@ async def show(
 
     def work(connection: Connection) -> Graph:
         row_id, _ = _find_graph(connection, id, caller, instance=instance)
-        row = jobs_queries.graph(connection, row_id)
-        nodes = jobs_queries.nodes(connection, row_id, after=after, limit=limit)
+        row = job_queries.graph(connection, row_id)
+        nodes = job_queries.nodes(connection, row_id, after=after, limit=limit)
         return Graph.model_validate(row | {"page": nodes})
 
     found: Graph = await request.app.state.run(work)
@@ -201,7 +201,7 @@ def _normal(body: GraphRequest, caller: Principal, estimate: Estimator | None) -
 
 
 def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: float) -> SubmittedGraph:
-    def work(connection: Connection) -> graphs_moves.SubmittedGraph:
+    def work(connection: Connection) -> graph_moves.SubmittedGraph:
         submission.check_points(connection, graph["nodes"], caller)
         taken = submit_graph(connection, graph, sync=sync, actor=caller.actor)
         if caller.is_operator:
@@ -226,7 +226,7 @@ def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: fl
     )
 
 
-def _log_submission(taken: graphs_moves.SubmittedGraph) -> None:
+def _log_submission(taken: graph_moves.SubmittedGraph) -> None:
     if taken.replaced is not None:
         log.warning("leasehold.duplicate_register", graph=taken.public_id, replaced_jobs=taken.replaced)
     if taken.missing:
@@ -245,7 +245,7 @@ def _find_graph(
     connection: Connection, given: str, caller: Principal, *, instance: str | None = None, event: str | None = None
 ) -> tuple[int, str]:
     wanted = None if instance is None else validation.check_name("instance", instance)
-    found = jobs_queries.find_graph(
+    found = job_queries.find_graph(
         connection,
         public_id=routing.uuid_or_none(given),
         name=validation.check_text("id", given, 200),

@@ -17,8 +17,8 @@ from assigner.admission.rules import RULES, Rules
 from assigner.api import graphs, models, operations, resources, routing, submission
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.api.submission import RequestModel, SubmitRequest
-from assigner.explain import answer as answer_explain
-from assigner.queries import jobs as jobs_queries
+from assigner.explain import answer as explanation
+from assigner.queries import jobs as job_queries
 from assigner.queries import status as status_queries
 from schema import clock, validation
 from schema.errors import Forbidden
@@ -70,14 +70,14 @@ async def show(request: Request, id: JobId, caller: Caller) -> models.Job:
     """Show everything about one job, and for a waiting job why it does not run."""
 
     def work(connection: Connection) -> models.Job:
-        row = jobs_queries.job(connection, routing.job_id(id), instances=caller.instances)
+        row = job_queries.job(connection, routing.job_id(id), instances=caller.instances)
         if row is None:
             raise routing.not_found(id)
         routing.audit_access(connection, caller, "job.read", subject=str(row["id"]))
-        events = answer_explain.visible_events(
+        events = explanation.visible_events(
             row["events"], instance=row["instance"], everything=caller.instances is None
         )
-        held_up = answer_explain.blocking_reason(
+        held_up = explanation.blocking_reason(
             connection, row["row_id"], cooldown=request.app.state.sync_service.cooldown
         )
         return models.job(row | {"events": events, "held_up": held_up})
@@ -107,10 +107,10 @@ async def list_jobs(
     def work(connection: Connection) -> models.JobList:
         last = None
         if before is not None:
-            last = jobs_queries.job_row_id(connection, routing.job_id(before), instances=caller.instances)
+            last = job_queries.job_row_id(connection, routing.job_id(before), instances=caller.instances)
             if last is None:
                 raise routing.not_found(before)
-        rows = jobs_queries.job_page(connection, instances=caller.instances, filters=filters | {"before": last})
+        rows = job_queries.job_page(connection, instances=caller.instances, filters=filters | {"before": last})
         return models.JobList(jobs=[models.JobRow.model_validate(row) for row in rows])
 
     found: models.JobList = await request.app.state.run(work)
@@ -250,12 +250,12 @@ async def bots(
 ) -> models.BotList:
     """List every bot that the pool knows, by name."""
     validation.check_text("after", after, 63)
-    rows = await request.app.state.run(lambda connection: jobs_queries.bots(connection, after=after, limit=limit))
+    rows = await request.app.state.run(lambda connection: job_queries.bots(connection, after=after, limit=limit))
     return models.BotList(bots=[models.Bot.model_validate(row) for row in rows])
 
 
 @router.get("/jobs/{id}/explain", responses=problems(404), openapi_extra=CALLERS)
-async def explain_job(request: Request, id: JobId, caller: Caller) -> answer_explain.Explanation:
+async def explain_job(request: Request, id: JobId, caller: Caller) -> explanation.Explanation:
     """Explain a job: why it runs where it runs, or every gate with its evidence and what would help.
 
     Every caller sees which bots had the job. A submitter sees the names of no other bots and nothing of other tenants;
@@ -264,15 +264,15 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> answer_exp
     cooldown: float = request.app.state.sync_service.cooldown
     rules: Rules = getattr(request.app.state, "rules", RULES)
 
-    def work(connection: Connection) -> answer_explain.Explanation:
-        found = answer_explain.explain(
+    def work(connection: Connection) -> explanation.Explanation:
+        found = explanation.explain(
             connection, routing.job_id(id), instances=caller.instances, cooldown=cooldown, rules=rules
         )
         if found is None:
             raise routing.not_found(id)
         return found
 
-    found: answer_explain.Explanation = await request.app.state.run(work)
+    found: explanation.Explanation = await request.app.state.run(work)
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select
 
 from assigner.api import models
 from assigner.api.resources import Reason
@@ -15,21 +15,16 @@ from assigner.api.submission import RequestModel
 from assigner.maintenance import meters
 from assigner.operator_resources.declaration import given
 from assigner.operator_resources.limits import AdviceRequest
-from assigner.queries import jobs as jobs_queries
+from assigner.queries import jobs as job_queries
 from assigner.queries import report
 from schema import validation
 from schema.accounting import accounts, rates
 from schema.errors import BadInput, NotFound
 from schema.moves.sessions import drain
-from schema.policy import meters as meters_policy
+from schema.policy import meters as usage_meters
 from schema.policy import priority_classes, time_windows
 from schema.tenancy import drains
 from schema.validation import load_zone
-
-#: Longest span that a report may cover, seconds.
-YEAR = 366 * 86400.0
-
-_NOW = text("SELECT now()")
 
 
 class DrainRequest(RequestModel):
@@ -58,7 +53,7 @@ class Assigner(BaseModel):
 class InstanceDrain(BaseModel):
     name: str
     draining: bool = Field(description="true: an operator asked that none of its jobs start")
-    leases: int | None = given(unit="leases", says="leases that its jobs still hold; unset = it is not draining")
+    leases: int | None = given(unit="leases", help="leases that its jobs still hold; unset = it is not draining")
 
 
 class AssignerList(BaseModel):
@@ -71,7 +66,7 @@ class Reported(BaseModel):
     instance: str
     unit: str
     amount: float = Field(description="reported usage, in this unit")
-    jobs: int = given(unit="jobs", says="ended jobs that reported usage in this unit")
+    jobs: int = given(unit="jobs", help="ended jobs that reported usage in this unit")
 
 
 class UsageList(BaseModel):
@@ -91,7 +86,7 @@ class Forecast(BaseModel):
 
     window: str | None
     at: datetime | None
-    percent: float | None = given(unit="percent of the limit", says="expected level of the meter then")
+    percent: float | None = given(unit="percent of the limit", help="expected level of the meter then")
     zone: str | None = Field(description="the time zone of the window")
 
 
@@ -113,7 +108,7 @@ router = APIRouter(prefix="/v1", tags=["operators"])
 async def bot(request: Request, name: str) -> models.ShownBot:
     """Show one bot."""
     validation.check_name("name", name)
-    row = await request.app.state.run(lambda connection: jobs_queries.bot(connection, name))
+    row = await request.app.state.run(lambda connection: job_queries.bot(connection, name))
     if row is None:
         raise NotFound(f"bot: no bot '{name}'")
     return models.ShownBot.model_validate(row)
@@ -197,7 +192,8 @@ async def list_usage(
 
 @router.get("/report", responses=problems(), openapi_extra=OPERATORS)
 async def show_report(
-    request: Request, window: Annotated[float, Query(ge=1, le=YEAR, description="seconds back from now")] = 86400.0
+    request: Request,
+    window: Annotated[float, Query(ge=1, le=report.MAX_WINDOW, description="seconds back from now")] = 86400.0,
 ) -> report.Report:
     """Report on the pool: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
     found: report.Report = await request.app.state.run(lambda connection: report.report(connection, window=window))
@@ -221,7 +217,7 @@ async def show_pattern(
         found_zone = load_zone(zone)
     except ValueError as error:
         raise BadInput("zone", str(error)) from None
-    levels = await request.app.state.run(lambda connection: meters_policy.history(connection, [name])[name])
+    levels = await request.app.state.run(lambda connection: usage_meters.history(connection, [name])[name])
     if not levels:
         raise NotFound(f"meter: nothing is known of '{validation.escaped(name, 63)}'")
     return meters.usage_pattern(levels, found_zone)
@@ -231,7 +227,7 @@ async def show_pattern(
 async def show_forecast(
     request: Request,
     job_class: JobClass,
-    estimate: Annotated[float, Query(ge=0, le=meters_policy.MAX_AMOUNT, description="estimated cost of the job")] = 0.0,
+    estimate: Annotated[float, Query(ge=0, le=usage_meters.MAX_AMOUNT, description="estimated cost of the job")] = 0.0,
 ) -> Forecast:
     """Show the next window in which the meter is expected to be below its threshold."""
     validation.check_name("class", job_class)
@@ -245,8 +241,8 @@ async def show_forecast(
             found,
             job_class,
             estimate=estimate,
-            histories=meters_policy.history(connection, names),
-            now=connection.execute(_NOW).scalar_one(),
+            histories=usage_meters.history(connection, names),
+            now=connection.scalars(select(func.now())).one(),
         )
         if start is None:
             return Forecast(window=None, at=None, percent=None, zone=None)

@@ -60,7 +60,7 @@ def _add_list(router: APIRouter, resource: Resource[Any]) -> None:
         return {resource.field: found}
 
     paged = {"after": (After, ""), "limit": (Limit, validation.MAX_LIST)} if resource.paged else {}
-    _signed(handler, f"list_{resource.field}", f"List. {resource.says}", {}, paged)
+    _signed(handler, f"list_{resource.field}", f"List. {resource.help}", {}, paged)
     router.add_api_route(
         f"/{resource.plural}",
         handler,
@@ -76,7 +76,7 @@ def _add_show(router: APIRouter, resource: Resource[Any], path: str) -> None:
         page = _page(request, "", validation.MAX_LIST)
         return await request.app.state.run(lambda connection: _shown(connection, resource, keys, page))
 
-    _signed(handler, f"show_{resource.field}", f"Show one. {resource.says}", _keys(resource), {})
+    _signed(handler, f"show_{resource.field}", f"Show one. {resource.help}", _keys(resource), {})
     router.add_api_route(path, handler, response_model=resource.row, responses=problems(404), openapi_extra=OPERATORS)
 
 
@@ -89,16 +89,16 @@ def _add_setting(router: APIRouter, resource: Resource[Any], setting: Setting[An
             _refuse_declared(connection, resource, resource.claims(setting, keys, body))
             return setting.apply(connection, keys, body, by) or {}
 
-        told: Mapping[str, Any] = await request.app.state.run(work)
+        fields: Mapping[str, Any] = await request.app.state.run(work)
         if setting.then is not None:
             following, state = setting.then, request.app.state
-            told = {**told, **await state.callers.call(lambda: following(state.database, caller.actor))}
-        return {"name": resource.named(keys), **told}
+            fields = {**fields, **await state.callers.call(lambda: following(state.database, caller.actor))}
+        return {"name": resource.named(keys), **fields}
 
     _signed(
         handler,
         f"{setting.method.lower()}_{resource.field}",
-        setting.says,
+        setting.help,
         _keys(resource),
         {"body": (Annotated[setting.model, Read], Parameter.empty), "caller": (Caller, Parameter.empty)},
     )
@@ -123,9 +123,9 @@ def _add_removal(router: APIRouter, resource: Resource[Any], path: str) -> None:
         await request.app.state.run(lambda connection: _remove(connection, resource, removal, keys, caller, reason))
         return {"name": resource.named(keys)}
 
-    says = removal.says if isinstance(removal, Removal) else f"Refused: {removal.reason}."
+    description = removal.help if isinstance(removal, Removal) else f"Refused: {removal.reason}."
     more = {"caller": (Caller, Parameter.empty), "reason": (Reason, "")}
-    _signed(handler, f"remove_{resource.field}", says, _keys(resource), more)
+    _signed(handler, f"remove_{resource.field}", description, _keys(resource), more)
     router.add_api_route(
         path,
         handler,
@@ -146,7 +146,7 @@ def _remove(
 
 def _refuse_declared(connection: Connection, resource: Resource[Any], claims: Mapping[str, Iterable[str]]) -> None:
     for kind, names in claims.items():
-        declarations.refuse(connection, kind, list(names), place=resource.place or "")
+        declarations.refuse(connection, kind, list(names), section=resource.section or "")
 
 
 def _shown(connection: Connection, resource: Resource[Any], keys: Keys, page: Page) -> Any:
@@ -179,7 +179,7 @@ def _keys(resource: Resource[Any]) -> dict[str, tuple[Any, Any]]:
 def _signed(
     handler: Callable[..., Any],
     name: str,
-    says: str,
+    description: str,
     keys: Mapping[str, tuple[Any, Any]],
     more: Mapping[str, tuple[Any, Any]],
 ) -> None:
@@ -191,7 +191,7 @@ def _signed(
             for each, (annotation, default) in parameters.items()
         ]
     )
-    handler.__name__, handler.__doc__ = name, says
+    handler.__name__, handler.__doc__ = name, description
 
 
 router = router_of(RESOURCES)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 import click
 
 from assigner.cli import errors
-from bots.cli import jobs as jobs_cli
+from bots.cli import jobs as job_commands
 from bots.cli import options
 from schema import clock
 from schema.errors import BadInput
@@ -181,7 +181,7 @@ def gateway_command(installation: "Installation") -> int:
 
     from assigner import logs
     from assigner.api import backlog
-    from assigner.api import jobs as jobs_api
+    from assigner.api import jobs as job_routes
     from assigner.process.local_pool import write_file
     from assigner.process.threads import rules_from
     from bots.gateway import app as app_gateway
@@ -222,7 +222,7 @@ def gateway_command(installation: "Installation") -> int:
             settings.gateway,
             timing=settings.timing,
             wakeups=wakeups,
-            routers=[*jobs_api.ROUTERS, backlog.router],
+            routers=[*job_routes.ROUTERS, backlog.router],
             estimate=settings.estimates.estimate,
         )
         app.state.rules = rules_from(settings)
@@ -307,7 +307,7 @@ def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSe
         ) from None
 
 
-for command in jobs_cli.COMMANDS:
+for command in job_commands.COMMANDS:
     cli.add_command(command)
 
 

@@ -7,15 +7,13 @@ import click
 from pydantic import TypeAdapter
 
 from assigner.cli.output import Caller, Calling, duration, print_json, print_table
-from assigner.queries.report import Report
+from assigner.queries.report import MAX_WINDOW, Report
 from schema.accounting import accounts
 from schema.errors import BadInput
 from schema.policy import time_windows
 from schema.policy.meters import MAX_AMOUNT
 from schema.validation import check_name, load_zone
 
-#: Longest span that a report may cover, seconds.
-YEAR = 366 * 86400.0
 #: Longest time that the gateway may take for a report, seconds.
 LONG = 60.0
 
@@ -35,7 +33,7 @@ def report(calling: Calling) -> click.Command:
     @calling
     def command(caller: Caller, /, window: float) -> None:
         """Report on the pool: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
-        if not 1 <= window <= YEAR:
+        if not 1 <= window <= MAX_WINDOW:
             raise BadInput("--window", "must be between a second and 366 days")
         with caller.client() as gateway:
             found = gateway.call("GET", "/v1/report", query={"window": window}, held=LONG)

@@ -41,7 +41,7 @@ class Command(click.Command):
 
 def group(resource: Resource[Any], calling: Calling) -> click.Group:
     """Make the group of commands of a resource."""
-    made = click.Group(resource.name, help=resource.says)
+    made = click.Group(resource.name, help=resource.help)
     for command in (
         list_command(resource, calling),
         show_command(resource, calling),
@@ -67,7 +67,7 @@ def list_command(resource: Resource[Any], calling: Calling) -> click.Command:
             headings = [heading for heading, _ in resource.columns]
             print_table(headings, [[_cell(row, value) for _, value in resource.columns] for row in found])
 
-    return click.command("list", help=f"List them all. {resource.says}")(calling(command))
+    return click.command("list", help=f"List them all. {resource.help}")(calling(command))
 
 
 def show_command(resource: Resource[Any], calling: Calling) -> click.Command:
@@ -78,7 +78,7 @@ def show_command(resource: Resource[Any], calling: Calling) -> click.Command:
         with caller.client() as gateway:
             _print_one(caller, resource, gateway.call("GET", _path(resource, keys)))
 
-    return click.command("show", help=f"Show one. {resource.says}")(_keyed(resource, calling(command)))
+    return click.command("show", help=f"Show one. {resource.help}")(_keyed(resource, calling(command)))
 
 
 def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set") -> click.Command:
@@ -97,10 +97,10 @@ def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set")
         if caller.json:
             print_json(done)
         else:
-            click.echo(resource.told(done) + _repriced(answer))
+            click.echo(resource.printed(done) + _repriced(answer))
 
     described = _optioned(setting, reason_option(calling(command)))
-    return click.command(name, cls=Command, help=setting.says)(_keyed(resource, described))
+    return click.command(name, cls=Command, help=setting.help)(_keyed(resource, described))
 
 
 def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:
@@ -114,11 +114,11 @@ def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:
         if caller.json:
             print_json(named | {"removed": True})
         elif not isinstance(resource.remove, Irremovable):
-            click.echo(resource.remove.told.format(**{key: value or "all jobs" for key, value in named.items()}))
+            click.echo(resource.remove.printed.format(**{key: value or "all jobs" for key, value in named.items()}))
 
     removal = resource.remove
-    says = f"Refused: {removal.reason}." if isinstance(removal, Irremovable) else removal.says
-    return click.command("rm", help=says)(_keyed(resource, reason_option(calling(command))))
+    description = f"Refused: {removal.reason}." if isinstance(removal, Irremovable) else removal.help
+    return click.command("rm", help=description)(_keyed(resource, reason_option(calling(command))))
 
 
 def _rows(gateway: Gateway, resource: Resource[Any]) -> Iterator[Record]:
@@ -264,11 +264,13 @@ def _switch(option: str) -> str:
 def _optioned(setting: Setting[Any], command: Any) -> Any:
     """Add the options and arguments of the request."""
     for option, (field, value) in reversed(list(setting.switches.items())):
-        says = setting.model.model_fields[field].description or field
-        told = (
-            f"{field.replace('_', ' ')}: none." if value in (None, []) else f"{field.replace('_', ' ')}: no ({says})."
+        description = setting.model.model_fields[field].description or field
+        help_text = (
+            f"{field.replace('_', ' ')}: none."
+            if value in (None, [])
+            else f"{field.replace('_', ' ')}: no ({description})."
         )
-        command = click.option(option, _switch(option), is_flag=True, help=told)(command)
+        command = click.option(option, _switch(option), is_flag=True, help=help_text)(command)
     for each in reversed(_fields(setting)):
         command = each.add(command, partial=setting.partial)
     return command

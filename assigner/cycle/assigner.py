@@ -13,7 +13,7 @@ from assigner.cycle.contention import BatchSlot, ConflictBackoff
 from assigner.cycle.pacing import Batch, CyclePacer, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.placement import resources
-from assigner.placement import sampling as sampling_placement
+from assigner.placement import sampling as samples
 from assigner.placement.registry import SUCCESS
 from assigner.placement.sampling import CROWD, OfferCache
 from assigner.placement.strategy import Snapshot
@@ -244,7 +244,7 @@ class PriorityAgeAssigner:
             if needy:
                 strategy = self._settings.strategy
                 seen = resources.read_resource_snapshot(connection, needy, strategy.sampling)
-                seen = sampling_placement.with_rates(connection, seen) if strategy.wants_success else seen
+                seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
                 self._commit(connection, seen, Guard.MAX, cycle, round_number=1)
             if others:
                 self._place(connection, others, Guard.MAX, cycle)
@@ -287,7 +287,7 @@ class PriorityAgeAssigner:
         strategy = self._settings.strategy
         sampling = strategy.sampling
         for attempt in range(1, sampling.max_attempts + 1):
-            seen = sampling_placement.sample_snapshot(
+            seen = samples.sample_snapshot(
                 connection,
                 jobs,
                 sample_size=sampling.sample_size,
@@ -299,15 +299,15 @@ class PriorityAgeAssigner:
             jobs = self._commit(connection, seen, guard, cycle, round_number=attempt)
             if not jobs:
                 return
-        hopeless = sampling_placement.without_candidates(seen)
+        hopeless = samples.without_candidates(seen)
         if cycle.lost or hopeless:
-            seen = sampling_placement.healthy_snapshot(connection, jobs, with_success=strategy.wants_success)
+            seen = samples.healthy_snapshot(connection, jobs, with_success=strategy.wants_success)
             jobs = self._commit(connection, seen, guard, cycle, round_number=0)
             stuck = {job.id for job in jobs}
             hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
             self._postpone(
                 connection,
-                sampling_placement.groups_too_large(connection, hopeless, chance=self._chance),
+                samples.groups_too_large(connection, hopeless, chance=self._chance),
                 NO_ROOM,
                 cycle,
             )

@@ -14,9 +14,9 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
 from assigner.admission.rules import RULES, Rules
-from assigner.explain import gates as gates_explain
-from assigner.queries import jobs as jobs_queries
-from schema.diagnostics import evidence as evidence_diagnostics
+from assigner.explain import gates as explained_gates
+from assigner.queries import jobs as job_queries
+from schema.diagnostics import evidence as evidence_reads
 from schema.diagnostics.evidence import Evidence, JobsAhead
 from schema.states import JobState
 from schema.validation import escaped
@@ -244,27 +244,27 @@ def explain(
     cooldown: seconds for which an eviction counts against a quota.
     rules: the rules of admission that the assigners use.
     """
-    row_id = jobs_queries.job_row_id(connection, public_id, instances=instances)
+    row_id = job_queries.job_row_id(connection, public_id, instances=instances)
     if row_id is None:
         return None
-    job = evidence_diagnostics.job(connection, row_id, cooldown=cooldown)
-    withdrawn = jobs_queries.withdrawn_reason(connection, public_id, instances=instances)
+    job = evidence_reads.job(connection, row_id, cooldown=cooldown)
+    withdrawn = job_queries.withdrawn_reason(connection, public_id, instances=instances)
     if withdrawn is not None:
         facts = _facts(public_id, job, state=JobState.CANCELLED)
         return Explanation(
             **facts, sentence=f"it is {withdrawn}", change=[], gates=[], order=None, attempts=[], receipts=[]
         )
     everything = instances is None
-    events = connection.execute(jobs_queries.EVENTS, {"job_id": row_id, "limit": jobs_queries.MAX_EVENTS})
+    events = connection.execute(job_queries.EVENTS, {"job_id": row_id, "limit": job_queries.MAX_EVENTS})
     history = [dict(event) for event in events.mappings()]
-    tried = attempt_rows(evidence_diagnostics.leases(connection, row_id), history)
-    found = evidence_diagnostics.gather(connection, job, everything=everything) if job["state"] in _WAITING else None
+    tried = attempt_rows(evidence_reads.leases(connection, row_id), history)
+    found = evidence_reads.gather(connection, job, everything=everything) if job["state"] in _WAITING else None
     judged = (
         []
         if found is None
-        else gates_explain.judge_gates(found, gates_explain.judge_constraints(connection, row_id, rules))
+        else explained_gates.judge_gates(found, explained_gates.judge_constraints(connection, row_id, rules))
     )
-    change = [] if found is None else gates_explain.changes(found, judged)
+    change = [] if found is None else explained_gates.changes(found, judged)
     return Explanation(
         **_facts(public_id, job, state=job["state"]),
         sentence=_past_sentence(job, tried) if found is None else _waiting_sentence(found, judged),
@@ -281,7 +281,7 @@ def explain(
 
 def blocking_reason(connection: Connection, job_id: int, *, cooldown: float) -> str | None:
     """Return why a waiting job would not run even with every bot free; None if nothing holds it back."""
-    judged = gates_explain.judge_job(evidence_diagnostics.job(connection, job_id, cooldown=cooldown))
+    judged = explained_gates.judge_job(evidence_reads.job(connection, job_id, cooldown=cooldown))
     return next((one.sentence for one in judged if one.is_open is False), None)
 
 
@@ -295,11 +295,11 @@ def _facts(public_id: str, job: Mapping[str, Any], *, state: str) -> dict[str, A
     }
 
 
-def _waiting_sentence(found: Evidence, judged: Sequence[gates_explain.GateVerdict]) -> str:
+def _waiting_sentence(found: Evidence, judged: Sequence[explained_gates.GateVerdict]) -> str:
     closed = next((one for one in judged if one.is_open is False), None)
     if closed is not None:
         return f"it does not run because {closed.sentence}"
-    room = f"{gates_explain.counted_bots(found, found.bots['able'], 'bot')} with room"
+    room = f"{explained_gates.counted_bots(found, found.bots['able'], 'bot')} with room"
     order = f"{_ahead(found.in_queue)} before it in its queue, {_ahead(found.in_instance)} in its instance and cohort"
     return f"nothing stands in its way: {room}, and {order}"
 
@@ -316,7 +316,7 @@ def _past_sentence(job: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -
     return f"it {verb} there because {placement_sentence(last)}"
 
 
-def _gate_answer(one: gates_explain.GateVerdict, *, everything: bool) -> GateAnswer:
+def _gate_answer(one: explained_gates.GateVerdict, *, everything: bool) -> GateAnswer:
     shown = {name: value for name, value in one.evidence.items() if everything or name not in ("bot", "bots")}
     return GateAnswer(
         gate=one.gate.name, asks=one.gate.requirement, open=one.is_open, sentence=one.sentence, evidence=shown

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from assigner.admission import rules as rules_admission
+from assigner.admission import rules as admission_rules
 from assigner.admission import state
 from assigner.admission.rules import Rules
 from schema import predicates
@@ -332,7 +332,7 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
     if found is None:
         return []
     head, now = found
-    admission_state = rules_admission.read_admission_state(connection, [head.queue], now=now, rules=rules)
+    admission_state = admission_rules.read_admission_state(connection, [head.queue], now=now, rules=rules)
     for name, amount in counters.charges_of(connection, job_id).items():
         # The job has a reservation, so the counters already include what it takes.
         admission_state.counter(name).used -= amount

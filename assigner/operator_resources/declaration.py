@@ -35,9 +35,9 @@ class Row(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-def given(default: Any = ..., *, unit: str, says: str, **bounds: Any) -> Any:
+def given(default: Any = ..., *, unit: str, help: str, **bounds: Any) -> Any:
     """Declare a field with a unit, which its description in `/openapi.json` names."""
-    return Field(default, description=f"{says} ({unit})", json_schema_extra={"unit": unit}, **bounds)
+    return Field(default, description=f"{help} ({unit})", json_schema_extra={"unit": unit}, **bounds)
 
 
 class By(TypedDict):
@@ -81,7 +81,7 @@ class Key:
 
 Keys = Sequence[str]
 #: Fields that the answer to a change holds beside the item's name.
-Told = Mapping[str, Any] | None
+Fields = Mapping[str, Any] | None
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item", bound=BaseModel)
 
@@ -90,7 +90,7 @@ Item = TypeVar("Item", bound=BaseModel)
 class Setting(Generic[Body]):
     """One way to set an item.
 
-    says: description of the route and of the command.
+    help: description of the route and of the command.
     apply: makes the change, in one transaction.
     partial: fields that are not given keep their values.
     then: work that follows in transactions of its own, a batch each; returns further fields of the answer.
@@ -103,9 +103,9 @@ class Setting(Generic[Body]):
     may_be_empty: True if a `partial` request without any field is valid.
     """
 
-    says: str
+    help: str
     model: type[Body]
-    apply: Callable[[Connection, Keys, Body, By], Told]
+    apply: Callable[[Connection, Keys, Body, By], Fields]
     method: str = "PUT"
     partial: bool = False
     then: Callable[[Database, str], Mapping[str, Any]] | None = None
@@ -120,11 +120,11 @@ class Setting(Generic[Body]):
 
 @dataclass(frozen=True)
 class Removal:
-    """How an item is removed. `told`: the sentence that the command prints, with the names of keys in braces."""
+    """How an item is removed. `printed`: the sentence that the command prints, with the names of keys in braces."""
 
-    says: str
+    help: str
     apply: Callable[[Connection, Keys, By], None]
-    told: str
+    printed: str
 
 
 @dataclass(frozen=True)
@@ -144,34 +144,34 @@ class Resource(Generic[Item]):
 
     name: name of the command.
     plural: name in the route and in answers.
-    says: help of the command.
+    help: help of the command.
     keys: the parts of an item's name; none = there is exactly one item.
     row: model of an item.
     rows: reads all items, or one page of them if they are `paged`.
     show: reads one item; None = it is searched among all.
     columns: the table that the command prints, with units in the headings.
-    told: makes the sentence that `set` prints, from the keys, the request and the answer.
+    printed: makes the sentence that `set` prints, from the keys, the request and the answer.
     older: earlier ways to set an item, kept as routes; no command uses them.
     path: path of one item, if it is not the path of all items followed by the keys.
-    place: section of the configuration file that can declare items; None = none.
+    section: section of the configuration file that can declare items; None = none.
     answers_as: name of the only item in an answer, where there are no keys.
     """
 
     name: str
     plural: str
-    says: str
+    help: str
     keys: Sequence[Key]
     row: type[Item]
     rows: Callable[[Connection, Page], Iterable[Any]]
     columns: Sequence[Column]
     set: Setting[Any]
-    told: Callable[[Mapping[str, Any]], str]
+    printed: Callable[[Mapping[str, Any]], str]
     remove: Removal | Irremovable
     show: Callable[[Connection, Keys, Page], Any] | None = None
     older: Sequence[Setting[Any]] = ()
     path: str | None = None
     paged: bool = False
-    place: str | None = None
+    section: str | None = None
     answers_as: str = ""
 
     @property
@@ -190,7 +190,7 @@ class Resource(Generic[Item]):
 
     def claims(self, setting: Setting[Any] | None, keys: Keys, body: Any) -> Mapping[str, Sequence[str]]:
         """Return the names, by kind, that a change concerns and that the configuration may declare."""
-        if self.place is None:
+        if self.section is None:
             return {}
         if setting is not None and setting.claims is not None:
             return setting.claims(keys, body)

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, ConfigDict, Field
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select
 
 from assigner.operator_resources.declaration import (
     ALL,
@@ -27,8 +27,6 @@ from schema.accounting.accounts import PoolLimits
 from schema.policy import meters, queue_limits, time_windows
 from schema.policy.time_windows import WindowTerms
 from schema.validation import check_name
-
-_NOW = text("SELECT now()")
 
 
 class PoolLimitsRequest(PoolLimits):
@@ -60,7 +58,7 @@ def _pool_limits_given(_keys: Keys, body: PoolLimitsRequest) -> Mapping[str, Seq
 POOL_LIMITS = Resource(
     name="pool-limit",
     plural="limits",
-    says="Limits on all instances with a share together.",
+    help="Limits on all instances with a share together.",
     keys=(),
     answers_as="pool",
     row=PoolLimitList,
@@ -72,27 +70,27 @@ POOL_LIMITS = Resource(
         ("budget cost", lambda row: row["budget"]["most"]),
     ),
     set=Setting(
-        says="Limit all instances with a share together; limits that are not given stay.",
+        help="Limit all instances with a share together; limits that are not given stay.",
         model=PoolLimitsRequest,
         apply=_set_pool_limits,
         partial=True,
         claims=_pool_limits_given,
     ),
-    told=lambda _: "the pool's limits are set",
+    printed=lambda _: "the pool's limits are set",
     remove=Irremovable("the pool always has these limits; set them to none"),
-    place="[fair_share]",
+    section="[fair_share]",
 )
 
 
 class LockRequest(Request):
-    slots: int = given(unit="jobs", says="how many jobs may hold the lock at once", ge=0, le=counters.MAX_JOBS)
+    slots: int = given(unit="jobs", help="how many jobs may hold the lock at once", ge=0, le=counters.MAX_JOBS)
 
 
 class Lock(Row):
     instance: str
     lock: str
-    used: float = given(unit="jobs", says="jobs that hold it now")
-    slots: float | None = given(unit="jobs", says="jobs that may hold it at once; 1 unless set")
+    used: float = given(unit="jobs", help="jobs that hold it now")
+    slots: float | None = given(unit="jobs", help="jobs that may hold it at once; 1 unless set")
 
 
 def _locks(connection: Connection, _: Page) -> list[Lock]:
@@ -103,41 +101,41 @@ def _locks(connection: Connection, _: Page) -> list[Lock]:
 LOCKS = Resource(
     name="lock",
     plural="locks",
-    says="How many jobs of an instance may hold a lock at once: one, unless set.",
+    help="How many jobs of an instance may hold a lock at once: one, unless set.",
     keys=(Key("instance", "INSTANCE"), Key("lock", "LOCK")),
     row=Lock,
     rows=_locks,
     columns=(("instance", "instance"), ("lock", "lock"), ("held by jobs", "used"), ("slots (jobs)", "slots")),
     set=Setting(
-        says="Set how many jobs of an instance may hold a lock at once. A smaller number stops no running job.",
+        help="Set how many jobs of an instance may hold a lock at once. A smaller number stops no running job.",
         model=LockRequest,
         apply=lambda connection, keys, body, by: counters.set_limit(
             connection, counters.SLOTS_OF_LOCK, keys, body.slots, **by
         ),
         arguments=("slots",),
     ),
-    told=lambda done: f"{done['slots']} jobs of {done['instance']} may hold {done['lock']} at once",
+    printed=lambda done: f"{done['slots']} jobs of {done['instance']} may hold {done['lock']} at once",
     remove=Removal(
-        says="Give a lock its default again: one slot.",
+        help="Give a lock its default again: one slot.",
         apply=lambda connection, keys, by: counters.remove_limit(connection, counters.SLOTS_OF_LOCK, keys, **by),
-        told="one job of {instance} may hold {lock} at a time",
+        printed="one job of {instance} may hold {lock} at a time",
     ),
-    place="[[instances]]",
+    section="[[instances]]",
 )
 
 
 class RateRequest(Request):
     per_second: float = given(
-        unit="jobs per second", says="starts in the long run; may be below 1", gt=0, le=rates.MAX_RATE
+        unit="jobs per second", help="starts in the long run; may be below 1", gt=0, le=rates.MAX_RATE
     )
-    burst: int = given(1, unit="jobs", says="jobs that may start at once after a pause", ge=1, le=rates.MAX_BURST)
+    burst: int = given(1, unit="jobs", help="jobs that may start at once after a pause", ge=1, le=rates.MAX_BURST)
 
 
 class Rate(Row):
     resource: str = Field(description="CLASS or CLASS/MODEL")
-    per_second: float = given(unit="jobs per second", says="starts in the long run")
-    burst: int = given(unit="jobs", says="jobs that may start at once after a pause")
-    tokens: float = given(unit="jobs", says="jobs that may start at once now")
+    per_second: float = given(unit="jobs per second", help="starts in the long run")
+    burst: int = given(unit="jobs", help="jobs that may start at once after a pause")
+    tokens: float = given(unit="jobs", help="jobs that may start at once now")
 
 
 def _set_rate(connection: Connection, keys: Keys, body: RateRequest, by: By) -> None:
@@ -147,7 +145,7 @@ def _set_rate(connection: Connection, keys: Keys, body: RateRequest, by: By) -> 
 RATES = Resource(
     name="rate",
     plural="rates",
-    says="How many jobs of a resource class, or of one model of it, may start per second.",
+    help="How many jobs of a resource class, or of one model of it, may start per second.",
     keys=(Key("resource", "CLASS[/MODEL]", check=rates.check_resource, slashes=True),),
     row=Rate,
     rows=lambda connection, _: rates.rates(connection),
@@ -158,32 +156,32 @@ RATES = Resource(
         ("now (jobs)", lambda row: f"{row['tokens']:.1f}"),
     ),
     set=Setting(
-        says="Set a rate: in any S seconds, at most BURST + PER_SECOND x S jobs start in the whole pool.",
+        help="Set a rate: in any S seconds, at most BURST + PER_SECOND x S jobs start in the whole pool.",
         model=RateRequest,
         apply=_set_rate,
     ),
-    told=lambda done: f"{done['resource']} starts {done['per_second']:g} jobs per second, {done['burst']} at once",
+    printed=lambda done: f"{done['resource']} starts {done['per_second']:g} jobs per second, {done['burst']} at once",
     remove=Removal(
-        says="Remove a rate: jobs may then start at any rate.",
+        help="Remove a rate: jobs may then start at any rate.",
         apply=lambda connection, keys, by: rates.remove_rate(connection, keys[0], **by),
-        told="{resource} has no rate",
+        printed="{resource} has no rate",
     ),
-    place="[[rates]]",
+    section="[[rates]]",
 )
 
 
 class AdviceRequest(Request):
     allowed: bool = Field(default=False, description="whether jobs may start")
-    delay: float = given(0.0, unit=SECONDS, says="pause of assigners after a start", ge=0, le=rates.MAX_DELAY)
+    delay: float = given(0.0, unit=SECONDS, help="pause of assigners after a start", ge=0, le=rates.MAX_DELAY)
     seconds: float | None = given(
-        None, unit=SECONDS, says="how long the advice holds; unset = until it is removed", gt=0, le=rates.MAX_TIME
+        None, unit=SECONDS, help="how long the advice holds; unset = until it is removed", gt=0, le=rates.MAX_TIME
     )
 
 
 class Advice(Row):
     resource_class: str | None = Field(description="unset = all constrained jobs")
     allowed: bool = Field(description="whether jobs may start")
-    delay: float = given(unit=SECONDS, says="pause of assigners after a start")
+    delay: float = given(unit=SECONDS, help="pause of assigners after a start")
     until: datetime | None = Field(description="unset = until it is removed")
 
 
@@ -193,13 +191,13 @@ def _of_class(keys: Keys) -> str | None:
 
 
 def _advise(connection: Connection, keys: Keys, body: AdviceRequest, by: By) -> None:
-    told: Any = body.model_dump(include={"allowed", "delay", "seconds"})
-    rates.advise(connection, _of_class(keys), **told, **by)
+    advice: Any = body.model_dump(include={"allowed", "delay", "seconds"})
+    rates.advise(connection, _of_class(keys), **advice, **by)
 
 
 def _advised(done: Mapping[str, Any]) -> str:
-    told = f"wait {done['delay']:g} s after a start" if done["allowed"] else "start no jobs"
-    return f"assigners {told} of {done['resource_class'] or 'any class'}"
+    effect = f"wait {done['delay']:g} s after a start" if done["allowed"] else "start no jobs"
+    return f"assigners {effect} of {done['resource_class'] or 'any class'}"
 
 
 def _check_class(metavar: str, value: str) -> None:
@@ -210,7 +208,7 @@ def _check_class(metavar: str, value: str) -> None:
 BACKPRESSURE = Resource(
     name="backpressure",
     plural="backpressure",
-    says="Advice to hold back the constrained jobs of one resource class, or all of them.",
+    help="Advice to hold back the constrained jobs of one resource class, or all of them.",
     keys=(Key("resource_class", "[CLASS]", check=_check_class, default=ALL),),
     row=Advice,
     rows=lambda connection, _: rates.advice_in_force(connection),
@@ -221,7 +219,7 @@ BACKPRESSURE = Resource(
         ("until", "until"),
     ),
     set=Setting(
-        says="Advise assigners to start no jobs, or to pause between starts. Running jobs go on.",
+        help="Advise assigners to start no jobs, or to pause between starts. Running jobs go on.",
         model=AdviceRequest,
         apply=_advise,
         options={"seconds": "--for"},
@@ -229,18 +227,18 @@ BACKPRESSURE = Resource(
         exactly_one=("--stop", "--delay"),
         preset={"allowed": True},
     ),
-    told=_advised,
+    printed=_advised,
     remove=Removal(
-        says="Withdraw advice.",
+        help="Withdraw advice.",
         apply=lambda connection, keys, by: rates.withdraw_advice(connection, _of_class(keys), **by),
-        told="nothing is advised for {resource_class}",
+        printed="nothing is advised for {resource_class}",
     ),
 )
 
 
 class MeterRequest(Request):
-    used: float = given(unit="the meter's own unit", says="what is used", ge=0, le=meters.MAX_AMOUNT)
-    limit: float = given(unit="the meter's own unit", says="the most that may be used", gt=0, le=meters.MAX_AMOUNT)
+    used: float = given(unit="the meter's own unit", help="what is used", ge=0, le=meters.MAX_AMOUNT)
+    limit: float = given(unit="the meter's own unit", help="the most that may be used", gt=0, le=meters.MAX_AMOUNT)
     resets_at: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
         default=None, description="time with a zone at which it starts at 0 again; unset = not known"
     )
@@ -248,16 +246,16 @@ class MeterRequest(Request):
 
 class Meter(Row):
     name: str
-    used: float = given(unit="the meter's own unit", says="what is used")
-    limit: float = given(unit="the meter's own unit", says="the most that may be used")
-    percent: float = given(unit="percent of the limit", says="its level now, estimated from the last reading")
+    used: float = given(unit="the meter's own unit", help="what is used")
+    limit: float = given(unit="the meter's own unit", help="the most that may be used")
+    percent: float = given(unit="percent of the limit", help="its level now, estimated from the last reading")
     resets_at: datetime | None = Field(description="when it starts at 0 again; unset = not known")
     updated_at: datetime = Field(description="when it was read")
-    age: float = given(unit=SECONDS, says="time since it was read")
+    age: float = given(unit=SECONDS, help="time since it was read")
 
 
 def _meters(connection: Connection, _: Page) -> list[Meter]:
-    now: datetime = connection.execute(_NOW).scalar_one()
+    now: datetime = connection.scalars(select(func.now())).one()
     return [
         Meter(
             name=each.name,
@@ -279,7 +277,7 @@ def _set_meter(connection: Connection, keys: Keys, body: MeterRequest, by: By) -
 METERS = Resource(
     name="meter",
     plural="meters",
-    says="Usage meters, on which execution windows may depend.",
+    help="Usage meters, on which execution windows may depend.",
     keys=(Key("name", "NAME"),),
     row=Meter,
     rows=_meters,
@@ -292,28 +290,28 @@ METERS = Resource(
         ("resets at", "resets_at"),
     ),
     set=Setting(
-        says="Set the reading of a meter. Windows that depend on it follow at once.",
+        help="Set the reading of a meter. Windows that depend on it follow at once.",
         model=MeterRequest,
         apply=_set_meter,
     ),
-    told=lambda done: f"{done['name']} stands at {100 * done['used'] / done['limit']:.3g} % of its limit",
+    printed=lambda done: f"{done['name']} stands at {100 * done['used'] / done['limit']:.3g} % of its limit",
     remove=Removal(
-        says="Remove a meter. Windows that depend on it are closed until it has a reading again.",
+        help="Remove a meter. Windows that depend on it are closed until it has a reading again.",
         apply=lambda connection, keys, by: meters.remove(connection, keys[0], **by),
-        told="{name} is forgotten",
+        printed="{name} is forgotten",
     ),
 )
 
 
 class QueueLimitRequest(Request):
     max_queued: int = given(
-        unit="jobs", says="jobs that may wait, held jobs included", ge=0, le=queue_limits.MAX_QUEUED
+        unit="jobs", help="jobs that may wait, held jobs included", ge=0, le=queue_limits.MAX_QUEUED
     )
 
 
 class QueueLimit(Row):
     label: str
-    max_queued: int = given(unit="jobs", says="jobs that may wait, held jobs included")
+    max_queued: int = given(unit="jobs", help="jobs that may wait, held jobs included")
 
 
 def _set_queue_limit(connection: Connection, keys: Keys, body: QueueLimitRequest, by: By) -> None:
@@ -323,24 +321,24 @@ def _set_queue_limit(connection: Connection, keys: Keys, body: QueueLimitRequest
 QUEUE_LIMITS = Resource(
     name="queue-limit",
     plural="queue-limits",
-    says="How many jobs with a label may wait.",
+    help="How many jobs with a label may wait.",
     keys=(Key("label", "LABEL", check=queue_limits.check_label, slashes=True),),
     row=QueueLimit,
     rows=lambda connection, _: queue_limits.queue_limits(connection),
     columns=(("label", "label"), ("max queued (jobs)", "max_queued")),
     set=Setting(
-        says="Set how many jobs with a label may wait. Submits beyond that are refused; jobs that wait already stay.",
+        help="Set how many jobs with a label may wait. Submits beyond that are refused; jobs that wait already stay.",
         model=QueueLimitRequest,
         apply=_set_queue_limit,
         arguments=("max_queued",),
     ),
-    told=lambda done: f"{done['max_queued']} jobs with the label {done['label']} may wait",
+    printed=lambda done: f"{done['max_queued']} jobs with the label {done['label']} may wait",
     remove=Removal(
-        says="Let any number of jobs with a label wait.",
+        help="Let any number of jobs with a label wait.",
         apply=lambda connection, keys, by: queue_limits.remove_queue_limit(connection, keys[0], **by),
-        told="any number of jobs with the label {label} may wait",
+        printed="any number of jobs with the label {label} may wait",
     ),
-    place="[[queues]]",
+    section="[[queues]]",
 )
 
 
@@ -357,7 +355,7 @@ class Window(WindowTerms):
 WINDOWS = Resource(
     name="window",
     plural="windows",
-    says="Hours of the day in which jobs of certain classes may start.",
+    help="Hours of the day in which jobs of certain classes may start.",
     keys=(Key("name", "NAME"),),
     row=Window,
     rows=lambda connection, _: [Window(**each.settings.model_dump()) for each in time_windows.read(connection).windows],
@@ -374,18 +372,18 @@ WINDOWS = Resource(
         ("exempt types", "exempt_types"),
     ),
     set=Setting(
-        says="Make a window, or replace it. While any exist, a job that names a class starts only in one of them.",
+        help="Make a window, or replace it. While any exist, a job that names a class starts only in one of them.",
         model=WindowRequest,
         apply=lambda connection, keys, body, by: time_windows.put_window(connection, keys[0], body, **by),
         options={"types": "--type", "exempt_types": "--exempt-type"},
     ),
-    told=lambda done: f"window {done['name']} is open from {done['start']} to {done['end']} o'clock, {done['zone']}",
+    printed=lambda done: f"window {done['name']} is open from {done['start']} to {done['end']} o'clock, {done['zone']}",
     remove=Removal(
-        says="Remove a window. Without windows, jobs of every class may start at any hour.",
+        help="Remove a window. Without windows, jobs of every class may start at any hour.",
         apply=lambda connection, keys, by: time_windows.remove_window(connection, keys[0], **by),
-        told="window {name} is removed",
+        printed="window {name} is removed",
     ),
-    place="[[windows]]",
+    section="[[windows]]",
 )
 
 RESOURCES: tuple[Resource[Any], ...] = (POOL_LIMITS, LOCKS, RATES, BACKPRESSURE, METERS, QUEUE_LIMITS, WINDOWS)

@@ -48,8 +48,8 @@ def _reprice(database: Database, actor: str) -> Mapping[str, Any]:
     return {"repriced": reprice(database, actor=actor)}
 
 
-def _points(says: str) -> Any:
-    return given(unit="points", says=says, ge=priority_classes.LEAST_POINTS, le=priority_classes.MOST_POINTS)
+def _points(help: str) -> Any:
+    return given(unit="points", help=help, ge=priority_classes.LEAST_POINTS, le=priority_classes.MOST_POINTS)
 
 
 class ClassRequest(Request):
@@ -58,13 +58,13 @@ class ClassRequest(Request):
 
 class Class(Row):
     name: str
-    points: int = given(unit="points", says="urgency of its jobs; higher = sooner")
+    points: int = given(unit="points", help="urgency of its jobs; higher = sooner")
     priority: int = Field(description="100 - points; lower = sooner")
     level: str = Field(description="level of a job with exactly these points")
-    seconds: float | None = given(unit=SECONDS, says="median run time of its jobs; unset = not known")
-    seconds_high: float | None = given(unit=SECONDS, says="90th percentile of the run times; unset = not known")
-    running: float = given(unit="jobs", says="running jobs that count against the limit")
-    jobs: float | None = given(unit="jobs", says="jobs that may run at once; unset = any number")
+    seconds: float | None = given(unit=SECONDS, help="median run time of its jobs; unset = not known")
+    seconds_high: float | None = given(unit=SECONDS, help="90th percentile of the run times; unset = not known")
+    running: float = given(unit="jobs", help="running jobs that count against the limit")
+    jobs: float | None = given(unit="jobs", help="jobs that may run at once; unset = any number")
 
 
 def _classes(connection: Connection, _: Page) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def _classes(connection: Connection, _: Page) -> list[dict[str, Any]]:
 CLASSES = Resource(
     name="class",
     plural="classes",
-    says="Classes of jobs, each with points: more points are more urgent.",
+    help="Classes of jobs, each with points: more points are more urgent.",
     keys=(Key("name", "NAME"),),
     row=Class,
     rows=_classes,
@@ -97,7 +97,7 @@ CLASSES = Resource(
         ("limit (jobs)", "jobs"),
     ),
     set=Setting(
-        says="Make a class, or change its points. Its waiting jobs get the new priority while the pool works on.",
+        help="Make a class, or change its points. Its waiting jobs get the new priority while the pool works on.",
         model=ClassRequest,
         apply=lambda connection, keys, body, by: priority_classes.put_class(
             connection, keys[0], points=body.points, **by
@@ -105,23 +105,23 @@ CLASSES = Resource(
         then=_reprice,
         arguments=("points",),
     ),
-    told=lambda done: f"{done['name']} has {done['points']} points: priority {100 - done['points']}",
+    printed=lambda done: f"{done['name']} has {done['points']} points: priority {100 - done['points']}",
     remove=Removal(
-        says="Remove a class that no unfinished job uses.",
+        help="Remove a class that no unfinished job uses.",
         apply=lambda connection, keys, by: priority_classes.remove_class(connection, keys[0], **by),
-        told="class {name} is removed",
+        printed="class {name} is removed",
     ),
 )
 
 
 class ClassLimitRequest(Request):
-    jobs: int | None = given(unit="jobs", says="most jobs at once; null = any number", ge=0, le=counters.MAX_JOBS)
+    jobs: int | None = given(unit="jobs", help="most jobs at once; null = any number", ge=0, le=counters.MAX_JOBS)
 
 
 class ClassLimit(Row):
     name: str = Field(description="the class")
-    running: float = given(unit="jobs", says="jobs that run now")
-    jobs: float | None = given(unit="jobs", says="jobs that may run at once")
+    running: float = given(unit="jobs", help="jobs that run now")
+    jobs: float | None = given(unit="jobs", help="jobs that may run at once")
 
 
 def _class_limits(connection: Connection, _: Page) -> list[ClassLimit]:
@@ -138,38 +138,38 @@ def _set_class_limit(connection: Connection, keys: Keys, body: ClassLimitRequest
 CLASS_LIMITS = Resource(
     name="class-limit",
     plural="class-limits",
-    says="How many jobs of a class may run at once.",
+    help="How many jobs of a class may run at once.",
     keys=(Key("name", "NAME"),),
     row=ClassLimit,
     rows=_class_limits,
     columns=(("class", "name"), ("running (jobs)", "running"), ("limit (jobs)", "jobs")),
     set=Setting(
-        says="Set how many jobs of a class may run at once, so that other classes have room; none = any number.",
+        help="Set how many jobs of a class may run at once, so that other classes have room; none = any number.",
         model=ClassLimitRequest,
         apply=_set_class_limit,
         arguments=("jobs",),
     ),
-    told=lambda done: (
+    printed=lambda done: (
         f"{done['name']} may run {'any number of' if done['jobs'] is None else done['jobs']} jobs at once"
     ),
     remove=Removal(
-        says="Let any number of jobs of a class run at once.",
+        help="Let any number of jobs of a class run at once.",
         apply=lambda connection, keys, by: counters.remove_limit(connection, JOBS_OF_CLASS, keys, **by),
-        told="{name} may run any number of jobs at once",
+        printed="{name} may run any number of jobs at once",
     ),
 )
 
 
 class LevelRequest(Request):
     points: int = _points("urgency of its jobs; higher = sooner")
-    timeout_seconds: float = given(unit=SECONDS, says="timeout of a job that sets none", gt=0, le=MAX_TIMEOUT)
+    timeout_seconds: float = given(unit=SECONDS, help="timeout of a job that sets none", gt=0, le=MAX_TIMEOUT)
 
 
 class Level(Row):
     name: str
-    points: int = given(unit="points", says="urgency of its jobs; higher = sooner")
+    points: int = given(unit="points", help="urgency of its jobs; higher = sooner")
     priority: int = Field(description="100 - points; lower = sooner")
-    timeout_seconds: float = given(unit=SECONDS, says="timeout of a job that sets none")
+    timeout_seconds: float = given(unit=SECONDS, help="timeout of a job that sets none")
 
 
 def _levels(connection: Connection, _: Page) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ def _told_of_level(done: Mapping[str, Any]) -> str:
 SERVICE_LEVELS = Resource(
     name="service-level",
     plural="service-levels",
-    says="Service levels, each with the points and the timeout of its jobs.",
+    help="Service levels, each with the points and the timeout of its jobs.",
     keys=(Key("name", "NAME"),),
     row=Level,
     rows=_levels,
@@ -199,49 +199,49 @@ SERVICE_LEVELS = Resource(
         ("timeout (s)", "timeout_seconds"),
     ),
     set=Setting(
-        says="Make a service level, or change it. Waiting jobs get the new points but keep their timeout.",
+        help="Make a service level, or change it. Waiting jobs get the new points but keep their timeout.",
         model=LevelRequest,
         apply=_set_level,
         then=_reprice,
         options={"timeout_seconds": "--timeout"},
     ),
-    told=_told_of_level,
+    printed=_told_of_level,
     remove=Removal(
-        says="Remove a service level that no unfinished job uses.",
+        help="Remove a service level that no unfinished job uses.",
         apply=lambda connection, keys, by: priority_classes.remove_service_level(connection, keys[0], **by),
-        told="service level {name} is removed",
+        printed="service level {name} is removed",
     ),
 )
 
 
 def _edge(level: str) -> Any:
     return given(
-        0, unit="priority", says=f"largest effective priority of the level {level}", ge=-1_000_000, le=1_000_000
+        0, unit="priority", help=f"largest effective priority of the level {level}", ge=-1_000_000, le=1_000_000
     )
 
 
 class SchedulingRequest(Request):
-    project_points: int = given(10, unit="points", says="points of a job that belongs to a project", ge=-100, le=100)
-    user_points: int = given(5, unit="points", says="points for each step of the user's priority", ge=-100, le=100)
+    project_points: int = given(10, unit="points", help="points of a job that belongs to a project", ge=-100, le=100)
+    user_points: int = given(5, unit="points", help="points for each step of the user's priority", ge=-100, le=100)
     critical: int = _edge("critical")
     high: int = _edge("high")
     normal: int = _edge("normal; above it is low")
     starvation_seconds: float | None = given(
-        None, unit=SECONDS, says="time in one level until a job moves up; null = never", gt=0, le=MAX_TIMEOUT
+        None, unit=SECONDS, help="time in one level until a job moves up; null = never", gt=0, le=MAX_TIMEOUT
     )
     max_queue_size: int | None = given(
-        None, unit="jobs", says="jobs that may wait; null = any number", gt=0, le=counters.MAX_JOBS
+        None, unit="jobs", help="jobs that may wait; null = any number", gt=0, le=counters.MAX_JOBS
     )
 
 
 class Scheduling(Row):
-    project_points: int = given(unit="points", says="points of a job that belongs to a project")
-    user_points: int = given(unit="points", says="points for each step of the user's priority")
-    critical: int = given(unit="priority", says="largest effective priority of this level")
-    high: int = given(unit="priority", says="largest effective priority of this level")
-    normal: int = given(unit="priority", says="largest effective priority of this level; above it is low")
-    starvation_seconds: float | None = given(unit=SECONDS, says="time in one level until a job moves up; unset = never")
-    max_queue_size: int | None = given(unit="jobs", says="jobs that may wait; unset = any number")
+    project_points: int = given(unit="points", help="points of a job that belongs to a project")
+    user_points: int = given(unit="points", help="points for each step of the user's priority")
+    critical: int = given(unit="priority", help="largest effective priority of this level")
+    high: int = given(unit="priority", help="largest effective priority of this level")
+    normal: int = given(unit="priority", help="largest effective priority of this level; above it is low")
+    starvation_seconds: float | None = given(unit=SECONDS, help="time in one level until a job moves up; unset = never")
+    max_queue_size: int | None = given(unit="jobs", help="jobs that may wait; unset = any number")
 
 
 def _set_scheduling(connection: Connection, _keys: Keys, body: SchedulingRequest, by: By) -> None:
@@ -252,7 +252,7 @@ def _set_scheduling(connection: Connection, _keys: Keys, body: SchedulingRequest
 SCHEDULING = Resource(
     name="scheduling",
     plural="scheduling",
-    says="Settings for all classes: points of projects and users, levels, starvation, overflow.",
+    help="Settings for all classes: points of projects and users, levels, starvation, overflow.",
     keys=(),
     answers_as="scheduling",
     row=Scheduling,
@@ -267,14 +267,14 @@ SCHEDULING = Resource(
         ("max queue size (jobs)", "max_queue_size"),
     ),
     set=Setting(
-        says="Change settings for all classes; settings that are not given stay.",
+        help="Change settings for all classes; settings that are not given stay.",
         model=SchedulingRequest,
         apply=_set_scheduling,
         partial=True,
         then=_reprice,
         options={"starvation_seconds": "--starvation"},
     ),
-    told=lambda _: "done",
+    printed=lambda _: "done",
     remove=Irremovable("it holds for all classes, and jobs always need it; set its parts to other values"),
 )
 

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from assigner.operator_resources.declaration import (
     By,
+    Fields,
     Irremovable,
     Key,
     Keys,
@@ -18,7 +19,6 @@ from assigner.operator_resources.declaration import (
     Resource,
     Row,
     Setting,
-    Told,
     given,
 )
 from schema.accounting import accounts, counters, quotas
@@ -50,17 +50,17 @@ class Instance(Row):
     name: str
     pool: str | None = Field(description="its pool: bots of a pool serve all its instances; unset = none")
     draining: bool = Field(description="none of its jobs start")
-    usage: int | None = given(unit="units", says="in use, in all cohorts where it has a quota; unset = no quota")
-    min_quota: int | None = given(unit="units", says="guaranteed minimum, over all its quotas")
-    max_quota: int | None = given(unit="units", says="maximum over all its quotas; unset = any number")
-    queued: int = given(unit="jobs", says=f"counted up to {instances.MAX_COUNTED}")
-    running: int = given(unit="jobs", says=f"counted up to {instances.MAX_COUNTED}")
+    usage: int | None = given(unit="units", help="in use, in all cohorts where it has a quota; unset = no quota")
+    min_quota: int | None = given(unit="units", help="guaranteed minimum, over all its quotas")
+    max_quota: int | None = given(unit="units", help="maximum over all its quotas; unset = any number")
+    queued: int = given(unit="jobs", help=f"counted up to {instances.MAX_COUNTED}")
+    running: int = given(unit="jobs", help=f"counted up to {instances.MAX_COUNTED}")
     credit_weight: float | None = Field(description="its weight beside other instances; unset = it is not managed")
     unit: str | None = Field(description="unit that its budget counts")
-    used: float | None = given(unit="cost", says="within the rolling window, reservations of running jobs included")
-    budget: float | None = given(unit="cost", says="its limit; unset = any amount, also for the limits that follow")
-    max_concurrent: float | None = given(unit="jobs", says="jobs that may run at once")
-    slots: float | None = given(unit="jobs", says="slots in which its jobs work")
+    used: float | None = given(unit="cost", help="within the rolling window, reservations of running jobs included")
+    budget: float | None = given(unit="cost", help="its limit; unset = any amount, also for the limits that follow")
+    max_concurrent: float | None = given(unit="jobs", help="jobs that may run at once")
+    slots: float | None = given(unit="jobs", help="slots in which its jobs work")
 
 
 def _parts(body: InstanceChange) -> set[str]:
@@ -104,7 +104,7 @@ def _told_of_instance(done: Mapping[str, Any]) -> str:
 INSTANCES = Resource(
     name="instance",
     plural="instances",
-    says="The instances that share the pool.",
+    help="The instances that share the pool.",
     keys=(Key("name", "NAME"),),
     row=Instance,
     rows=lambda connection, page: instances.instances(connection, after=page.after, limit=page.limit),
@@ -126,7 +126,7 @@ INSTANCES = Resource(
         ("slots", "slots"),
     ),
     set=Setting(
-        says="Make an instance, or change its pool or its share; fields that are not given stay.",
+        help="Make an instance, or change its pool or its share; fields that are not given stay.",
         model=InstanceChange,
         apply=_change_instance,
         method="PATCH",
@@ -135,11 +135,11 @@ INSTANCES = Resource(
         options=_SHARE_OPTIONS,
         switches={"--no-pool": ("pool", None), "--no-share": ("share", False)},
     ),
-    older=(Setting(says="Make an instance, or change its pool.", model=InstanceRequest, apply=_put_instance),),
-    told=_told_of_instance,
+    older=(Setting(help="Make an instance, or change its pool.", model=InstanceRequest, apply=_put_instance),),
+    printed=_told_of_instance,
     remove=Irremovable("jobs and their history name it; drain it, and remove its quotas and its share"),
     paged=True,
-    place="[[instances]]",
+    section="[[instances]]",
 )
 
 
@@ -153,11 +153,11 @@ class Share(Row):
     name: str = Field(description="the instance")
     credit_weight: float = Field(description="its weight beside other instances; 0 = only what they leave")
     unit: str = Field(description="unit that its budget counts")
-    used: float | None = given(unit="cost", says="within the rolling window, reservations of running jobs included")
-    budget: float | None = given(unit="cost", says="its limit; unset = any amount, also for the limits that follow")
-    running: float | None = given(unit="jobs", says="jobs that run")
-    max_concurrent: float | None = given(unit="jobs", says="jobs that may run at once")
-    slots: float | None = given(unit="jobs", says="slots in which its jobs work")
+    used: float | None = given(unit="cost", help="within the rolling window, reservations of running jobs included")
+    budget: float | None = given(unit="cost", help="its limit; unset = any amount, also for the limits that follow")
+    running: float | None = given(unit="jobs", help="jobs that run")
+    max_concurrent: float | None = given(unit="jobs", help="jobs that may run at once")
+    slots: float | None = given(unit="jobs", help="slots in which its jobs work")
 
 
 def _set_account(connection: Connection, keys: Keys, body: AccountRequest, by: By) -> None:
@@ -167,7 +167,7 @@ def _set_account(connection: Connection, keys: Keys, body: AccountRequest, by: B
 ACCOUNTS = Resource(
     name="account",
     plural="accounts",
-    says="The shares of the pool that instances have, with their limits.",
+    help="The shares of the pool that instances have, with their limits.",
     keys=(Key("name", "NAME"),),
     path="/instances/{name}/account",
     row=Share,
@@ -183,20 +183,20 @@ ACCOUNTS = Resource(
         ("slots (jobs)", "slots"),
     ),
     set=Setting(
-        says="Give an instance a share of the pool, or change it. Fields not given stay; null removes a limit.",
+        help="Give an instance a share of the pool, or change it. Fields not given stay; null removes a limit.",
         model=AccountRequest,
         apply=_set_account,
         partial=True,
         claims=_claimed_share,
         options=_SHARE_OPTIONS,
     ),
-    told=lambda done: f"the share of {done['name']} is set",
+    printed=lambda done: f"the share of {done['name']} is set",
     remove=Removal(
-        says="Remove an instance's share and its limits: it is no longer managed.",
+        help="Remove an instance's share and its limits: it is no longer managed.",
         apply=lambda connection, keys, by: accounts.remove_account(connection, keys[0], **by),
-        told="{name} has no share",
+        printed="{name} has no share",
     ),
-    place="[[instances]]",
+    section="[[instances]]",
 )
 
 
@@ -226,7 +226,7 @@ def _set_cohort(connection: Connection, keys: Keys, body: CohortRequest, by: By)
 COHORTS = Resource(
     name="cohort",
     plural="cohorts",
-    says="Named sets of labels that group bots and jobs.",
+    help="Named sets of labels that group bots and jobs.",
     keys=(Key("name", "NAME"),),
     row=Cohort,
     rows=lambda connection, _: cohorts.cohorts(connection),
@@ -237,7 +237,7 @@ COHORTS = Resource(
         ("labels", "labels"),
     ),
     set=Setting(
-        says="Make a cohort, or change it; fields that are not given stay. Bots and queued jobs move accordingly.",
+        help="Make a cohort, or change it; fields that are not given stay. Bots and queued jobs move accordingly.",
         model=CohortRequest,
         apply=_set_cohort,
         partial=True,
@@ -245,19 +245,19 @@ COHORTS = Resource(
         options={"labels": "--label"},
         switches={"--no-labels": ("labels", [])},
     ),
-    told=lambda done: f"cohort {done['name']} is set",
+    printed=lambda done: f"cohort {done['name']} is set",
     remove=Removal(
-        says="Remove a cohort that has neither quotas nor running jobs.",
+        help="Remove a cohort that has neither quotas nor running jobs.",
         apply=lambda connection, keys, by: cohorts.remove_cohort(connection, keys[0], **by),
-        told="cohort {name} is removed",
+        printed="cohort {name} is removed",
     ),
-    place="[[cohorts]]",
+    section="[[cohorts]]",
 )
 
 
 class QuotaRequest(Request):
-    min: int = given(0, unit="units", says="guaranteed minimum", ge=0, le=quotas.MAX_QUOTA)
-    max: int | None = given(None, unit="units", says="maximum; unset = any number", ge=0, le=quotas.MAX_QUOTA)
+    min: int = given(0, unit="units", help="guaranteed minimum", ge=0, le=quotas.MAX_QUOTA)
+    max: int | None = given(None, unit="units", help="maximum; unset = any number", ge=0, le=quotas.MAX_QUOTA)
 
 
 class Quota(Row):
@@ -265,17 +265,17 @@ class Quota(Row):
 
     cohort: str
     instance: str
-    min_quota: int = given(unit="units", says="guaranteed minimum")
-    max_quota: int | None = given(unit="units", says="maximum; unset = no maximum")
-    usage: int = given(unit="units", says="units in use")
-    effective_max: int | None = given(unit="units", says="the maximum, less evictions within the cooldown")
+    min_quota: int = given(unit="units", help="guaranteed minimum")
+    max_quota: int | None = given(unit="units", help="maximum; unset = no maximum")
+    usage: int = given(unit="units", help="units in use")
+    effective_max: int | None = given(unit="units", help="the maximum, less evictions within the cooldown")
 
 
 def _put_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> None:
     quotas.set_quota(connection, *keys, minimum=body.min, maximum=body.max, **by)
 
 
-def _change_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> Told:
+def _change_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> Fields:
     cohort, instance = keys
     least, most = quotas.limits_of(connection, cohort, instance)
     least = body.min if "min" in body.model_fields_set else least
@@ -292,7 +292,7 @@ def _told_of_quota(done: Mapping[str, Any]) -> str:
 QUOTAS = Resource(
     name="quota",
     plural="quotas",
-    says="How many units each instance may have in each cohort.",
+    help="How many units each instance may have in each cohort.",
     keys=(Key("cohort", "NAME", option="--cohort", default=cohorts.DEFAULT), Key("instance", "INSTANCE")),
     row=Quota,
     rows=lambda connection, page: quotas.quotas(connection, cooldown=page.cooldown),
@@ -305,7 +305,7 @@ QUOTAS = Resource(
         ("effective max (units)", "effective_max"),
     ),
     set=Setting(
-        says="Change an instance's quota; fields not given stay. A maximum below its usage stops no running job.",
+        help="Change an instance's quota; fields not given stay. A maximum below its usage stops no running job.",
         model=QuotaRequest,
         apply=_change_quota,
         method="PATCH",
@@ -313,36 +313,36 @@ QUOTAS = Resource(
     ),
     older=(
         Setting(
-            says="Set an instance's quota in a cohort. A maximum below its usage stops no running job.",
+            help="Set an instance's quota in a cohort. A maximum below its usage stops no running job.",
             model=QuotaRequest,
             apply=_put_quota,
         ),
     ),
-    told=_told_of_quota,
+    printed=_told_of_quota,
     remove=Removal(
-        says="Let an instance have any number of units in a cohort.",
+        help="Let an instance have any number of units in a cohort.",
         apply=lambda connection, keys, by: quotas.remove_quota(connection, *keys, **by),
-        told="{instance} has no quota in {cohort}",
+        printed="{instance} has no quota in {cohort}",
     ),
 )
 
 
 class CostRequest(Request):
-    cost: float | None = given(unit="cost", says="most within the rolling window; null = any amount", ge=0, le=MAX_COST)
+    cost: float | None = given(unit="cost", help="most within the rolling window; null = any amount", ge=0, le=MAX_COST)
 
 
 class OwnerQuota(Row):
     instance: str
     owner: str
-    used: float = given(unit="cost", says="within the rolling window, reservations of running jobs included")
-    cost: float | None = given(unit="cost", says="maximum within the rolling window")
+    used: float = given(unit="cost", help="within the rolling window, reservations of running jobs included")
+    cost: float | None = given(unit="cost", help="maximum within the rolling window")
 
 
 class ProjectQuota(Row):
     instance: str
     project: str
-    used: float = given(unit="cost", says="within the rolling window, reservations of running jobs included")
-    cost: float | None = given(unit="cost", says="maximum within the rolling window")
+    used: float = given(unit="cost", help="within the rolling window, reservations of running jobs included")
+    cost: float | None = given(unit="cost", help="maximum within the rolling window")
 
 
 def _cost_quotas(connection: Connection, _: Page, *, kind: Kind) -> list[dict[str, Any]]:
@@ -363,14 +363,14 @@ def _remove_cost(connection: Connection, keys: Keys, by: By, *, kind: Kind) -> N
 def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
     noun = kind.noun
 
-    def told(done: Mapping[str, Any]) -> str:
+    def printed(done: Mapping[str, Any]) -> str:
         cost = "any amount" if done["cost"] is None else f"{done['cost']:g}"
         return f"{noun} {done[noun]} of {done['instance']} may cost {cost}"
 
     return Resource(
         name=f"{noun}-quota",
         plural=f"{noun}-quotas",
-        says=f"How much the jobs of one {noun} may cost within the window.",
+        help=f"How much the jobs of one {noun} may cost within the window.",
         keys=(Key("instance", "INSTANCE"), Key(noun, "NAME")),
         row=row,
         rows=partial(_cost_quotas, kind=kind),
@@ -381,16 +381,16 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
             ("max (cost)", "cost"),
         ),
         set=Setting(
-            says=f"Set how much the jobs of one {noun} may cost within the window; none = any amount.",
+            help=f"Set how much the jobs of one {noun} may cost within the window; none = any amount.",
             model=CostRequest,
             apply=partial(_set_cost, kind=kind),
             arguments=("cost",),
         ),
-        told=told,
+        printed=printed,
         remove=Removal(
-            says=f"Let the jobs of a {noun} cost any amount.",
+            help=f"Let the jobs of a {noun} cost any amount.",
             apply=partial(_remove_cost, kind=kind),
-            told=f"{noun} {{{noun}}} of {{instance}} may cost any amount",
+            printed=f"{noun} {{{noun}}} of {{instance}} may cost any amount",
         ),
     )
 

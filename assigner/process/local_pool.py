@@ -65,7 +65,7 @@ class LocalPool:
         restart: bool = True,
         keeper: "ServerKeeper | None" = None,
     ) -> None:
-        self.data, self._keeper = data, keeper
+        self.data, self._server = data, keeper
         self._bots, self._assigners, self._rest = bots, assigners, rest
         self._global = ["--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
         self._gateway_environment = {} if port is None else {"LEASEHOLD_GATEWAY_PORT": str(port)}
@@ -98,8 +98,8 @@ class LocalPool:
 
     def run_once(self) -> float:
         """Restart dead processes and a dead server. Returns the seconds until the next call."""
-        if self._keeper is not None:
-            self._keeper.run_once()
+        if self._server is not None:
+            self._server.run_once()
         return self._children.run_once()
 
     def processes(self) -> dict[str, int]:

@@ -12,6 +12,8 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from assigner.admission import fair_share
 
+#: Longest span that a report may cover, seconds.
+MAX_WINDOW = 366 * 86400.0
 #: The most ended jobs that one report reads, the newest.
 MAX_ENDED = 50_000
 

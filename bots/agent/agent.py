@@ -144,7 +144,7 @@ class Agent:
     def __init__(self, settings: AgentSettings, url: str, token: str, *, chance: Random | None = None) -> None:
         self._settings, self._url, self._token = settings, url, token
         self._chance = chance or Random()
-        self._wishes = AgentCommands()
+        self._commands = AgentCommands()
         self._inbox: SimpleQueue[str] = SimpleQueue()
         self._code = 1
         #: Digest of an earlier session with this work directory, once no command of it runs any more.
@@ -201,13 +201,13 @@ class Agent:
         """
         thread = threading.Thread(target=self._serve, args=(place,), name="agent", daemon=True)
         thread.start()
-        while (wish := self._inbox.get()) != "done":
-            if wish == "leave" or (wish == "signal" and self._wishes.drain_until is not None):
-                self._wishes.at_once = True
-            elif self._wishes.drain_until is None:
+        while (command := self._inbox.get()) != "done":
+            if command == "leave" or (command == "signal" and self._commands.drain_until is not None):
+                self._commands.at_once = True
+            elif self._commands.drain_until is None:
                 _log.info("draining", bot=self._settings.bot)
-                self._wishes.drain_until = clock.monotonic() + self._settings.drain_seconds
-            self._wishes.waker.set()
+                self._commands.drain_until = clock.monotonic() + self._settings.drain_seconds
+            self._commands.waker.set()
         thread.join()
 
     def _serve(self, place: RunContext) -> None:
@@ -248,9 +248,9 @@ class Agent:
             _log.info("session open", bot=session.bot, epoch=session.epoch)
             # A call that hangs must leave room for another one before the session ends.
             transport = self._transport(max(0.5, session.expires_in / 4))
-            caller = GatewayCaller(transport, self._wishes.waker, self._chance)
+            caller = GatewayCaller(transport, self._commands.waker, self._chance)
             shift = AgentSession(
-                session, opened.sent_at, caller=caller, place=place, tuning=tuning, commands=self._wishes
+                session, opened.sent_at, caller=caller, place=place, tuning=tuning, commands=self._commands
             )
             try:
                 end = shift.work()
@@ -287,7 +287,7 @@ class Agent:
         )
         transport = self._transport(_OPENING)
         try:
-            caller = GatewayCaller(transport, self._wishes.waker, self._chance)
+            caller = GatewayCaller(transport, self._commands.waker, self._chance)
             body = request.model_dump(mode="json", exclude_none=True)
             sent_at = clock.monotonic()
             session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
@@ -307,9 +307,9 @@ class Agent:
         return Transport(self._url, self._token, chance=self._chance, timeout=timeout, patience=0.0)
 
     def _check(self) -> None:
-        if self._wishes.at_once:
+        if self._commands.at_once:
             raise SessionOver(SessionEnd.ABANDONED, "asked to leave at once")
-        if self._wishes.drain_until is not None:
+        if self._commands.drain_until is not None:
             raise SessionOver(SessionEnd.LEFT)
 
     def _catch_signals(self) -> Callable[[], None]:

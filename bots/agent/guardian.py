@@ -172,12 +172,12 @@ class Supervisor:
                 ended = True
 
     def _obey(self) -> None:
-        wish = self._control.recv(64)
-        if not wish:
+        command = self._control.recv(64)
+        if not command:
             self._connected, self._killing = False, True
-        elif b"K" in wish:
+        elif b"K" in command:
             self._killing = True
-        elif b"T" in wish:
+        elif b"T" in command:
             self._signal(signal.SIGTERM)
             self._signal(signal.SIGCONT)
 

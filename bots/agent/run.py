@@ -164,10 +164,10 @@ class SupervisorReader:
                 return
             self._piping = self._read(stop_when_empty=True)
 
-    def ask(self, wish: bytes) -> None:
+    def ask(self, command: bytes) -> None:
         """Ask the supervisor to end all processes (`T`, SIGTERM) or to kill them (`K`)."""
         with contextlib.suppress(OSError):
-            self._control.send(wish)
+            self._control.send(command)
 
     def give_up(self) -> None:
         """Kill a supervisor that does not answer; the guardian then kills the processes below it."""

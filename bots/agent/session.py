@@ -136,7 +136,7 @@ class AgentSession:
         tuning: SessionSettings,
         commands: AgentCommands,
     ) -> None:
-        self._session, self._caller, self._wishes, self._tuning = session, caller, commands, tuning
+        self._session, self._caller, self._commands, self._tuning = session, caller, commands, tuning
         self._launcher: Launcher = place.launcher
         self._margin = session.expires_in / 10 if tuning.margin is None else tuning.margin
         if self._margin >= session.expires_in:
@@ -171,7 +171,7 @@ class AgentSession:
             self._heartbeat.stop()
             self._leases.stop(StopReason.LOST, grace=0.0)
             self.silent = self._leases.wait(2 * STUCK_AFTER)
-            streamer.stop(HURRIED if self._wishes.at_once else FAREWELL)
+            streamer.stop(HURRIED if self._commands.at_once else FAREWELL)
             self._launcher.disarm()
 
     @property
@@ -181,7 +181,7 @@ class AgentSession:
 
     @property
     def _draining(self) -> bool:
-        return self._wishes.drain_until is not None
+        return self._commands.drain_until is not None
 
     def _sync(self) -> float:
         """Make one sync and apply its answer; return when it was sent."""
@@ -215,10 +215,10 @@ class AgentSession:
         """Wait until there is a reason for the next sync."""
         together: float | None = None
         while True:
-            self._wishes.waker.clear()
+            self._commands.waker.clear()
             self._check()
             now = clock.monotonic()
-            if self._draining and self._wishes.drain_until is not None and now >= self._wishes.drain_until:
+            if self._draining and self._commands.drain_until is not None and now >= self._commands.drain_until:
                 self._leases.stop(StopReason.RELEASED)
             if self._last_status != ("draining" if self._draining or self._drained else "ok"):
                 return
@@ -228,11 +228,11 @@ class AgentSession:
             elif self._leases.news:
                 together = together or now + START_TOGETHER
                 due = min(due, together) if self._leases.starting else now
-            if self._draining and self._wishes.drain_until is not None and now < self._wishes.drain_until:
-                due = min(due, self._wishes.drain_until)
+            if self._draining and self._commands.drain_until is not None and now < self._commands.drain_until:
+                due = min(due, self._commands.drain_until)
             if now >= due:
                 return
-            clock.wait(self._wishes.waker, due - now)
+            clock.wait(self._commands.waker, due - now)
 
     def _idle_delay(self) -> float:
         """Return the seconds between idle calls: 0, unless the gateway answers at once instead of holding them."""
@@ -241,11 +241,11 @@ class AgentSession:
         return min(self._sync_in, 0.05 * 2.0 ** min(self._idle_answers, 10))
 
     def _check(self, *, cut_short: bool = False) -> None:
-        if self._wishes.at_once:
+        if self._commands.at_once:
             raise SessionOver(SessionEnd.ABANDONED, "asked to leave at once")
         if self._heartbeat.lost:
             raise SessionOver(SessionEnd.EXPIRED, "the session's own deadline has passed")
-        until = self._wishes.drain_until
+        until = self._commands.drain_until
         if until is not None and clock.monotonic() > until + self._grace + STUCK_AFTER + FAREWELL:
             raise SessionOver(SessionEnd.LEFT, "the gateway does not answer, and the time to drain is over")
         if cut_short and self._draining:
@@ -291,7 +291,7 @@ class AgentSession:
 
     def _end_lost_session(self) -> None:
         self._leases.stop(StopReason.LOST, grace=min(self._grace, self._margin / 2))
-        self._wishes.waker.set()
+        self._commands.waker.set()
 
     def _end(self, over: SessionOver) -> SessionEnd:
         """Kill all commands; after an expiry, find out whether another agent has taken over the name."""
@@ -348,9 +348,9 @@ class AgentSession:
             _log.info("session closed", bot=bot, epoch=epoch)
 
     def _check_patience(self) -> None:
-        if self._wishes.at_once and self._give_up_at < math.inf:
+        if self._commands.at_once and self._give_up_at < math.inf:
             self._give_up_at = min(self._give_up_at, clock.monotonic() + HURRIED)
         if clock.monotonic() > self._give_up_at:
             raise SessionOver(SessionEnd.LEFT, "the gateway does not answer")
-        if self._give_up_at == math.inf and (self._wishes.at_once or self._draining):
-            raise SessionOver(SessionEnd.ABANDONED if self._wishes.at_once else SessionEnd.LEFT, "asked to leave")
+        if self._give_up_at == math.inf and (self._commands.at_once or self._draining):
+            raise SessionOver(SessionEnd.ABANDONED if self._commands.at_once else SessionEnd.LEFT, "asked to leave")

@@ -8,7 +8,7 @@ from typing import IO, Any
 import click
 from rich.text import Text
 
-from bots.cli import options as options_cli
+from bots.cli import options as option_helpers
 from bots.cli import output
 from bots.cli.backlog import COMMANDS as ORDERING
 from bots.cli.backlog import finish
@@ -80,15 +80,15 @@ def _jobs(count: Record) -> str:
 DRAIN_LOOK = 0.5
 
 
-@click.command(cls=options_cli.GroupedCommand, context_settings={"allow_interspersed_args": False})
+@click.command(cls=option_helpers.GroupedCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--file",
-    cls=options_cli.GroupedOption,
+    cls=option_helpers.GroupedOption,
     group="What to run",
     type=click.File("rb"),
     help="Submit the jobs of a file of JSON lines, one request each, instead of a command; - reads standard input.",
 )
-@options_cli.asking
+@option_helpers.asking
 @click.option("--wait", is_flag=True, help="Wait until all jobs are final; exit 0 only if all succeeded.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @caller_options
@@ -107,15 +107,15 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
     if file is not None:
         _refuse_options_of_one_job(options)
         source = file.readlines()
-        jobs = options_cli.read_lines(source, name=file.name)
-        lines = options_cli.line_numbers(source)
+        jobs = option_helpers.read_lines(source, name=file.name)
+        lines = option_helpers.line_numbers(source)
     else:
         jobs = [_one_job(command, options)]
     with caller.client() as client:
         try:
             taken = client.submit(jobs)
         except BadInput as refused:
-            raise (options_cli.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
+            raise (option_helpers.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
         if wait:
             if not caller.json:
                 click.echo("\n".join(job.id for job in taken))
@@ -286,15 +286,15 @@ COMMANDS: tuple[click.Command, ...] = (
 
 
 def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
-    for field in options_cli.FIELDS:
-        if options_cli.is_given(options[options_cli.parameter(field)]):
+    for field in option_helpers.FIELDS:
+        if option_helpers.is_given(options[option_helpers.parameter(field)]):
             raise BadInput(
-                options_cli.option_name(field), "describes one job; with --file, set it in the lines of the file"
+                option_helpers.option_name(field), "describes one job; with --file, set it in the lines of the file"
             )
 
 
-def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> options_cli.Request:
-    return options_cli.check({options_cli.COMMAND: list(command), **options_cli.asked(options)})
+def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> option_helpers.Request:
+    return option_helpers.check({option_helpers.COMMAND: list(command), **option_helpers.asked(options)})
 
 
 def _plain(refused: BadInput) -> BadInput:

@@ -352,14 +352,14 @@ class HeldSessions:
     def __init__(self, database: Database, workers: WorkerPool, *, ttl: float, metrics: GatewayMetrics) -> None:
         self._database, self._worker_pool, self._ttl, self._metrics = database, workers, ttl, metrics
         self._held: dict[KnownState, None] = {}
-        self._keeper: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     @contextmanager
     def renewing(self, told: KnownState) -> Iterator[None]:
         """Keep this bot's session alive until the `with` block ends."""
         self._held[told] = None
-        if self._keeper is None or self._keeper.done():
-            self._keeper = asyncio.create_task(self._keep())
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._keep())
         try:
             yield
         finally:
@@ -380,8 +380,8 @@ class HeldSessions:
 
     def close(self) -> None:
         """Stop renewing sessions."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
 
     async def _keep(self) -> None:
         while self._held:

@@ -203,7 +203,7 @@ class RequestMiddleware:
         worker_pools: WorkerPools,
         metrics: GatewayMetrics,
     ) -> None:
-        self._app, self._entries, self._keeper = app, entries, token_cache
+        self._app, self._entries, self._token_cache = app, entries, token_cache
         self._worker_pools, self._metrics = worker_pools, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -249,7 +249,7 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         workers = self._worker_pools.bots if entry.kinds == frozenset({Kind.BOT}) else self._worker_pools.callers
         if entry.kinds is not None:
-            principal = await self._keeper.principal(headers, workers)
+            principal = await self._token_cache.principal(headers, workers)
             if principal.kind not in entry.kinds:
                 raise Forbidden(f"a token of kind {principal.kind} may not use this")
             scope.setdefault("state", {})["principal"] = principal

@@ -16,8 +16,9 @@ from schema.errors import BadInput, Conflict
 from schema.moves.acknowledge import Start
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict
 from schema.outputs import Written
-from schema.postgres.fragments import NOT_OVER, newest_leases
+from schema.postgres.fragments import newest_leases
 from schema.states import BotStatus, LeaseState
+from schema.tables.fleet import NOT_OVER
 
 # What a bot's report means for the leases it holds: pure, so that every case can be seen in one place.
 

@@ -7,8 +7,21 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from bots.protocol import OutputReport, SyncAnswer
-from bots.sync import call as call_sync
-from bots.sync.call import Call, HeldCall, NewCall, SyncCall
+from bots.sync.call import (
+    Call,
+    HeldCall,
+    NewCall,
+    SyncCall,
+    bot_name,
+    check_call,
+    check_session,
+    compare,
+    decode_output,
+    ends_something,
+    lease_message,
+    read_due_leases,
+    read_held_leases,
+)
 from bots.sync.fetch import FetchSettings, fetch_after_sync
 from schema import outputs
 from schema.accounting.quotas import EVICTION_COOLDOWN
@@ -90,7 +103,7 @@ class SyncService:
         or `stale_seq` (a later call has been answered), or BadInput for a report that contradicts itself. Raises
         ValueError for two calls of one bot.
         """
-        names = [call_sync.bot_name(call) for call in calls]
+        names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
         return self._database.run(
@@ -102,12 +115,12 @@ class SyncService:
 
         def work(connection: Connection) -> int:
             bot = connection.execute(LOCK_BOTS, {"names": [report.bot], "fetches": False}).one_or_none()
-            bot = call_sync.check_session(bot, epoch=report.epoch, secret=report.secret)
+            bot = check_session(bot, epoch=report.epoch, secret=report.secret)
             try:
                 UUID(report.job)
             except ValueError:
                 raise BadInput("job", "is not the id of a job") from None
-            chunks = call_sync.decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
+            chunks = decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
             count = outputs.append(connection, chunks)
             if count:
                 wake(connection, "done", [report.job])
@@ -118,14 +131,14 @@ class SyncService:
     def _settle(
         self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
     ) -> list[Answer | LeaseholdError]:
-        fetches = self._fetch.to_capacity or any(call_sync.ends_something(call) for call in calls)
+        fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         bots = {row.name: row for row in connection.execute(LOCK_BOTS, asked).all()}
         found: dict[int, Answer | LeaseholdError] = {}
         settled: list[SyncCall] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):
             try:
-                settled.append(call_sync.check_call(nth, call, bots.get(name)))
+                settled.append(check_call(nth, call, bots.get(name)))
             except Conflict as refusal:
                 found[nth] = refusal
         settled = self._without_repeated(connection, settled, found)
@@ -164,12 +177,12 @@ class SyncService:
         self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
     ) -> list[SyncCall]:
         """What each bot reports, against what it holds. Nothing has been written yet."""
-        call_sync.read_held_leases(connection, [sync_call for sync_call in settled if sync_call.sync is not None])
+        read_held_leases(connection, [sync_call for sync_call in settled if sync_call.sync is not None])
         for sync_call in settled:
             if sync_call.sync is None:
                 continue
             try:
-                sync_call.account = call_sync.compare(
+                sync_call.account = compare(
                     sync_call.held,
                     sync_call.sync.leases,
                     bot_id=sync_call.bot.id,
@@ -238,7 +251,7 @@ class SyncService:
         self, connection: Connection, settled: Sequence[SyncCall], found: dict[int, Answer | LeaseholdError]
     ) -> None:
         """Say what each bot should have now, and keep it; a call without news that may wait is not answered yet."""
-        call_sync.read_due_leases(connection, settled)
+        read_due_leases(connection, settled)
         answers = {sync_call.nth: self._reply_to(sync_call) for sync_call in settled}
         deliver(
             connection,
@@ -271,7 +284,7 @@ class SyncService:
                 return _held_call(sync_call, call)
         answer = SyncAnswer(
             seq=sync_call.seq,
-            leases=[call_sync.lease_message(row) for row in sync_call.due],
+            leases=[lease_message(row) for row in sync_call.due],
             drain=sync_call.bot.draining,
             expires_in=max(0.0, sync_call.remaining + sync_call.before),
             sync_in=self._timing.sync,

@@ -10,7 +10,7 @@ from functools import partial
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from schema.diagnostics import checks as checks_diagnostics
+from schema.diagnostics import checks as doctor_checks
 from schema.diagnostics.checks import Check, Verdict, printable_name
 from schema.errors import NotReady
 from schema.postgres import migrate
@@ -25,11 +25,11 @@ _REFUSED = "42501"
 def run_checks(database: Database) -> list[Check]:
     """Run every check. Raises NotReady if the database cannot be reached."""
     version = _run_check("schema", partial(_schema, database))
-    held = _run_in_transaction(database, "snapshots", checks_diagnostics.check_snapshots)
+    held = _run_in_transaction(database, "snapshots", doctor_checks.check_snapshots)
     checks = [
         version,
-        _run_check("wake-ups", partial(checks_diagnostics.check_wakeups, database)),
-        _run_in_transaction(database, "clocks", checks_diagnostics.check_clocks),
+        _run_check("wake-ups", partial(doctor_checks.check_wakeups, database)),
+        _run_in_transaction(database, "clocks", doctor_checks.check_clocks),
         held,
     ]
     if version.verdict is Verdict.BAD and version.figures["current"] is None:
@@ -40,14 +40,14 @@ def run_checks(database: Database) -> list[Check]:
     else:
         is_current = version.verdict is Verdict.OK
         checks += [
-            _run_in_transaction(database, "indexes", partial(checks_diagnostics.check_indexes, is_current=is_current)),
-            _run_in_transaction(database, "autovacuum", checks_diagnostics.check_autovacuum),
-            _run_in_transaction(database, "dead rows", partial(checks_diagnostics.check_dead_rows, oldest=held)),
+            _run_in_transaction(database, "indexes", partial(doctor_checks.check_indexes, is_current=is_current)),
+            _run_in_transaction(database, "autovacuum", doctor_checks.check_autovacuum),
+            _run_in_transaction(database, "dead rows", partial(doctor_checks.check_dead_rows, oldest=held)),
         ]
     checks += [
-        _run_in_transaction(database, "durability", checks_diagnostics.check_durability),
-        _run_in_transaction(database, "connections", checks_diagnostics.check_connections),
-        _run_in_transaction(database, "memory", checks_diagnostics.check_memory),
+        _run_in_transaction(database, "durability", doctor_checks.check_durability),
+        _run_in_transaction(database, "connections", doctor_checks.check_connections),
+        _run_in_transaction(database, "memory", doctor_checks.check_memory),
     ]
     return checks
 

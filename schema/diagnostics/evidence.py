@@ -38,7 +38,7 @@ from schema.validation import Properties
 
 #: The most bots read, both of the cohort and of those that match the requirements; and the most comparisons of single
 #: clauses of the requirements with bots.
-MAX_BOTS_READ, COMPARISONS = 1000, 4000
+MAX_BOTS_COUNTED, COMPARISONS = 1000, 4000
 #: The most jobs ahead that are counted, and the most queues of the instance in which they are counted.
 AHEAD, MAX_QUEUES_READ = 10_000, 1000
 #: With at most this many matching bots, each clause of the requirements is checked on its own.
@@ -254,13 +254,13 @@ def gather(connection: Connection, job: Row, *, everything: bool) -> Evidence:
     want: Row = {name: job[name] for name in ("cohort", "instance", "pool", "platform", "units")} | {
         "everything": everything
     }
-    bots = _row(connection, MATCHING, want | {"look": MAX_BOTS_READ})
+    bots = _row(connection, MATCHING, want | {"look": MAX_BOTS_COUNTED})
     return Evidence(
         job,
-        _row(connection, COHORT_BOTS, want | {"look": MAX_BOTS_READ}),
+        _row(connection, COHORT_BOTS, want | {"look": MAX_BOTS_COUNTED}),
         bots,
         _clauses(connection, job["properties"], want) if bots["matching"] <= FEW else [],
-        _row(connection, POOL, want | {"look": MAX_BOTS_READ, "cohort_name": job["cohort_name"]}),
+        _row(connection, POOL, want | {"look": MAX_BOTS_COUNTED, "cohort_name": job["cohort_name"]}),
         *_ahead(connection, job),
     )
 
@@ -284,7 +284,7 @@ def _clauses(connection: Connection, properties: Properties, want: Row) -> list[
         CLAUSE_BOTS,
         {
             **want,
-            "look": max(1, min(MAX_BOTS_READ, COMPARISONS // len(pairs))),
+            "look": max(1, min(MAX_BOTS_COUNTED, COMPARISONS // len(pairs))),
             "alone": [json.dumps(clause) for clause in alone],
             "others": [json.dumps(_without(properties, *pair)) for pair in pairs],
         },

@@ -14,7 +14,7 @@ from schema.predicates import DRAIN, HEALTHY, PROBATION, READY, RESTING, UNITS, 
 from schema.timing import KILL_GRACE
 
 #: Bots looked at for victims of one job.
-MAX_BOTS_READ = 2000
+MAX_VICTIM_BOTS = 2000
 #: Jobs of one queue that are passed over at most, because they are larger than what their instance lacks.
 WALK = 10 * MAX_JOBS_READ
 
@@ -236,7 +236,7 @@ def occupied_bots(connection: Connection, job: StarvedJob) -> Sequence[OccupiedB
             "instance": job.instance,
             "platform": job.platform,
             "units": job.units,
-            "look": MAX_BOTS_READ,
+            "look": MAX_VICTIM_BOTS,
         },
     ).all()
     bots: dict[int, tuple[str, int, int, list[Occupant]]] = {}

@@ -15,6 +15,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from schema.tables.fleet import NOT_OVER
+
 
 def newest_version(table: str, key: str, value: str, *, columns: str = "*", where: str = "true", lock: str = "") -> str:
     """A query of `columns` of the one row whose `key` is `value`; `key` must be unique among rows that match `where`.
@@ -32,10 +34,6 @@ def newest_quota(row: str, *, columns: str, lock: str = "") -> str:
     return newest_version(
         "quotas", "instance", f"{row}.instance", columns=columns, where=f"cohort = {row}.cohort", lock=lock
     )
-
-
-#: A live lease, as the index `leases_live_of_bot` states it, and no other index.
-NOT_OVER = "state NOT IN ('completed', 'cancelled')"
 
 
 def newest_leases(bot: str, held: str, *, columns: str, but: str = "") -> str:

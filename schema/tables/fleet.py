@@ -23,6 +23,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from schema.tables.columns import NO_LABELS, NOW, TIME, identity, metadata, name_form
 
 LIVE = "state IN ('pending', 'active', 'cancelling')"
+#: A live lease, as the index `leases_live_of_bot` states it, and no other index.
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
 
 reservations = Table(

@@ -14,7 +14,7 @@ from assigner.admission.rules import Rules
 from assigner.admission.state import AdmissionState
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.explain.answer import explain
-from schema import graphs as graphs_schema
+from schema import graphs as graph_reads
 from schema.accounting import counters
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.picking.ready import ReadyJob
@@ -213,7 +213,7 @@ def test_counters_of_graphs_that_run_nothing_are_forgotten_and_begin_anew(pool: 
     bot = pool.bot(capacity=2)
     scheduling(pool).run_once()
     bot.sync(*(completed(lease) for lease in bot.take()))
-    assert pool.database.run(lambda c: graphs_schema.delete_idle_counters(c, limit=10)) == 1
+    assert pool.database.run(lambda c: graph_reads.delete_idle_counters(c, limit=10)) == 1
     scheduling(pool).run_once()
     assert sum(running(pool).values()) == 1
 

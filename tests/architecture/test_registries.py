@@ -6,8 +6,12 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
+from prometheus_client import REGISTRY
+
 from assigner.admission.state import GATES
 from assigner.maintenance.upkeep import RoundResult
+from assigner.process import assign
+from bots.gateway.metrics import GatewayMetrics
 from schema.requests import GROUPS, JobRequest
 from tests.support.requests import REFUSED, TAKEN
 
@@ -15,6 +19,8 @@ HOUSE = Path(__file__).parent.parent.parent
 CONSTRAINTS = "ops/docs/constraints.md"
 #: Sections of the page that are about no gate of their own.
 OTHER_SECTIONS = {"The other gates"}
+OPERATIONS = "ops/docs/operations.md"
+GATEWAY = GatewayMetrics().registry
 FLAT_FORM = "schema/sql/functions/normal_requests.sql"
 
 
@@ -82,3 +88,17 @@ def test_every_sql_file_is_in_a_folder_that_is_loaded() -> None:
     loaded = {folder for file in loading for folder in re.findall(r'sql\.load_all\(\w+, "(\w+)"', file.read_text())}
     left = [file for file in (HOUSE / "schema/sql").rglob("*.sql") if file.parent.name not in loaded]
     assert left == [], "schema/migrations/versions/0001_baseline.py loads only " + ", ".join(sorted(loaded))
+
+
+def test_every_metric_is_described() -> None:
+    assert assign, "the module imports all others that have metrics"
+    own = [found for found in REGISTRY.collect() if found.name.startswith("leasehold_")]
+    rows = []
+    for served_by, found in [("assigner", each) for each in own] + [("gateway", each) for each in GATEWAY.collect()]:
+        name = f"{found.name}_total" if found.type == "counter" else found.name
+        rows.append(f"| `{name}` | {found.type} | {served_by} | {found.documentation} |")
+    page = (HOUSE / OPERATIONS).read_text()
+    missing = [row for row in rows if row not in page]
+    assert missing == [], f"{OPERATIONS}: the table of metrics has not these rows:\n" + "\n".join(missing)
+    shown = [line for line in page.splitlines() if line.startswith("| `leasehold_")]
+    assert shown == sorted(rows), f"{OPERATIONS}: the table of metrics has other rows, or not in the order of names"

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from sqlalchemy import text
 
-from assigner.api import jobs as jobs_api
+from assigner.api import jobs as job_routes
 from assigner.api.submission import SubmitRequest
 from bots.agent.run import MAX_TOLD_BYTES
 from bots.client.client import MAX_BYTES
@@ -93,7 +93,7 @@ def test_a_body_is_parsed_once_and_never_by_the_thread_of_the_event_loop(
 
 def test_no_route_lets_the_framework_read_its_body() -> None:
     app = FastAPI()
-    for router in (routes_gateway.router, health_router, *jobs_api.ROUTERS):
+    for router in (routes_gateway.router, health_router, *job_routes.ROUTERS):
         app.include_router(router)
         routes = [route for route in router.routes if isinstance(route, APIRoute)]
         assert [route.path for route in routes if route.body_field is not None] == []

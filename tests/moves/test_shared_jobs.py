@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assigner.queries import jobs as jobs_queries
+from assigner.queries import jobs as job_queries
 from schema.errors import Conflict
 from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
@@ -26,7 +26,7 @@ SELECT id, 'hold', 'queued', 'parked', 0, 'test' FROM parked
 
 def submission_states(pool: Pool, *submissions: str) -> list[str]:
     """The state that each submission is told."""
-    found = pool.database.run(lambda c: jobs_queries.submission_states(c, submissions, instances=None))
+    found = pool.database.run(lambda c: job_queries.submission_states(c, submissions, instances=None))
     return [found[each]["state"] for each in submissions]
 
 
@@ -60,7 +60,7 @@ def test_a_submit_joins_the_unfinished_job_with_its_key_under_an_id_of_its_own(p
     assert len({job, joined, other, plain}) == 4
     assert len(pool.rows(JOBS)) == 2
     assert pool.history(job) == ["submit", "join", "join"]
-    found = pool.database.run(lambda c: jobs_queries.submission_states(c, [job, joined, plain], instances=None))
+    found = pool.database.run(lambda c: job_queries.submission_states(c, [job, joined, plain], instances=None))
     assert [found[each]["joined"] for each in (job, plain)] == [None, None]
     assert str(found[joined]["joined"]) == job
 
@@ -171,7 +171,7 @@ def test_a_withdrawn_submission_stays_cancelled_and_the_others_get_the_result(po
     bot.sync(completed(work, exit_code=0))
 
     assert submission_states(pool, job, joined, other) == ["cancelled", "cancelled", "succeeded"]
-    found = pool.database.run(lambda c: jobs_queries.submission_states(c, [job, other], instances=None))
+    found = pool.database.run(lambda c: job_queries.submission_states(c, [job, other], instances=None))
     assert (found[job]["result"], found[other]["result"]) == (None, {"exit_code": 0})
     assert found[job]["finished_at"] < found[other]["finished_at"]
     assert cancel(pool, other) == [Cancelled(other, "succeeded", changed=False)]

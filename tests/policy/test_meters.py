@@ -13,7 +13,7 @@ import pytest
 from assigner.maintenance import meters
 from assigner.maintenance.meters import MeterPoller, MeterSettings, read_meter
 from schema.errors import BadInput
-from schema.policy import meters as meters_policy
+from schema.policy import meters as usage_meters
 from schema.policy import time_windows
 from schema.policy.meters import Level, Meter
 from schema.policy.time_windows import Window, WindowSchedule, WindowSettings
@@ -85,13 +85,13 @@ def test_sa_23_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> 
     program = 'print(\'{"used": 12.5, "limit": 50, "resets_at": "2030-01-01T00:00:00Z", "more": 1}\')'
     one, other = (MeterPoller(pool.database, [command(program)]) for _ in range(2))
     one.run_once()
-    (first,) = pool.database.run(meters_policy.meters)
+    (first,) = pool.database.run(usage_meters.meters)
     assert (first.used, first.most, first.resets_at) == (12.5, 50, datetime(2030, 1, 1, tzinfo=UTC))
     other.run_once()
-    assert pool.database.run(meters_policy.meters) == [first]
+    assert pool.database.run(usage_meters.meters) == [first]
     pool.change("UPDATE usage_meters SET polled_at = now() - interval '300 s'")
     other.run_once()
-    (second,) = pool.database.run(meters_policy.meters)
+    (second,) = pool.database.run(usage_meters.meters)
     assert second.updated_at > first.updated_at
 
 
@@ -114,9 +114,9 @@ def test_sa_23_a_command_that_gives_no_reading_says_why(program: str, said: str)
 
 
 def test_sa_23_a_reading_that_cannot_be_leaves_the_one_before_it(pool: Pool) -> None:
-    pool.database.run(lambda c: meters_policy.put(c, "plan", used=1, most=2))
+    pool.database.run(lambda c: usage_meters.put(c, "plan", used=1, most=2))
     MeterPoller(pool.database, [command('print(\'{"used": -1, "limit": 5}\')')]).run_once()
-    (kept,) = pool.database.run(meters_policy.meters)
+    (kept,) = pool.database.run(usage_meters.meters)
     assert (kept.used, kept.most) == (1, 2)
 
 
@@ -130,10 +130,10 @@ def test_an_assigner_process_keeps_windows_and_meters_as_its_configuration_says(
     pool.submit(terms={"job_class": "random"})
     bot = pool.bot()
     with assigner_process(pool, file) as (running_process, _):
-        (meter,) = eventually(lambda: pool.database.run(meters_policy.meters))
+        (meter,) = eventually(lambda: pool.database.run(usage_meters.meters))
         assert meter.percent(NOON) == 25
         assert not bot.take()
-        pool.database.run(lambda c: meters_policy.put(c, "plan", used=0, most=4))
+        pool.database.run(lambda c: usage_meters.put(c, "plan", used=0, most=4))
         assert eventually(bot.take)
         file.write_text("")
         running_process.reload()

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from sqlalchemy import make_url
 
 from schema import clock
-from schema.diagnostics import checks as checks_diagnostics
+from schema.diagnostics import checks as doctor_checks
 from schema.diagnostics import doctor
 from schema.diagnostics.checks import (
     AutovacuumSettings,
@@ -137,7 +137,7 @@ def test_wake_ups_that_arrive_tell_their_round_trip(database: Database) -> None:
 def test_the_session_with_the_oldest_snapshot_is_named_and_can_be_ended(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, holding: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(checks_diagnostics, "WARNING_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "WARNING_SECONDS", 0.0)
     with session(pool.database.url) as other:
         for statement in holding:
             other.execute(statement.encode())
@@ -154,7 +154,7 @@ def test_the_session_with_the_oldest_snapshot_is_named_and_can_be_ended(
 def test_a_writer_in_another_database_of_the_server_holds_the_rows_as_well(
     pool: Pool, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks_diagnostics, "BAD_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "BAD_SECONDS", 0.0)
     with session(empty_url) as other:
         other.execute("BEGIN")
         other.execute("SELECT pg_current_xact_id()")
@@ -164,8 +164,8 @@ def test_a_writer_in_another_database_of_the_server_holds_the_rows_as_well(
 
 
 def test_dead_rows_name_the_snapshot_that_keeps_them(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_diagnostics, "WARNING_SECONDS", 0.0)
-    monkeypatch.setattr(checks_diagnostics, "MANY_DEAD", 20)
+    monkeypatch.setattr(doctor_checks, "WARNING_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "MANY_DEAD", 20)
     pool.change("ALTER TABLE jobs SET (autovacuum_enabled = off)")
     pool.submit(30)
     with session(pool.database.url) as other:
@@ -179,7 +179,7 @@ def test_dead_rows_name_the_snapshot_that_keeps_them(pool: Pool, monkeypatch: py
         assert "jobs has 120 dead rows and 30 live ones" in found.found
         assert f"session {other.info.backend_pid}" in found.found
         assert f"pg_terminate_backend({other.info.backend_pid})" in (found.remedy or "")
-    monkeypatch.setattr(checks_diagnostics, "WARNING_SECONDS", 60.0)
+    monkeypatch.setattr(doctor_checks, "WARNING_SECONDS", 60.0)
     assert checks(pool.database)["dead rows"].remedy == "VACUUM leasehold.jobs"
 
 
@@ -246,7 +246,7 @@ def test_commits_that_do_not_wait_for_the_disk_are_bad(database: Database) -> No
 
 
 def test_a_session_of_ours_that_idles_in_a_transaction_is_named(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_diagnostics, "IDLE", 0.0)
+    monkeypatch.setattr(doctor_checks, "IDLE", 0.0)
     with session(pool.database.url) as other:
         other.execute("BEGIN")
         found = checks(pool.database)["connections"]
@@ -277,7 +277,7 @@ def test_the_doctor_works_where_nothing_may_be_written(database: Database) -> No
 
 
 def test_a_role_that_may_see_little_is_told_what_it_cannot_look_at(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_diagnostics, "WARNING_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "WARNING_SECONDS", 0.0)
     role = f"leasehold_test_{uuid4().hex[:12]}"
     may = "SELECT rolsuper OR rolcreaterole AS make_roles FROM pg_roles WHERE rolname = current_user"
     if not pool.row(may).make_roles:
@@ -330,14 +330,14 @@ FINE = Check("snapshots", Verdict.OK, "no session, slot or standby holds a snaps
 def test_whoever_holds_an_old_snapshot_is_named_with_the_way_to_end_it(
     holder: SnapshotHolder, verdict: Verdict, remedy: str | None
 ) -> None:
-    found = checks_diagnostics.judge_snapshots([holder])
+    found = doctor_checks.judge_snapshots([holder])
     assert (found.verdict, found.remedy) == (verdict, remedy)
-    assert checks_diagnostics.describe_holder(holder) in found.found
+    assert doctor_checks.describe_holder(holder) in found.found
 
 
 def test_the_gravest_holder_is_named_first_and_the_young_ones_are_not_to_be_ended() -> None:
     old = replace(SESSION, pid=8, seconds=700.0)
-    found = checks_diagnostics.judge_snapshots([SESSION, replace(SLOT, transactions=50_000), old])
+    found = doctor_checks.judge_snapshots([SESSION, replace(SLOT, transactions=50_000), old])
     assert found.verdict is Verdict.BAD
     assert found.found.index("session 8") < found.found.index("slot")
     assert "session 7" not in found.found + str(found.remedy)
@@ -346,13 +346,13 @@ def test_the_gravest_holder_is_named_first_and_the_young_ones_are_not_to_be_ende
 
 def test_a_session_of_unknown_age_is_not_to_be_ended_beside_one_that_is_old() -> None:
     hidden = replace(SESSION, pid=8, state=None, seconds=None, transactions=10**6)
-    assert checks_diagnostics.judge_snapshots([hidden, SESSION]).verdict is Verdict.UNKNOWN
-    found = checks_diagnostics.judge_snapshots([hidden, replace(SESSION, seconds=90.0)])
+    assert doctor_checks.judge_snapshots([hidden, SESSION]).verdict is Verdict.UNKNOWN
+    found = doctor_checks.judge_snapshots([hidden, replace(SESSION, seconds=90.0)])
     assert (found.verdict, found.remedy) == (Verdict.WARNING, "end session 7: SELECT pg_terminate_backend(7)")
 
 
 def test_a_name_from_the_server_cannot_write_to_the_terminal() -> None:
-    found = checks_diagnostics.judge_snapshots([replace(SESSION, name="\x1b[2J", owner="a\nb", seconds=100.0)])
+    found = doctor_checks.judge_snapshots([replace(SESSION, name="\x1b[2J", owner="a\nb", seconds=100.0)])
     assert found.found.isprintable()
 
 
@@ -368,52 +368,52 @@ def test_a_name_from_the_server_cannot_write_to_the_terminal() -> None:
 def test_clocks_that_differ_by_more_than_a_second_are_a_warning(
     offset: float, uncertainty: float, verdict: Verdict
 ) -> None:
-    found = checks_diagnostics.judge_clocks(offset, uncertainty)
+    found = doctor_checks.judge_clocks(offset, uncertainty)
     assert found.verdict is verdict
     assert found.figures["offset_ms"] == offset * 1000
 
 
 def test_a_slow_wake_up_is_a_warning() -> None:
-    assert checks_diagnostics.judge_wakeup(0.002).verdict is Verdict.OK
-    assert checks_diagnostics.judge_wakeup(0.8).verdict is Verdict.WARNING
+    assert doctor_checks.judge_wakeup(0.002).verdict is Verdict.OK
+    assert doctor_checks.judge_wakeup(0.8).verdict is Verdict.WARNING
 
 
 @pytest.mark.parametrize("name", ["fsync", "full_page_writes", "synchronous_commit"])
 def test_every_setting_without_which_an_acknowledged_submit_can_be_lost_is_bad_when_off(name: str) -> None:
     sound = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "remote_apply"}
-    assert checks_diagnostics.judge_durability(sound).verdict is Verdict.OK
-    found = checks_diagnostics.judge_durability(sound | {name: "off"})
+    assert doctor_checks.judge_durability(sound).verdict is Verdict.OK
+    found = doctor_checks.judge_durability(sound | {name: "off"})
     assert found.verdict is Verdict.BAD
-    assert found.found == f"{name} is off: {checks_diagnostics.LOSSES[name]}"
+    assert found.found == f"{name} is off: {doctor_checks.LOSSES[name]}"
     assert name in (found.remedy or "")
 
 
 @pytest.mark.parametrize(("in_use", "verdict"), [(77, Verdict.OK), (78, Verdict.WARNING), (93, Verdict.BAD)])
 def test_few_connections_that_are_left_are_a_danger(in_use: int, verdict: Verdict) -> None:
     counted = Connections(most=100, reserved=3, in_use=in_use, ours=10)
-    assert checks_diagnostics.judge_connections(counted, []).verdict is verdict
+    assert doctor_checks.judge_connections(counted, []).verdict is verdict
 
 
 def test_only_a_session_that_idles_for_long_is_a_warning_and_it_hides_nothing_worse() -> None:
     counted = Connections(most=100, reserved=3, in_use=10, ours=10)
-    assert checks_diagnostics.judge_connections(counted, [Idler(5, "x", 9.0)]).verdict is Verdict.OK
-    found = checks_diagnostics.judge_connections(counted, [Idler(5, "x", 11.0)])
+    assert doctor_checks.judge_connections(counted, [Idler(5, "x", 9.0)]).verdict is Verdict.OK
+    found = doctor_checks.judge_connections(counted, [Idler(5, "x", 11.0)])
     assert (found.verdict, found.figures["idle_in_transaction"]) == (Verdict.WARNING, [5])
-    full = checks_diagnostics.judge_connections(replace(counted, in_use=97), [Idler(5, "x", 11.0)])
+    full = doctor_checks.judge_connections(replace(counted, in_use=97), [Idler(5, "x", 11.0)])
     assert full.verdict is Verdict.BAD
 
 
 def test_small_buffers_matter_once_the_tables_are_larger() -> None:
     size = 128 * 1024**2
-    assert checks_diagnostics.judge_memory(buffers=size, work=4 * 1024**2, size=size).verdict is Verdict.OK
-    assert checks_diagnostics.judge_memory(buffers=size, work=4 * 1024**2, size=size + 1).verdict is Verdict.WARNING
-    assert checks_diagnostics.judge_memory(buffers=4 * size, work=64 * 1024, size=size + 1).verdict is Verdict.WARNING
+    assert doctor_checks.judge_memory(buffers=size, work=4 * 1024**2, size=size).verdict is Verdict.OK
+    assert doctor_checks.judge_memory(buffers=size, work=4 * 1024**2, size=size + 1).verdict is Verdict.WARNING
+    assert doctor_checks.judge_memory(buffers=4 * size, work=64 * 1024, size=size + 1).verdict is Verdict.WARNING
 
 
 @pytest.mark.parametrize("name", ["autovacuum", "track_counts"])
 def test_a_server_that_does_not_vacuum_is_bad(name: str) -> None:
     off = {"autovacuum": AutovacuumSettings(autovacuum=False), "track_counts": AutovacuumSettings(track_counts=False)}
-    found = checks_diagnostics.judge_autovacuum(off[name], [])
+    found = doctor_checks.judge_autovacuum(off[name], [])
     assert (found.verdict, found.found) == (Verdict.BAD, f"{name} is off")
 
 
@@ -432,10 +432,10 @@ def test_a_table_that_needs_a_vacuum_and_had_none_for_long_is_a_warning(
     table = TableStatistics(
         "jobs", {name: str(value) for name, value in STORAGE["jobs"].items()}, 100_000, dead, vacuumed
     )
-    assert checks_diagnostics.judge_autovacuum(AutovacuumSettings(), [table]).verdict is verdict
-    if dead > checks_diagnostics.MANY_DEAD:
+    assert doctor_checks.judge_autovacuum(AutovacuumSettings(), [table]).verdict is verdict
+    if dead > doctor_checks.MANY_DEAD:
         lazy = replace(table, live=10_000_000)
-        assert checks_diagnostics.judge_autovacuum(AutovacuumSettings(), [lazy]).verdict is Verdict.OK
+        assert doctor_checks.judge_autovacuum(AutovacuumSettings(), [lazy]).verdict is Verdict.OK
 
 
 def test_the_same_parameter_written_otherwise_is_the_same() -> None:
@@ -446,23 +446,21 @@ def test_the_same_parameter_written_otherwise_is_the_same() -> None:
         "autovacuum_vacuum_cost_limit": "900",
     }
     assert (
-        checks_diagnostics.judge_autovacuum(
-            AutovacuumSettings(), [TableStatistics("leases", options, 0, 0, None)]
-        ).verdict
+        doctor_checks.judge_autovacuum(AutovacuumSettings(), [TableStatistics("leases", options, 0, 0, None)]).verdict
         is Verdict.OK
     )
 
 
 def test_dead_rows_are_a_warning_only_where_they_are_thousands_more_than_the_live_ones() -> None:
     table = TableStatistics("leases", {}, 1_000, 6_000, None)
-    assert checks_diagnostics.judge_dead_rows([table], oldest=FINE).verdict is Verdict.OK
-    found = checks_diagnostics.judge_dead_rows([replace(table, dead=6_001)], oldest=FINE)
+    assert doctor_checks.judge_dead_rows([table], oldest=FINE).verdict is Verdict.OK
+    found = doctor_checks.judge_dead_rows([replace(table, dead=6_001)], oldest=FINE)
     assert (found.verdict, found.remedy) == (Verdict.WARNING, "VACUUM leasehold.leases")
 
 
 def test_an_index_that_is_being_built_is_not_to_be_touched() -> None:
     wanted = {"a": "CREATE INDEX CONCURRENTLY a"}
-    found = checks_diagnostics.judge_indexes(
-        wanted, [checks_diagnostics.Index("a", usable=False, building=True)], is_current=True
+    found = doctor_checks.judge_indexes(
+        wanted, [doctor_checks.Index("a", usable=False, building=True)], is_current=True
     )
     assert (found.verdict, found.remedy) == (Verdict.WARNING, "run the check again when they are built")

@@ -13,7 +13,7 @@ import psycopg
 from sqlalchemy import Connection, text
 
 from assigner.maintenance import upkeep
-from assigner.queries import jobs as jobs_queries
+from assigner.queries import jobs as job_queries
 from bots.gateway import long_poll
 from bots.sync import call
 from schema import clock
@@ -328,8 +328,8 @@ ACTS: dict[str, Act] = {
     "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
     "lose": lambda known, connection: known.end(connection, Verdict.LOST),
     "cancel": lambda known, connection: cancel(connection, known.public, instances=None, sync=1, actor="test"),
-    "states": lambda known, connection: jobs_queries.submission_states(connection, known.public, instances=None),
-    "progress": lambda known, connection: connection.execute(jobs_queries.PROGRESS, {"ids": known.public}).all(),
+    "states": lambda known, connection: job_queries.submission_states(connection, known.public, instances=None),
+    "progress": lambda known, connection: connection.execute(job_queries.PROGRESS, {"ids": known.public}).all(),
     "ask to stop": lambda known, connection: ask_stop(
         connection, known.fences(), from_state="active", reason="timeout", sync=1
     ),
