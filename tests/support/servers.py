@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 from uuid import uuid4
 
 import httpx
@@ -62,40 +62,131 @@ def serving_in_memory() -> Iterator[str]:
         shutil.rmtree(data)
 
 
+# What a test may change in the definition of a database. A statement that changes a definition writes new rows with its
+# transaction's id into the catalog. TRUNCATE writes into pg_class only.
+_VERSIONS = " UNION ALL ".join(
+    f"SELECT '{catalog}', count(*)::text, sum(xmin::text::numeric)::text FROM {catalog}"
+    for catalog in ("pg_attribute", "pg_attrdef", "pg_index", "pg_constraint", "pg_trigger", "pg_proc", "pg_extension")
+)
+_CATALOG = f"""
+SELECT array_agg(described ORDER BY described)::text FROM (
+    {_VERSIONS}
+    UNION ALL SELECT 'pg_class', relname, concat_ws(' ', relacl, reloptions, relowner)
+    FROM pg_class WHERE relkind IN ('r', 'S', 'v') AND oid >= 16384
+    UNION ALL SELECT 'pg_namespace', nspname, concat_ws(' ', nspacl, nspowner)
+    FROM pg_namespace WHERE nspname !~ '^pg_(toast_)?temp'
+    UNION ALL SELECT 'setting', setting, '' FROM pg_db_role_setting, unnest(setconfig) AS setting
+    WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
+    UNION ALL SELECT 'analyzed', '', '' FROM pg_statistic WHERE starelid >= 16384) AS described"""
+_OTHERS = """
+SELECT count(pg_terminate_backend(pid, 1000)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+_WITH_ROWS = (
+    "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND oid >= 16384 AND pg_relation_size(oid) > 0"
+)
+_USED_SEQUENCES = """
+SELECT setval(format('%I.%I', schemaname, sequencename), start_value, false) FROM pg_sequences
+WHERE last_value IS NOT NULL"""
+
+
+@dataclass(frozen=True)
+class _Template:
+    """A database to clone: the digest of its catalog, and the rows of its tables as COPY writes them."""
+
+    catalog: str
+    rows: Mapping[str, bytes]
+
+
 class Databases:
-    """Makes databases named `leasehold_test_…` and drops them. Leaving it drops all that are left."""
+    """Makes databases named `leasehold_test_…` and drops them. Leaving it drops all that are left.
+
+    A clone that is given back is emptied and used again, which takes a tenth of the time of making one. It is dropped
+    instead if its definition differs from the template's, if it was analyzed, or if the role is no superuser.
+    """
 
     def __init__(self, server_url: str) -> None:
         self._server = make_url(server_url)
         self._over: list[str] = []
+        self._templates: dict[str, _Template] = {}
+        self._clones: dict[str, str] = {}
+        self._emptied: dict[str, list[str]] = {}
 
     def __enter__(self) -> "Databases":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over += [name for names in self._emptied.values() for name in names]
         self._drop()
 
     def make(self, *, template: str | None = None) -> str:
         """Make a database and return its URL. `template`: URL of a database to clone, without connections to it."""
+        original = None if template is None else make_url(template).database
+        if original is not None and self._emptied.get(original):
+            return self._url(self._emptied[original].pop())
         name = f"leasehold_test_{uuid4().hex}"
-        source = f'TEMPLATE "{make_url(template).database}"' if template else "TEMPLATE template0 ENCODING 'UTF8'"
+        source = f'TEMPLATE "{original}"' if original else "TEMPLATE template0 ENCODING 'UTF8'"
         with self._connect() as connection:
             connection.execute(f'CREATE DATABASE "{name}" {source}')
-        return self._server.set(database=name).render_as_string(hide_password=False)
+        if original is not None:
+            self._clones[name] = original
+            if original not in self._templates:
+                self._templates[original] = self._described(name)
+        return self._url(name)
 
     def give_back(self, url: str) -> None:
-        """Drop the database soon, even if it has connections."""
-        self._over.append(make_url(url).database or "")
+        """Empty the database for another test, or drop it soon, even if it has connections."""
+        name = make_url(url).database or ""
+        if name in self._clones and self._empty(name):
+            self._emptied.setdefault(self._clones[name], []).append(name)
+            return
+        self._over.append(name)
         if len(self._over) >= DROPPED_TOGETHER:
             self._drop()
+
+    def _described(self, clone: str) -> _Template:
+        with self._connect(clone) as connection:
+            rows = {}
+            for (table,) in connection.execute(_WITH_ROWS).fetchall():
+                with connection.cursor().copy(f"COPY {table} TO STDOUT") as copied:
+                    rows[table] = b"".join(map(bytes, copied))
+            return _Template(_one(connection, _CATALOG), rows)
+
+    def _empty(self, name: str) -> bool:
+        """Give the clone the rows of its template and nothing else; False if it may differ in anything else."""
+        template = self._templates[self._clones[name]]
+        with self._connect(name) as connection:
+            if (
+                connection.info.parameter_status("is_superuser") != "on"
+                or _one(connection, _CATALOG) != template.catalog
+            ):
+                return False
+            connection.execute(_OTHERS)
+            tables = [table for (table,) in connection.execute(_WITH_ROWS)]
+            connection.execute(f"TRUNCATE {', '.join(tables)} CASCADE")
+            for table, rows in template.rows.items():
+                with connection.cursor().copy(f"COPY {table} FROM STDIN") as copied:
+                    copied.write(rows)
+            connection.execute(_USED_SEQUENCES)
+            connection.execute("SELECT pg_stat_reset()")
+        return True
 
     def _drop(self) -> None:
         with self._connect() as connection:
             while self._over:
                 connection.execute(f'DROP DATABASE "{self._over.pop()}" WITH (FORCE)')
 
-    def _connect(self) -> psycopg.Connection:
-        return psycopg.connect(libpq_url(self._server.render_as_string(hide_password=False)), autocommit=True)
+    def _url(self, name: str) -> str:
+        return self._server.set(database=name).render_as_string(hide_password=False)
+
+    def _connect(self, name: str | None = None) -> psycopg.Connection:
+        url = self._server if name is None else self._server.set(database=name)
+        return psycopg.connect(libpq_url(url.render_as_string(hide_password=False)), autocommit=True)
+
+
+def _one(connection: psycopg.Connection, query: LiteralString) -> str:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def opened(url: str) -> Database:
