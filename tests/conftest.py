@@ -15,7 +15,6 @@ from assigner.cli.main import cli
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.workspace import Workspace, marked_processes
-from schema.diagnostics import invariants
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
@@ -82,7 +81,7 @@ def database_url(request: pytest.FixtureRequest, databases: Databases, template:
     """The URL of a migrated database of the test's own, whose invariants must hold when the test is over."""
     url = databases.make(template=template)
     yield url
-    findings = [] if request.node.get_closest_marker("breaks_invariants") else _findings(url)
+    findings = [] if request.node.get_closest_marker("breaks_invariants") else databases.findings(url)
     databases.give_back(url)
     assert not findings, "the test broke invariants:\n" + "\n".join(map(str, findings))
 
@@ -115,14 +114,6 @@ def scratch() -> Iterator[Path]:
     directory = embedded.scratch("leasehold-test-")
     yield directory
     shutil.rmtree(directory)
-
-
-def _findings(url: str) -> list[object]:
-    database = opened(url)
-    try:
-        return [finding for finding in invariants.verify(database) if finding.rows]
-    finally:
-        database.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alembic import command
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
@@ -37,6 +38,12 @@ def empty(empty_url: str) -> Iterator[Database]:
 def claim_version(database: Database, version: str) -> None:
     change = text("UPDATE alembic_version SET version_num = :version")
     database.run(lambda connection: connection.execute(change, {"version": version}))
+
+
+def test_the_files_of_the_steps_begin_with_their_versions(empty: Database) -> None:
+    steps = ScriptDirectory.from_config(migrate.alembic_config()).walk_revisions()
+    assert list(migrate._known()) == [step.revision for step in steps]
+    assert migrate.status(empty).needed == migrate._known()[0]
 
 
 def test_an_empty_database_is_not_ready_and_the_refusal_says_what_to_run(empty: Database) -> None:
@@ -89,7 +96,7 @@ def test_an_upgrade_that_fails_leaves_nothing(empty: Database) -> None:
 
 def test_a_downgrade_drops_everything_and_an_upgrade_makes_it_again(empty: Database) -> None:
     def downgrade(connection: Connection) -> list[str]:
-        config = migrate._config()
+        config = migrate.alembic_config()
         config.attributes["connection"] = connection
         command.downgrade(config, "base")
         return list(connection.execute(LEFT).scalars())

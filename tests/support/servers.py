@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import httpx
 import psycopg
-from sqlalchemy import make_url, text
+from sqlalchemy import Connection, make_url, text
 from structlog.testing import capture_logs
 
 from assigner.api import backlog, jobs
@@ -32,6 +32,7 @@ from bots.gateway import server as server_gateway
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
+from schema.diagnostics import invariants
 from schema.postgres import embedded
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.postgres.notify import Wakeups
@@ -110,6 +111,7 @@ class Databases:
         self._templates: dict[str, _Template] = {}
         self._clones: dict[str, str] = {}
         self._emptied: dict[str, list[str]] = {}
+        self._opened: dict[str, Database] = {}
 
     def __enter__(self) -> "Databases":
         return self
@@ -133,6 +135,13 @@ class Databases:
                 self._templates[original] = self._described(name)
         return self._url(name)
 
+    def findings(self, url: str) -> list[invariants.Finding]:
+        """Return the invariants that the database breaks. Checks of one clone share a connection."""
+        name = make_url(url).database or ""
+        if name not in self._opened:
+            self._opened[name] = opened(url)
+        return [finding for finding in invariants.verify(self._opened[name]) if finding.rows]
+
     def give_back(self, url: str) -> None:
         """Empty the database for another test, or drop it soon, even if it has connections."""
         name = make_url(url).database or ""
@@ -154,26 +163,31 @@ class Databases:
     def _empty(self, name: str) -> bool:
         """Give the clone the rows of its template and nothing else; False if it may differ in anything else."""
         template = self._templates[self._clones[name]]
-        with self._connect(name) as connection:
-            if (
-                connection.info.parameter_status("is_superuser") != "on"
-                or _one(connection, _CATALOG) != template.catalog
-            ):
+
+        def work(connection: Connection) -> bool:
+            driver: Any = connection.connection.driver_connection
+            if driver.info.parameter_status("is_superuser") != "on" or _one(driver, _CATALOG) != template.catalog:
                 return False
-            connection.execute(_OTHERS)
-            tables = [table for (table,) in connection.execute(_WITH_ROWS)]
-            connection.execute(f"TRUNCATE {', '.join(tables)} CASCADE")
+            driver.execute(_OTHERS)
+            driver.execute(f"TRUNCATE {', '.join(table for (table,) in driver.execute(_WITH_ROWS))} CASCADE")
             for table, rows in template.rows.items():
-                with connection.cursor().copy(f"COPY {table} FROM STDIN") as copied:
+                with driver.cursor().copy(f"COPY {table} FROM STDIN") as copied:
                     copied.write(rows)
-            connection.execute(_USED_SEQUENCES)
-            connection.execute("SELECT pg_stat_reset()")
-        return True
+            driver.execute(_USED_SEQUENCES)
+            driver.execute("SELECT pg_stat_reset()")
+            return True
+
+        if name not in self._opened:
+            self._opened[name] = opened(self._url(name))
+        return self._opened[name].run(work, urgent=True)
 
     def _drop(self) -> None:
         with self._connect() as connection:
             while self._over:
-                connection.execute(f'DROP DATABASE "{self._over.pop()}" WITH (FORCE)')
+                name = self._over.pop()
+                if name in self._opened:
+                    self._opened.pop(name).close()
+                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
     def _url(self, name: str) -> str:
         return self._server.set(database=name).render_as_string(hide_password=False)
