@@ -7,14 +7,14 @@ bot because it was behind when the cycle began.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
 from assigner.admission.admit import InstanceOrder, Rank, head_below_minimum, queue_below_minimum
 from assigner.admission.state import AdmissionState
-from schema.accounting.fair_share import Share, Shares
+from schema.accounting.fair_share import Share, Shares, jain_index
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 
 
@@ -182,13 +182,6 @@ def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsag
 def fairness_index(shares: Shares, admission_state: AdmissionState) -> float | None:
     """How evenly the instances that have jobs waiting have been served for their weights; None if nobody is to be."""
     return jain_index(_used(share, admission_state) / share.weight for share in shares.of.values() if share.weight > 0)
-
-
-def jain_index(values: Iterable[float]) -> float | None:
-    """Jain's index of fairness: 1 = all have the same, 1/n = one has everything; None of nothing."""
-    found = list(values)
-    squares = sum(value * value for value in found)
-    return sum(found) ** 2 / (len(found) * squares) if squares > 0 else None
 
 
 def _used(share: Share, admission_state: AdmissionState) -> float:

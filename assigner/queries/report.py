@@ -10,7 +10,7 @@ from datetime import date, datetime
 
 from sqlalchemy import Connection, Row, TextClause, text
 
-from assigner.admission import fair_share
+from schema.accounting import fair_share
 
 #: Longest span that a report may cover, seconds.
 MAX_WINDOW = 366 * 86400.0

@@ -4,7 +4,7 @@ An instance earns nothing while it has no jobs. When it returns, its usage is li
 instance that did have jobs, relative to their weights. The lift fades within the rolling window, as usage does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -192,3 +192,13 @@ def record_demand(connection: Connection, instances: Sequence[int], settings: Fa
 def unrecorded_demand(connection: Connection) -> list[int]:
     """The managed instances with waiting or running jobs whose demand is due to be recorded."""
     return [row.instance for row in connection.execute(UNRECORDED_DEMAND)]
+
+
+def jain_index(values: Iterable[float]) -> float | None:
+    """Jain's index of fairness: 1 = equal values, 1/n = one of n has everything, None = every value is 0.
+
+    It is the squared sum of the values over n times the sum of their squares (Jain, Chiu and Hawe, 1984).
+    """
+    found = list(values)
+    squares = sum(value * value for value in found)
+    return sum(found) ** 2 / (len(found) * squares) if squares > 0 else None

@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from assigner.admission.fair_share import jain_index
 from schema.accounting import counters, fair_share
-from schema.accounting.fair_share import FairShareSettings
+from schema.accounting.fair_share import FairShareSettings, jain_index
 from tests.support.plans import watching
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race, Undecided

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from assigner.admission import admit, fair_share
-from assigner.admission.fair_share import DeficitOrder, jain_index
+from assigner.admission.fair_share import DeficitOrder
 from assigner.admission.ordering import RankOrder
 from assigner.admission.state import AdmissionState
 from schema.accounting.counters import Counter
-from schema.accounting.fair_share import Mode, Share, Shares
+from schema.accounting.fair_share import Mode, Share, Shares, jain_index
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.picking.ready import ReadyJob
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from assigner.admission import fair_share
 from assigner.queries import report
-from schema.accounting import counters
+from schema.accounting import counters, fair_share
 from tests.support.pool import Pool, completed
 
 HOUR = 3600.0
