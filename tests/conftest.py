@@ -19,6 +19,7 @@ from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.timing import Timing
+from tests.support.fork_server.server import fork_server
 from tests.support.http import Gateway, accepting, gateway
 from tests.support.pool import Pool
 from tests.support.race import Race
@@ -66,6 +67,13 @@ def template(databases: Databases) -> Iterator[str]:
         database.close()
     yield url
     databases.give_back(url)
+
+
+@pytest.fixture(scope="session")
+def leasehold() -> Iterator[Path]:
+    """The program `leasehold` of a fork server, which starts in milliseconds, alone in its directory."""
+    with fork_server() as program:
+        yield program
 
 
 @pytest.fixture

@@ -52,14 +52,14 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.fixture
-def console(tmp_path: Path) -> Console:
+def console(tmp_path: Path, leasehold: Path) -> Console:
     """Without a database."""
-    return Console(tmp_path)
+    return Console(tmp_path, leasehold)
 
 
 @pytest.fixture
-def connected(tmp_path: Path, database_url: str) -> Console:
-    return Console(tmp_path, LEASEHOLD_DATABASE_URL=database_url)
+def connected(tmp_path: Path, leasehold: Path, database_url: str) -> Console:
+    return Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=database_url)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_a_database_that_is_away_gives_exit_3_and_says_why(console: Console) -> 
         assert "hunter2" not in said
 
 
-def test_a_database_of_another_version_gives_exit_3(tmp_path: Path, empty_url: str) -> None:
-    console = Console(tmp_path, LEASEHOLD_DATABASE_URL=empty_url)
+def test_a_database_of_another_version_gives_exit_3(tmp_path: Path, leasehold: Path, empty_url: str) -> None:
+    console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
     for command in (["assign"], ["gateway"], ["db", "verify"], ["token", "list"]):
         said = console.refused(*command, code=3)
         assert re.fullmatch(r"schema none, need \d{4}; run: leasehold db upgrade", said)

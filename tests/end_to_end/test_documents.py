@@ -102,10 +102,14 @@ def name(document: Path) -> str:
 
 @dataclass
 class Pool:
-    """A running `leasehold up`, and the environment in which commands find it."""
+    """A running `leasehold up`, and the environment in which commands find it.
+
+    `forked`: the same environment with the program of a fork server in front of the console script.
+    """
 
     data: Path
     environment: dict[str, str]
+    forked: dict[str, str]
 
 
 def processes_of(data: Path) -> list[int]:
@@ -123,7 +127,7 @@ def processes_of(data: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
+def pool(leasehold: Path) -> Iterator[Pool]:
     data = embedded.scratch("leasehold-documents-")
     programs = Path(sys.executable).parent
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD_")}
@@ -146,7 +150,7 @@ def pool() -> Iterator[Pool]:
     try:
         assert up.stdout is not None
         assert up.stdout.readline(), f"`leasehold up` ended with {up.wait()}"
-        yield Pool(data, environment)
+        yield Pool(data, environment, {**environment, "PATH": f"{leasehold.parent}:{environment['PATH']}"})
         up.send_signal(signal.SIGINT)
         assert up.wait(STARTS_WITHIN) == 130
     finally:
@@ -167,7 +171,7 @@ def workplace(directory: Path) -> Path:
     return directory
 
 
-def run_all(commands: list[Command], pool: Pool, directory: Path) -> list[str]:
+def run_all(commands: list[Command], environment: dict[str, str], directory: Path) -> list[str]:
     """Run the commands one after another in one shell; returns what is wrong."""
     notes = directory / ".notes"
     notes.mkdir()
@@ -178,7 +182,7 @@ def run_all(commands: list[Command], pool: Pool, directory: Path) -> list[str]:
             f". {notes}/{number}.sh > {notes}/{number}.out 2>&1 < /dev/null; echo $? > {notes}/{number}.status"
         )
     (notes / "all.sh").write_text("\n".join(lines) + "\n")
-    subprocess.run(["bash", notes / "all.sh"], cwd=directory, env=pool.environment, check=False, timeout=RUNS_WITHIN)
+    subprocess.run(["bash", notes / "all.sh"], cwd=directory, env=environment, check=False, timeout=RUNS_WITHIN)
     wrong = []
     for number, command in enumerate(commands):
         status, output = notes / f"{number}.status", (notes / f"{number}.out").read_text(errors="replace")
@@ -203,7 +207,9 @@ def test_every_command_that_a_document_shows_does_what_it_shows(document: Path, 
         if block.language == "console" and block.excuse is None
         for command in block.commands()
     ]
-    wrong = run_all(commands, pool, workplace(tmp_path)) if commands else []
+    # The commands of the README run on the installed console script.
+    environment = pool.environment if document.name == "README.md" else pool.forked
+    wrong = run_all(commands, environment, workplace(tmp_path)) if commands else []
     assert not wrong, f"{name(document)}:\n" + "\n\n".join(wrong)
 
 

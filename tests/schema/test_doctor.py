@@ -63,8 +63,8 @@ def outside(database: Database, statements: str) -> None:
             other.execute(statement.encode())
 
 
-def test_a_sound_database_has_nothing_to_do_and_exit_code_0(tmp_path: Path, scratch: Path) -> None:
-    console = Console(tmp_path, LEASEHOLD_DATA=str(scratch / "data"))
+def test_a_sound_database_has_nothing_to_do_and_exit_code_0(tmp_path: Path, scratch: Path, leasehold: Path) -> None:
+    console = Console(tmp_path, leasehold, LEASEHOLD_DATA=str(scratch / "data"))
     with embedded.serve(scratch / "data") as server:
         database = opened(server.url)
         migrate.upgrade(database)
@@ -76,8 +76,10 @@ def test_a_sound_database_has_nothing_to_do_and_exit_code_0(tmp_path: Path, scra
     ]
 
 
-def test_a_database_without_tables_is_bad_and_what_cannot_be_looked_at_says_so(tmp_path: Path, empty_url: str) -> None:
-    console = Console(tmp_path, LEASEHOLD_DATABASE_URL=empty_url)
+def test_a_database_without_tables_is_bad_and_what_cannot_be_looked_at_says_so(
+    tmp_path: Path, empty_url: str, leasehold: Path
+) -> None:
+    console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
     done = console.run("db", "doctor")
     assert done.returncode == 1
     assert re.fullmatch(r"error: \d of 10 checks are bad: schema[^\n]*\n", done.stderr)
@@ -88,9 +90,9 @@ def test_a_database_without_tables_is_bad_and_what_cannot_be_looked_at_says_so(t
         assert any(line.startswith(f"unknown  {name}") for line in told)
 
 
-def test_a_database_that_cannot_be_reached_gives_exit_3(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_reached_gives_exit_3(tmp_path: Path, leasehold: Path) -> None:
     environ = {"LEASEHOLD_DATABASE_URL": "postgresql://127.0.0.1:1/x", "LEASEHOLD_DATABASE_OUTAGE_SECONDS": "0"}
-    assert "cannot be reached" in Console(tmp_path, **environ).refused("db", "doctor", code=3)
+    assert "cannot be reached" in Console(tmp_path, leasehold, **environ).refused("db", "doctor", code=3)
 
 
 def test_a_schema_of_another_version_is_bad(pool: Pool) -> None:

@@ -481,17 +481,18 @@ LEASEHOLD = Path(sys.executable).parent / "leasehold"
 
 
 class Console:
-    """Runs the real console script with a data directory of its own."""
+    """Runs commands with a data directory of their own. `program`: the console script, or that of a fork server."""
 
-    def __init__(self, directory: Path, **environ: str) -> None:
+    def __init__(self, directory: Path, program: Path, **environ: str) -> None:
         self.directory = directory
+        self.program = program
         self.data = directory / "data"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         self.environ = {**kept, "LEASEHOLD_DATA": str(self.data), **environ}
 
     def run(self, *arguments: str, environ: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [LEASEHOLD, *arguments],
+            [self.program, *arguments],
             cwd=self.directory, env={**self.environ, **(environ or {})},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip

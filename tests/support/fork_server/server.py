@@ -1,0 +1,248 @@
+"""A fork server: a process that has imported the whole command line and forks a child for each command.
+
+The console script spends most of its time on imports. A test that runs it only to see output and exit code puts the
+directory of `fork_server()` in front of PATH: the program `leasehold` there forwards to this process. A child runs what
+the console script runs, as a fresh process would. Tests about a process itself start the console script.
+"""
+
+import atexit
+import gc
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from types import ModuleType
+from typing import Any, NoReturn
+
+from tests.support.patience import MINUTE
+
+ROOT = Path(__file__).parent.parent.parent.parent
+FORWARDER = Path(__file__).parent / "forwarder.py"
+PACKAGES = ("assigner", "bots", "schema")
+#: Alembic runs what is in here, inside a migration.
+NOT_IMPORTED = "schema.migrations"
+#: What other packages import only when it is used for the first time.
+LATE = ("encodings.idna", "encodings.unicode_escape", "httpcore", "importlib.resources.readers", "tzdata")
+
+
+@contextmanager
+def fork_server() -> Iterator[Path]:
+    """Run a fork server inside the block; gives its program `leasehold`, alone in a directory for PATH."""
+    directory = Path(tempfile.mkdtemp(prefix="leasehold-fork-server-"))
+    program = directory / "leasehold"
+    program.write_text(f"#!{sys.executable} -IS\n{FORWARDER.read_text()}")
+    program.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "socket"))
+        listener.listen(64)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server.server", str(listener.fileno())],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()], start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield program
+    finally:
+        process.communicate(timeout=MINUTE)
+        shutil.rmtree(directory)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line, and what its process is to have: directory, environment, and the three standard streams."""
+
+    directory: bytes
+    arguments: list[str]
+    environment: dict[bytes, bytes]
+    streams: list[int]
+
+
+def receive(connection: socket.socket) -> Request | None:
+    """Read a request; None if the program that sends it is gone."""
+    length, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    with connection.makefile("rb") as file:
+        read = file.read(int.from_bytes(length, "little"))
+    if len(streams) != 3 or len(read) != int.from_bytes(length, "little"):
+        for stream in streams:
+            os.close(stream)
+        return None
+    directory, count, *rest = read.split(b"\0")
+    pairs = [entry.partition(b"=") for entry in rest[int(count) :]]
+    return Request(
+        directory=directory,
+        arguments=[os.fsdecode(argument) for argument in rest[: int(count)]],
+        environment={name: value for name, _, value in pairs},
+        streams=streams,
+    )
+
+
+class Server:
+    """The loop of the fork server. It has one thread, and leaves every connection to its children."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._running: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._awake, self._alarm = socket.socketpair()
+        for end in (self._awake, self._alarm):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._alarm.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for source in (sys.stdin, listener, self._awake):
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def run(self) -> Request | None:
+        """Serve until standard input ends. Returns None then, and in each child its request."""
+        while True:
+            for key, _ in self._selector.select():
+                source = key.fileobj
+                if source is sys.stdin:
+                    for pid in self._running:
+                        os.kill(pid, signal.SIGKILL)
+                    return None
+                if source is self._listener:
+                    request = self._fork()
+                    if request is not None:
+                        return request
+                elif source is self._awake:
+                    self._reap()
+                else:
+                    self._abandon(source)
+
+    def _fork(self) -> Request | None:
+        """Accept a request and fork; returns the request in the child."""
+        connection, _ = self._listener.accept()
+        request = receive(connection)
+        if request is None:
+            connection.close()
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Closed, never unregistered: the kernel's list of sources is shared with the parent.
+            for one in (connection, self._listener, self._awake, self._alarm, *self._running.values()):
+                one.close()
+            self._selector.close()
+            return request
+        for stream in request.streams:
+            os.close(stream)
+        self._running[pid] = connection
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._tell(connection, pid)
+        return None
+
+    def _reap(self) -> None:
+        with suppress(BlockingIOError):
+            while self._awake.recv(4096):
+                pass
+        for pid in list(self._running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                connection = self._running.pop(pid)
+                with suppress(KeyError):
+                    self._selector.unregister(connection)
+                self._tell(connection, status)
+                connection.close()
+
+    def _abandon(self, source: object) -> None:
+        """End the command whose program is gone, which has been killed."""
+        for pid, connection in self._running.items():
+            if connection is source:
+                self._selector.unregister(connection)
+                os.kill(pid, signal.SIGKILL)
+
+    @staticmethod
+    def _tell(connection: socket.socket, number: int) -> None:
+        with suppress(OSError):
+            connection.sendall(number.to_bytes(4, "little"))
+
+
+def become(request: Request) -> None:
+    """Make this process what the console script would have been for the request."""
+    os.setsid()
+    for number, stream in enumerate(request.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request.directory)
+    os.environ.clear()
+    os.environb.update(request.environment)
+    time.tzset()
+    sys.argv[:] = ["leasehold", *request.arguments]
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdin = os.fdopen(0, encoding=encoding, errors=errors, closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding=encoding, errors=errors, closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+    """Run the function as the interpreter runs a program, and end this process with its exit code.
+
+    The interpreter would also destroy every module, which takes five times longer than most commands.
+    """
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException as error:
+        code = 1
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    # As at the end of the interpreter: threads are waited for, what was left to do at exit is done.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = 120
+    os._exit(code & 0xFF)
+
+
+def load() -> ModuleType:
+    """Import the whole command line; returns the module of the console script."""
+    for package in PACKAGES:
+        for found in walk_packages(import_module(package).__path__, f"{package}."):
+            if not found.name.startswith(NOT_IMPORTED):
+                import_module(found.name)
+    for name in LATE:
+        import_module(name)
+    main = import_module("assigner.cli.main")
+    main.sections()
+    return main
+
+
+def main() -> None:
+    """Serve on the inherited socket whose number is the argument, and run the command of each child."""
+    loaded = load()
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(fileno=int(sys.argv[1])))
+        request = Server(listener).run()
+    if request is not None:
+        become(request)
+        run(loaded.main)
+
+
+if __name__ == "__main__":
+    main()
