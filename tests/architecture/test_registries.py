@@ -67,14 +67,6 @@ def test_every_field_of_a_job_has_an_option_and_a_flat_form_in_sql() -> None:
     assert [name for name in flat if name not in {"node", "after"}] == wanted, f"{FLAT_FORM}: in the model's order"
 
 
-def test_every_field_of_a_job_has_an_example_of_its_option() -> None:
-    """Read as text, because no test module imports another."""
-    place = "tests/cli/test_submit_options.py"
-    examples = re.findall(r'^    "(\w+)": \(\[', (HOUSE / place).read_text(), re.MULTILINE)
-    missing = sorted(JobRequest.model_fields.keys() - {"command", *examples})
-    assert missing == [], f"{place}: EXAMPLES has no {', '.join(missing)}"
-
-
 def test_every_count_of_upkeep_is_set_by_a_duty_and_explained() -> None:
     source = (HOUSE / "assigner/maintenance/upkeep.py").read_text()
     counts = [field.name for field in fields(RoundResult)]

@@ -13,44 +13,39 @@ from assigner.cli.main import cli
 from bots.cli import options
 from schema.requests import GROUPS, JobRequest
 from tests.support.http import Gateway, call
+from tests.support.requests import TAKEN
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 
 FIELDS = sorted(JobRequest.model_fields.keys() - {options.COMMAND})
-#: For each field what stands on the command line and the value that the request then has.
+#: Fields of which the last sample does not show everything: what stands on the command line, and the value it makes.
 EXAMPLES: dict[str, tuple[Sequence[str], Any]] = {
-    "batch_key": (["--batch-key", "compile"], "compile"),
-    "deadline_seconds": (["--deadline", "90"], 90.0),
-    "dedup_key": (["--dedup-key", "nightly"], "nightly"),
     "env": (["--env", "A=1", "--env", "B=x=y", "--env", "A=2"], {"A": "2", "B": "x=y"}),
-    "estimated_cost": (["--estimated-cost", "2.5"], 2.5),
-    "estimated_seconds": (["--estimated-seconds", "30"], 30.0),
-    "graph_priority": (["--graph-priority", "2"], 2),
-    "instance": (["--instance", "ci"], "ci"),
-    "job_class": (["--job-class", "serious"], "serious"),
-    "key": (["--key", "order-42"], "order-42"),
     "label": (["--label", "nightly build"], "nightly build"),
-    "locality_hint": (["--locality", "core"], "core"),
-    "locks": (["--lock", "db", "--lock", "disk"], ["db", "disk"]),
-    "max_attempts": (["--max-attempts", "7"], 7),
-    "model": (["--resource-class", "claude", "--model", "opus"], "opus"),
-    "owner": (["--owner", "ada"], "ada"),
-    "preferred_hours": (["--preferred-hour", "22", "--preferred-hour", "3"], [22, 3]),
-    "preferred_zone": (["--preferred-zone", "Europe/Berlin"], "Europe/Berlin"),
     "priority": (["--priority", "-5"], -5),
-    "project": (["--project", "site"], "site"),
     "properties": (["--property", "gpu=a", "--property", "gpu=b"], {"gpu": ["a", "b"]}),
-    "queue_timeout_seconds": (["--queue-timeout", "600"], 600.0),
-    "resource_class": (["--resource-class", "claude"], "claude"),
-    "resources": (["--resource", "cpu_milli=500", "--resource", "memory_mib=64"], {"cpu_milli": 500, "memory_mib": 64}),
-    "retry_failed": (["--retry-failed"], True),
-    "service_level": (["--service-level", "gold"], "gold"),
     "stdin": (["--stdin-file", "in.txt"], "hello\n"),
-    "timeout_seconds": (["--timeout", "1.5"], 1.5),
-    "units": (["--units", "2"], 2),
-    "urgency": (["--urgency", "60"], 60),
-    "user_priority": (["--job-class", "serious", "--user-priority", "3"], 3),
 }
+
+
+def example(field: str) -> tuple[Sequence[str], Any]:
+    """The options that set a field, its own last, and its value: by hand, or from the field's last sample."""
+    if field in EXAMPLES:
+        return EXAMPLES[field]
+    sample = TAKEN[field][-1]
+    arguments: list[str] = []
+    for name in sorted(sample, key=lambda name: name == field):
+        for value in _spelled(sample[name]):
+            arguments += [options.option_name(name), *value]
+    return arguments, getattr(JobRequest.model_validate({"command": ["true"], **sample}), field)
+
+
+def _spelled(value: Any) -> list[list[str]]:
+    if value is True:
+        return [[]]
+    if isinstance(value, dict):
+        return [[f"{name}={each}"] for name, each in value.items()]
+    return [[str(each)] for each in (value if isinstance(value, list) else [value])]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +57,7 @@ def an_input_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_the_option_of_a_field_sets_it(stands: Gateway, field: str) -> None:
-    arguments, value = EXAMPLES[field]
+    arguments, value = example(field)
     call("submit", *arguments, "--", "true")
     sent = stands.asked[0].body["jobs"][0]
     assert (sent[field], type(sent[field])) == (value, type(value))
@@ -72,7 +67,9 @@ def test_the_option_of_a_field_sets_it(stands: Gateway, field: str) -> None:
 def test_the_option_of_a_field_does_not_go_with_a_file(
     stands: Gateway, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = EXAMPLES[field][0][-2:]
+    own = options.option_name(field)
+    arguments = list(example(field)[0])
+    arguments = arguments[arguments.index(own) :]
     assert errors.run(cli, ["submit", "--file", "jobs.jsonl", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"error: {options.option_name(field)}: describes one job")
     assert stands.asked == []

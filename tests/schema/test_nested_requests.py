@@ -14,6 +14,7 @@ from bots.cli import options
 from schema.errors import BadInput
 from schema.requests import GraphRequest, JobRequest, NodeRequest, flat
 from tests.support.http import Gateway, call
+from tests.support.requests import TAKEN
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,9}", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=9)
@@ -26,33 +27,16 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "properties": st.dictionaries(
         TEXTS.filter(bool), TEXTS.filter(bool) | st.lists(TEXTS.filter(bool), min_size=1, max_size=3), max_size=3
     ),
-    "units": st.integers(1, 9),
     "resources": st.dictionaries(st.sampled_from(["cpu_milli", "disk_mib"]), st.integers(1, 9), max_size=2),
     "locality_hint": TEXTS.filter(bool) | st.none(),
-    "batch_key": NAMES,
     "priority": st.integers(-1000, 1000),
-    "urgency": st.integers(-900, 1100),
-    "job_class": NAMES,
-    "user_priority": st.integers(0, 10),
-    "service_level": NAMES,
-    "graph_priority": st.integers(1, 1000),
     "deadline_seconds": SECONDS,
     "estimated_seconds": SECONDS,
     "preferred_hours": st.lists(st.integers(0, 23), max_size=4),
-    "preferred_zone": st.sampled_from(["UTC", "Europe/Berlin"]),
     "locks": st.lists(NAMES, max_size=3),
-    "resource_class": NAMES,
-    "model": NAMES,
     "estimated_cost": st.floats(0, 1e6),
     "timeout_seconds": SECONDS,
     "queue_timeout_seconds": SECONDS,
-    "max_attempts": st.integers(1, 100),
-    "retry_failed": st.booleans(),
-    "key": TEXTS.filter(bool),
-    "dedup_key": TEXTS.filter(bool),
-    "instance": NAMES,
-    "owner": NAMES,
-    "project": NAMES,
 }
 #: Fields that a node has from its graph.
 OF_A_GRAPH = ("instance", "key", "dedup_key")
@@ -71,14 +55,16 @@ def _possible(job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
+def _values(field: str) -> st.SearchStrategy[Any]:
+    return (
+        VALUES[field] if field in VALUES else st.sampled_from([each[field] for each in TAKEN[field] if field in each])
+    )
+
+
 FLAT = st.fixed_dictionaries(
     {"command": VALUES["command"]},
-    optional={field: values for field, values in VALUES.items() if field != "command"},
+    optional={field: _values(field) for field in JobRequest.model_fields if field != "command"},
 ).map(_possible)
-
-
-def test_random_requests_have_every_field() -> None:
-    assert VALUES.keys() == JobRequest.model_fields.keys()
 
 
 @settings(deadline=None)
