@@ -129,8 +129,8 @@ class LeaseReport(Message):
 class Sync(Message):
     """The one call of a bot: it reports its leases and receives the leases it should have.
 
-    `seq` starts at 1 and grows by 1 with each new call of a session. A repeated call carries the same seq and body
-    and receives the same answer.
+    `seq` starts at 1 and grows by 1 with each new call of a session. A repeated call carries the same seq and body.
+    Its report is not applied twice, and its answer is the leases that the bot should have now.
     """
 
     bot: Name

@@ -127,12 +127,14 @@ class SyncCall:
     """One call that is being settled, the `nth` of them, by a bot whose row is locked.
 
     `held`: live leases before it, `due`: after it; `ended`: what became of jobs that it has ended; `before`: seconds
-    that had surely passed since the call was sent when the rest of the session was measured.
+    that had surely passed since the call was sent when the rest of the session was measured. `repeated`: a call of
+    this number has been settled, so its report has been applied.
     """
 
     nth: int
     call: Call
     bot: Row[Any]
+    repeated: bool
     held: list[Row[Any]] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
     ended: list[EndedAttempt] = field(default_factory=list)
@@ -146,13 +148,13 @@ class SyncCall:
 
     @property
     def sync(self) -> Sync | None:
-        """What the bot says; a call that was held says nothing any more."""
-        return self.call.sync if isinstance(self.call, NewCall) else None
+        """The bot's report, None if it has been applied before."""
+        return self.call.sync if isinstance(self.call, NewCall) and not self.repeated else None
 
     @property
     def seq(self) -> int:
         """The number of the call in its session."""
-        return self.call.sync.seq if isinstance(self.call, NewCall) else self.call.seq
+        return _seq(self.call)
 
     @property
     def actor(self) -> str:
@@ -187,6 +189,10 @@ class SyncCall:
         self.bot_capacity.capacity = max(self.bot_capacity.capacity if said is None else said, self.bot_capacity.in_use)
 
 
+def _seq(call: Call) -> int:
+    return call.sync.seq if isinstance(call, NewCall) else call.seq
+
+
 def bot_name(call: Call) -> str:
     """The bot whose call it is."""
     return call.sync.bot if isinstance(call, NewCall) else call.bot
@@ -207,7 +213,7 @@ def check_call(nth: int, call: Call, bot: Row[Any] | None) -> SyncCall:
         late = call.seq != bot.sync_seq
     if late:
         raise Conflict("stale_seq", "a later call of this session has been answered")
-    return SyncCall(nth, call, bot)
+    return SyncCall(nth, call, bot, repeated=_seq(call) == bot.sync_seq)
 
 
 def check_session(bot: Row[Any] | None, *, epoch: int, secret: str) -> Row[Any]:

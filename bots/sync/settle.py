@@ -1,6 +1,5 @@
 """The one call: what bots hold against what they should hold, settled for many of them in one transaction."""
 
-import zlib
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -53,28 +52,6 @@ SELECT b.id, b.name, b.epoch, b.session, b.sync_seq, b.status, b.draining, b.clo
         THEN EXISTS (SELECT FROM assigners a WHERE {assigner_is_placing("a")}) END AS gated
 FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
 """)
-STORED = text("""
-SELECT a.bot_id, a.answer
-FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:seqs AS bigint[])) AS s (bot_id, epoch, seq)
-JOIN bot_answers a ON a.bot_id = s.bot_id AND a.epoch = s.epoch AND a.sync_seq = s.seq
-""")
-# A call that waited may be answered later under its own number.
-STORE = text("""
-WITH said AS MATERIALIZED (
-    SELECT * FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:before AS bigint[]),
-                         CAST(:seqs AS bigint[]), CAST(:answers AS bytea[]))
-        AS s (bot_id, epoch, before, sync_seq, answer)
-), old AS MATERIALIZED (
-    SELECT a.place FROM said s CROSS JOIN LATERAL (
-        SELECT ctid AS place FROM bot_answers
-        WHERE bot_id = s.bot_id AND epoch = s.epoch AND sync_seq = s.before OFFSET 0) a
-    WHERE s.before < s.sync_seq
-), gone AS (
-    DELETE FROM bot_answers a USING old o WHERE a.ctid = o.place
-)
-INSERT INTO bot_answers AS a (bot_id, epoch, sync_seq, answer) SELECT bot_id, epoch, sync_seq, answer FROM said
-ON CONFLICT (bot_id, epoch, sync_seq) DO UPDATE SET answer = EXCLUDED.answer
-""")
 
 
 class SyncService:
@@ -98,7 +75,8 @@ class SyncService:
         on how many they are, but for those of bots that leave, keep room for evictors, or fetch near a maximum; an
         error is that of one call alone and has changed nothing.
 
-        A call that waited is answered, and so is a new one unless there is no news and the bot would wait. An error is
+        A call that waited is answered, and so is a new one unless there is no news and the bot would wait. The report
+        of a repeated call has been applied and is ignored; its answer is what the bot should have now. An error is
         Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that name is open)
         or `stale_seq` (a later call has been answered), or BadInput for a report that contradicts itself. Raises
         ValueError for two calls of one bot.
@@ -141,7 +119,6 @@ class SyncService:
                 settled.append(check_call(nth, call, bots.get(name)))
             except Conflict as refusal:
                 found[nth] = refusal
-        settled = self._without_repeated(connection, settled, found)
         settled = self._compared(connection, settled, found)
         self._apply(connection, settled)
         settled = self._without_leaving(connection, settled, found)
@@ -151,27 +128,6 @@ class SyncService:
         self._sync(connection, settled)
         self._reply(connection, settled, found)
         return [found[nth] for nth in range(len(calls))]
-
-    def _without_repeated(
-        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
-    ) -> list[SyncCall]:
-        """Answer what has been answered before, byte for byte; a call that still waits goes on waiting."""
-        repeated = [sync_call for sync_call in settled if sync_call.seq == sync_call.bot.sync_seq]
-        if not repeated:
-            return settled
-        keys = {
-            "bot_ids": [sync_call.bot.id for sync_call in repeated],
-            "epochs": [sync_call.bot.epoch for sync_call in repeated],
-            "seqs": [sync_call.seq for sync_call in repeated],
-        }
-        stored = {row.bot_id: row.answer for row in connection.execute(STORED, keys)}
-        for sync_call in repeated:
-            answer: bytes | None = stored[sync_call.bot.id]
-            if answer is not None:
-                found[sync_call.nth] = zlib.decompress(answer)
-            elif isinstance(sync_call.call, NewCall):
-                found[sync_call.nth] = _held_call(sync_call, sync_call.call)
-        return [sync_call for sync_call in settled if sync_call.nth not in found]
 
     def _compared(
         self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
@@ -250,7 +206,7 @@ class SyncService:
     def _reply(
         self, connection: Connection, settled: Sequence[SyncCall], found: dict[int, Answer | LeaseholdError]
     ) -> None:
-        """Say what each bot should have now, and keep it; a call without news that may wait is not answered yet."""
+        """Tell each bot the leases that it should have now. A call without news that may wait is not answered yet."""
         read_due_leases(connection, settled)
         answers = {sync_call.nth: self._reply_to(sync_call) for sync_call in settled}
         deliver(
@@ -262,17 +218,6 @@ class SyncService:
                 if lease.state == LeaseState.PENDING and not lease.delivered
             ],
         )
-        if answers:
-            kept = {
-                "bot_ids": [sync_call.bot.id for sync_call in settled],
-                "epochs": [sync_call.bot.epoch for sync_call in settled],
-                "before": [sync_call.bot.sync_seq for sync_call in settled],
-                "seqs": [sync_call.seq for sync_call in settled],
-                "answers": [
-                    None if isinstance(answer, HeldCall) else zlib.compress(answer, 1) for answer in answers.values()
-                ],
-            }
-            connection.execute(STORE, kept)
         found.update(answers)
 
     def _reply_to(self, sync_call: SyncCall) -> Answer:

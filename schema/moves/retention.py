@@ -55,8 +55,7 @@ WITH old AS MATERIALIZED (
     WHERE b.status = 'gone' AND NOT b.draining AND b.opened_at < now() - make_interval(secs => :age)
         AND NOT EXISTS (SELECT FROM leases l WHERE l.bot_id = b.id)
     ORDER BY b.id LIMIT :limit FOR UPDATE SKIP LOCKED
-), answers AS (DELETE FROM bot_answers WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
-localities AS (DELETE FROM bot_localities WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
+), localities AS (DELETE FROM bot_localities WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 success AS (DELETE FROM bot_success WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 resources AS (DELETE FROM counters WHERE name = ANY (ARRAY(
     SELECT 'bot:' || old.id || ':' || kind FROM old, unnest(CAST(:kinds AS text[])) AS k (kind))))

@@ -45,7 +45,6 @@ EXPIRED = text("""
 SELECT id FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
-FORGET_ANSWERS = text("DELETE FROM bot_answers WHERE bot_id = :id")
 CLOSE = text("""
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false
 WHERE id = ANY (CAST(:bot_ids AS bigint[]))
@@ -152,7 +151,6 @@ def open_session(
         hold_until=None if dead is not None and dead == bot.session else bot.expires_at,
     )
     drop_reservations(connection, [bot.id], actor=f"bot:{name}")
-    connection.execute(FORGET_ANSWERS, {"id": bot.id})
     epoch = connection.execute(
         OPEN,
         {

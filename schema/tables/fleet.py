@@ -94,16 +94,6 @@ bots = Table(
     Index("bots_drain_deadline", "drain_deadline", postgresql_where=text("draining AND drain_deadline IS NOT NULL")),
 )
 
-bot_answers = Table(
-    "bot_answers",
-    metadata,
-    Column("bot_id", BigInteger, autoincrement=False, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("sync_seq", BigInteger, nullable=False),
-    Column("answer", LargeBinary),
-    PrimaryKeyConstraint("bot_id", "epoch", "sync_seq"),
-)
-
 bot_platforms = Table(
     "bot_platforms",
     metadata,

@@ -1,5 +1,6 @@
 """The moves one by one: what each changes, and what its fence refuses."""
 
+import json
 import uuid
 from typing import Any
 
@@ -157,15 +158,18 @@ def test_a_final_job_cannot_be_changed_even_by_hand(pool: Pool) -> None:
     assert pool.job(job).state == "succeeded"
 
 
-def test_a_repeated_sync_gets_the_same_bytes_and_changes_nothing(pool: Pool) -> None:
+def test_a_repeated_sync_gets_the_current_leases_and_is_not_applied_twice(pool: Pool) -> None:
     job, bot, work = pool.running()
     message = bot.message(completed(work, exit_code=0))
-
     first = synced(bot.sync_service, message)
+    (later,) = pool.submit()
+    pool.assigner().run_once()
+
     again = synced(bot.sync_service, message)
 
-    assert first == again
+    assert [[lease["job"] for lease in json.loads(answer)["leases"]] for answer in (first, again)] == [[], [later]]
     assert pool.history(job).count("finish") == 1
+    assert pool.history(later)[-1] == "grant"
 
 
 def test_an_older_sync_is_refused(pool: Pool) -> None:

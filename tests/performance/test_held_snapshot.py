@@ -23,7 +23,6 @@ STATEMENTS = {
     "held": "l.fence, l.state FROM found",
     "write": "SET sync_seq",
     "due": "p.payload",
-    "answer": "INTO bot_answers",
 }
 
 
@@ -150,14 +149,3 @@ def test_a_grant_behind_a_call_finds_the_room_that_the_call_has_left(pool: Pool,
     pool.assigner().run_once()
     assert pool.job(waiting).state == ("leased" if commit else "queued")
     assert pool.row("SELECT held, in_use FROM bots") == (1, 1)
-
-
-def test_a_bot_keeps_one_answer_whatever_it_calls_and_however_often_it_comes(pool: Pool) -> None:
-    bot = pool.bot()
-    for _ in range(3):
-        bot.sync()
-    assert [tuple(row) for row in pool.rows("SELECT epoch, sync_seq FROM bot_answers")] == [(1, 3)]
-    bot = pool.restarted(bot)
-    assert pool.rows("SELECT epoch FROM bot_answers") == []
-    bot.sync()
-    assert [tuple(row) for row in pool.rows("SELECT epoch, sync_seq FROM bot_answers")] == [(2, 1)]

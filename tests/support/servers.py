@@ -256,7 +256,6 @@ def counts(database: Database) -> dict[str, int]:
         "job_outputs",
         "submit_keys",
         "bots",
-        "bot_answers",
         "leases",
         "job_events",
         "graphs",
