@@ -162,6 +162,17 @@ def watched(connection: Connection, acts: Acts, *, kept: bool) -> dict[str, Watc
     return found
 
 
+def settle(connection: Connection, acts: Acts, times: int) -> None:
+    """Run each act so often with generic plans, undone and unwatched, that driver and server keep its plan."""
+    connection.execute(text("SET LOCAL plan_cache_mode = 'force_generic_plan'"))
+    for _ in range(times):
+        for act in acts.values():
+            with connection.begin_nested() as undone:
+                act(connection)
+                undone.rollback()
+    connection.rollback()
+
+
 @dataclass(frozen=True)
 class Measured:
     """Plans by planner statistics and name of the statement, and violations of invariants."""
