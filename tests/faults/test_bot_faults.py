@@ -1,7 +1,5 @@
 """Real bots are killed, stopped and doubled while they work: their jobs go on elsewhere, and never in two places."""
 
-import random
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,12 +10,11 @@ from uuid import uuid4
 import pytest
 
 from schema import clock
-from schema.postgres import embedded
 from schema.timing import Timing
-from tests.support.model import Journal, Watching
+from tests.support.model import Journal, standing_pool
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
-from tests.support.servers import Databases, Process, Processes, opened
+from tests.support.servers import Databases, Process, Processes
 
 #: Of the first attempt and everything below it.
 FIRST_FENCE = "LEASEHOLD_FENCE=1"
@@ -94,17 +91,9 @@ TIMING = Timing(sync=0.5, ttl=10, reap=0.5, ack=5, poll=0.1)
 
 @pytest.fixture(scope="module")
 def standing(databases: Databases, template: str) -> Iterator[House]:
-    """A gateway and an assigner for all tests, the invariants watched."""
-    url, scratch = databases.make(template=template), embedded.scratch("leasehold-test-")
-    database = opened(url)
-    pool = Pool(database, TIMING, random.Random(0))
-    with Processes(scratch, url, TIMING) as processes, Watching(url):
-        processes.gateway()
-        processes.assigner()
-        yield House(pool, processes, Journal(pool), scratch)
-    database.close()
-    databases.give_back(url)
-    shutil.rmtree(scratch)
+    """One pool for all tests."""
+    with standing_pool(databases, template, TIMING) as (pool, processes):
+        yield House(pool, processes, Journal(pool), processes.directory)
 
 
 @pytest.fixture
