@@ -186,9 +186,9 @@ def test_a_pool_without_unfinished_graphs_looks_once_for_each_statement_that_end
 def test_each_edge_is_walked_when_its_parent_ends_and_never_again(pool: Pool) -> None:
     """Once to learn whose rows to lock and once to count, twice each for a parent that did not succeed; other graphs
     in the tables make no difference."""
-    submitted(pool, layered(2000, parents=5, chance=pool.chance), name="other")
+    submitted(pool, layered(600, parents=5, chance=pool.chance), name="other")
     pages = []
-    for nodes, statistics in ((100, False), (400, True)):
+    for nodes, statistics in ((60, False), (240, True)):
         if statistics:
             pool.change("ANALYZE")
         graph = submitted(pool, layered(nodes, parents=5, chance=pool.chance), name=f"of-{nodes}", on_failure="run")
