@@ -115,7 +115,7 @@ class Sampler:
 
 
 @pytest.mark.timeout(1200)
-def test_thousands_of_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
+def test_a_thousand_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
     """1,000 of them; `LEASEHOLD_TEST_JOBS=20000` takes a longer look."""
     # Sessions outlive the moments in which two busy cores let a simulated bot wait.
     timing = Timing(sync=1, ttl=20, reap=1, ack=5, poll=0.1)
