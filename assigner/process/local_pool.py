@@ -145,7 +145,7 @@ def is_ready(url: str) -> bool:
     """True if the gateway at `url` reports that it is ready."""
     path = url.removeprefix("http+unix://")
     # No secret is sent, so the certificate, which is for callers from outside, need not match.
-    transport = httpx.HTTPTransport(verify=False) if path == url else httpx.HTTPTransport(uds=path)
+    transport = httpx.HTTPTransport(verify=False, uds=None if path == url else path)
     base = url if path == url else "http://localhost"
     with httpx.Client(transport=transport, timeout=5.0, trust_env=False) as client:
         try:

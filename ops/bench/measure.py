@@ -97,7 +97,12 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def percentiles(seconds: Sequence[float], ranks: Sequence[int] = (50, 95, 99)) -> dict[str, float]:
-    """Return milliseconds by nearest rank: the smallest value that at least q % of the values do not exceed."""
+    """Return milliseconds by nearest rank: the smallest value that at least q % of the values do not exceed.
+
+    Raises RuntimeError if nothing was measured.
+    """
+    if not seconds:
+        raise RuntimeError("nothing was measured: no call was answered while it was watched; measure for longer")
     ordered = sorted(seconds)
     return {f"p{q}": round(ordered[max(0, -(-len(ordered) * q // 100) - 1)] * 1000, 3) for q in ranks}
 

@@ -141,8 +141,8 @@ def test_an_agent_that_may_not_open_as_many_files_as_its_commands_need_does_not_
 
 
 def test_a_stopped_agents_work_is_killed_before_its_session_ends(tmp_path: Path) -> None:
-    pool = Pool(ttl=40, sync_in=0.1)
-    with gateway(pool) as stands, process(stands, tmp_path, margin=36) as agent:
+    pool = Pool(ttl=14, sync_in=0.1)
+    with gateway(pool) as stands, process(stands, tmp_path, margin=10) as agent:
         key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
         pool.until(lambda: "active" in pool.reported(key))
         agent.send_signal(signal.SIGSTOP)

@@ -62,9 +62,9 @@ def test_an_agent_that_is_refused_stops_with_2(tmp_path: Path, status: int, path
 
 
 def test_work_is_killed_before_the_server_gives_it_away_also_while_a_call_hangs(tmp_path: Path) -> None:
-    pool = Pool(ttl=40, sync_in=0.1)
+    pool = Pool(ttl=14, sync_in=0.1)
     hanging, released = threading.Event(), threading.Event()
-    with serving(pool, tmp_path, kill_grace=60, margin=36) as bot:
+    with serving(pool, tmp_path, kill_grace=60, margin=10) as bot:
         key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
         pool.until(lambda: "active" in pool.reported(key))
 

@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import socket
+import ssl
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,14 @@ def test_submit_sends_the_token_and_answers_in_order() -> None:
     assert [job.id for job in taken] == ["a", "b"]
     assert all(job.created for job in taken)
     assert stands.asked[0].token == "Bearer lh_operator_x_y"
+
+
+@pytest.mark.parametrize(("url", "verified"), [("https://pool.example", True), ("http://pool.example", False)])
+def test_certificates_are_read_and_verified_where_there_are_any(url: str, verified: bool) -> None:
+    with client_for(url) as client:
+        context = client._transport._http._transport._pool._ssl_context  # type: ignore[attr-defined]
+    assert (context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname) == verified
+    assert bool(context.cert_store_stats()["x509_ca"]) == verified
 
 
 def test_a_job_without_a_key_gets_one_and_a_given_key_is_kept() -> None:

@@ -3,17 +3,18 @@
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from schema import clock
 from schema.timing import Timing
-from tests.support.model import Journal, Watching
+from tests.support.model import Journal, standing_pool
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
-from tests.support.servers import Process, Processes
+from tests.support.servers import Databases, Process, Processes
 
 #: Of the first attempt and everything below it.
 FIRST_FENCE = "LEASEHOLD_FENCE=1"
@@ -31,7 +32,7 @@ echo "$LEASEHOLD_FENCE $LEASEHOLD_BOT" >> "$EFFECTS"
 
 @dataclass
 class House:
-    """A pool of real processes, and a file that the jobs of a test write to."""
+    """A pool of real processes, and a file that the jobs of a test write to. Names of bots belong to one test each."""
 
     pool: Pool
     processes: Processes
@@ -84,50 +85,58 @@ class House:
         assert lines.count(last) == 1
 
 
-@pytest.fixture
-def timing() -> Timing:
-    """A third of the production's patience."""
-    return Timing(sync=0.5, ttl=10, reap=0.5, ack=5, poll=0.1)
+#: A third of the production's patience.
+TIMING = Timing(sync=0.5, ttl=10, reap=0.5, ack=5, poll=0.1)
+
+
+@pytest.fixture(scope="module")
+def standing(databases: Databases, template: str) -> Iterator[House]:
+    """One pool for all tests."""
+    with standing_pool(databases, template, TIMING) as (pool, processes):
+        yield House(pool, processes, Journal(pool), processes.directory)
 
 
 @pytest.fixture
-def house(pool: Pool, scratch: Path, database_url: str, timing: Timing) -> Iterator[House]:
-    """A gateway and an assigner, the invariants watched."""
-    with Processes(scratch, database_url, timing) as processes, Watching(database_url):
-        processes.gateway()
-        processes.assigner()
-        yield House(pool, processes, Journal(pool), scratch / "effects")
+def house(standing: House) -> Iterator[House]:
+    """The pool without a bot; those of the test are killed after it, and their sessions given up."""
+    processes, before = standing.processes, list(standing.processes.running)
+    yield replace(standing, effects=standing.effects / uuid4().hex)
+    for process in [each for each in processes.running if each not in before]:
+        process.signal(signal.SIGKILL)
+        process.popen.wait()
+    standing.pool.change("UPDATE bots SET expires_at = now() WHERE status <> 'gone'")
+    eventually(lambda: not standing.pool.rows("SELECT FROM bots WHERE status <> 'gone'"), what="the bots are gone")
 
 
-def test_the_job_of_a_killed_bot_is_queued_again_in_time_and_leaves_no_process(house: House, timing: Timing) -> None:
-    bot = house.bot("bot-1")
+def test_the_job_of_a_killed_bot_is_queued_again_in_time_and_leaves_no_process(house: House) -> None:
+    bot = house.bot("killed")
     job = house.start_job()
     bot.kill()
     killed_at = clock.monotonic()
-    eventually(lambda: house.pool.job(job).state == "queued", timing.detect + MINUTE, what="queued again")
-    print(f"queued again after {clock.monotonic() - killed_at:.2f} s of {timing.detect:.1f} s")
+    eventually(lambda: house.pool.job(job).state == "queued", TIMING.detect + MINUTE, what="queued again")
+    print(f"queued again after {clock.monotonic() - killed_at:.2f} s of {TIMING.detect:.1f} s")
     assert house.first_attempt() == []
-    house.bot("bot-2")
+    house.bot("after-killed")
     house.journal.wait()
-    house.check(job, finished_by="bot-2")
+    house.check(job, finished_by="after-killed")
     assert house.pool.history(job).count("expire") == 1
 
 
-def test_a_bot_that_was_stopped_past_its_session_cannot_finish_its_old_lease(house: House, timing: Timing) -> None:
-    stopped = house.bot("bot-1")
+def test_a_bot_that_was_stopped_past_its_session_cannot_finish_its_old_lease(house: House) -> None:
+    stopped = house.bot("stopped")
     job = house.start_job()
-    epoch = house.epoch("bot-1")
+    epoch = house.epoch("stopped")
     stopped.signal(signal.SIGSTOP)
-    eventually(lambda: house.pool.job(job).state == "queued", timing.detect + MINUTE)
+    eventually(lambda: house.pool.job(job).state == "queued", TIMING.detect + MINUTE)
     assert house.first_attempt() == []
-    other = house.bot("bot-2")
+    other = house.bot("after-stopped")
     house.journal.wait()
     before = house.pool.job(job)
 
     stopped.signal(signal.SIGCONT)
     # Given up: one epoch further; back: another one.
-    eventually(lambda: house.epoch("bot-1") == epoch + 2, what="it comes back with a new session")
-    house.check(job, finished_by="bot-2")
+    eventually(lambda: house.epoch("stopped") == epoch + 2, what="it comes back with a new session")
+    house.check(job, finished_by="after-stopped")
     assert house.pool.job(job) == before
     assert other.end() == 0
     house.journal.submit(1, payload={"command": ["true"]})
@@ -137,43 +146,43 @@ def test_a_bot_that_was_stopped_past_its_session_cannot_finish_its_old_lease(hou
 
 
 def test_the_newer_of_two_agents_with_one_name_wins_and_runs_nothing_before_the_older_is_dead(house: House) -> None:
-    older = house.bot("bot-1", place="older")
+    older = house.bot("doubled", place="older")
     job = house.start_job()
-    newer = house.bot("bot-1", place="newer")
+    newer = house.bot("doubled", place="newer")
     assert older.popen.wait(MINUTE) == 4
     assert "another agent with this name has taken over" in older.said()
     house.journal.wait()
-    house.check(job, finished_by="bot-1")
+    house.check(job, finished_by="doubled")
     house.journal.submit(5, payload={"command": ["true"]})
     house.journal.wait()
     house.journal.check()
     assert newer.alive
-    assert house.epoch("bot-1") == 2
+    assert house.epoch("doubled") == 2
 
 
 def test_an_agent_that_never_hears_that_it_was_superseded_is_dead_before_its_job_runs_again(house: House) -> None:
-    older = house.bot("bot-1")
+    older = house.bot("deaf")
     job = house.start_job()
-    house.bot("bot-2")
+    house.bot("after-deaf")
     # Its own deadline is all that ends its work now.
     older.signal(signal.SIGSTOP)
-    house.pool.bot("bot-1", capacity=0)
+    house.pool.bot("deaf", capacity=0)
     assert house.first_attempt()
     house.journal.wait()
     assert house.first_attempt() == []
-    house.check(job, finished_by="bot-2")
+    house.check(job, finished_by="after-deaf")
     # A short job may be over before its bot has said that it began.
     moves = [move for move in house.pool.history(job) if move != "acknowledge"]
     assert moves == ["submit", "grant", "expire", "grant", "finish"]
 
 
 def test_an_agent_that_restarts_in_its_place_goes_on_with_its_jobs_without_waiting(house: House) -> None:
-    killed = house.bot("bot-1")
+    killed = house.bot("restarted")
     job = house.start_job()
     killed.kill()
     # Whoever cannot prove that nothing of it runs any more would have to wait for that long.
-    house.pool.change("UPDATE bots SET expires_at = now() + interval '1 hour'")
-    house.bot("bot-1")
+    house.pool.change("UPDATE bots SET expires_at = now() + interval '1 hour' WHERE status <> 'gone'")
+    house.bot("restarted")
     assert house.first_attempt() == []
     house.journal.wait()
-    house.check(job, finished_by="bot-1")
+    house.check(job, finished_by="restarted")

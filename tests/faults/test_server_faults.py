@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,10 +16,10 @@ from schema.diagnostics import invariants
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
-from tests.support.model import Journal, Watching
+from tests.support.model import Journal, standing_pool
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
-from tests.support.servers import Processes
+from tests.support.servers import Databases, Processes
 
 WAITING = """
 SELECT pid FROM pg_stat_activity
@@ -26,24 +27,25 @@ WHERE application_name LIKE 'leasehold-gateway%' AND :holder = ANY (pg_blocking_
 OURS = "application_name LIKE 'leasehold-%' AND datname = current_database()"
 
 
-@pytest.fixture
-def patient() -> Timing:
-    """Sessions that outlive a restart of the database."""
-    return Timing(sync=0.5, ttl=120, reap=0.2, ack=60, poll=0.1)
+#: Sessions that outlive a restart of the database.
+PATIENT = Timing(sync=0.5, ttl=120, reap=0.2, ack=60, poll=0.1)
 
 
-@pytest.fixture
-def house(scratch: Path, database_url: str, patient: Timing) -> Iterator[Processes]:
+@dataclass(frozen=True)
+class House:
+    """A pool of real processes, and the jobs that its tests have submitted."""
+
+    pool: Pool
+    processes: Processes
+    journal: Journal
+
+
+@pytest.fixture(scope="module")
+def house(databases: Databases, template: str) -> Iterator[House]:
     """A gateway, an assigner and a bot, the invariants watched."""
-    with Processes(scratch, database_url, patient) as processes, Watching(database_url):
-        processes.gateway()
-        processes.assigner()
+    with standing_pool(databases, template, PATIENT) as (pool, processes):
         processes.bot("bot-1")
-        yield processes
-
-
-def port_of(processes: Processes) -> int:
-    return urlsplit(processes.url).port or 0
+        yield House(pool, processes, Journal(pool))
 
 
 def slow_job(pool: Pool, journal: Journal, gate: Path) -> str:
@@ -60,52 +62,40 @@ def kept(pool: Pool, job: str) -> bool:
     return (row.state, row.attempts, row.fence, row.result_fence) == ("succeeded", 1, 1, 1)
 
 
-def test_a_gateway_killed_in_the_middle_of_a_sync_costs_no_running_work(
-    pool: Pool, house: Processes, scratch: Path
+def test_a_gateway_killed_in_the_middle_of_a_sync_and_a_submit_costs_no_work_and_doubles_none(
+    house: House, chance: random.Random
 ) -> None:
-    journal, gate, port = Journal(pool), scratch / "gate", port_of(house)
+    pool, processes, journal = house.pool, house.processes, house.journal
+    gate, port = processes.directory / "gate", urlsplit(processes.url).port or 0
     job = slow_job(pool, journal, gate)
-    (gateway,) = [process for process in house.running if process.log.stem == "gateway"]
-    with pool.database.engine.connect() as holder:
-        pid = holder.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-        holder.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
-        eventually(lambda: pool.rows(WAITING, holder=pid), what="a sync waits in the gateway")
-        gateway.kill()
-        holder.rollback()
-    house.gateway("gateway-again", port=port)
-    gate.touch()
-    journal.wait()
-    journal.check()
-    assert kept(pool, job)
-
-
-def test_a_submit_whose_gateway_was_killed_is_repeated_and_makes_one_job(
-    pool: Pool, house: Processes, chance: random.Random
-) -> None:
-    port = port_of(house)
-    (gateway,) = [process for process in house.running if process.log.stem == "gateway"]
+    (gateway,) = [process for process in processes.running if process.log.stem == "gateway"]
     answers: list[str] = []
 
     def submit() -> None:
-        with Client(house.url, house.operator_token, chance=chance) as client:
+        with Client(processes.url, processes.operator_token, chance=chance) as client:
             answers.extend(job.id for job in client.submit([{"command": ["true"], "key": "once"}]))
 
     client_thread = threading.Thread(target=submit)
     with pool.database.engine.connect() as holder:
         pid = holder.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        holder.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
+        eventually(lambda: pool.rows(WAITING, holder=pid), what="a sync waits in the gateway")
         holder.exec_driver_sql("LOCK TABLE submit_keys IN EXCLUSIVE MODE")
         client_thread.start()
-        eventually(lambda: pool.rows(WAITING, holder=pid), what="the submit waits in the gateway")
+        eventually(lambda: len(pool.rows(WAITING, holder=pid)) == 2, what="the submit waits in the gateway too")
         gateway.kill()
         holder.rollback()
-    house.gateway("gateway-again", port=port)
+    processes.gateway("gateway-again", port=port)
+    gate.touch()
     client_thread.join(MINUTE)
-    eventually(lambda: pool.rows("SELECT 1 FROM jobs WHERE state = 'succeeded'"), what="it ran")
-    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == answers
+    (journal.jobs["once"],) = answers
+    journal.wait()
+    journal.check()
+    assert kept(pool, job)
 
 
-def test_backends_killed_again_and_again_lose_nothing(pool: Pool, house: Processes, chance: random.Random) -> None:
-    journal = Journal(pool)
+def test_backends_killed_again_and_again_lose_nothing(house: House, chance: random.Random) -> None:
+    pool, journal = house.pool, house.journal
     for _ in range(6):
         journal.submit(3, payload={"command": ["true"]})
         victims = [row.pid for row in pool.rows(f"SELECT pid FROM pg_stat_activity WHERE {OURS} ORDER BY pid")]
@@ -117,14 +107,14 @@ def test_backends_killed_again_and_again_lose_nothing(pool: Pool, house: Process
 
 
 def test_running_work_is_kept_when_postgresql_itself_is_killed_and_comes_back(
-    scratch: Path, patient: Timing, chance: random.Random
+    scratch: Path, chance: random.Random
 ) -> None:
     data = scratch / "server"
     with embedded.serve(data) as server:
         database = Database(server.url, DatabaseSettings(), role="test", chance=chance)
         migrate.upgrade(database)
-        pool = Pool(database, patient, chance)
-        with Processes(scratch, server.url, patient) as processes:
+        pool = Pool(database, PATIENT, chance)
+        with Processes(scratch, server.url, PATIENT) as processes:
             processes.gateway()
             processes.assigner()
             processes.bot("bot-1")

@@ -427,12 +427,12 @@ def run(machine: Callable[[], History], examples: int) -> None:
 
 @pytest.mark.timeout(3600)  # a history that fails is shortened, which takes some minutes
 def test_any_history_leaves_the_books_in_order(pool: Pool) -> None:
-    run(lambda: History(pool), 40)
+    run(lambda: History(pool), 15)
 
 
 @pytest.mark.timeout(3600)
 def test_any_history_of_tenants_leaves_the_books_in_order(pool: Pool) -> None:
     watch_maxima(pool)
     evictions: list[int] = []
-    run(lambda: TenantHistory(pool, evictions), 12)
+    run(lambda: TenantHistory(pool, evictions), 8)
     print(f"evictions in these histories: {sum(evictions)}")

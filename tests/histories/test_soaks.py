@@ -33,7 +33,7 @@ from tests.support.swarm import Behaviour, Swarm
 from tests.support.tenancy import Tenancy, grown_too_far, watch_maxima
 
 SECONDS_VARIABLE = "LEASEHOLD_TEST_SOAK"
-SECONDS = 10.0
+SECONDS = 3.0
 #: What each of the eight threads serves: everything, or one cohort; two threads to a process.
 PROCESSES: tuple[tuple[int | None, ...], ...] = ((None, 1), (None, 2), (3, 1), (2, 3))
 COHORTS, INSTANCES = (1, 2, 3), tuple(f"team-{n}" for n in range(5))
@@ -255,7 +255,7 @@ def worked(bot: Bot, held: list[dict[str, object]], chance: random.Random) -> li
     return [work for work in answer["leases"] if not work.get("stop")]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_sa_all_at_once_every_job_comes_to_its_end(pool: Pool, seed: int) -> None:
     chance = random.Random(seed)
     pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 12))

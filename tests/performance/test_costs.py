@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from assigner.explain.answer import explain
-from schema.diagnostics.evidence import AHEAD, COMPARISONS, MAX_BOTS_READ
+from schema.diagnostics import evidence
 from schema.moves.cancel import cancel
 from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.graphs import SubmittedGraph, cancel_graph
@@ -20,11 +20,13 @@ from tests.support.pool import Pool, layered, states, submitted, work_off
 
 KINDS = ("free", "full", "absent")
 INSTANCES = 2
-JOBS, BOTS = 100_000, 5_000
+JOBS, BOTS = 20_000, 5_000
 #: Statements that fill the queue, each of which has to end within its timeout on a busy machine.
-PARTS = 10
+PARTS = 2
+#: Jobs that are counted ahead of one, at most: fewer than a queue has here, as the default is than deep ones have.
+AHEAD = 1_000
 #: Jobs that are counted, bots that are looked at with their requirement sets, and a few rows of everything else.
-BOUND = AHEAD + 3 * MAX_BOTS_READ + COMPARISONS + 200
+BOUND = AHEAD + 3 * evidence.MAX_BOTS_COUNTED + evidence.COMPARISONS + 200
 LAST = text("""
 SELECT j.public_id FROM jobs j JOIN platforms p ON p.id = j.platform
 WHERE j.state = 'queued' AND p.properties @> jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text)))
@@ -66,7 +68,10 @@ def cost(database: Database, kind: str, *, instances: list[str] | None) -> Cost:
     return Cost(watch, found.sentence)
 
 
-def test_explain_reads_a_bounded_number_of_rows_behind_100000_jobs(filled: Database) -> None:
+def test_explain_reads_a_bounded_number_of_rows_behind_20000_jobs(
+    filled: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "AHEAD", AHEAD)
     for analysed in (False, True):
         if analysed:
             filled.run(lambda connection: connection.execute(text("ANALYZE")))
@@ -181,9 +186,9 @@ def test_a_pool_without_unfinished_graphs_looks_once_for_each_statement_that_end
 def test_each_edge_is_walked_when_its_parent_ends_and_never_again(pool: Pool) -> None:
     """Once to learn whose rows to lock and once to count, twice each for a parent that did not succeed; other graphs
     in the tables make no difference."""
-    submitted(pool, layered(2000, parents=5, chance=pool.chance), name="other")
+    submitted(pool, layered(600, parents=5, chance=pool.chance), name="other")
     pages = []
-    for nodes, statistics in ((100, False), (400, True)):
+    for nodes, statistics in ((60, False), (240, True)):
         if statistics:
             pool.change("ANALYZE")
         graph = submitted(pool, layered(nodes, parents=5, chance=pool.chance), name=f"of-{nodes}", on_failure="run")

@@ -13,7 +13,7 @@ from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race, at_service_of, cancel, outcome
 
 #: Jobs that the bot holds at once, and its calls while the snapshot is held.
-CAPACITY, CALLS = 5, 300
+CAPACITY, CALLS = 5, 100
 #: Pages that a statement of a call may touch more at the end than at the beginning: trees have grown, other pages are
 #: full. Measured: 6 at most; those that looked at all that is dead touched 22 to 104 more.
 GROWTH = 15
@@ -46,7 +46,7 @@ def _buffers(plans: list[Plan]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_call_costs_as_much_after_hundreds_of_others_though_a_snapshot_is_held(
+def test_a_call_costs_as_much_after_a_hundred_others_though_a_snapshot_is_held(
     pool: Pool, race: Race, lasting: bool
 ) -> None:
     bot = pool.bot(capacity=CAPACITY)

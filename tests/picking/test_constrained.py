@@ -109,7 +109,7 @@ def test_a_new_priority_is_a_new_place_in_the_line(pool: Pool) -> None:
 # Jobs that wait at gates beside others that do not: neither keep the others from the bots for as long as they come.
 
 
-TURNS = 100
+TURNS = 25
 
 
 def order(pool: Pool) -> str:
@@ -129,7 +129,7 @@ def staffed(pool: Pool) -> Pool:
     return pool
 
 
-@pytest.mark.parametrize("priority", [-100, 0, 1])
+@pytest.mark.parametrize("priority", [-100, 1])
 def test_jobs_at_gates_do_not_starve_behind_others(staffed: Pool, priority: int) -> None:
     staffed.submit(2 * TURNS)
     staffed.submit(4, terms={"locks": ["door"]}, priority=priority)
@@ -162,9 +162,9 @@ def test_closed_gates_keep_no_bot_from_other_jobs(staffed: Pool) -> None:
 
 def test_where_no_assigner_is_at_work_a_bot_goes_on_with_what_it_can_fetch(pool: Pool) -> None:
     pool.submit(5, terms={"locks": ["door"]}, priority=-100)
-    pool.submit(30)
+    pool.submit(10)
     bot = pool.bot(capacity=1)
     given = pool.given(bot)
-    for _ in range(30):
+    for _ in range(10):
         assert len(given) == 1
         given = bot.sync(*(completed(lease) for lease in given))["leases"]

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,15 @@ def answers(url: str) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Path]:
+    """A data directory whose cluster is made once, for tests that leave it sound and without a server."""
+    directory = embedded.scratch("leasehold-test-")
+    embedded.serve(directory).close()
+    yield directory
+    shutil.rmtree(directory)
+
+
 def test_the_server_runs_until_its_last_user_closes_it_and_keeps_the_data(scratch: Path) -> None:
     with embedded.serve(scratch / "new" / "data") as server:
         query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
@@ -82,22 +92,22 @@ def test_the_server_runs_until_its_last_user_closes_it_and_keeps_the_data(scratc
         assert query(again.url, "SELECT answer FROM kept") == 42
 
 
-def test_the_server_has_no_port_and_its_socket_is_private(scratch: Path) -> None:
-    with embedded.serve(scratch, durable=False) as server:
+def test_the_server_has_no_port_and_its_socket_is_private(cluster: Path) -> None:
+    with embedded.serve(cluster, durable=False) as server:
         assert query(server.url, "SHOW listen_addresses") == ""
         assert query(server.url, "SHOW server_encoding") == "UTF8"
         assert query(server.url, "SELECT current_user || ' ' || current_database()") == "leasehold leasehold"
         where = query(server.url, "SHOW data_directory")
-        assert where == str(scratch / "pg")
-    assert (scratch / "pg").stat().st_mode & 0o777 == 0o700
+        assert where == str(cluster / "pg")
+    assert (cluster / "pg").stat().st_mode & 0o777 == 0o700
 
 
-def test_an_owner_that_was_killed_leaves_a_server_that_the_next_user_adopts_and_stops(scratch: Path) -> None:
-    with user(scratch) as owner:
+def test_an_owner_that_was_killed_leaves_a_server_that_the_next_user_adopts_and_stops(cluster: Path) -> None:
+    with user(cluster) as owner:
         pid = served_by(owner)
         owner.send_signal(signal.SIGKILL)
         owner.wait()
-    with embedded.serve(scratch) as server:
+    with embedded.serve(cluster) as server:
         assert server.pid == pid
         assert answers(server.url)
     assert not answers(server.url)
@@ -117,50 +127,50 @@ def test_several_processes_that_start_at_once_share_one_server(scratch: Path) ->
     assert not answers(server.url)
 
 
-def test_a_killed_server_is_started_again_at_the_same_url_with_all_that_was_committed(scratch: Path) -> None:
-    with embedded.serve(scratch) as server:
+def test_a_killed_server_is_started_again_at_the_same_url_with_all_that_was_committed(cluster: Path) -> None:
+    with embedded.serve(cluster) as server:
         query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
         killed = server.pid
         os.kill(killed, signal.SIGKILL)
         eventually(lambda: not answers(server.url))
-        with embedded.serve(scratch) as again:
+        with embedded.serve(cluster) as again:
             assert again.url == server.url
             assert again.pid != killed
             assert query(server.url, "SELECT answer FROM kept") == 42
         assert answers(server.url)
 
 
-def test_a_reused_process_id_in_a_stale_file_does_not_keep_the_server_from_starting(scratch: Path) -> None:
-    with embedded.serve(scratch) as server:
+def test_a_reused_process_id_in_a_stale_file_does_not_keep_the_server_from_starting(cluster: Path) -> None:
+    with embedded.serve(cluster) as server:
         os.kill(server.pid, signal.SIGKILL)
         eventually(lambda: not answers(server.url))
-        for stale in (scratch / "pg" / "postmaster.pid", scratch / "pg" / ".s.PGSQL.5432.lock"):
+        for stale in (cluster / "pg" / "postmaster.pid", cluster / "pg" / ".s.PGSQL.5432.lock"):
             _, *others = stale.read_text().splitlines(keepends=True)
             stale.write_text("".join([f"{os.getpid()}\n", *others]))
-        with embedded.serve(scratch) as again:
+        with embedded.serve(cluster) as again:
             assert again.pid != os.getpid()
             assert answers(again.url)
 
 
-def test_ctrl_c_in_the_owners_terminal_stops_it_without_losing_a_commit(scratch: Path) -> None:
-    with user(scratch) as owner:
+def test_ctrl_c_in_the_owners_terminal_stops_it_without_losing_a_commit(cluster: Path) -> None:
+    with user(cluster) as owner:
         pid = served_by(owner)
-        with embedded.serve(scratch) as server:
-            query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        with embedded.serve(cluster) as server:
+            query(server.url, "CREATE TABLE of_ctrl_c AS SELECT 42 AS answer")
             os.killpg(owner.pid, signal.SIGINT)
             assert owner.wait(MINUTE) != 0
             assert server.pid == pid
-            assert query(server.url, "SELECT answer FROM kept") == 42
-    with embedded.serve(scratch) as again:
-        assert query(again.url, "SELECT answer FROM kept") == 42
+            assert query(server.url, "SELECT answer FROM of_ctrl_c") == 42
+    with embedded.serve(cluster) as again:
+        assert query(again.url, "SELECT answer FROM of_ctrl_c") == 42
 
 
-def test_ctrl_c_of_the_only_user_stops_the_server(scratch: Path) -> None:
-    with user(scratch) as owner:
+def test_ctrl_c_of_the_only_user_stops_the_server(cluster: Path) -> None:
+    with user(cluster) as owner:
         served_by(owner)
         os.killpg(owner.pid, signal.SIGINT)
         owner.wait(MINUTE)
-    assert not (scratch / "pg" / "postmaster.pid").exists()
+    assert not (cluster / "pg" / "postmaster.pid").exists()
 
 
 def test_a_process_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way(scratch: Path) -> None:
@@ -186,31 +196,37 @@ def test_a_path_that_cannot_hold_a_socket_gets_a_short_one_that_is_removed_at_th
     assert not short.exists()
 
 
+@contextmanager
+def changed(path: Path, written: str) -> Iterator[None]:
+    """Inside, the file says something else."""
+    before = path.read_text()
+    path.write_text(written)
+    yield
+    path.write_text(before)
+
+
 def test_a_directory_that_cannot_be_used_is_named_in_one_line(scratch: Path) -> None:
     (scratch / "file").write_text("")
     with pytest.raises(NotReady, match=r"^the data directory \S+/file cannot be used: .+$"):
         embedded.serve(scratch / "file")
 
 
-def test_a_cluster_of_another_major_version_is_refused(scratch: Path) -> None:
-    embedded.serve(scratch, durable=False).close()
-    (scratch / "pg" / "PG_VERSION").write_text("9\n")
-    with pytest.raises(NotReady, match="was made by PostgreSQL 9, the installed one is"):
-        embedded.serve(scratch)
+def test_a_cluster_of_another_major_version_is_refused(cluster: Path) -> None:
+    with changed(cluster / "pg" / "PG_VERSION", "9\n"):
+        with pytest.raises(NotReady, match="was made by PostgreSQL 9, the installed one is"):
+            embedded.serve(cluster)
 
 
-def test_a_server_that_does_not_start_says_why(scratch: Path) -> None:
-    embedded.serve(scratch, durable=False).close()
-    with (scratch / "pg" / "postgresql.conf").open("a") as settings:
-        settings.write("nonsense = 1\n")
-    with pytest.raises(NotReady, match=r"PostgreSQL does not start: .+postgres\.log"):
-        embedded.serve(scratch)
+def test_a_server_that_does_not_start_says_why(cluster: Path) -> None:
+    with changed(cluster / "pg" / "postgresql.conf", "nonsense = 1\n"):
+        with pytest.raises(NotReady, match=r"PostgreSQL does not start: .+postgres\.log"):
+            embedded.serve(cluster)
 
 
 @only_root
-def test_root_runs_the_server_as_another_account(scratch: Path) -> None:
-    with embedded.serve(scratch, durable=False) as server:
-        owner = (scratch / "pg").stat().st_uid
+def test_root_runs_the_server_as_another_account(cluster: Path) -> None:
+    with embedded.serve(cluster, durable=False) as server:
+        owner = (cluster / "pg").stat().st_uid
         assert owner == pwd.getpwnam("nobody").pw_uid
         assert Path(f"/proc/{server.pid}").stat().st_uid == owner
 

@@ -67,7 +67,7 @@ FLAT = st.fixed_dictionaries(
 ).map(_possible)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(FLAT)
 def test_the_nested_form_of_a_request_means_the_same_as_the_flat_one(job: dict[str, Any]) -> None:
     normal = JobRequest.model_validate(job).normal()
@@ -75,7 +75,7 @@ def test_the_nested_form_of_a_request_means_the_same_as_the_flat_one(job: dict[s
     assert JobRequest.model_validate(flat(stored)).normal() == normal
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(FLAT)
 def test_so_does_the_nested_form_of_a_node_of_a_graph(job: dict[str, Any]) -> None:
     job = {field: value for field, value in job.items() if field not in OF_A_GRAPH}

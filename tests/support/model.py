@@ -2,12 +2,15 @@
 
 `ExecutionLog` records which bot ran which job and when, on one monotonic clock. It shows whether a job ever ran twice
 at the same time. `Ledger` is the model that a random history is compared with. `Journal` holds acknowledged submits,
-and `Watching` checks every invariant again and again.
+and `Watching` checks every invariant again and again; `standing_pool` has real processes for both.
 """
 
 import random
+import shutil
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
@@ -17,11 +20,14 @@ from bots.client.client import Client
 from schema import clock
 from schema.diagnostics import invariants
 from schema.errors import NotReady
+from schema.postgres import embedded
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.fragments import JOB_RESULT
 from schema.states import FINAL, TRANSITIONS, JobState
+from schema.timing import Timing
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Bot, Pool
+from tests.support.servers import Databases, Processes, opened
 
 
 @dataclass
@@ -303,3 +309,17 @@ class Watching:
             except BaseException as error:
                 self.error = error
                 return
+
+
+@contextmanager
+def standing_pool(databases: Databases, template: str, timing: Timing) -> Iterator[tuple[Pool, Processes]]:
+    """A gateway and an assigner on a database of their own, for all tests of a module; the invariants are watched."""
+    url, scratch = databases.make(template=template), embedded.scratch("leasehold-test-")
+    database = opened(url)
+    with Processes(scratch, url, timing) as processes, Watching(url):
+        processes.gateway()
+        processes.assigner()
+        yield Pool(database, timing, random.Random(0)), processes
+    database.close()
+    databases.give_back(url)
+    shutil.rmtree(scratch)

@@ -162,6 +162,24 @@ def watched(connection: Connection, acts: Acts, *, kept: bool) -> dict[str, Watc
     return found
 
 
+def settle(connection: Connection, acts: Acts, times: int) -> None:
+    """Run each act so often with generic plans, unwatched, that driver and server keep its plan for this connection.
+
+    The pool is empty, so nothing has to be undone. The driver would forget what it has prepared at every rollback, and
+    production has few of those.
+    """
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    driver._prepared.clear = lambda: False  # type: ignore[method-assign]
+    connection.execute(text("SET LOCAL plan_cache_mode = 'force_generic_plan'"))
+    for _ in range(times):
+        for act in acts.values():
+            act(connection)
+    kept = connection.execute(text("SELECT count(*) FROM pg_prepared_statements WHERE generic_plans > 0")).scalar_one()
+    assert kept > len(acts) / 2, "acts share statements, but most have some of their own"
+    connection.commit()
+
+
 @dataclass(frozen=True)
 class Measured:
     """Plans by planner statistics and name of the statement, and violations of invariants."""
