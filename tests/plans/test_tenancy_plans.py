@@ -18,7 +18,7 @@ from schema.moves.grant import Placement
 from schema.moves.preempt import expire_reservations, lock_reserved_jobs
 from schema.picking import for_bot, preemption, queues, ready
 from schema.picking.for_bot import FetchingBot
-from schema.picking.preemption import MAX_BOTS_READ, StarvedJob
+from schema.picking.preemption import MAX_VICTIM_BOTS, StarvedJob
 from schema.picking.ready import MAX_JOBS_READ, WIDTHS, Order, Scope
 from tests.support import filling
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
@@ -122,7 +122,7 @@ BOUNDS = {
     "fetch": 2 * INSTANCES * MAX_JOBS_READ + HEADS,
     # Of each queue a look for jobs of every size.
     "starved": 4 * QUEUES * RESERVED + 2 * QUEUES * MAX_JOBS_READ,
-    "holders": 8 * MAX_BOTS_READ,
+    "holders": 8 * MAX_VICTIM_BOTS,
     # Every eviction within the cooldown counts, of which there are 200 in 15 quotas; and each reservation once.
     "preempt": 20 * BATCH + 3 * RESERVED,
     "expire reservations": 20 * BATCH + 3 * RESERVED,

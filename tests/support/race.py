@@ -36,7 +36,8 @@ DEADLOCK_TIMEOUT = """
 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''50ms''', current_database()); END $$"""
 BACKENDS = """
 SELECT count(*) AS others FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+    AND application_name NOT LIKE 'checks%'"""
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 PID = text("SELECT pg_backend_pid()")
 

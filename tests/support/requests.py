@@ -23,7 +23,7 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "env": [{"env": {}}, {"env": {"A": "1", "Ü": ""}}],
     "stdin": [{"stdin": None}, {"stdin": ""}, {"stdin": "line\n"}],
     "instance": [{"instance": None}, {"instance": "ci"}],
-    "properties": [{"properties": {}}, {"properties": {"os": "linux", "arch": ["x86", "arm", "x86"]}}],
+    "properties": [{"properties": {}}, {"properties": {"os": "linux", "arch": ["x86", "Arm", "é", "x86", "arm"]}}],
     "key": [{"key": None}, {"key": "k"}],
     "priority": [{"priority": 0}, {"priority": -1000}],
     "units": [{"units": 1}, {"units": 3}],

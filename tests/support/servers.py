@@ -45,6 +45,8 @@ from tests.support.pool import Pool
 MEMORY = Path("/dev/shm")
 #: Bytes that must be free in it, for databases that wait to be dropped and for the write-ahead log.
 ROOM = 4 * 1024**3
+#: Role of the connection that checks and empties the database of a test, in its name among the server's connections.
+CHECKS = "checks"
 #: Databases that are dropped together. A drop waits for a checkpoint; drops that follow at once have little to write.
 DROPPED_TOGETHER = 16
 
@@ -137,10 +139,7 @@ class Databases:
 
     def findings(self, url: str) -> list[invariants.Finding]:
         """Return the invariants that the database breaks. Checks of one clone share a connection."""
-        name = make_url(url).database or ""
-        if name not in self._opened:
-            self._opened[name] = opened(url)
-        return [finding for finding in invariants.verify(self._opened[name]) if finding.rows]
+        return [finding for finding in invariants.verify(self._kept(make_url(url).database or "")) if finding.rows]
 
     def give_back(self, url: str) -> None:
         """Empty the database for another test, or drop it soon, even if it has connections."""
@@ -177,9 +176,12 @@ class Databases:
             driver.execute("SELECT pg_stat_reset()")
             return True
 
+        return self._kept(name).run(work, urgent=True)
+
+    def _kept(self, name: str) -> Database:
         if name not in self._opened:
-            self._opened[name] = opened(self._url(name))
-        return self._opened[name].run(work, urgent=True)
+            self._opened[name] = opened(self._url(name), role=CHECKS)
+        return self._opened[name]
 
     def _drop(self) -> None:
         with self._connect() as connection:
@@ -203,9 +205,9 @@ def _one(connection: psycopg.Connection, query: LiteralString) -> str:
     return str(row[0])
 
 
-def opened(url: str) -> Database:
+def opened(url: str, *, role: str = "test") -> Database:
     """A `Database` for a test."""
-    return Database(url, DatabaseSettings(), role="test", chance=random.Random(0))
+    return Database(url, DatabaseSettings(), role=role, chance=random.Random(0))
 
 
 # A real gateway on a real port, in a thread of the test's process
