@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -174,11 +175,8 @@ class Agent:
             self._dead = workplace.predecessor()
             own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
             place = RunContext(workplace=workplace, launcher=launcher, grace=settings.kill_grace, environment=own)
-            restore = self._catch_signals()
-            try:
+            with self._catching_signals():
                 self._serve_in_thread(place)
-            finally:
-                restore()
         finally:
             launcher.close()
             workplace.close()
@@ -195,10 +193,7 @@ class Agent:
         self._inbox.put("leave")
 
     def _serve_in_thread(self, place: RunContext) -> None:
-        """Serve in a second thread; this thread only waits for requests to drain or leave.
-
-        A signal handler runs in this thread. It must not interrupt code that holds a lock.
-        """
+        """Serve in a second thread; this thread only waits for requests to drain or leave."""
         thread = threading.Thread(target=self._serve, args=(place,), name="agent", daemon=True)
         thread.start()
         while (command := self._inbox.get()) != "done":
@@ -312,22 +307,42 @@ class Agent:
         if self._commands.drain_until is not None:
             raise SessionOver(SessionEnd.LEFT)
 
-    def _catch_signals(self) -> Callable[[], None]:
-        """Put SIGTERM and SIGINT into the inbox; return a function that restores the old handlers.
+    @contextmanager
+    def _catching_signals(self) -> Iterator[None]:
+        """Put SIGTERM and SIGINT into the inbox while the block runs.
 
         Does nothing outside the main thread, because Python allows signal handlers only there.
+
+        The kernel may give a signal to any thread, above all while the process wakes up after SIGSTOP. A handler in
+        Python runs in the main thread only, and not before that thread wakes up; nothing wakes it if another thread
+        got the signal. The wakeup descriptor is written to at once, by whichever thread got the signal.
         """
         if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-
-        def caught(_number: int, _frame: FrameType | None) -> None:
-            self._inbox.put("signal")
-
+            yield
+            return
         numbers = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, caught) for number in numbers}
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
 
-        def restore() -> None:
+        def read() -> None:
+            while number := reader.recv(1):
+                if number[0] in numbers:
+                    self._inbox.put("signal")
+
+        thread = threading.Thread(target=read, name="signals", daemon=True)
+        thread.start()
+        descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, _nothing) for number in numbers}
+        try:
+            yield
+        finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(descriptor)
+            writer.close()
+            thread.join()
+            reader.close()
 
-        return restore
+
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: the interpreter has already written the signal's number to the wakeup descriptor."""

@@ -58,17 +58,29 @@ settings = AgentSettings(
 )
 sys.exit(Agent(settings, sys.argv[1], sys.stdin.read().strip()).run())
 """
+#: Makes the kernel give SIGTERM to a thread that is not the main one: all others block it.
+ANOTHER_THREAD_GETS_SIGTERM = """
+import signal, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+"""
 
 
 @contextmanager
 def process(
-    stands: Gateway, tmp_path: Path, *, margin: float = 3.0, capacity: int = 1, open_files: str = "unlimited"
+    stands: Gateway,
+    tmp_path: Path,
+    *,
+    margin: float = 3.0,
+    capacity: int = 1,
+    open_files: str = "unlimited",
+    before: str = "",
 ) -> Iterator[subprocess.Popen[str]]:
     arguments = [stands.url, str(tmp_path / "work"), str(margin), str(capacity)]
     limited = ["sh", "-c", f'test {open_files} = unlimited || ulimit {open_files}; exec "$@"', "sh"]
     with open(tmp_path / "agent.log", "a") as log:
         started = subprocess.Popen(
-            [*limited, sys.executable, "-c", PROGRAM, *arguments], stdin=subprocess.PIPE, stderr=log, text=True
+            [*limited, sys.executable, "-c", before + PROGRAM, *arguments], stdin=subprocess.PIPE, stderr=log, text=True
         )
     try:
         assert started.stdin is not None
@@ -96,6 +108,15 @@ def test_sigterm_drains_and_a_second_signal_leaves_at_once(tmp_path: Path) -> No
     assert "lease started" in log
     assert "private" not in log
     assert TOKEN not in log
+
+
+def test_a_signal_that_another_thread_receives_drains_the_agent_too(tmp_path: Path) -> None:
+    pool = Pool()
+    with gateway(pool) as stands, process(stands, tmp_path, before=ANOTHER_THREAD_GETS_SIGTERM) as agent:
+        pool.until(lambda: pool.held)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(MINUTE) == 0
+    assert pool.syncs[-1].status == "gone"
 
 
 def test_kill_9_leaves_no_process_and_the_next_agent_starts_clean(tmp_path: Path) -> None:
