@@ -26,9 +26,9 @@ JOBS_ASSIGNED = Counter(
     "Jobs that an assigner leased to a bot, by the strategy that chose the bot.",
     ["strategy"],
 )
-JOBS_DEFERRED = Counter(
-    "leasehold_jobs_deferred_total",
-    "Jobs that were considered and put back with a delay, by the reason why no bot could take them.",
+QUEUES_RESTED = Counter(
+    "leasehold_queues_rested_total",
+    "Queues that were put to rest because no bot could take a job of them, by the reason.",
     ["reason"],
 )
 RACES_LOST = Counter(
@@ -155,15 +155,15 @@ LOOP_AGE = Gauge(
 )
 
 
-def observe_cycle(*, seconds: float, granted: int, postponed: int, lost: int, evicted: int, strategy: str) -> None:
-    """Count one assigner cycle: its duration in seconds, and the jobs granted, postponed, lost and evicted."""
+def observe_cycle(*, seconds: float, granted: int, rested: int, lost: int, evicted: int, strategy: str) -> None:
+    """Count one assigner cycle: its duration in seconds, jobs granted, lost and evicted, and queues that rest."""
     CYCLE_SECONDS.observe(seconds)
-    result = "assigned" if granted else "lost" if lost else "deferred" if postponed else "idle"
+    result = "assigned" if granted else "lost" if lost else "deferred" if rested else "idle"
     CYCLES.labels(result=result).inc()
     if granted:
         JOBS_ASSIGNED.labels(strategy=strategy).inc(granted)
-    if postponed:
-        JOBS_DEFERRED.labels(reason="unplaced").inc(postponed)
+    if rested:
+        QUEUES_RESTED.labels(reason="unplaced").inc(rested)
     if lost:
         RACES_LOST.labels(kind="grant").inc(lost)
     if evicted:

@@ -8,25 +8,14 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from schema.predicates import CONSTRAINED
+from schema.predicates import ready_queues
 
 COUNTER_PREFIX = "graph:"
 
-# A loose index scan: one step for each queue of constrained jobs, however many jobs the queue holds.
-_STEP = f"""
-    SELECT cohort, instance, platform, constraint_set FROM jobs
-    WHERE {CONSTRAINED} AND (cohort, instance, platform, constraint_set) > ({{after}})
-    ORDER BY cohort, instance, platform, constraint_set LIMIT 1"""
 ACTIVE_GRAPHS = text(f"""
-WITH RECURSIVE gated AS (
-    SELECT first.* FROM ({_STEP.format(after="-1, -1, -1, -1")}) first
-    UNION ALL
-    SELECT following.* FROM gated g
-    CROSS JOIN LATERAL ({_STEP.format(after="g.cohort, g.instance, g.platform, g.constraint_set")}) following
-), waiting AS (
-    SELECT t.terms->>'graph' AS graph FROM (SELECT DISTINCT constraint_set FROM gated) g
-    CROSS JOIN LATERAL (SELECT terms FROM constraint_sets WHERE id = g.constraint_set OFFSET 0) t
-    WHERE t.terms->>'graph' IS NOT NULL
+WITH RECURSIVE {ready_queues("ready")}, waiting AS (
+    SELECT DISTINCT t.terms->>'graph' AS graph FROM queues q JOIN constraint_sets t ON t.id = q.constraint_set
+    WHERE q.id = ANY (ARRAY(SELECT queue FROM ready)) AND t.terms ? 'graph'
 )
 SELECT count(*) FROM (
     SELECT graph FROM waiting
@@ -43,7 +32,7 @@ DELETE FROM counters WHERE used = 0 AND most IS NULL AND name = ANY (ARRAY(
 
 
 def active_graphs(connection: Connection) -> int:
-    """Number of graphs that have jobs ready or running. Takes one index step for each queue of constrained jobs."""
+    """Number of graphs that have jobs ready or running. Takes one index step for each queue."""
     return int(connection.execute(ACTIVE_GRAPHS).scalar_one())
 
 

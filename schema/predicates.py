@@ -1,4 +1,4 @@
-"""Named SQL predicates: every hard condition on a job, its instance, its bot and the pool.
+"""Named SQL predicates: every hard condition on a job, its instance, its bot and the pool; and where ready jobs are.
 
 The picks, the reads of candidate bots and the grant join these expressions. `explain` evaluates the same expressions
 for one job and shows the evidence. Write a new condition as a predicate here.
@@ -31,7 +31,7 @@ DEPENDENCIES = Predicate(
     "dependencies", "{job}state <> 'blocked'", "what it depends on in its graph has ended as it asks"
 )
 STATE = Predicate("state", "{job}state = 'queued'", "it waits, and is neither held aside nor over")
-BACKOFF = Predicate("backoff", "{job}schedule_after IS NULL", "it does not rest after a failure")
+BACKOFF = Predicate("backoff", "{job}schedule_after IS NULL", "neither it nor its queue rests after a failure")
 RESERVATION = Predicate("reservation", "{reservation}until < clock_timestamp()", "no bot is being freed for it")
 DRAIN = Predicate("drain", "NOT {instance}draining", "its instance is not being drained")
 QUOTA = Predicate(
@@ -81,23 +81,34 @@ ASSIGNERS = Predicate(
 #: Shown by `explain` only: a job past its deadline may start until upkeep has ended it.
 QUEUE_DEADLINE = Predicate("queue deadline", "true", "it may still wait")
 
-#: A ready job without constraints, as the indexes of ready jobs state it.
-READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NULL"
-#: A ready constrained job, as the index of constrained jobs states it.
-CONSTRAINED = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constraint_set IS NOT NULL"
-#: READY as the index `jobs_ready_order` states it, and no other index: for reads of a whole cohort in its order.
-IN_LINE = f"{READY} AND units >= 1"
-#: READY or CONSTRAINED in an expression that matches no index, so that the planner must use the primary key.
+#: A ready job, as the index `jobs_of_queue` states it; its queue may rest nevertheless. Every job has units: the words
+#: keep this index from reads in the order of the front, whatever statistics the planner has.
+READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND units >= 1"
+#: A ready job without constraints, as the index `jobs_front` states it: for reads of a whole cohort in its order.
+READY_AND_PLAIN = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND NOT constrained"
+#: READY in an expression that matches no index, so that the planner must use the primary key.
 STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '-infinity'"
-#: A job in backoff; such a job without constraints; the end of a backoff. A cycle makes due jobs ready before it picks.
+#: A job that waits until it may be tried again; the end of that wait. A cycle makes due jobs ready before it picks.
 AT_REST = f"{STATE.of(job='')} AND schedule_after IS NOT NULL"
-RESTING = f"{AT_REST} AND constraint_set IS NULL"
 DUE = "schedule_after <= now()"
+#: Queue `{queue}` has a ready job; some queue of constrained jobs has one.
+HAS_READY_JOBS = f"EXISTS (SELECT FROM jobs WHERE queue = {{queue}} AND {READY} OFFSET 0)"
+ANY_CONSTRAINED_READY = f"""EXISTS (
+    SELECT FROM queues q WHERE q.constraint_set IS NOT NULL AND {HAS_READY_JOBS.format(queue="q.id")})"""
 
 
-def open_instance(headroom: str) -> str:
-    """The condition that the quota of an instance leaves at least one unit; `headroom` is the units it leaves."""
-    return f"coalesce({headroom}, 1) > 0"
+def ready_queues(name: str) -> str:
+    """A recursive CTE `name` with a column `queue`: the ids of all queues that hold ready jobs, and at last a null.
+
+    A loose index scan: one step for each queue, however many jobs it holds. It goes backwards and so reads the last job
+    of each queue. In front of a queue are the index entries of jobs that have just started.
+    """
+    step = f"SELECT queue FROM jobs WHERE {READY}{{}} ORDER BY queue DESC LIMIT 1"
+    return f"""{name} AS (
+    SELECT ({step.format("")}) AS queue
+    UNION ALL
+    SELECT ({step.format(" AND queue < w.queue")}) FROM {name} w WHERE w.queue IS NOT NULL
+)"""
 
 
 def assigner_is_placing(assigner: str) -> str:

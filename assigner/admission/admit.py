@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from assigner.admission.state import AdmissionState
-from schema.picking.constrained import ConstrainedQueue, Place, QueueHead
+from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 
 #: Where queues stand before any of their jobs is known: lower is sooner.
 Rank = tuple[int, float]
@@ -114,7 +114,7 @@ def admit(
     free_units: int,
     ordering: Ordering,
     closed: Counter[str] | None = None,
-    cut: Collection[Place] = (),
+    cut: Collection[QueueId] = (),
     until: Rank | None = None,
 ) -> Admission:
     """Up to `room` of the heads that go through their gates.
@@ -126,9 +126,7 @@ def admit(
     """
     admitted: list[QueueHead] = []
     asked: list[QueueHead] = []
-    unasked = (
-        {queue: n for queue, n in Counter(head.queue for head in heads).items() if queue.place in cut} if cut else {}
-    )
+    unasked = {queue: n for queue, n in Counter(head.queue for head in heads).items() if queue.id in cut} if cut else {}
     sequence = ordering.sequence(heads, admission_state, until=until)
     while free_units > 0 and (head := next(sequence, None)) is not None:
         asked.append(head)

@@ -32,7 +32,7 @@ from schema.clock import Monotonic
 from schema.moves.grant import Granted
 from schema.moves.hold import SkippedJob, delete_skips, skip
 from schema.picking import constrained
-from schema.picking.constrained import ConstrainedQueue, Place, QueueHead
+from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.ready import Scope
 from schema.policy import meters
 
@@ -62,40 +62,40 @@ class HeadReader:
         *,
         free_units: int,
         now: datetime,
-        usual: Mapping[Place, float] = MappingProxyType({}),
+        usual: Mapping[QueueId, float] = MappingProxyType({}),
     ) -> None:
         """`room` jobs can start."""
         self._connection, self._ordering_policy, self._now = connection, arrangement, now
-        self._queues, self._bounds = dict[Place, ConstrainedQueue](), dict[Place, int]()
+        self._queues, self._bounds = dict[QueueId, ConstrainedQueue](), dict[QueueId, int]()
         self._free_units, self._usual = free_units, usual
-        self._read, self._known = Counter[Place](), set[int]()
-        self.cut: set[Place] = set()
+        self._read, self._known = Counter[QueueId](), set[int]()
+        self.cut: set[QueueId] = set()
 
     def first(self, queues: Sequence[ConstrainedQueue], most: Sequence[float] | None = None) -> list[QueueHead]:
         """Of these queues so many that `room` can be filled, as far as one can tell before any has started. Of each
         `most` jobs can start at once, where it is given."""
         for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
-            self._queues[queue.place] = queue
-            self._bounds[queue.place] = int(min(self._free_units, LEAST + SPARE * each))
-        places = [queue.place for queue in queues]
+            self._queues[queue.id] = queue
+            self._bounds[queue.id] = int(min(self._free_units, LEAST + SPARE * each))
+        places = [queue.id for queue in queues]
         even = 1.0 / max(1, len(places))
         if self._ordering_policy.exact:
             found = self._next(
                 {place: _with_spare(self._free_units * self._usual.get(place, even)) for place in places}
             )
             # Where jobs have deadlines, some of those behind may come before those in front.
-            dated = {head.queue.place for head in found if head.deadline is not None} & self.cut
+            dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
             return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units * even)))
         return self._next(dict.fromkeys(places, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
-    def more(self, left: Sequence[QueueHead], started: Mapping[Place, int]) -> list[QueueHead]:
+    def more(self, left: Sequence[QueueHead], started: Mapping[QueueId, int]) -> list[QueueHead]:
         """Those that come next in the queues of which not enough are `left`, if it goes on as it has gone so far: so
         many of each have `started`. Of a queue that is used up at least as many as have been read; none of one of which
         some were asked and none has started."""
-        unasked = Counter(head.queue.place for head in left)
+        unasked = Counter(head.queue.id for head in left)
         admitted = sum(started.values())
         pace = (self._free_units - admitted) / max(1, admitted)
-        wanted = dict[Place, int]()
+        wanted = dict[QueueId, int]()
         for place in sorted(self.cut):
             asked, has_started = self._read[place] - unasked[place], started.get(place, 0)
             if asked >= LEAST and not has_started:
@@ -109,7 +109,7 @@ class HeadReader:
                 wanted[place] = count
         return self._next(wanted)
 
-    def _next(self, wanted: Mapping[Place, int]) -> list[QueueHead]:
+    def _next(self, wanted: Mapping[QueueId, int]) -> list[QueueHead]:
         places = list(wanted)
         limits = [min(wanted[place], self._bounds[place] - self._read[place]) for place in places]
         found = constrained.heads(
@@ -120,7 +120,7 @@ class HeadReader:
             now=self._now,
             ageing=self._ordering_policy.ageing,
         )
-        got = Counter(head.queue.place for head in found)
+        got = Counter(head.queue.id for head in found)
         # Where others have let go of rows in front since, some of those behind are the ones that were read before.
         found = [head for head in found if head.job.id not in self._known]
         self._known.update(head.job.id for head in found)
@@ -166,12 +166,12 @@ class AdmissionController:
 
     def __init__(self, rules: Rules, *, name: str, chance: random.Random, now: Monotonic) -> None:
         self._name, self._chance, self._now = name, chance, now
-        self._after = constrained.FIRST_PLACE
+        self._after = constrained.FIRST_QUEUE
         self._until: dict[str, float] = {}
         self._delays: dict[str, float] = {}
         self._state: AdmissionState
         self._started_graph_jobs: list[QueueHead] = []
-        self._usual: dict[Place, float] = {}
+        self._usual: dict[QueueId, float] = {}
         self._noted, self._noting = dict[int, float](), dict[int, float]()
         self.reconfigure(rules)
 
@@ -204,7 +204,7 @@ class AdmissionController:
             admission_state.queue_admissions.clear()
         closed = Counter[str]()
         admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
-        started = Counter(head.queue.place for head in admitted)
+        started = Counter(head.queue.id for head in admitted)
         self._usual = {place: count / len(admitted) for place, count in started.items()}
         closed_queues = Counter(
             queue_admission.shut.name
@@ -272,7 +272,7 @@ class AdmissionController:
                 admitted, left = admitted + found.heads, [*found.left]
                 if not found.is_exhausted:
                     break
-                left += heads.more(left, Counter(head.queue.place for head in admitted))
+                left += heads.more(left, Counter(head.queue.id for head in admitted))
             if len(admitted) == free_units:
                 break
         return admitted
@@ -282,7 +282,7 @@ class AdmissionController:
         below their minimum quota, whether a free bot is there or not. What takes of a bot's resources or of a rate, and
         what a checker has to be asked about, is not among them."""
         found = constrained.queues(
-            connection, scope, batch=most, start=self._chance.random(), after=constrained.FIRST_PLACE
+            connection, scope, batch=most, start=self._chance.random(), after=constrained.FIRST_QUEUE
         )
         queues = [queue for queue in found.below_minimum if not resources.need_of(queue)]
         if self._rules.checkers.checks_limits:
@@ -320,8 +320,8 @@ class AdmissionController:
 
     def _started(self, connection: Connection, started: Sequence[QueueHead]) -> None:
         """Take the tokens of these jobs, keep the caps of their graphs, and begin to wait where that is advised."""
-        times = Counter(head.queue.place for head in started)
-        queues = {head.queue.place: head.queue for head in started}
+        times = Counter(head.queue.id for head in started)
+        queues = {head.queue.id: head.queue for head in started}
         wanted = Counter[str]()
         for place, queue in queues.items():
             wanted.update(dict.fromkeys(self._state.queue_admission(queue).buckets, times[place]))

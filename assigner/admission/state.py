@@ -32,7 +32,7 @@ from schema.accounting import rates as rate_rows
 from schema.accounting.counters import Counter, instance_counter, lock_counter
 from schema.accounting.fair_share import Shares
 from schema.accounting.rates import Advice, Bucket
-from schema.picking.constrained import ConstrainedQueue, Place, QueueHead
+from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.policy.time_windows import WindowSchedule
 
 
@@ -60,7 +60,7 @@ class AdmissionState:
     scores: dict[int, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     openings: WindowSchedule = field(default_factory=WindowSchedule)
-    lacking: Mapping[Place, str] = field(default_factory=dict)
+    lacking: Mapping[QueueId, str] = field(default_factory=dict)
     queue_admissions: dict[ConstrainedQueue, "QueueAdmission"] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:

@@ -1,6 +1,7 @@
 """One assigner: pick, snapshot, choose, commit, over and over."""
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,7 +23,7 @@ from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.accounting.quotas import Guard
 from schema.clock import Monotonic, Throttle
 from schema.fleet import candidates
-from schema.moves.backoff import JobGroup, postpone, promote
+from schema.moves.backoff import promote, rest_queues, wake_queues
 from schema.moves.grant import Granted, grant
 from schema.picking import queues, ready
 from schema.picking.head_cursor import HeadCursor
@@ -39,7 +40,7 @@ class CycleResult:
 
     picked: int = 0
     granted: list[Granted] = field(default_factory=list)
-    postponed: int = 0
+    rested: int = 0
     lost: int = 0
     evicted: int = 0
     has_written_leases: bool = False
@@ -54,7 +55,7 @@ class CycleResult:
         """Another transaction did this as well."""
         self.picked += other.picked
         self.granted += other.granted
-        self.postponed += other.postponed
+        self.rested += other.rested
         self.lost += other.lost
         self.evicted += other.evicted
         self.waited += other.waited
@@ -62,11 +63,9 @@ class CycleResult:
         self.admitted = other.admitted or self.admitted
 
 
-#: Jobs of one kind that are postponed together when one of them cannot be placed.
-POSTPONE_LIMIT = 2000
-#: Picks in one cycle while each of them only found jobs to postpone: what lies behind those must not wait for the
-#: next cycle, before which as many of them may have become ready again.
-SWEEPS = 6
+#: Picks in one cycle while each of them only found queues that are to rest: what lies behind those must not wait for
+#: the next cycle, before which as many of them may have rested enough.
+MAX_PICKS = 6
 #: Seconds at most for which bots that others hold are waited for by who places many: taking turns is better than
 #: undoing each other's choices.
 BOT_LOCK_TIMEOUT = 0.5
@@ -141,7 +140,7 @@ class PriorityAgeAssigner:
         metrics.observe_cycle(
             seconds=seconds,
             granted=len(cycle.granted),
-            postponed=cycle.postponed,
+            rested=cycle.rested,
             lost=cycle.lost,
             evicted=cycle.evicted,
             strategy=self._settings.strategy.kind,
@@ -150,7 +149,7 @@ class PriorityAgeAssigner:
         if cycle.deferred and not busy:
             return self._constrained_batch_slot.pause()
         returns = None if cycle.admitted is None else cycle.admitted.returns
-        return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.postponed), returns=returns)
+        return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
 
     def _forget(self) -> None:
         """Nothing is known of the front; a transaction that has not happened may have seen writes of its own there."""
@@ -190,8 +189,7 @@ class PriorityAgeAssigner:
             began = self._now()
             unserved = ready.unserved_queues(connection, scope, limit=settings.batch)
             self._unserved_throttle.finished(self._now() - began)
-            alike = [JobGroup(queue.cohort, queue.instance, queue.platform, 1) for queue in unserved]
-            self._postpone(connection, alike, NO_BOT, cycle)
+            self._rest(connection, unserved, NO_BOT, cycle)
         if self._quotas.preemption and seen.below_minimum and (not cycle.granted or self._now() >= self._next_reclaim):
             self._next_reclaim = self._now() + settings.interval
             cycle.evicted = reclaim(
@@ -268,8 +266,8 @@ class PriorityAgeAssigner:
         return Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
 
     def _pass(self, connection: Connection, scope: Scope, order: Order, cycle: CycleResult) -> None:
-        """Pick and place until something was placed, or nothing is left that could be postponed."""
-        for _ in range(SWEEPS):
+        """Pick and place until something was placed, or no further queue was found that is to rest."""
+        for _ in range(MAX_PICKS):
             batch = self._batch.size(self._settings.batch)
             jobs = ready.pick(
                 connection, scope, order=order, batch=batch, chance=self._chance, cursor=self._head_cursor
@@ -277,9 +275,9 @@ class PriorityAgeAssigner:
             cycle.picked += len(jobs)
             if not jobs:
                 return
-            before = cycle.postponed
+            before = cycle.rested
             self._place(connection, jobs, scope.guard, cycle)
-            if cycle.granted or cycle.postponed == before:
+            if cycle.granted or cycle.rested == before:
                 return
 
     def _place(self, connection: Connection, jobs: list[ReadyJob], guard: Guard, cycle: CycleResult) -> None:
@@ -305,12 +303,8 @@ class PriorityAgeAssigner:
             jobs = self._commit(connection, seen, guard, cycle, round_number=0)
             stuck = {job.id for job in jobs}
             hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
-            self._postpone(
-                connection,
-                samples.groups_too_large(connection, hopeless, chance=self._chance),
-                NO_ROOM,
-                cycle,
-            )
+            too_large = samples.groups_too_large(connection, hopeless, chance=self._chance)
+            self._rest(connection, {job.queue for group in too_large for job in group.jobs}, NO_ROOM, cycle)
 
     def _commit(
         self, connection: Connection, seen: Snapshot, guard: Guard, cycle: CycleResult, *, round_number: int
@@ -334,18 +328,18 @@ class PriorityAgeAssigner:
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}
+        wake_queues(connection, {job.queue for job in seen.jobs if job.tried and job.id in placed})
         if strategy.kind == SUCCESS:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
         return [job for job in seen.jobs if job.id not in placed]
 
-    def _postpone(self, connection: Connection, groups: list[JobGroup], reason: str, cycle: CycleResult) -> None:
-        cycle.postponed += postpone(
+    def _rest(self, connection: Connection, queues: Collection[int], reason: str, cycle: CycleResult) -> None:
+        cycle.rested += rest_queues(
             connection,
-            groups,
+            queues,
             reason=reason,
             base=self._settings.failure_backoff,
             cap=self._settings.failure_backoff_cap,
-            limit=POSTPONE_LIMIT,
         )
 
 

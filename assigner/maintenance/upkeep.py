@@ -327,7 +327,10 @@ class Upkeep:
             lambda connection: retention_moves.delete_unseen_assigners(connection, age=DAY),
             lambda connection: retention_moves.delete_old_usage(connection, age=settings.keep_usage, limit=LIMIT),
             lambda connection: graphs.delete_idle_counters(connection, limit=LIMIT),
+            lambda connection: retention_moves.delete_unused_constraint_sets(connection, age=HOUR, limit=LIMIT),
+            lambda connection: retention_moves.delete_unused_platforms(connection, age=HOUR, limit=LIMIT),
         )
+        self._database.run(retention_moves.delete_idle_queues)
         for duty in duties:
             if not self._in_batches(duty):
                 self._next_forget = self._now()

@@ -13,7 +13,7 @@ from schema.fleet import candidates, resources
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.resources import ResourceRequest, resource_counter
 from schema.moves.grant import Granted, Placement
-from schema.picking.constrained import ConstrainedQueue, Place, QueueHead
+from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.ready import ReadyJob
 from schema.validation import KINDS, MAX_UNITS, Kind
 
@@ -26,7 +26,7 @@ Need = Mapping[Kind, int]
 class Stocked(Protocol):
     """What the gate is judged by: what no bot has left of what a queue's jobs need, in words."""
 
-    lacking: Mapping[Place, str]
+    lacking: Mapping[QueueId, str]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ResourcesGate:
     requirement: str = "a bot has enough left of the resources that it takes"
 
     def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Stocked) -> str | None:
-        return admission_state.lacking.get(queue.place)
+        return admission_state.lacking.get(queue.id)
 
     def closed_for_job(self, head: QueueHead, admission_state: Stocked) -> str | None:
         return self.closed_for_queue(head.queue, admission_state)
@@ -153,12 +153,12 @@ def split_by_resources(heads: Iterable[QueueHead]) -> tuple[list[QueueHead], lis
     """Those of the jobs that take of resources or belong to a batch, and the others."""
     needy: list[QueueHead] = []
     others: list[ReadyJob] = []
-    asking: dict[Place, bool] = {}
+    asking: dict[QueueId, bool] = {}
     for head in heads:
         queue = head.queue
-        if queue.place not in asking:
-            asking[queue.place] = bool(need_of(queue)) or "batch_key" in queue.constraints
-        if asking[queue.place]:
+        if queue.id not in asking:
+            asking[queue.id] = bool(need_of(queue)) or "batch_key" in queue.constraints
+        if asking[queue.id]:
             needy.append(head)
         else:
             others.append(head.job)
@@ -177,7 +177,7 @@ def read_resource_snapshot(
     """Bots on which each of the jobs fits by itself, read without locks, and what is left there."""
     alike: dict[tuple[object, ...], list[QueueHead]] = defaultdict(list)
     for head in heads:
-        alike[head.queue.place, head.job.units].append(head)
+        alike[head.queue.id, head.job.units].append(head)
     asked = [
         ResourceRequest(
             _candidate_request(each[0].queue, each[0].job.units, sampling.sample_size + len(each) - 1),
@@ -208,11 +208,11 @@ def resource_charges(
     connection: Connection, heads: Sequence[QueueHead], granted: Sequence[Granted]
 ) -> dict[int, Mapping[str, float]]:
     """What the leases take of the resources that their bots have declared, by job. The caller holds the bots' rows."""
-    queues = {head.queue.place: head.queue for head in heads}
+    queues = {head.queue.id: head.queue for head in heads}
     of_queues = {place: need for place, queue in queues.items() if (need := need_of(queue))}
     if not of_queues:
         return {}
-    needs = {head.job.id: of_queues[head.queue.place] for head in heads if head.queue.place in of_queues}
+    needs = {head.job.id: of_queues[head.queue.id] for head in heads if head.queue.id in of_queues}
     leases = [lease for lease in granted if needs.get(lease.job_id)]
     known = resources.declared_counters(connection, sorted({lease.bot_id for lease in leases}), KINDS)
     return {
@@ -225,7 +225,7 @@ def resource_charges(
     }
 
 
-def lacking_by_queue(connection: Connection, queues: Sequence[ConstrainedQueue]) -> dict[Place, str]:
+def lacking_by_queue(connection: Connection, queues: Sequence[ConstrainedQueue]) -> dict[QueueId, str]:
     """Of the queues whose jobs fit on no bot now, by their places, what is missing first."""
     needy = [queue for queue in queues if need_of(queue)]
     if not needy:
@@ -237,7 +237,7 @@ def lacking_by_queue(connection: Connection, queues: Sequence[ConstrainedQueue])
     short = [nth for nth, fits in enumerate(resources.fits_any_bot(connection, asked)) if not fits]
     # Whoever asks about one queue wants to know more than that it is closed.
     most = resources.most_left(connection, [asked[nth] for nth in short]) if len(queues) == 1 else [None] * len(short)
-    return {needy[nth].place: missing_resource(asked[nth].need, some) for nth, some in zip(short, most, strict=True)}
+    return {needy[nth].id: missing_resource(asked[nth].need, some) for nth, some in zip(short, most, strict=True)}
 
 
 def missing_resource(need: Need, most: Mapping[str, float] | None) -> str:

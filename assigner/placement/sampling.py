@@ -15,7 +15,6 @@ from assigner.placement.strategy import Group, Snapshot, group_jobs
 from schema.fleet import bulk_candidates, candidates, success
 from schema.fleet.bulk_candidates import WHOLE_RING, Part, SampledBot, WindowScan
 from schema.fleet.candidates import MAX_BOTS_READ, CandidateRequest, FreeBot
-from schema.moves.backoff import JobGroup
 from schema.picking.ready import ReadyJob
 
 # What an assigner remembers of its pool: which kinds of bots offer what which requirement sets ask for.
@@ -358,7 +357,7 @@ def without_candidates(seen: Snapshot) -> list[Group]:
     return [group for group, found in zip(seen.groups, seen.candidates, strict=True) if not found]
 
 
-def groups_too_large(connection: Connection, groups: Sequence[Group], *, chance: random.Random) -> list[JobGroup]:
+def groups_too_large(connection: Connection, groups: Sequence[Group], *, chance: random.Random) -> list[Group]:
     """Those groups whose jobs need more units than any of the free bots has.
 
     Where no bot is free at all, another assigner has been faster, and the jobs simply wait for their turn.
@@ -368,11 +367,7 @@ def groups_too_large(connection: Connection, groups: Sequence[Group], *, chance:
         return []
     probes = [CandidateRequest(group.cohort, group.instance, group.platform, units=1, count=1) for group in groups]
     free = candidates.sample(connection, probes, chance=chance)
-    return [
-        JobGroup(group.cohort, group.instance, group.platform, group.units)
-        for group, found in zip(groups, free, strict=True)
-        if found
-    ]
+    return [group for group, found in zip(groups, free, strict=True) if found]
 
 
 def _with_warm(

@@ -8,6 +8,8 @@ from sqlalchemy import Connection, text
 from schema.errors import BadInput
 from schema.fleet.success import PRIOR, success_rate
 from schema.postgres.fragments import (
+    JOB_REASON,
+    JOB_RESTS_UNTIL,
     JOB_RESULT,
     SUBMISSION_FINISHED_AT,
     SUBMISSION_JOINED,
@@ -28,11 +30,12 @@ MAX_EVENTS = 1000
 # A caller sees only the instances given, null = all. A job of another instance looks like an absent job.
 VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
 
-_JOB_COLUMNS = """
+_JOB_COLUMNS = f"""
     j.id AS row_id, i.name AS instance, j.label, j.priority, j.units, j.attempts, j.max_attempts, j.created_at,
-    j.queued_at, j.schedule_after, j.started_at, last.bot
+    j.queued_at, j.started_at, last.bot,
+    {JOB_RESTS_UNTIL} AS schedule_after
 """
-_ROW = f"j.public_id AS id, j.state, j.reason, j.finished_at, {_JOB_COLUMNS}"
+_ROW = f"j.public_id AS id, j.state, {JOB_REASON} AS reason, j.finished_at, {_JOB_COLUMNS}"
 
 # A submission has a state of its own: several submissions may share a job, and the job of a withdrawn one may continue.
 _SUBMISSION = (
@@ -49,16 +52,16 @@ LEFT JOIN LATERAL (
 
 # One job without its events.
 JOB = text(f"""
-SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.platform, j.instance AS instance_id, j.timeout_seconds,
-    j.locality_hint, j.retry_failed, j.kills, j.considered, greatest(0,
-    extract(epoch FROM j.schedule_after - now())) AS backoff,
+SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.instance AS instance_id, j.timeout_seconds,
+    j.locality_hint, j.retry_failed, j.kills, k.looks AS considered, greatest(0,
+    extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff,
     j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
-FROM {_NAMED} JOIN platforms p ON p.id = j.platform
+FROM {_NAMED} JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
 LEFT JOIN LATERAL (
     SELECT g.terms, o.estimate FROM constraint_sets g LEFT JOIN job_constraints o ON o.job_id = j.id
-    WHERE g.id = j.constraint_set) t ON true
+    WHERE g.id = k.constraint_set) t ON true
 LEFT JOIN LATERAL (
     SELECT jsonb_build_object('id', g.public_id, 'name', g.name, 'node', m.node_no, 'depth', m.depth) AS graph
     FROM graph_nodes m JOIN graphs g ON g.id = m.graph WHERE m.job_id = j.id) n ON true

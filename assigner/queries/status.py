@@ -15,8 +15,8 @@ from sqlalchemy import Connection, text
 from assigner.queries.jobs import VISIBLE
 from schema.accounting import quotas
 from schema.fleet import success
-from schema.picking.queues import ready_priorities, ready_queues
-from schema.predicates import COHORT, CONSTRAINED, READY, REQUIREMENTS, RESTING, UNITS, serves
+from schema.picking.queues import ready_ranks
+from schema.predicates import AT_REST, COHORT, READY, REQUIREMENTS, UNITS, ready_queues, serves
 from schema.states import FINAL, JobState
 from schema.tables.columns import SCHEMA
 
@@ -38,47 +38,31 @@ MAX_ENDED = 25_000
 #: The most grants whose waits are read, the newest.
 MAX_WAITS = 5_000
 
-# The pairs of cohort and instance with such jobs, found with one step along the index each.
-_HOLDERS = """{name} AS (
-    (SELECT cohort, instance FROM jobs WHERE {waiting} ORDER BY cohort, instance, platform LIMIT 1)
-    UNION ALL
-    SELECT following.cohort, following.instance FROM {name} h CROSS JOIN LATERAL (
-        SELECT cohort, instance FROM jobs WHERE {waiting} AND (cohort, instance) > (h.cohort, h.instance)
-        ORDER BY cohort, instance, platform LIMIT 1) following
-)"""
-
-# The jobs of each pair up to an even share of the bound, and whether there are more.
-_WAITING = """
-WITH RECURSIVE {holders}, seen AS MATERIALIZED (
-    SELECT h.cohort, h.instance, i.name, i.pool, :most / count(*) OVER () + 1 AS share
-    FROM holders h JOIN instances i ON i.id = h.instance WHERE {visible}
-)
-SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, count(*) AS jobs, min(w.queued_at) AS oldest,
-    sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
-FROM seen s CROSS JOIN LATERAL (
-    SELECT platform, units, queued_at FROM jobs
-    WHERE cohort = s.cohort AND instance = s.instance AND {waiting}
-    ORDER BY {order} LIMIT s.share) w
-GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
-"""
-
-
-def _waiting(condition: str, *, order: str) -> str:
-    holders = _HOLDERS.format(name="holders", waiting=condition)
-    return _WAITING.format(holders=holders, waiting=condition, order=order, visible=VISIBLE)
-
-
-_QUEUE = "cohort, instance, platform"
-
-# Queued jobs by instance, and how many of them no present bot could run, even if it were idle. OFFSET 0 keeps the
-# planner from reading every requirement set of every bot to learn that none matches.
+# Queued jobs by instance, and how many of them no present bot could run, even if it were idle: of each instance the
+# jobs up to an even share of the bound. OFFSET 0 keeps the planner from reading every requirement set of every bot to
+# learn that none matches.
 WAITING = text(f"""
-WITH waiting AS MATERIALIZED (
-    SELECT * FROM ({_waiting(READY, order=f"{_QUEUE}, units, priority, queued_at, id")}) ready
+WITH RECURSIVE {ready_queues("ready")}, holding AS MATERIALIZED (
+    SELECT k.* FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM ready))
+), seen AS MATERIALIZED (
+    SELECT h.cohort, h.instance, i.name, i.pool, :most / count(*) OVER () + 1 AS share
+    FROM (SELECT DISTINCT cohort, instance FROM holding) h JOIN instances i ON i.id = h.instance WHERE {VISIBLE}
+), retrying AS MATERIALIZED (
+    SELECT j.queue, count(*) AS jobs, min(j.queued_at) AS oldest, sum(count(*)) OVER () > :most AS more
+    FROM (SELECT queue, queued_at FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most + 1) j GROUP BY j.queue
+), waiting AS MATERIALIZED (
+    SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, count(*) AS jobs, min(w.queued_at) AS oldest,
+        sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
+    FROM seen s CROSS JOIN LATERAL (
+        SELECT h.platform, h.units, j.queued_at FROM holding h CROSS JOIN LATERAL (
+            SELECT queued_at FROM jobs WHERE queue = h.id AND {READY}
+            ORDER BY queue, rank, queued_at, id LIMIT s.share) j
+        WHERE h.cohort = s.cohort AND h.instance = s.instance LIMIT s.share) w
+    GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
     UNION ALL
-    SELECT * FROM ({_waiting(RESTING, order=f"{_QUEUE}, priority, queued_at, id")}) resting
-    UNION ALL
-    SELECT * FROM ({_waiting(CONSTRAINED, order=f"{_QUEUE}, constraint_set, rank, queued_at, id")}) gated
+    SELECT k.cohort, k.instance, i.name, i.pool, k.platform, k.units, r.jobs, r.oldest, r.more
+    FROM retrying r JOIN queues k ON k.id = r.queue JOIN instances i ON i.id = k.instance
+    WHERE {VISIBLE}
 )
 SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
@@ -92,16 +76,16 @@ SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
 FROM waiting q GROUP BY q.name ORDER BY q.name
 """)
 
-# The age of the oldest ready job, from the head of each priority of each queue.
+# The age of the oldest ready job without constraints, from the head of each rank of each queue.
 OLDEST = text(f"""
-WITH RECURSIVE {ready_queues("queues")}
+WITH RECURSIVE {ready_queues("ready")}
 SELECT extract(epoch FROM now() - min(head.queued_at)) AS seconds, count(*) >= :most AS more
-FROM (SELECT q.* FROM queues q JOIN instances i ON i.id = q.instance WHERE {VISIBLE} LIMIT :most) q
-CROSS JOIN LATERAL ({ready_priorities("q")}) z
+FROM (SELECT q.id FROM queues q JOIN instances i ON i.id = q.instance
+      WHERE q.id = ANY (ARRAY(SELECT queue FROM ready)) AND q.constraint_set IS NULL AND {VISIBLE} LIMIT :most) q
+CROSS JOIN LATERAL ({ready_ranks("q.id")}) z
 CROSS JOIN LATERAL (
-    SELECT queued_at FROM jobs
-    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform AND priority = z.priority AND {READY}
-    ORDER BY cohort, instance, platform, priority, queued_at, id LIMIT 1) head
+    SELECT queued_at FROM jobs WHERE queue = q.id AND rank = z.rank AND {READY}
+    ORDER BY queue, rank, queued_at, id LIMIT 1) head
 """)
 
 # Parked jobs, by instance.

@@ -10,11 +10,10 @@ from sqlalchemy import Connection
 from bots.sync import call
 from bots.sync.call import SyncCall
 from schema.accounting import quotas
-from schema.moves.backoff import release
+from schema.moves.backoff import wake_queues, wake_queues_for_bots
 from schema.moves.end import BotCapacity, RetryPace
 from schema.moves.grant import Placement, grant_locked
 from schema.moves.preempt import lock_reserved_jobs
-from schema.moves.sessions import RELEASE_LIMIT
 from schema.picking import for_bot
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursors
@@ -29,11 +28,11 @@ class FetchSettings(BaseModel):
     """What a bot's sync does beside settling its leases; names and defaults are BuildGrid's where it has them.
 
     enabled: give bots work at a sync at all; without it only assigners place jobs.
-    to_capacity: false gives at most as many jobs as were just completed, and only new ones and those still
-        in backoff (jobs whose backoff has run out are left to the assigners); true fills all spare
+    to_capacity: false gives at most as many jobs as were just completed, and only new ones and those whose queue still
+        rests (those whose queue's rest has run out are left to the assigners); true fills all spare
         capacity at every sync, whatever the backoff.
-    backoff: `considered` knows new jobs by a column; `literal` compares times alone, by which a job is never
-        new, as its time is past when somebody looks.
+    backoff: a job is new while no assigner has looked into its queue without success. `considered` gives new jobs;
+        `literal` compares times alone, by which a job is never new, as its time is past when somebody looks.
     bot_locality_hint_limit: the most recent locality hints that are kept for each bot; 0 keeps none. Doubling it
         makes more locality hits, of which more are stale.
     retry_base: seconds a job waits after its first attempt that failed or could not start, doubled with each further
@@ -153,7 +152,7 @@ def _fill(
     ):
         return seats
     seated = _assign_bots(jobs, seats)
-    grant_locked(
+    granted = grant_locked(
         connection,
         [Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY}) for job, bot in seated],
         capacities,
@@ -162,6 +161,8 @@ def _fill(
         ack=ack,
         cooldown=cooldown,
     )
+    started = {lease.job_id for lease in granted}
+    wake_queues(connection, {job.queue for job in jobs if job.tried and job.id in started})
     return [each for each in seats if each.jobs > 0 and each.units > 0] if len(seated) < len(jobs) else []
 
 
@@ -211,7 +212,7 @@ def fetch_after_sync(
         if units_before[sync_call.bot.id] > _free_units_before(sync_call)
     }
     if more:
-        release(connection, more, limit=RELEASE_LIMIT)
+        wake_queues_for_bots(connection, more)
     if more or any(job.state == JobState.QUEUED for sync_call in spare for job in sync_call.ended):
         wake(connection, "jobs")
 

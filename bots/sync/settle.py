@@ -34,7 +34,7 @@ from schema.picking.head_cursor import HeadCursors
 from schema.postgres.engine import Database
 from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
-from schema.predicates import CONSTRAINED, assigner_is_placing
+from schema.predicates import ANY_CONSTRAINED_READY, assigner_is_placing
 from schema.states import BotStatus, JobState, LeaseState
 from schema.timing import Timing
 
@@ -48,7 +48,7 @@ WITH named AS MATERIALIZED (
 )
 SELECT b.id, b.name, b.epoch, b.session, b.sync_seq, b.status, b.draining, b.closing, b.cohort, b.instance, b.pool,
     b.capacity, b.in_use, b.held, b.free, b.reserved, b.kind,
-    CASE WHEN :fetches AND EXISTS (SELECT FROM jobs WHERE {CONSTRAINED})
+    CASE WHEN :fetches AND {ANY_CONSTRAINED_READY}
         THEN EXISTS (SELECT FROM assigners a WHERE {assigner_is_placing("a")}) END AS gated
 FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
 """)

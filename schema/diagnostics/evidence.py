@@ -14,13 +14,14 @@ from sqlalchemy import Connection, TextClause, text
 from schema import graphs
 from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, KEPT, Guard
 from schema.fleet import candidates
+from schema.postgres.fragments import JOB_REASON
 from schema.predicates import (
     ASSIGNERS,
     BACKOFF,
     COHORT,
     DEPENDENCIES,
     DRAIN,
-    DUE,
+    HAS_READY_JOBS,
     HEALTHY,
     PROBATION,
     QUEUE_DEADLINE,
@@ -51,15 +52,18 @@ Row = dict[str, Any]
 JOB = text(f"""
 WITH job AS MATERIALIZED (
     SELECT j.*, i.name AS instance_name, i.pool, i.drain_deadline, {DRAIN.of(instance="i")} AS undrained,
-        coalesce(c.name, 'default') AS cohort_name, c.labels AS cohort_labels, p.properties
-    FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
+        coalesce(c.name, 'default') AS cohort_name, c.labels AS cohort_labels, p.properties, k.looks,
+        greatest(j.schedule_after, k.schedule_after) AS rests_until
+    FROM jobs j JOIN instances i ON i.id = j.instance
+    JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
     LEFT JOIN cohorts c ON c.id = j.cohort
     WHERE j.id = :id
 )
-SELECT j.id AS row_id, j.state, j.label, j.priority, j.units, j.queued_at, j.considered, j.reason,
+SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_at, j.looks AS considered,
+    {JOB_REASON} AS reason,
     j.attempts, j.max_attempts, j.cohort, j.cohort_name, j.cohort_labels, j.instance, j.instance_name, j.pool,
-    j.platform, j.properties,
-    extract(epoch FROM j.schedule_after - clock_timestamp()) AS rest,
+    j.queue, j.platform, j.properties,
+    extract(epoch FROM j.rests_until - clock_timestamp()) AS rest,
     extract(epoch FROM j.queue_deadline - clock_timestamp()) AS patience,
     extract(epoch FROM j.drain_deadline - clock_timestamp()) AS drain_left,
     q.cohort IS NOT NULL AS counted, q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max, h.headroom,
@@ -69,7 +73,7 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.units, j.queued_at, j.con
     g.public_id AS graph, g.name AS graph_name, n.node_no, n.pending_deps, n.missing,
     {DEPENDENCIES.of(job="j")} AS "open_{DEPENDENCIES.name}",
     {STATE.of(job="j")} AS "open_{STATE.name}",
-    {BACKOFF.of(job="j")} OR {DUE} AS "open_{BACKOFF.name}",
+    coalesce(j.rests_until <= now(), true) AS "open_{BACKOFF.name}",
     coalesce({RESERVATION.of(reservation="v")}, true) AS "open_{RESERVATION.name}",
     j.undrained AS "open_{DRAIN.name}",
     {QUOTA.of(job="j", headroom="h.headroom")} AS "open_{QUOTA.name}",
@@ -155,30 +159,24 @@ LEFT JOIN present b ON true
 GROUP BY c.nth ORDER BY c.nth
 """)
 
-_BEFORE = "(priority, queued_at, id) < (:priority, CAST(:queued_at AS timestamptz), :id)"
-_OF_INSTANCE = f"cohort = :cohort AND instance = :instance AND {READY}"
+_BEFORE = f"{READY} AND (rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)"
 
 AHEAD_IN_QUEUE = text(f"""
 SELECT count(*) FROM (
-    SELECT FROM jobs WHERE {_OF_INSTANCE} AND platform = :platform AND {_BEFORE}
-    ORDER BY priority, queued_at, id LIMIT :limit) ahead
+    SELECT FROM jobs WHERE queue = :queue AND {_BEFORE}
+    ORDER BY queue, rank, queued_at, id LIMIT :limit) ahead
 """)
 
-# Walks the index one step per queue of the instance in the cohort, then counts in each queue but the job's own.
+# In each queue of the instance in the cohort that has no constraints, but the job's own.
 AHEAD_IN_OTHERS = text(f"""
-WITH RECURSIVE queues AS (
-    (SELECT platform, 1 AS nth FROM jobs WHERE {_OF_INSTANCE} ORDER BY cohort, instance, platform LIMIT 1)
-    UNION ALL
-    SELECT following.platform, q.nth + 1 FROM queues q CROSS JOIN LATERAL (
-        SELECT platform FROM jobs WHERE {_OF_INSTANCE} AND platform > q.platform
-        ORDER BY cohort, instance, platform LIMIT 1) following
-    WHERE q.nth <= :queues
+WITH others AS MATERIALIZED (
+    SELECT id FROM queues
+    WHERE cohort = :cohort AND instance = :instance AND constraint_set IS NULL AND id <> :queue
+        AND {HAS_READY_JOBS.format(queue="queues.id")} ORDER BY id LIMIT :queues + 1
 )
-SELECT count(*) AS jobs, (SELECT count(*) FROM queues) > :queues AS more FROM (
-    SELECT FROM queues q CROSS JOIN LATERAL (
-        SELECT FROM jobs
-        WHERE {_OF_INSTANCE} AND platform = q.platform AND q.platform <> :platform AND {_BEFORE}
-        ORDER BY priority, queued_at, id LIMIT :limit) ahead
+SELECT count(*) AS jobs, (SELECT count(*) FROM others) > :queues AS more FROM (
+    SELECT FROM others q CROSS JOIN LATERAL (
+        SELECT FROM jobs WHERE queue = q.id AND {_BEFORE} ORDER BY queue, rank, queued_at, id LIMIT :limit) ahead
     LIMIT :limit) counted
 """)
 
@@ -298,7 +296,7 @@ def _without(properties: Properties, name: str, value: str) -> Properties:
 
 
 def _ahead(connection: Connection, job: Row) -> tuple[JobsAhead, JobsAhead]:
-    where: Row = {name: job[name] for name in ("cohort", "instance", "platform", "priority", "queued_at")}
+    where: Row = {name: job[name] for name in ("queue", "cohort", "instance", "rank", "queued_at")}
     where["id"] = job["row_id"]
     own: int = connection.execute(AHEAD_IN_QUEUE, where | {"limit": AHEAD + 1}).scalar_one()
     if own > AHEAD:

@@ -199,7 +199,7 @@ CHARGES_ARE_LIVE = Invariant(
     """SELECT coalesce(c.job_id, l.job_id) AS id
        FROM charges c
        FULL JOIN (SELECT live.job_id, live.fence FROM live JOIN jobs j ON j.id = live.job_id
-                  WHERE j.constraint_set IS NOT NULL) l ON l.job_id = c.job_id AND l.fence = c.fence
+                  WHERE j.constrained) l ON l.job_id = c.job_id AND l.fence = c.fence
        WHERE c.job_id IS NULL OR l.job_id IS NULL AND NOT EXISTS (
            SELECT FROM reservations v JOIN jobs j ON j.id = v.job_id
            WHERE v.job_id = c.job_id AND c.fence = j.fence + 1)""",
@@ -222,12 +222,23 @@ RESOURCES_ARE_KEPT = Invariant(
     """SELECT name AS id FROM counters WHERE name LIKE 'bot:%' AND used > most
        UNION ALL
        SELECT live.job_id::text
-       FROM live JOIN jobs j ON j.id = live.job_id JOIN constraint_sets g ON g.id = j.constraint_set
+       FROM live JOIN jobs j ON j.id = live.job_id JOIN queues q ON q.id = j.queue
+       JOIN constraint_sets g ON g.id = q.constraint_set
        CROSS JOIN LATERAL jsonb_each_text(g.terms->'resources') n
        JOIN counters k ON k.name = 'bot:' || live.bot_id || ':' || n.key
        LEFT JOIN charges c ON c.job_id = live.job_id AND c.fence = live.fence
            AND c.amounts[array_position(c.names, k.name)] = n.value::numeric
        WHERE c.job_id IS NULL""",
+)
+
+# What a job repeats of its queue may be read without the queue.
+JOBS_ARE_IN_THEIR_QUEUES = Invariant(
+    "S21",
+    "jobs without a queue, or that differ from their queue, and jobs without constraints that are ranked by something"
+    " else than their priority",
+    """SELECT j.id FROM jobs j LEFT JOIN queues q ON q.id = j.queue
+       WHERE q.id IS NULL OR (j.cohort, j.instance, j.platform, j.units) <> (q.cohort, q.instance, q.platform, q.units)
+           OR j.constrained <> (q.constraint_set IS NOT NULL) OR NOT j.constrained AND j.rank <> j.priority""",
 )
 
 INVARIANTS = (
@@ -247,6 +258,7 @@ INVARIANTS = (
     CHARGES_ARE_LIVE,
     COUNTERS_ARE_RIGHT,
     RESOURCES_ARE_KEPT,
+    JOBS_ARE_IN_THEIR_QUEUES,
 )
 
 

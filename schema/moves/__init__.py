@@ -14,7 +14,8 @@ locked rows.
     queued -> deferred: hold.defer                      deferred -> queued: hold.return_deferred
     queued -> parked: hold.park, hold.skip              parked -> queued: hold.unpark, hold.requeue
     queued -> dead: timeouts.time_out                   blocked -> queued, cancelled: dependencies.unblock_due
-    queued -> queued: backoff.postpone, backoff.promote, backoff.release, priority.review_waiting, priority.reprice
+    queued -> queued: backoff.promote, priority.review_waiting, priority.reprice
+    rests of queues: backoff.rest_queues, backoff.wake_queues, backoff.wake_queues_for_bots
 
 It imports `schema.picking`, `schema.fleet`, `schema.accounting`, `schema.policy` and what these import. Read first:
 grant.py and end.py.

@@ -87,6 +87,7 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
     RETURNING n.due, j.waits AND j.unmet > 0 AS stuck
 ), queued AS (
     UPDATE jobs j SET state = 'queued', queued_at = clock_timestamp(), cohort = cohort_of(j.label),
+        queue = queue_in_cohort(j.queue, cohort_of(j.label)),
         queue_deadline = now() + make_interval(secs => w.queue_timeout_seconds)
     FROM judged w WHERE j.id = ANY (ARRAY(SELECT id FROM freed)) AND w.job_id = j.id
     RETURNING j.id, j.fence

@@ -248,6 +248,7 @@ WITH told AS MATERIALIZED (
         attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
         evictions = j.evictions + CASE WHEN d.evicted AND d.to_state = 'queued' THEN 1 ELSE 0 END,
         cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
+        queue = CASE WHEN d.to_state = 'queued' THEN queue_in_cohort(j.queue, cohort_of(j.label)) ELSE j.queue END,
         kills = CASE WHEN d.killed THEN least(j.kills + 1, {MAX_KILLS}) ELSE j.kills END,
         finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
         started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
@@ -255,7 +256,6 @@ WITH told AS MATERIALIZED (
         schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
             THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
             WHEN d.to_state = 'queued' AND d.killed AND CAST(:hold_until AS timestamptz) > now() THEN :hold_until END,
-        considered = 0,
         queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
         reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
             WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
@@ -265,7 +265,7 @@ WITH told AS MATERIALIZED (
     FROM decided d WHERE j.id = d.id
     RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.units, d.state AS from_state,
         d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence,
-        j.constraint_set IS NOT NULL AS gated
+        j.constrained AS gated
 ), logged AS (
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
     SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details

@@ -9,7 +9,7 @@ from schema.errors import Conflict, Forbidden
 from schema.moves import cancel
 from schema.moves.cancel import Submission
 from schema.moves.submit import submitted_rows
-from schema.predicates import CONSTRAINED, IN_LINE, STILL_READY
+from schema.predicates import READY, STILL_READY
 from schema.states import FINAL, JobState
 from schema.validation import escaped
 
@@ -51,8 +51,9 @@ WITH found AS MATERIALIZED (
     ) e ON j.state = 'parked'
     WHERE j.id = ANY (CAST(:ids AS bigint[]))
 ), moved AS (
-    UPDATE jobs j SET state = 'queued', reason = NULL, considered = 0, cohort = cohort_of(j.label),
-        schedule_after = CASE WHEN j.considered = 0 AND j.schedule_after > now() THEN j.schedule_after END,
+    UPDATE jobs j SET state = 'queued', reason = NULL, cohort = cohort_of(j.label),
+        queue = queue_in_cohort(j.queue, cohort_of(j.label)),
+        schedule_after = CASE WHEN j.schedule_after > now() THEN j.schedule_after END,
         queue_deadline = j.queue_deadline + f.held
     FROM found f WHERE j.id = f.id AND f.state = 'parked' AND j.state = 'parked'
     RETURNING j.id, j.state, j.fence, f.held
@@ -190,47 +191,29 @@ def delete_skips(connection: Connection, resource: str) -> None:
 # queued -> deferred: more jobs wait than may, and deferred -> queued: there is room again.
 
 
-#: Places that are looked at: of cohorts and priorities, and of queues and ranks.
-PLACES = 2000
+#: Ranks that are looked at, of all queues together.
+MAX_RANKS = 2000
 #: Names in one notification, whose payload is bounded.
 NAMES = 200
 
 
-def _low_priorities(name: str, columns: str, sort: str, waiting: str, least: str) -> str:
-    """Every value of `columns` and `sort` of which the latter is above `:normal`, one step along the index for each."""
-    step = f"SELECT {columns}, {sort} FROM jobs WHERE {waiting} AND ({columns}, {sort}) > ({{after}})"
-    step += f" ORDER BY {columns}, {sort} LIMIT 1"
-    after = ", ".join(f"z.{column}" for column in columns.split(", "))
-    beginning = ", ".join(["-1"] * len(columns.split(", ")))
-    return f"""{name} AS (
-        SELECT f.*, 1 AS steps FROM ({step.format(after=f"{beginning}, {least}")}) f
-        UNION ALL
-        SELECT f.*, z.steps + 1 FROM {name} z CROSS JOIN LATERAL (
-            {step.format(after=f"{after}, greatest(z.{sort}, :normal)")}) f WHERE z.steps < {PLACES}
-    )"""
-
-
-_ORDINARY, _GATED = "cohort", "cohort, instance, platform, constraint_set"
-
-
-def _newest(name: str, columns: str, sort: str, waiting: str) -> str:
-    """The newest of each of those, from the end of their stretch of the index. What somebody may join stays."""
-    same = " AND ".join(f"{column} = z.{column}" for column in [*columns.split(", "), sort])
-    back = ", ".join(f"{column} DESC" for column in [*columns.split(", "), sort])
-    return f"""SELECT n.id, n.queued_at FROM {name} z CROSS JOIN LATERAL (
-        SELECT id, queued_at FROM jobs WHERE {waiting} AND {same} AND dedup_key IS NULL
-        ORDER BY {back}, queued_at DESC, id DESC LIMIT :limit) n WHERE z.{sort} > :normal"""
-
-
-# What somebody else has locked is left for the next time.
+_RANK = f"SELECT queue, rank FROM jobs WHERE {READY} AND (queue, rank) > ({{after}}) ORDER BY queue, rank LIMIT 1"
+# Every rank above `:normal` of every queue, one step along the index for each, and the newest jobs of each, from the
+# end of their stretch of the index. What somebody may join stays. What somebody else has locked is left for the next
+# time.
 DEFER = text(f"""
-WITH RECURSIVE {_low_priorities("ordinary", _ORDINARY, "priority", IN_LINE, "-2147483648")},
-{_low_priorities("gated", _GATED, "rank", CONSTRAINED, "'-infinity'")},
-newest AS MATERIALIZED (
-    SELECT id, queued_at FROM (
-        {_newest("ordinary", _ORDINARY, "priority", IN_LINE)}
-        UNION ALL {_newest("gated", _GATED, "rank", CONSTRAINED)}) low
-    ORDER BY queued_at DESC, id DESC LIMIT :limit
+WITH RECURSIVE low AS (
+    SELECT f.*, 1 AS steps FROM ({_RANK.format(after="-1, '-infinity'")}) f
+    UNION ALL
+    SELECT f.*, z.steps + 1 FROM low z CROSS JOIN LATERAL (
+        {_RANK.format(after="z.queue, greatest(z.rank, :normal)")}) f WHERE z.steps < {MAX_RANKS}
+), newest AS MATERIALIZED (
+    SELECT n.* FROM low z CROSS JOIN LATERAL (
+        SELECT id, queued_at FROM jobs
+        WHERE queue = z.queue AND rank = z.rank AND {READY} AND dedup_key IS NULL
+        ORDER BY queue DESC, rank DESC, queued_at DESC, id DESC LIMIT :limit) n
+    WHERE z.rank > :normal
+    ORDER BY n.queued_at DESC, n.id DESC LIMIT :limit
 ), held AS MATERIALIZED (
     SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM newest)) AND {STILL_READY}
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
@@ -253,7 +236,8 @@ RETURN = text("""
 WITH oldest AS MATERIALIZED (
     SELECT id FROM jobs WHERE state = 'deferred' ORDER BY queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
-    UPDATE jobs j SET state = 'queued', reason = NULL, cohort = cohort_of(j.label)
+    UPDATE jobs j SET state = 'queued', reason = NULL, cohort = cohort_of(j.label),
+        queue = queue_in_cohort(j.queue, cohort_of(j.label))
     FROM oldest o WHERE j.id = o.id AND j.state = 'deferred' RETURNING j.id, j.fence
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
@@ -323,9 +307,10 @@ WITH old AS MATERIALIZED (
     FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
     JOIN jobs j ON j.id = o.id
     JOIN instances i ON i.id = j.instance
+    JOIN queues q ON q.id = j.queue
     JOIN platforms p ON p.id = j.platform
     JOIN job_payloads w ON w.job_id = j.id
-    LEFT JOIN constraint_sets g ON g.id = j.constraint_set
+    LEFT JOIN constraint_sets g ON g.id = q.constraint_set
     LEFT JOIN job_constraints t ON t.job_id = j.id
     LEFT JOIN LATERAL (
         SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds FROM job_events

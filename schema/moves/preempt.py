@@ -83,7 +83,7 @@ WITH asked AS (
     UNION ALL
     SELECT id, 'preempt', 'queued', 'queued', fence, :actor, CAST(:receipt AS jsonb) FROM jobs WHERE id = :preemptor
 ), rests AS (
-    UPDATE jobs j SET schedule_after = clock_timestamp() + make_interval(secs => :patience), considered = 0,
+    UPDATE jobs j SET schedule_after = clock_timestamp() + make_interval(secs => :patience),
         reason = 'a bot is being freed for it'
     WHERE j.id = :preemptor RETURNING j.id, j.units, j.schedule_after
 ), reserved AS (
@@ -97,7 +97,7 @@ UPDATE bots b SET reserved = b.reserved + r.units FROM rests r WHERE b.id = :bot
 LOCK_RESERVED_JOBS = text("""
 SELECT j.id FROM reservations v JOIN jobs j ON j.id = v.job_id
 WHERE v.bot_id = :bot_id AND j.state = 'queued' AND j.units <= :room AND (
-    j.constraint_set IS NULL OR EXISTS (SELECT FROM charges c WHERE c.job_id = j.id AND c.fence = j.fence + 1))
+    NOT j.constrained OR EXISTS (SELECT FROM charges c WHERE c.job_id = j.id AND c.fence = j.fence + 1))
 ORDER BY j.priority, j.queued_at, j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
 

@@ -7,9 +7,8 @@ from sqlalchemy import Connection, text
 
 from schema.moves import cancel
 from schema.moves.cancel import Submission
-from schema.picking.queues import backoff_queues, constrained_queues, ready_queues
 from schema.postgres.fragments import WANTED_SUBMISSIONS
-from schema.predicates import CONSTRAINED, READY, RESTING, STILL_READY
+from schema.predicates import AT_REST, READY, STILL_READY
 from schema.states import JobState
 
 
@@ -40,7 +39,7 @@ WITH found AS MATERIALIZED (
     SELECT id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))
 ), moved AS (
     UPDATE jobs j SET priority = :priority,
-        rank = CASE WHEN j.constraint_set IS NOT NULL THEN CASE WHEN j.rank < -1000 THEN j.rank ELSE :priority END END
+        rank = CASE WHEN j.rank < -1000 THEN j.rank ELSE :priority END
     FROM found f
     WHERE j.id = f.id AND f.state IN ('blocked', 'queued', 'parked') AND j.state = f.state AND f.priority <> :priority
         AND {_ALLOWED}
@@ -60,30 +59,31 @@ FROM found f LEFT JOIN moved m ON m.id = f.id
 
 
 # Two stretches of an index that is ordered by priority: what has the new priority already is never read.
-def _others(source: str) -> str:
+def _others(source: str, *, order: str = "priority") -> str:
+    changes = f"{source} AND {_ALLOWED} AND priority <> :priority"
     return f"""
-        (SELECT id FROM jobs j WHERE {source} AND {_ALLOWED} AND priority < :priority ORDER BY priority LIMIT :limit)
+        (SELECT id FROM jobs j WHERE {changes} AND {order} < :priority ORDER BY {order} LIMIT :limit)
         UNION ALL
-        (SELECT id FROM jobs j WHERE {source} AND {_ALLOWED} AND priority > :priority ORDER BY priority LIMIT :limit)"""
+        (SELECT id FROM jobs j WHERE {changes} AND {order} > :priority ORDER BY {order} LIMIT :limit)"""
 
 
-def _in_queues(name: str, waiting: str) -> str:
-    source = f"cohort = q.cohort AND instance = q.instance AND platform = q.platform AND {waiting}"
-    return f"""
-    SELECT j.id FROM {name} q JOIN visible i ON i.id = q.instance CROSS JOIN LATERAL ({_others(source)}) j"""
-
-
+# The rank of a job with constraints may be what its priority is not.
+_IN_QUEUE = f"queue = q.id AND {READY}"
 OF_INSTANCES = text(f"""
-WITH RECURSIVE {ready_queues("ready")}, {backoff_queues("resting")}, {constrained_queues("gated")},
-visible AS (
+WITH visible AS MATERIALIZED (
     SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[]))
+), visible_queues AS MATERIALIZED (
+    SELECT q.id, q.constraint_set FROM queues q WHERE q.instance = ANY (ARRAY(SELECT id FROM visible))
 )
 SELECT id FROM (
-    {_in_queues("ready", READY)}
+    SELECT j.id FROM visible_queues q CROSS JOIN LATERAL (
+        {_others(_IN_QUEUE, order="rank")}
+        UNION ALL
+        (SELECT id FROM jobs j WHERE {_IN_QUEUE} AND q.constraint_set IS NOT NULL AND rank = :priority
+            AND {_ALLOWED} AND priority <> :priority ORDER BY rank LIMIT :limit)) j
     UNION ALL
-    {_in_queues("resting", RESTING)}
-    UNION ALL
-    {_in_queues("gated", CONSTRAINED)}
+    (SELECT id FROM jobs j WHERE {AT_REST} AND instance = ANY (ARRAY(SELECT id FROM visible))
+        AND {_ALLOWED} AND priority <> :priority ORDER BY schedule_after LIMIT :limit)
     UNION ALL
     SELECT j.id FROM visible i CROSS JOIN LATERAL ({_others("instance = i.id AND state = 'parked'")}) j
 ) waiting LIMIT :limit
@@ -171,16 +171,21 @@ def _prioritised(
 # queued -> queued: reprice, when a class, a service level or what holds for all classes has changed.
 
 
-_ORDER = "cohort, instance, platform, constraint_set, rank, queued_at, id"
+_ORDER = "queue, rank, queued_at, id"
 #: Before every job.
-BEGINNING = (-1, -1, -1, -1, "-infinity", "-infinity", -1)
+BEGINNING = (-1, "-infinity", "-infinity", -1)
 
-# One stretch of the index of gated jobs. One whose priority is no longer what its points came to has been given
-# another by somebody, and keeps it. What has been promoted or hastened stays where it is, unless it gains by it.
+# One stretch of the index of ready jobs, without the queues that have no constraints. A job whose priority is no longer
+# what its points came to has been given another by somebody, and keeps it. What has been promoted or hastened stays
+# where it is, unless it gains by it.
 REPRICE = text(f"""
 WITH part AS MATERIALIZED (
-    SELECT {_ORDER} FROM jobs WHERE {CONSTRAINED} AND ({_ORDER}) > (:cohort, :instance, :platform, :constraint_set,
-        CAST(:rank AS float8), CAST(:queued_at AS timestamptz), :id)
+    SELECT j.* FROM (
+        SELECT id FROM queues WHERE constraint_set IS NOT NULL AND id >= :queue ORDER BY id) q
+    CROSS JOIN LATERAL (
+        SELECT {_ORDER} FROM jobs WHERE queue = q.id AND {READY} AND ({_ORDER}) > (
+            :queue, CAST(:rank AS float8), CAST(:queued_at AS timestamptz), :id)
+        ORDER BY {_ORDER} LIMIT :limit) j
     ORDER BY {_ORDER} LIMIT :limit
 ), held AS MATERIALIZED (
     SELECT id, fence, priority, rank FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM part)) AND {STILL_READY}
@@ -204,8 +209,7 @@ WITH part AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM moved) AS changed, (SELECT count(*) FROM part) AS looked, last.*
 FROM (SELECT) one LEFT JOIN LATERAL (
-    SELECT cohort, instance, platform, constraint_set, rank, queued_at, id FROM part
-    ORDER BY cohort DESC, instance DESC, platform DESC, constraint_set DESC, rank DESC, queued_at DESC, id DESC LIMIT 1
+    SELECT {_ORDER} FROM part ORDER BY queue DESC, rank DESC, queued_at DESC, id DESC LIMIT 1
 ) last ON true
 """)
 
@@ -224,7 +228,7 @@ def reprice(connection: Connection, after: tuple[object, ...] = BEGINNING, *, li
     The pool goes on meanwhile; what is repeated changes nothing. A job that rests, is held aside or deferred keeps what
     it has.
     """
-    names = ("cohort", "instance", "platform", "constraint_set", "rank", "queued_at", "id")
+    names = ("queue", "rank", "queued_at", "id")
     values = dict(zip(names, after, strict=True))
     row = connection.execute(REPRICE, {**values, "limit": limit, "actor": actor}).one()
     return Repriced(row.changed, tuple(getattr(row, name) for name in names) if row.looked == limit else None)
@@ -246,14 +250,15 @@ REVIEW_WAITING = text(f"""
 WITH due AS MATERIALIZED (
     SELECT job_id FROM job_constraints WHERE watch_at IS NOT NULL AND watch_at <= now() ORDER BY watch_at LIMIT :limit
 ), held AS MATERIALIZED (
-    SELECT id, public_id, state, fence, rank, queued_at, constraint_set, finished_at FROM jobs
+    SELECT id, public_id, state, fence, rank, queued_at, queue, finished_at FROM jobs
     WHERE id = ANY (ARRAY(SELECT job_id FROM due)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), known AS MATERIALIZED (
     SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal, h.state = 'queued' AS waits,
         t.price IS NOT NULL AS priced, make_interval(secs => s.starvation_seconds) AS patience,
         make_interval(secs => coalesce(t.seconds, c.seconds_high, 0)) AS expected
     FROM held h JOIN job_constraints t ON t.job_id = h.id CROSS JOIN scheduling s
-    LEFT JOIN constraint_sets g ON g.id = h.constraint_set LEFT JOIN job_classes c ON c.name = g.terms->>'job_class'
+    JOIN queues q ON q.id = h.queue
+    LEFT JOIN constraint_sets g ON g.id = q.constraint_set LEFT JOIN job_classes c ON c.name = g.terms->>'job_class'
 ), judged AS MATERIALIZED (
     SELECT k.*, deadline - expected AS latest,
         waits AND rank >= -1000 AND deadline - expected / {1 - SLACK} <= now() AS hastened,

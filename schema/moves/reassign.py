@@ -4,12 +4,8 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, text
 
-from schema.moves.backoff import release
-from schema.picking.constrained import FIRST_PLACE, STEP
-from schema.predicates import CONSTRAINED, READY, RESTING
-
-#: How many waiting jobs each bot that has moved makes ready at once; the others come back when their wait is over.
-RELEASE_LIMIT = 1000
+from schema.moves.backoff import wake_queues_for_bots
+from schema.predicates import READY
 
 # Bots first: whoever synchronises waits for us before it holds any job.
 BOTS = text("""
@@ -42,7 +38,7 @@ WITH belongs AS MATERIALIZED (
         WHERE j.label = b.label AND j.label <> '' AND j.state IN ('queued', 'parked') AND j.cohort <> b.cohort
         OFFSET 0) w
 )
-UPDATE jobs j SET cohort = s.cohort FROM strangers s WHERE j.id = s.id
+UPDATE jobs j SET cohort = s.cohort, queue = queue_in_cohort(j.queue, s.cohort) FROM strangers s WHERE j.id = s.id
 """)
 
 
@@ -55,7 +51,7 @@ def reassign_cohorts(connection: Connection, *, of_bots: Iterable[str], of_jobs:
     connection.execute(LOCK_ALL_JOBS)
     moved = connection.execute(MOVE_BOTS, concerned).all()
     connection.execute(MOVE_JOBS, {"labels": sorted(of_jobs)})
-    release(connection, {bot.id: bot.room for bot in moved}, limit=RELEASE_LIMIT)
+    wake_queues_for_bots(connection, {bot.id: bot.room for bot in moved})
 
 
 # An instance gets a share of the pool, or has none any more: the jobs that wait go into the other kind of queue.
@@ -65,26 +61,19 @@ def reassign_cohorts(connection: Connection, *, of_bots: Iterable[str], of_jobs:
 
 #: What was counted, or not, for a job that room is reserved for stays so until the room is given up.
 _UNRESERVED = "NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = jobs.id)"
-_OF = "cohort = c.id AND instance = a.instance"
-_PLACES = "(SELECT instance FROM accounts ORDER BY instance OFFSET 0) a CROSS JOIN (SELECT id FROM cohorts OFFSET 0) c"
+_READY_IN_QUEUE = f"""
+    SELECT id FROM jobs WHERE queue = q.id AND {READY} AND {_UNRESERVED}
+    ORDER BY queue LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED"""
 
 # Nobody knows what else was said when they were submitted, but they asked for nothing then.
 ADD_CONSTRAINTS = text(f"""
-WITH ready AS MATERIALIZED (
-    SELECT j.id FROM {_PLACES} CROSS JOIN LATERAL (
-        SELECT id FROM jobs WHERE {_OF} AND {READY} AND {_UNRESERVED}
-        ORDER BY cohort, instance, platform LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
-    LIMIT :limit
-), resting AS MATERIALIZED (
-    SELECT j.id FROM {_PLACES} CROSS JOIN LATERAL (
-        SELECT id FROM jobs WHERE {_OF} AND {RESTING}
-            AND {_UNRESERVED}
-        ORDER BY cohort, instance, platform LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+WITH plain AS MATERIALIZED (
+    SELECT j.id FROM accounts a JOIN queues q ON q.instance = a.instance AND q.constraint_set IS NULL
+    CROSS JOIN LATERAL ({_READY_IN_QUEUE}) j
     LIMIT :limit
 ), moved AS (
-    UPDATE jobs j SET constraint_set = (SELECT intern_constraint_set('{{}}')),
-        rank = rank_of(jsonb_build_object('priority', j.priority))
-    WHERE j.id = ANY (ARRAY(SELECT id FROM ready UNION ALL SELECT id FROM resting))
+    UPDATE jobs j SET queue = queue_with_constraints(j.queue, intern_constraint_set('{{}}')), constrained = true
+    WHERE j.id = ANY (ARRAY(SELECT id FROM plain))
     RETURNING j.id, j.priority
 ), termed AS (
     INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
@@ -96,34 +85,25 @@ SELECT count(*) FROM moved
 
 # What each of them asked for stays known, should the instance get a share again.
 REMOVE_CONSTRAINTS = text(f"""
-WITH RECURSIVE gated AS (
-    SELECT first.* FROM ({STEP.format(before=", ".join(map(str, FIRST_PLACE)))}) first
-    UNION ALL
-    SELECT following.* FROM gated g
-    CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.constraint_set")}) following
-), alone AS MATERIALIZED (
-    SELECT j.id FROM gated g
-    JOIN instances i ON i.id = g.instance AND NOT i.managed
-    JOIN constraint_sets t ON t.id = g.constraint_set AND t.terms = '{{}}'
-    CROSS JOIN LATERAL (
-        SELECT id FROM jobs
-        WHERE cohort = g.cohort AND instance = g.instance AND platform = g.platform
-            AND constraint_set = g.constraint_set AND {CONSTRAINED}
-            AND {_UNRESERVED}
-        ORDER BY cohort, instance, platform, constraint_set LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED) j
+WITH alone AS MATERIALIZED (
+    SELECT j.id FROM queues q
+    JOIN instances i ON i.id = q.instance AND NOT i.managed
+    JOIN constraint_sets t ON t.id = q.constraint_set AND t.terms = '{{}}'
+    CROSS JOIN LATERAL ({_READY_IN_QUEUE}) j
     LIMIT :limit
 )
-UPDATE jobs j SET constraint_set = NULL, rank = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
+UPDATE jobs j SET queue = queue_with_constraints(j.queue, NULL), constrained = false, rank = j.priority
+WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
 """)
 
 
 def add_constraints(connection: Connection, limit: int) -> int:
-    """Up to `limit` ready and `limit` resting jobs of managed instances that do not wait at gates yet do from now on;
-    returns how many. A job that runs is taken over when it is queued again."""
+    """Up to `limit` ready jobs of managed instances that have no constraints get an empty set of them; returns how
+    many. A job that runs, or waits until it is tried again, is taken over when it is ready."""
     return int(connection.execute(ADD_CONSTRAINTS, {"limit": limit}).scalar_one())
 
 
 def remove_constraints(connection: Connection, limit: int) -> int:
-    """Up to `limit` ready jobs that ask for nothing but a place, of instances that are not managed any more, wait for a
-    place alone; returns how many."""
+    """Up to `limit` ready jobs with an empty set of constraints, of instances that are not managed any more, have none;
+    returns how many."""
     return len(connection.execute(REMOVE_CONSTRAINTS, {"limit": limit}).all())

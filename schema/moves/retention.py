@@ -2,6 +2,8 @@
 
 from sqlalchemy import Connection, text
 
+from schema.fleet.candidates import try_block_new_sessions
+from schema.predicates import HAS_READY_JOBS
 from schema.validation import KINDS
 
 # Ids go into each part as one array, which leaves the planner nothing but an index on them.
@@ -75,6 +77,79 @@ WITH old AS MATERIALIZED (
 DELETE FROM usage u USING old o WHERE u.name = o.name AND u.bucket = o.bucket
 """)
 UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_interval(secs => :age)")
+
+
+# Queues, and the sets that only they name.
+#
+# A submit looks its queue up without a lock, because all submits would lock the same row. A queue is deleted in three
+# rounds. The first one marks queues without ready jobs, by 0. The second one finds the mark committed, and writes down
+# the number of the next transaction: whoever has looked the queue up before it was marked has a lower one
+# (`intern_queue`), and whoever looks it up later takes the mark away. The third one finds that all of those have ended,
+# and that no job has the queue, whatever its state.
+
+_NUMBER = "CAST(CAST({0}(pg_current_snapshot()) AS text) AS bigint)"
+MARK_IDLE_QUEUES = text(f"""
+UPDATE queues SET idle_since = 0 WHERE id = ANY (ARRAY(
+    SELECT q.id FROM queues q WHERE q.idle_since IS NULL AND NOT {HAS_READY_JOBS.format(queue="q.id")}
+    ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
+""")
+NUMBER_IDLE_QUEUES = text(f"""
+UPDATE queues SET idle_since = {_NUMBER.format("pg_snapshot_xmax")} WHERE id = ANY (ARRAY(
+    SELECT q.id FROM queues q WHERE q.idle_since = 0 ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
+""")
+DELETE_IDLE_QUEUES = text(f"""
+WITH idle AS MATERIALIZED (
+    SELECT id FROM queues WHERE idle_since > 0 AND idle_since <= {_NUMBER.format("pg_snapshot_xmin")}
+), used AS MATERIALIZED (
+    SELECT DISTINCT queue FROM jobs WHERE EXISTS (SELECT FROM idle)
+)
+DELETE FROM queues WHERE id = ANY (ARRAY(
+    SELECT q.id FROM queues q WHERE q.idle_since > 0 AND q.id IN (SELECT id FROM idle)
+        AND q.id NOT IN (SELECT queue FROM used)
+    ORDER BY q.id FOR UPDATE SKIP LOCKED))
+""")
+# A queue may appear that names a set which was just looked up: then the foreign key refuses it, and the submit is tried
+# again. Nobody looks up a set that was made long ago and then waits.
+DELETE_UNUSED_CONSTRAINT_SETS = text("""
+DELETE FROM constraint_sets WHERE id = ANY (ARRAY(
+    SELECT s.id FROM constraint_sets s
+    WHERE s.created_at < now() - make_interval(secs => :age)
+        AND NOT EXISTS (SELECT FROM queues q WHERE q.constraint_set = s.id)
+    ORDER BY s.id LIMIT :limit FOR UPDATE SKIP LOCKED))
+""")
+DELETE_UNUSED_PLATFORMS = text("""
+WITH unused AS MATERIALIZED (
+    SELECT p.id FROM platforms p
+    WHERE p.created_at < now() - make_interval(secs => :age)
+        AND NOT EXISTS (SELECT FROM queues q WHERE q.platform = p.id)
+    ORDER BY p.id LIMIT :limit FOR UPDATE SKIP LOCKED
+), unlinked AS (
+    DELETE FROM bot_platforms WHERE platform = ANY (ARRAY(SELECT id FROM unused))
+)
+DELETE FROM platforms WHERE id = ANY (ARRAY(SELECT id FROM unused))
+""")
+
+
+def delete_idle_queues(connection: Connection) -> int:
+    """One round of the deletion of queues that no job has; returns how many were deleted. A queue goes in the third
+    round. Reads all jobs if there may be one to delete."""
+    deleted = connection.execute(DELETE_IDLE_QUEUES).rowcount
+    connection.execute(NUMBER_IDLE_QUEUES)
+    connection.execute(MARK_IDLE_QUEUES)
+    return deleted
+
+
+def delete_unused_constraint_sets(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete up to `limit` constraint sets older than `age` seconds that no queue names; returns how many."""
+    return connection.execute(DELETE_UNUSED_CONSTRAINT_SETS, {"age": age, "limit": limit}).rowcount
+
+
+def delete_unused_platforms(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete up to `limit` requirement sets older than `age` seconds that no queue names; returns how many, 0 while a
+    session opens."""
+    if not try_block_new_sessions(connection):
+        return 0
+    return connection.execute(DELETE_UNUSED_PLATFORMS, {"age": age, "limit": limit}).rowcount
 
 
 def delete_old_evictions(connection: Connection, *, age: float, limit: int) -> int:

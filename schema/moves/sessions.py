@@ -11,15 +11,12 @@ from sqlalchemy import Connection, Row, text
 from schema import audit
 from schema.errors import NotFound
 from schema.fleet import candidates, resources
-from schema.moves.backoff import release
+from schema.moves.backoff import wake_queues_for_bots
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
 from schema.moves.preempt import drop_reservations
 from schema.postgres.fragments import newest_leases, newest_version
 from schema.postgres.notify import wake
 from schema.validation import KINDS, Kind, Properties, escaped
-
-#: How many waiting jobs an arriving bot makes ready at once; the others come back when their own wait is over.
-RELEASE_LIMIT = 1000
 
 LOCK_OR_INSERT_BOT = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
 LOCK = text("""
@@ -168,7 +165,7 @@ def open_session(
     if supply or bot.limited:
         resources.declare(connection, bot.id, supply or {})
     candidates.link_bot(connection, bot.id)
-    release(connection, {bot.id: capacity}, limit=RELEASE_LIMIT)
+    wake_queues_for_bots(connection, {bot.id: capacity})
     wake(connection, "jobs")
     wake(connection, "bots", [str(bot.id)])
     return OpenedSession(bot.id, int(epoch), ended)
@@ -234,7 +231,7 @@ def drain(
     if draining:
         drop_reservations(connection, [bot.id], actor=actor)
     else:
-        release(connection, {bot.id: bot.room}, limit=RELEASE_LIMIT)
+        wake_queues_for_bots(connection, {bot.id: bot.room})
     wake(connection, "bots", [str(bot.id)])
     wake(connection, "jobs")
 

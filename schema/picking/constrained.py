@@ -1,13 +1,12 @@
 """Jobs that ask for more than a place: the queues in which they wait, and the heads of these.
 
-Jobs of one cohort, instance and requirement set that ask for the same wait in one queue, so that what they share is
-judged once for all of them, and a queue that is closed costs nothing but that. Within a queue they come by rank.
+Jobs that are alike for the choice of a bot and ask for the same wait in one queue, so that what they share is judged
+once for all of them, and a queue that is closed costs nothing but that. Within a queue they come by rank.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, text
@@ -15,115 +14,113 @@ from sqlalchemy import Connection, Row, text
 from schema.accounting import rates
 from schema.accounting.quotas import Guard
 from schema.fleet.candidates import MAX_BOTS_READ
+from schema.picking.queues import AWAKE, CONSTRAINED
 from schema.picking.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, queues_in_scope
-from schema.predicates import CONSTRAINED, STILL_READY
+from schema.predicates import READY, STILL_READY
 
-#: Where a queue is among the others: cohort, instance, platform, constraint_set.
-Place = tuple[int, int, int, int]
+#: The id of a queue.
+QueueId = int
 
-#: Queues that one cycle looks at; the next cycle goes on behind the last of them.
+#: Queues that one cycle looks at, those without constraints counted as well; the next cycle goes on behind the last.
 MAX_QUEUES = 2000
 #: Ranks of one queue that are looked at where waiting makes jobs more urgent: more than it can make up for.
 MAX_RANKS = 64
 
-_LAST = 2**31 - 1
 #: Where a walk over the queues begins, which goes backwards.
-FIRST_PLACE: Place = (_LAST, _LAST, _LAST, _LAST)
+FIRST_QUEUE: QueueId = 2**31 - 1
 
-#: One step along the index for each queue, however many jobs it holds: backwards, because what a queue ends with has
-#: mostly not been taken yet, while in front of it are the entries of jobs that have just started.
-STEP = f"""
-    SELECT cohort, instance, platform, constraint_set FROM jobs
-    WHERE {CONSTRAINED} AND (cohort, instance, platform, constraint_set) < ({{before}})
-    ORDER BY cohort DESC, instance DESC, platform DESC, constraint_set DESC LIMIT 1"""
+# One step along the index for each queue, however many jobs it holds: backwards, because what a queue ends with has
+# mostly not been taken yet, while in front of it are the entries of jobs that have just started.
+_STEP = f"SELECT queue FROM jobs WHERE {READY} AND queue < {{before}} ORDER BY queue DESC LIMIT 1"
 # What is wanted or served is one of the queues, so that the full joins give what left ones would; but they are never
 # made by reading all of one for each of the other, which is what seems cheap where few queues are expected. Beside the
 # inner joins below they would become left ones.
 QUEUES = text(f"""
-WITH RECURSIVE gated AS (
-    SELECT first.*, 1 AS nth FROM ({STEP.format(before=":cohort, :instance, :platform, :constraint_set")}) first
+WITH RECURSIVE steps AS (
+    SELECT ({_STEP.format(before=":after")}) AS queue, 1 AS nth
     UNION ALL
-    SELECT following.*, g.nth + 1 FROM gated g
-    CROSS JOIN LATERAL ({STEP.format(before="g.cohort, g.instance, g.platform, g.constraint_set")}) following
-    WHERE g.nth < :queues
-), queues AS MATERIALIZED (
-    SELECT DISTINCT cohort, instance, platform FROM gated
-), {queues_in_scope(Guard.MAX)}, {ROOM}, {SERVED}, judged AS MATERIALIZED (
-    SELECT g.*, w.cohort IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom FROM gated g
-    FULL JOIN wanted w ON w.cohort = g.cohort AND w.instance = g.instance AND w.platform = g.platform
-    FULL JOIN served s ON s.cohort = g.cohort AND s.instance = g.instance AND s.platform = g.platform
+    SELECT ({_STEP.format(before="g.queue")}), g.nth + 1 FROM steps g WHERE g.queue IS NOT NULL AND g.nth < :queues
+), waiting AS MATERIALIZED (
+    SELECT k.id AS queue, k.cohort, k.instance, k.platform, k.constraint_set, k.units
+    FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM steps)) AND {CONSTRAINED} AND {AWAKE}
+), {queues_in_scope(Guard.MAX, which="true")}, {ROOM}, {SERVED}, judged AS MATERIALIZED (
+    SELECT g.*, w.queue IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom FROM waiting g
+    FULL JOIN wanted w ON w.queue = g.queue
+    FULL JOIN served s ON s.queue = g.queue
+), walk AS MATERIALIZED (
+    SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
 )
-SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units,
+SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units, k.last,
     greatest(q.min_quota - q.usage, 0) AS missing_units, statement_timestamp() AS now, {rates.ANY_ADVICE} AS pressed
-FROM judged g
-JOIN constraint_sets t ON t.id = g.constraint_set
-JOIN instances i ON i.id = g.instance
-LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
-ORDER BY g.nth
+FROM walk k LEFT JOIN (
+    judged g
+    JOIN constraint_sets t ON t.id = g.constraint_set
+    JOIN instances i ON i.id = g.instance
+    LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance) ON true
+ORDER BY g.queue DESC
 """)
 
 #: What is read of a job `j` with its terms `t`: as many columns as `_head` takes.
 _HEAD = ", ".join(
     [
-        *(f"j.{column}" for column in [*COLUMNS.split(", "), "rank", "queued_at", "attempts"]),
+        *(f"j.{column}" for column in COLUMNS.split(", ")),
+        "q.tried",
+        *(f"j.{column}" for column in ("rank", "queued_at", "attempts")),
         "CAST(t.estimate AS double precision)",
         *(f"t.{column}" for column in ("seconds", "deadline", "priority_inputs")),
     ]
 )
 # One look for each job: how many jobs there are is not what their number here is estimated by.
 _CONSTRAINTS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
+_WANTED = """unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
+    AS w (queue, most, skip, nth)
+CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFFSET 0) q"""
 HEADS = text(f"""
-SELECT {_HEAD}, q.nth
-FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-            CAST(:constraint_sets AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
-    AS q (cohort, instance, platform, constraint_set, most, skip, nth)
+SELECT {_HEAD}, w.nth
+FROM {_WANTED}
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, rank, queued_at, attempts FROM jobs
-    WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform
-        AND constraint_set = q.constraint_set AND {CONSTRAINED}
-    ORDER BY cohort, instance, platform, constraint_set, rank, queued_at, id
-    LIMIT q.most OFFSET q.skip FOR NO KEY UPDATE SKIP LOCKED) j
+    WHERE queue = w.queue AND {READY}
+    ORDER BY queue, rank, queued_at, id
+    LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE SKIP LOCKED) j
 {_CONSTRAINTS}
-ORDER BY q.nth, j.rank, j.queued_at, j.id
+ORDER BY w.nth, j.rank, j.queued_at, j.id
 """)
 
 # The oldest jobs of each rank, of which the best at this moment are locked. Whatever ageing gives, of two jobs of one
 # rank the older one is never behind: what is not among the first of its rank is not among the first of all.
-_OF_QUEUE = """cohort = q.cohort AND instance = q.instance AND platform = q.platform
-    AND constraint_set = q.constraint_set"""
-_RANK = f"SELECT rank FROM jobs WHERE {_OF_QUEUE} AND {CONSTRAINED}"
+_RANK = f"SELECT rank FROM jobs WHERE queue = w.queue AND {READY}"
 AGED = text(f"""
-SELECT {_HEAD}, q.nth
-FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-            CAST(:constraint_sets AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
-    AS q (cohort, instance, platform, constraint_set, most, skip, nth)
+SELECT {_HEAD}, w.nth
+FROM {_WANTED}
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, rank, queued_at, attempts FROM (
         WITH RECURSIVE ranks AS (
-            SELECT first.rank, 1 AS step
-            FROM ({_RANK} ORDER BY cohort, instance, platform, constraint_set, rank LIMIT 1) first
+            SELECT first.rank, 1 AS step FROM ({_RANK} ORDER BY queue, rank LIMIT 1) first
             UNION ALL
             SELECT following.rank, r.step + 1 FROM ranks r CROSS JOIN LATERAL (
-                {_RANK} AND rank > r.rank ORDER BY cohort, instance, platform, constraint_set, rank LIMIT 1) following
+                {_RANK} AND rank > r.rank ORDER BY queue, rank LIMIT 1) following
             WHERE r.step < :ranks
         )
         SELECT c.id AS job_id, c.queued_at AS since, c.rank - least(:cap,
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
-            SELECT id, rank, queued_at FROM jobs WHERE {_OF_QUEUE} AND rank = r.rank AND {CONSTRAINED}
-            ORDER BY cohort, instance, platform, constraint_set, rank, queued_at, id LIMIT 2 * (q.most + q.skip)) c
-        ORDER BY 3, 2, 1 LIMIT 2 * (q.most + q.skip)) best
+            SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND {READY}
+            ORDER BY queue, rank, queued_at, id LIMIT 2 * (w.most + w.skip)) c
+        ORDER BY 3, 2, 1 LIMIT 2 * (w.most + w.skip)) best
     JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}
     ORDER BY best.effective, best.since, best.job_id
-    LIMIT q.most OFFSET q.skip FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
+    LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
 {_CONSTRAINTS}
-ORDER BY q.nth, j.rank, j.queued_at, j.id
+ORDER BY w.nth, j.rank, j.queued_at, j.id
 """)
 
 # One job, and of its queue what its gates are judged by.
 JOB = text(f"""
-SELECT {_HEAD}, j.constraint_set, g.terms, i.name, i.managed, statement_timestamp() AS now
-FROM jobs j JOIN constraint_sets g ON g.id = j.constraint_set JOIN instances i ON i.id = j.instance
+SELECT {_HEAD}, q.constraint_set, g.terms, i.name, i.managed, statement_timestamp() AS now
+FROM jobs j JOIN (SELECT id, constraint_set, looks > 0 AS tried FROM queues) q ON q.id = j.queue
+JOIN constraint_sets g ON g.id = q.constraint_set
+JOIN instances i ON i.id = j.instance
 LEFT JOIN job_constraints t ON t.job_id = j.id
 WHERE j.id = :id
 """)
@@ -131,12 +128,13 @@ WHERE j.id = :id
 
 @dataclass(frozen=True, eq=False)
 class ConstrainedQueue:
-    """Jobs of one cohort, instance and requirement set that ask for the same `terms`.
+    """Jobs that are alike for the choice of a bot and ask for the same constraints.
 
     `headroom`: units that the instance's quota leaves, None for any number; `owed`: those that are missing to its
     minimum; `managed`: the instance has a share of the pool.
     """
 
+    id: QueueId
     cohort: int
     instance: int
     platform: int
@@ -146,11 +144,6 @@ class ConstrainedQueue:
     headroom: int | None
     missing_units: int
     managed: bool = False
-
-    @cached_property
-    def place(self) -> Place:
-        """Where it is among the queues."""
-        return self.cohort, self.instance, self.platform, self.constraint_set
 
 
 class QueueHead(NamedTuple):
@@ -191,30 +184,28 @@ class QueueScan:
     below_minimum: Sequence[ConstrainedQueue]
     free_units: int
     now: datetime | None
-    last: Place
+    last: QueueId
     pressed: bool = False
 
 
-def queues(connection: Connection, scope: Scope, *, batch: int, start: float, after: Place) -> QueueScan:
+def queues(connection: Connection, scope: Scope, *, batch: int, start: float, after: QueueId) -> QueueScan:
     """Up to `MAX_QUEUES` queues behind `after`; `start` is a random place on the ring of bots, 0 to 1."""
-    cohort, instance, platform, constraint_set = after
     rows = connection.execute(
         QUEUES,
         {
             **scope.values(),
-            **{"cohort": cohort, "instance": instance, "platform": platform, "constraint_set": constraint_set},
-            **{"queues": MAX_QUEUES, "batch": batch, "start": start, "look": MAX_BOTS_READ},
+            **{"after": after, "queues": MAX_QUEUES, "batch": batch, "start": start, "look": MAX_BOTS_READ},
         },
     ).all()
     found = [(row, _queue(row)) for row in rows if row.open]
-    last = rows[-1] if len(rows) == MAX_QUEUES else None
+    seen = rows[0]
     return QueueScan(
         [queue for row, queue in found if row.served],
         [queue for _, queue in found if queue.missing_units],
-        rows[0].free_units if rows else 0,
-        rows[0].now if rows else None,
-        FIRST_PLACE if last is None else (last.cohort, last.instance, last.platform, last.constraint_set),
-        bool(rows) and rows[0].pressed,
+        seen.free_units,
+        None if seen.queue is None else seen.now,
+        FIRST_QUEUE if seen.last is None else seen.last,
+        seen.pressed,
     )
 
 
@@ -237,10 +228,7 @@ def heads(
         HEADS if ageing is None else AGED,
         aged
         | {
-            "cohorts": [queue.cohort for queue in queues],
-            "instances": [queue.instance for queue in queues],
-            "platforms": [queue.platform for queue in queues],
-            "constraint_sets": [queue.constraint_set for queue in queues],
+            "ids": [queue.id for queue in queues],
             "limits": list(limits),
             "skips": list(skips or [0] * len(queues)),
         },
@@ -253,13 +241,14 @@ def job(connection: Connection, job_id: int) -> tuple[QueueHead, datetime] | Non
     row = connection.execute(JOB, {"id": job_id}).one_or_none()
     if row is None:
         return None
-    place = (row.cohort, row.instance, row.platform, row.constraint_set)
+    place = (row.queue, row.cohort, row.instance, row.platform, row.constraint_set)
     queue = ConstrainedQueue(*place, row.name, row.terms, None, 0, row.managed)
     return _head(row, queue), row.now
 
 
 def _queue(row: Row[Any]) -> ConstrainedQueue:
     return ConstrainedQueue(
+        row.queue,
         row.cohort,
         row.instance,
         row.platform,
@@ -275,10 +264,9 @@ def _queue(row: Row[Any]) -> ConstrainedQueue:
 def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
     # By their places: this is done for each job, and looking for names takes a third of it.
     values: Sequence[Any] = row
-    id, public_id, cohort, instance, platform, priority, units, hint, considered = values[:9]
-    rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[9:16]
+    rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[10:17]
     return QueueHead(
-        ReadyJob(id, public_id, cohort, instance, platform, priority, units, hint, considered),
+        ReadyJob._make(values[:10]),
         queue,
         rank,
         queued_at,

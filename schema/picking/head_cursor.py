@@ -1,8 +1,8 @@
-"""The front of the line: the first ready jobs of a cohort, of whatever queue, read in their order.
+"""The front of the line: the first ready jobs of a cohort without constraints, of whatever queue, read in their order.
 
 Where most of them can be placed, which is the rule, a pick needs no look into each queue. An index keeps an entry of a
 job that is ready no more for as long as somebody holds an old snapshot, and a walk from its beginning has to step over
-all of those. So where each urgency begins to live is remembered, and while a walk from the very beginning is slow, most
+all of those. So where each rank begins to live is remembered, and while a walk from the very beginning is slow, most
 walks begin there.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from schema import clock
 from schema.clock import Monotonic
-from schema.predicates import IN_LINE
+from schema.predicates import READY_AND_PLAIN
 
-#: Urgencies of one cohort whose beginning is remembered, the most urgent ones.
+#: Ranks of one cohort whose beginning is remembered, the most urgent ones.
 MAX_LANES = 16
 #: A submit that is committed more than so many seconds after it began may come in front of what is remembered, and then
 #: waits for the next walk from the very beginning.
@@ -28,7 +28,7 @@ AGAIN = 8
 #: After so many times that the front did not do, it is looked at again.
 ASIDE = 16
 
-_LEAST_PRIORITY, _BEYOND = -1000, 1001
+_LEAST_RANK, _BEYOND = -1000.0, 1001.0
 
 #: Where in a lane a job is: when it was queued, in seconds of the database's clock, and its id.
 Place = tuple[float, int]
@@ -37,44 +37,44 @@ _QUEUE_START: Place = (float("-inf"), 0)
 #: Two CTEs, `stretches` and `front`, with places for a condition on the cohort `c`, a limit, and what is ready.
 _HEAD_JOBS = """
 stretches AS MATERIALIZED (
-    SELECT c.id AS cohort, coalesce(m.priority, {least}) AS priority, coalesce(m.until, {beyond}) AS until,
+    SELECT c.id AS cohort, coalesce(m.rank, {least}) AS rank, coalesce(m.until, {beyond}) AS until,
         to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
     FROM cohorts c
-    LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_priorities AS integer[]),
+    LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_ranks AS double precision[]),
                      CAST(:lane_sinces AS double precision[]), CAST(:lane_firsts AS bigint[]),
-                     CAST(:lane_untils AS integer[]))
-        AS m (cohort, priority, since, first, until) ON m.cohort = c.id
+                     CAST(:lane_untils AS double precision[]))
+        AS m (cohort, rank, since, first, until) ON m.cohort = c.id
     WHERE {cohorts}
 ), front AS MATERIALIZED (
     SELECT h.* FROM stretches s CROSS JOIN LATERAL (
-        SELECT id, cohort, instance, platform, priority, queued_at, units, considered FROM jobs
-        WHERE cohort = s.cohort AND (priority, queued_at, id) >= (s.priority, s.since, s.first)
-            AND priority < s.until AND {ready}
-        ORDER BY cohort, priority, queued_at, id LIMIT {limit}) h
-    ORDER BY h.priority, h.queued_at, h.id LIMIT {limit}
+        SELECT id, cohort, queue, rank, queued_at FROM jobs
+        WHERE cohort = s.cohort AND (rank, queued_at, id) >= (s.rank, s.since, s.first)
+            AND rank < s.until AND {ready}
+        ORDER BY cohort, rank, queued_at, id LIMIT {limit}) h
+    ORDER BY h.rank, h.queued_at, h.id LIMIT {limit}
 )"""
 
 #: What a walk tells about itself, a value: how many jobs it read, when, and of each lane when the first one was queued
 #: and its id.
 SCANNED = """
     SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
-        SELECT jsonb_agg(jsonb_build_array(cohort, priority, extract(epoch FROM queued_at), id))
-        FROM (SELECT DISTINCT ON (cohort, priority) cohort, priority, queued_at, id FROM front
-              ORDER BY cohort, priority, queued_at, id) lane))
+        SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
+        FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
+              ORDER BY cohort, rank, queued_at, id) lane))
     FROM front"""
 
 
 def head_jobs(*, cohorts: str, limit: str) -> str:
     """The CTE `front`: up to `limit` ready jobs, the first ones of the cohorts `c` for which the condition holds."""
-    return _HEAD_JOBS.format(cohorts=cohorts, limit=limit, ready=IN_LINE, least=_LEAST_PRIORITY, beyond=_BEYOND)
+    return _HEAD_JOBS.format(cohorts=cohorts, limit=limit, ready=READY_AND_PLAIN, least=_LEAST_RANK, beyond=_BEYOND)
 
 
 @dataclass(frozen=True)
-class PriorityLane:
-    """Ready jobs of one urgency in one cohort."""
+class RankLane:
+    """Ready jobs of one rank in one cohort."""
 
     cohort: int
-    priority: int
+    rank: float
 
 
 class HeadCursor:
@@ -88,7 +88,7 @@ class HeadCursor:
     def __init__(self, now: Monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._since: dict[PriorityLane, Place] = {}
+        self._since: dict[RankLane, Place] = {}
         self._full_scan_throttle = clock.Throttle(now)
         self._disabled_for = 0
         self._width = self._sufficed = 0
@@ -103,8 +103,8 @@ class HeadCursor:
         """A walk that might read so many jobs told `WALKED`; returns how many it read."""
         seconds = self._now() - walk.began
         walked, at, lanes = told
-        firsts: dict[PriorityLane, Place] = {
-            PriorityLane(cohort, priority): (since, first) for cohort, priority, since, first in lanes or ()
+        firsts: dict[RankLane, Place] = {
+            RankLane(cohort, float(rank)): (since, first) for cohort, rank, since, first in lanes or ()
         }
         late = at - LATE, 0
         with self._lock:
@@ -121,7 +121,7 @@ class HeadCursor:
                     continue
                 self._since[lane] = min(first, late)
             for cohort in {lane.cohort for lane in firsts}:
-                lanes = sorted((lane for lane in self._since if lane.cohort == cohort), key=lambda lane: lane.priority)
+                lanes = sorted((lane for lane in self._since if lane.cohort == cohort), key=lambda lane: lane.rank)
                 for lane in lanes[MAX_LANES:]:
                     del self._since[lane]
         return walked
@@ -159,20 +159,20 @@ class Scan:
 
     began: float
     whole: bool
-    since: dict[PriorityLane, Place]
+    since: dict[RankLane, Place]
 
     def values(self) -> dict[str, Sequence[Any]]:
         """What `front` asks for: stretches from the beginning of one lane to the next lane; before the first and
         after the last one everything."""
-        rows: list[tuple[int, int, Place, int]] = []
+        rows: list[tuple[int, float, Place, float]] = []
         for cohort in {lane.cohort for lane in self.since}:
-            lanes = sorted((lane for lane in self.since if lane.cohort == cohort), key=lambda lane: lane.priority)
-            starts = [(_LEAST_PRIORITY, _QUEUE_START), *((lane.priority, self.since[lane]) for lane in lanes)]
-            ends = [*(lane.priority for lane in lanes), _BEYOND]
+            lanes = sorted((lane for lane in self.since if lane.cohort == cohort), key=lambda lane: lane.rank)
+            starts = [(_LEAST_RANK, _QUEUE_START), *((lane.rank, self.since[lane]) for lane in lanes)]
+            ends = [*(lane.rank for lane in lanes), _BEYOND]
             rows += [(cohort, start, since, end) for (start, since), end in zip(starts, ends, strict=True)]
         return {
             "lane_cohorts": [row[0] for row in rows],
-            "lane_priorities": [row[1] for row in rows],
+            "lane_ranks": [row[1] for row in rows],
             "lane_sinces": [row[2][0] for row in rows],
             "lane_firsts": [row[2][1] for row in rows],
             "lane_untils": [row[3] for row in rows],

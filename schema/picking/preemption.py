@@ -7,16 +7,15 @@ from typing import Any
 
 from sqlalchemy import Connection, TextClause, text
 
-from schema.picking.queues import backoff_queues, ready_queues
-from schema.picking.ready import MAX_JOBS_READ, Scope
+from schema.picking.ready import Scope
 from schema.postgres.fragments import newest_leases
-from schema.predicates import DRAIN, HEALTHY, PROBATION, READY, RESTING, UNITS, serves
+from schema.predicates import DRAIN, HEALTHY, PROBATION, READY, UNITS, serves
 from schema.timing import KILL_GRACE
 
 #: Bots looked at for victims of one job.
 MAX_VICTIM_BOTS = 2000
-#: Jobs of one queue that are passed over at most, because they are larger than what their instance lacks.
-WALK = 10 * MAX_JOBS_READ
+#: The first jobs of one queue, of which those that have waited long enough are found.
+MAX_JOBS_READ = 500
 
 
 @dataclass(frozen=True)
@@ -80,25 +79,21 @@ IN_TIME = (
     f" OR {{job}}queue_deadline > clock_timestamp() + make_interval(secs => :sync + {KILL_GRACE}))"
 )
 
-# Ready jobs, and those that rest because every bot that is free is too small for them: only an eviction would help. The
-# first of each size come before the second of any, since where nothing can be done for one, nothing can for the next.
-_HEADS = """
-    SELECT w.cohort, w.instance, h.nth, h.id, h.priority, h.queued_at FROM {queues} w
-    JOIN below b ON b.cohort = w.cohort AND b.instance = w.instance AND b.short > 0
+# Ready jobs of queues that have no constraints, whether these rest or not: where every bot that is free is too small,
+# only an eviction would help. The first of each queue come before the second of any, since where nothing can be done
+# for one, nothing can for the next.
+_HEADS = f"""
+    SELECT w.cohort, w.instance, h.* FROM below b
+    JOIN queues w ON w.cohort = b.cohort AND w.instance = b.instance AND w.units <= b.short AND w.constraint_set IS NULL
     CROSS JOIN LATERAL (
-        SELECT id, priority, queued_at, units,
-            row_number() OVER (PARTITION BY units ORDER BY priority, queued_at, id) AS nth
+        SELECT row_number() OVER (ORDER BY rank, queued_at, id) AS nth, id, rank, queued_at
         FROM (
-            SELECT id, priority, queued_at, units, considered, queue_deadline FROM (
-                SELECT id, priority, queued_at, units, considered, queue_deadline FROM jobs
-                WHERE cohort = w.cohort AND instance = w.instance AND platform = w.platform AND {waiting}
-                ORDER BY priority, queued_at, id LIMIT :walk) walked
-            WHERE units <= b.short
-            ORDER BY priority, queued_at, id LIMIT :look) first
-        WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay) AND {condition}
-            AND {in_time}
+            SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND {READY}
+            ORDER BY queue, rank, queued_at, id LIMIT :look) first
+        WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
+            AND {IN_TIME.format(job="")}
             AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = first.id)
-        ORDER BY nth, priority, queued_at, id LIMIT :limit) h"""
+        ORDER BY nth LIMIT :limit) h"""
 
 # What is reserved for jobs of the instance already counts as if they ran.
 _BELOW = f"""below AS MATERIALIZED (
@@ -116,23 +111,19 @@ _FOUND = """SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.p
 FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
 """
 
-# Every instance, and in it every kind of job, gets its share of the batch, however urgent the jobs are for which
-# nothing can be done.
+# Every instance, and in it every queue, gets its share of the batch, however urgent the jobs are for which nothing can
+# be done.
 STARVED_JOBS = text(f"""
-WITH RECURSIVE {_BELOW}, {ready_queues("queues")}, {backoff_queues("resting")}, heads AS MATERIALIZED (
-    SELECT id FROM (
-        {_HEADS.format(queues="queues", waiting=READY, condition="true", in_time=IN_TIME.format(job=""))}
-        UNION ALL
-        {_HEADS.format(queues="resting", waiting=RESTING, condition="considered > 0", in_time=IN_TIME.format(job=""))}
-    ) both_kinds
-    ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, priority, queued_at, id),
-        priority, queued_at, id
+WITH {_BELOW}, heads AS MATERIALIZED (
+    SELECT id FROM ({_HEADS}) found
+    ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, rank, queued_at, id),
+        rank, queued_at, id
     LIMIT :limit
 ), held AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
-    ORDER BY priority, queued_at, id FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY rank, queued_at, id FOR NO KEY UPDATE SKIP LOCKED
 )
-{_FOUND}ORDER BY j.priority, j.queued_at, j.id
+{_FOUND}ORDER BY j.rank, j.queued_at, j.id
 """)
 
 # Jobs that ask for more than a place, and that the caller has locked.
@@ -184,7 +175,7 @@ def starved_jobs(
     seconds, most urgent first, each of which would fit into its instance's minimum and may still wait until somebody
     has stopped for it; with the database's time. `sync` is the bots' sync period in seconds.
     """
-    where = {**scope.values(), "delay": delay, "sync": sync, "limit": limit, "look": MAX_JOBS_READ, "walk": WALK}
+    where = {**scope.values(), "delay": delay, "sync": sync, "limit": limit, "look": MAX_JOBS_READ}
     where.pop("cooldown")
     return _read_starved(connection, STARVED_JOBS, where)
 

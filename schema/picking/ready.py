@@ -1,9 +1,8 @@
 """Picks: which jobs may be placed now.
 
-Jobs wait in one queue per cohort, instance and requirement set. A pick takes only from queues that are open, because
-their instance is not drained and has not used up its quota, and for which a free bot is there. It looks at the front of
-the line first; only where much of that cannot be placed it looks into each queue, so that any number of jobs that
-nobody can run costs nothing. A job in backoff is in no index of ready jobs.
+A pick takes only from queues that do not rest and are open, because their instance is not drained and its quota leaves
+enough for one of their jobs, and for which a free bot is there. It looks at the front of the line first; only where
+much of that cannot be placed it looks into each queue, so that any number of jobs that nobody can run costs nothing.
 """
 
 import random
@@ -19,8 +18,8 @@ from schema.fleet import candidates
 from schema.fleet.candidates import MAX_BOTS_READ
 from schema.picking import head_cursor
 from schema.picking.head_cursor import HeadCursor
-from schema.picking.queues import Queue, fitting_jobs, open_queues, ready_priorities, ready_queues
-from schema.predicates import COHORT, HEALTHY, QUOTA, READY, STILL_READY, serves
+from schema.picking.queues import AWAKE, PLAIN, open_queues, ready_ranks
+from schema.predicates import COHORT, HEALTHY, READY, STILL_READY, ready_queues, serves
 
 #: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
 #: first few, and only where those did not do, because others hold them, many.
@@ -30,36 +29,34 @@ WIDTHS = (2, 6, 16)
 #: What comes after the last head of a queue that has more is left for the next pick, so that the order is kept.
 LEAST_HEADS, SPARE = 8, 4
 
-#: Jobs of each queue that a bot looks through for some that it may have and that fit.
-MAX_JOBS_READ = 500
-
-#: Sizes of jobs, in units, of which the first jobs that fit are looked up in each queue, the smallest ones first.
-SIZES = 64
-
 
 class Order(Enum):
     """In which order queued jobs are taken."""
 
-    PRIORITY = "priority, queued_at, id"
+    PRIORITY = "rank, queued_at, id"
     AGE = "queued_at, id"
 
 
 class ReadyJob(NamedTuple):
-    """A queued job, locked by the transaction that picked it."""
+    """A queued job, locked by the transaction that picked it. `tried`: its queue has been looked into in vain."""
 
     id: int
     public_id: str
+    queue: int
     cohort: int
     instance: int
     platform: int
     priority: int
     units: int
     locality_hint: str | None
-    considered: int
+    tried: bool
 
 
-#: Of a job that is picked.
-COLUMNS = "id, public_id::text AS public_id, cohort, instance, platform, priority, units, locality_hint, considered"
+#: Columns of a job that is picked, before `tried`.
+COLUMNS = "id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint"
+
+#: Of a job `p` that was picked from the CTE `{queues}`; nearly always no queue has been looked into in vain.
+TRIED = "p.queue = ANY (ARRAY(SELECT queue FROM {queues} WHERE looks > 0)) AS tried"
 
 _WANTED = """wanted AS MATERIALIZED (
     {open}
@@ -111,64 +108,47 @@ _PICKED = f"""picked AS MATERIALIZED (
 # What a quota leaves is not much exceeded by what is picked for it, so that a batch is not full of jobs that lose.
 _FROM_HEAD_CURSOR = f"""
 WITH {ROOM}, {head_cursor.head_jobs(cohorts="{cohorts}", limit="(SELECT jobs FROM room) * :reach")},
-queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
+waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front),
 {{wanted}}, {SERVED}, fit AS MATERIALIZED (
-    SELECT f.id, f.priority, f.queued_at, s.headroom,
+    SELECT f.id, s.headroom / s.units AS most,
         CASE WHEN s.headroom IS NOT NULL
-            THEN row_number() OVER (PARTITION BY s.nth ORDER BY f.priority, f.queued_at, f.id) END AS nth
-    FROM front f JOIN served s USING (cohort, instance, platform)
-    WHERE {QUOTA.of(job="f", headroom="s.headroom")}
+            THEN row_number() OVER (PARTITION BY s.nth ORDER BY f.rank, f.queued_at, f.id) END AS nth
+    FROM front f JOIN served s USING (queue)
 ), heads AS MATERIALIZED (
-    SELECT id FROM fit WHERE coalesce(nth <= headroom * :reach, true)
+    SELECT id FROM fit WHERE coalesce(nth <= most * :reach, true)
 ), {_PICKED.format(order=Order.PRIORITY.value)}
-SELECT r.heads, r.jobs, CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END AS walked, p.* FROM (
+SELECT r.heads, r.jobs, CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END AS walked, p.*,
+    {TRIED.format(queues="served")} FROM (
     SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs) r
 LEFT JOIN picked p ON true
 """
 
-# Where a quota leaves only some units, the first jobs are looked through and, if too few of those fit, the first ones
-# of each size that fits are looked up. By age, each urgency of a queue is looked into.
+# By age, each rank of a queue is looked into.
 _PICK = f"""
-WITH RECURSIVE {ready_queues("queues")}, {{wanted}}, {ROOM}, {SERVED}, lanes AS MATERIALIZED (
+WITH RECURSIVE {ready_queues("waiting")}, {{wanted}}, {ROOM}, {SERVED}, lanes AS MATERIALIZED (
     SELECT s.*, row_number() OVER () AS lane FROM {{lanes}}
 ), share AS MATERIALIZED (
     SELECT least(jobs * :reach,
                  greatest({LEAST_HEADS}, {SPARE} * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1))) AS heads
     FROM room
 ), first_heads AS MATERIALIZED (
-    SELECT s.nth, s.lane, h.* FROM lanes s CROSS JOIN LATERAL (
-        SELECT id, priority, queued_at FROM (
-            SELECT id, priority, queued_at, units FROM jobs
-            WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform {{same_lane}}
-                AND {READY}
-            ORDER BY {{order}}
-            LIMIT greatest((SELECT jobs FROM room) * :reach, CASE WHEN s.headroom IS NOT NULL THEN :jobs_look END)
-            ) first
-        WHERE {QUOTA.of(job="", headroom="s.headroom")}
-        ORDER BY {{order}} LIMIT least(s.headroom * :reach, (SELECT heads FROM share))) h
-), found_in_lane AS MATERIALIZED (
-    SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane
-), found AS MATERIALIZED (
-    SELECT l.nth, min(coalesce(f.heads, 0)) AS heads FROM lanes l LEFT JOIN found_in_lane f ON f.lane = l.lane
-    GROUP BY l.nth
+    SELECT s.lane, h.* FROM lanes s CROSS JOIN LATERAL (
+        SELECT id, rank, queued_at FROM jobs
+        WHERE queue = s.queue {{same_lane}} AND {READY}
+        ORDER BY {{order}} LIMIT least(s.headroom / s.units * :reach, (SELECT heads FROM share))) h
 ), cut AS MATERIALIZED (
     SELECT {{order}} FROM (
-        SELECT DISTINCT ON (h.lane) h.* FROM first_heads h JOIN found_in_lane f ON f.lane = h.lane
+        SELECT DISTINCT ON (h.lane) h.* FROM first_heads h
+        JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
         WHERE f.heads >= (SELECT heads FROM share) AND f.heads < (SELECT jobs FROM room) * :reach
         ORDER BY h.lane, {{backwards}}) last
     ORDER BY {{order}} LIMIT 1
-), fitting_heads AS MATERIALIZED (
-    SELECT h.id, h.priority, h.queued_at FROM served s
-    LEFT JOIN found f ON f.nth = s.nth
-    CROSS JOIN LATERAL (
-        {fitting_jobs("s", units="s.headroom", limit="least((SELECT jobs FROM room), s.headroom) * :reach")}) h
-    WHERE s.headroom IS NOT NULL AND coalesce(f.heads, 0) < least(s.headroom * :reach, (SELECT heads FROM share))
 ), heads AS MATERIALIZED (
-    SELECT id FROM (SELECT id, priority, queued_at FROM first_heads UNION SELECT * FROM fitting_heads) both_kinds
+    SELECT id FROM first_heads
     WHERE coalesce(({{order}}) <= (SELECT {{order}} FROM cut), true)
     ORDER BY {{order}} LIMIT (SELECT jobs FROM room) * :reach
 ), {_PICKED}
-SELECT r.heads, r.jobs, r.cut, p.* FROM (
+SELECT r.heads, r.jobs, r.cut, p.*, {TRIED.format(queues="served")} FROM (
     SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs, EXISTS (SELECT FROM cut) AS cut) r
 LEFT JOIN picked p ON true
 """
@@ -176,15 +156,16 @@ LEFT JOIN picked p ON true
 _LANES = {
     Order.PRIORITY: {"lanes": "served s", "same_lane": ""},
     Order.AGE: {
-        "lanes": f"(SELECT served.*, z.priority FROM served CROSS JOIN LATERAL ({ready_priorities('served')}) z) s",
-        "same_lane": "AND priority = s.priority",
+        "lanes": f"(SELECT served.*, z.rank FROM served CROSS JOIN LATERAL ({ready_ranks('served.queue')}) z) s",
+        "same_lane": "AND rank = s.rank",
     },
 }
 
 
-def queues_in_scope(guard: Guard) -> str:
-    """The CTE `wanted`: those of `queues` that are open and in the scope."""
-    return _WANTED.format(open=open_queues("queues", HEADROOM[guard]))
+def queues_in_scope(guard: Guard, *, which: str = f"{PLAIN} AND {AWAKE}") -> str:
+    """The CTE `wanted`: those queues of the CTE `waiting` that are open and in the scope; `which` is a condition on the
+    row `k` of `queues`."""
+    return _WANTED.format(open=open_queues("waiting", HEADROOM[guard], which=which))
 
 
 PICK: dict[tuple[Order, Guard], TextClause] = {
@@ -244,7 +225,8 @@ def pick(
 ) -> list[ReadyJob]:
     """Lock jobs for which a free bot is there, in `order`: up to `batch`, and no more than there are free units.
 
-    Of an instance with a quota come jobs that fit into what it may still have, though together they may be too many.
+    Of a queue under a quota come no more jobs than fit into what its instance may still have; of several queues of one
+    instance, together, there may be too many.
     Rows that others hold are skipped. `line`: what the caller remembers of the front, for picks by priority; without
     it each queue is looked into.
     """
@@ -254,7 +236,6 @@ def pick(
         if first is not None:
             return first
         cursor.disable_for_a_while()
-    values |= {"jobs_look": MAX_JOBS_READ, "sizes": SIZES}
     for reach in WIDTHS:
         rows = connection.execute(PICK[order, scope.guard], {**values, "reach": reach}).all()
         found = [ready_job(row) for row in rows if row.id is not None]
@@ -286,7 +267,7 @@ def is_contended(*, wanted: int, heads: int, found: int, reach: int) -> bool:
 
 
 def ready_job(row: Row[Any]) -> ReadyJob:
-    """The job of a row whose last columns are `COLUMNS`."""
+    """The job of a row whose last columns are `COLUMNS` and `TRIED`."""
     # By their places: this is done for each job, and looking for names takes a third of it.
     return ReadyJob._make(row[-len(ReadyJob._fields) :])
 
@@ -296,13 +277,13 @@ def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:
     return [row.id for row in connection.execute(INSTANCES, {"names": list(names)})]
 
 
-# Queues that hold ready jobs which nobody can run: their jobs are considered, and fail.
+# Queues that hold ready jobs which nobody can run: they are to rest.
 
 
 # No healthy bot could serve them, were it ever so idle.
 UNSERVED_QUEUES = text(f"""
-WITH RECURSIVE {ready_queues("queues")}, {queues_in_scope(Guard.MAX)}
-SELECT w.cohort, w.instance, w.platform FROM wanted w
+WITH RECURSIVE {ready_queues("waiting")}, {queues_in_scope(Guard.MAX)}
+SELECT w.queue FROM wanted w
 WHERE NOT EXISTS (
     SELECT FROM (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort OFFSET 0) bp
     CROSS JOIN LATERAL (
@@ -314,7 +295,6 @@ LIMIT :limit
 """)
 
 
-def unserved_queues(connection: Connection, scope: Scope, *, limit: int) -> list[Queue]:
-    """Queues that hold ready jobs which no healthy bot satisfies, whether free or full."""
-    rows = connection.execute(UNSERVED_QUEUES, {**scope.values(), "limit": limit})
-    return [Queue(row.cohort, row.instance, row.platform) for row in rows]
+def unserved_queues(connection: Connection, scope: Scope, *, limit: int) -> list[int]:
+    """The ids of queues that hold ready jobs which no healthy bot satisfies, whether free or full."""
+    return list(connection.execute(UNSERVED_QUEUES, {**scope.values(), "limit": limit}).scalars())

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from schema import audit
 from schema.errors import BadInput, Conflict, NotFound
-from schema.predicates import AT_REST, CONSTRAINED
+from schema.predicates import AT_REST, READY
 from schema.validation import check_name, escaped
 
 #: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
@@ -46,20 +46,21 @@ REMOVE_CLASS = text("DELETE FROM job_classes WHERE name = :name RETURNING points
 REMOVE_LEVEL = text("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
 # Every unfinished job that may have constraints; each part reads the index of its state.
 _UNFINISHED = f"""
-SELECT id, constraint_set FROM jobs WHERE {CONSTRAINED}
-UNION ALL SELECT id, constraint_set FROM jobs WHERE {AT_REST} AND constraint_set IS NOT NULL
-UNION ALL SELECT id, constraint_set FROM jobs WHERE state = 'parked' AND constraint_set IS NOT NULL
-UNION ALL SELECT id, constraint_set FROM jobs WHERE state = 'deferred'
-UNION ALL SELECT j.id, j.constraint_set FROM leases l JOIN jobs j ON j.id = l.job_id
-    WHERE l.state IN ('pending', 'active', 'cancelling') AND j.constraint_set IS NOT NULL
-UNION ALL SELECT j.id, j.constraint_set
+SELECT j.id, j.queue FROM queues q CROSS JOIN LATERAL (SELECT id, queue FROM jobs WHERE queue = q.id AND {READY}) j
+    WHERE q.constraint_set IS NOT NULL
+UNION ALL SELECT id, queue FROM jobs WHERE {AT_REST} AND constrained
+UNION ALL SELECT id, queue FROM jobs WHERE state = 'parked' AND constrained
+UNION ALL SELECT id, queue FROM jobs WHERE state = 'deferred' AND constrained
+UNION ALL SELECT j.id, j.queue FROM leases l JOIN jobs j ON j.id = l.job_id
+    WHERE l.state IN ('pending', 'active', 'cancelling') AND j.constrained
+UNION ALL SELECT j.id, j.queue
     FROM graphs g JOIN graph_nodes n ON n.graph = g.id JOIN jobs j ON j.id = n.job_id
-    WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.constraint_set IS NOT NULL
+    WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.constrained
 """
 CLASS_IN_USE = text(f"""
 SELECT EXISTS (
     SELECT FROM ({_UNFINISHED}) j LEFT JOIN job_constraints t ON t.job_id = j.id
-        LEFT JOIN constraint_sets g ON g.id = j.constraint_set
+        JOIN queues q ON q.id = j.queue LEFT JOIN constraint_sets g ON g.id = q.constraint_set
     WHERE t.priority_inputs->>'class' = :name OR g.terms->>'job_class' = :name)
 """)
 LEVEL_IN_USE = text(f"""
@@ -223,10 +224,11 @@ SELECT name, seconds FROM job_classes WHERE name = ANY (CAST(:names AS text[])) 
 # If no constraint set has a class, no jobs are read.
 RECENT_RUN_TIMES = text("""
 SELECT g.name, array_agg(extract(epoch FROM j.finished_at - j.started_at)::float8) AS seconds
-FROM (SELECT id, terms->>'job_class' AS name FROM constraint_sets WHERE terms ? 'job_class') g
-JOIN (SELECT constraint_set, state, started_at, finished_at FROM jobs
+FROM (SELECT q.id, g.terms->>'job_class' AS name FROM constraint_sets g JOIN queues q ON q.constraint_set = g.id
+      WHERE g.terms ? 'job_class') g
+JOIN (SELECT queue, state, started_at, finished_at FROM jobs
       WHERE finished_at IS NOT NULL AND EXISTS (SELECT FROM constraint_sets WHERE terms ? 'job_class')
-      ORDER BY finished_at DESC LIMIT :most) j ON j.constraint_set = g.id
+      ORDER BY finished_at DESC LIMIT :most) j ON j.queue = g.id
 WHERE j.state = 'succeeded' AND j.started_at IS NOT NULL AND j.finished_at >= j.started_at
 GROUP BY g.name
 """)
@@ -242,9 +244,10 @@ SELECT g.terms->>'job_class' AS name, count(*) AS jobs, count(t.seconds) AS esti
     round((percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM j.finished_at - j.started_at) / t.seconds)
         FILTER (WHERE t.seconds IS NOT NULL AND j.started_at IS NOT NULL))::numeric, 3)::float8 AS ratio,
     count(t.deadline) AS dated, count(*) FILTER (WHERE j.finished_at > t.deadline) AS late
-FROM (SELECT id, constraint_set, started_at, finished_at FROM jobs WHERE finished_at IS NOT NULL
+FROM (SELECT id, queue, started_at, finished_at FROM jobs WHERE finished_at IS NOT NULL
       ORDER BY finished_at DESC LIMIT :most) j
-JOIN constraint_sets g ON g.id = j.constraint_set AND g.terms ? 'job_class' JOIN job_constraints t ON t.job_id = j.id
+JOIN queues q ON q.id = j.queue JOIN constraint_sets g ON g.id = q.constraint_set AND g.terms ? 'job_class'
+JOIN job_constraints t ON t.job_id = j.id
 GROUP BY 1 ORDER BY 1
 """)
 

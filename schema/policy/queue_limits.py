@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.errors import BadInput, NotFound
-from schema.predicates import AT_REST, CONSTRAINED, IN_LINE
+from schema.predicates import AT_REST, READY
 from schema.validation import MAX_LABEL, Label, check_text, escaped
 
 #: The largest limit of a label, in jobs. Each submit counts up to the limit while other submits to the label wait.
@@ -102,7 +102,7 @@ FROM scheduling s
 # Each part reads its own index, up to the limit.
 COUNT_WAITING = text("SELECT " + " + ".join(
     f"(SELECT count(*) FROM (SELECT FROM jobs WHERE {waiting} LIMIT :most) w)"
-    for waiting in (IN_LINE, CONSTRAINED, AT_REST)
+    for waiting in (READY, AT_REST)
 ))  # fmt: skip
 
 

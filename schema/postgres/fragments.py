@@ -78,10 +78,19 @@ SUBMISSIONS = """
     SELECT public_id, job_id, cancelled_at, true
     FROM job_followers WHERE public_id = ANY (CAST(:ids AS uuid[]))"""
 
+#: Why job `j` is in its state or rests, and until when it rests: a queued job rests with its queue.
+JOB_REASON = """
+    CASE WHEN j.state = 'queued' THEN coalesce(j.reason, (SELECT reason FROM queues WHERE id = j.queue))
+        ELSE j.reason END"""
+JOB_RESTS_UNTIL = """
+    CASE WHEN j.state = 'queued'
+        THEN greatest(j.schedule_after, (SELECT schedule_after FROM queues WHERE id = j.queue))
+        ELSE j.schedule_after END"""
+
 #: State, reason, end and job of submission `s` of job `j`, as its caller sees them.
 SUBMISSION_STATE = "CASE WHEN s.withdrawn_at IS NULL THEN j.state ELSE 'cancelled' END"
 SUBMISSION_REASON = (
-    "CASE WHEN s.withdrawn_at IS NULL THEN j.reason ELSE 'cancelled; the job goes on for others who share it' END"
+    f"CASE WHEN s.withdrawn_at IS NULL THEN {JOB_REASON} ELSE 'cancelled; the job goes on for others who share it' END"
 )
 SUBMISSION_FINISHED_AT = "coalesce(s.withdrawn_at, j.finished_at)"
 SUBMISSION_JOINED = "CASE WHEN s.joined THEN j.public_id END"

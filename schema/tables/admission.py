@@ -1,6 +1,6 @@
 """Tables of constrained jobs and their limits: constraint sets, counters, charges, rates, classes, windows, meters.
 
-A job without constraints has no row in any of them; in its row of `jobs`, `constraint_set` is null.
+A job without constraints has no row in any of them; in the row of its queue, `constraint_set` is null.
 """
 
 from sqlalchemy import (

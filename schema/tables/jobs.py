@@ -1,7 +1,7 @@
 """Tables of jobs, bots and leases, with all that belongs to them: payloads, outputs, keys, events, reservations.
 
 The baseline revision creates all tables from this package; later revisions must lead to the same tables. `jobs` and
-`leases` hold ids of instances, cohorts and platforms without foreign keys. Those rows are hardly ever deleted, and on
+`leases` hold ids of queues, instances and cohorts without foreign keys. Those rows are hardly ever deleted, and on
 the most written tables each foreign key would cost a lookup and a row lock per insert.
 """
 
@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     Connection,
     Double,
+    ForeignKey,
     Identity,
     Index,
     Integer,
@@ -44,12 +45,10 @@ def _load_checks(_: object, connection: Connection, **__: Any) -> None:
 
 
 QUEUED = "state = 'queued'"
-READY = "state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL"
-GATED = "state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL"
-QUEUE = "cohort instance platform"
-ORDER = "cohort priority queued_at id"
+READY = f"{QUEUED} AND schedule_after IS NULL AND units >= 1"
+FRONT = f"{QUEUED} AND schedule_after IS NULL AND NOT constrained"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
-BACKOFF = "state = 'queued' AND schedule_after IS NOT NULL"
+BACKOFF = f"{QUEUED} AND schedule_after IS NOT NULL"
 
 platforms = Table(
     "platforms",
@@ -61,48 +60,79 @@ platforms = Table(
     UniqueConstraint("digest", name="platforms_digest_key"),
 )
 
+# One row for each kind of job: all jobs of a queue are alike for the choice of a bot. A queue rests as a whole until
+# `schedule_after` when no bot could take a job of it, `looks` times in a row. Upkeep marks queues
+# without ready jobs by `idle_since`, and deletes them later (`schema/moves/retention.py`).
+queues = Table(
+    "queues",
+    metadata,
+    identity(Integer),
+    Column("cohort", Integer, nullable=False),
+    Column("instance", Integer, nullable=False),
+    Column("platform", Integer, ForeignKey("platforms.id"), nullable=False),
+    Column("units", Integer, nullable=False),
+    Column("constraint_set", Integer, ForeignKey("constraint_sets.id")),
+    Column("schedule_after", TIME),
+    Column("looks", Integer, nullable=False, server_default=text("0")),
+    Column("reason", Text),
+    Column("idle_since", BigInteger),
+    UniqueConstraint(
+        "instance", "cohort", "platform", "units", "constraint_set",
+        name="queues_key", postgresql_nulls_not_distinct=True,
+    ),
+    CheckConstraint("looks >= 0 AND (looks > 0 OR schedule_after IS NULL)", name="queues_rest_after_looks"),
+    Index("queues_resting", "schedule_after", postgresql_where=text("schedule_after IS NOT NULL")),
+    Index("queues_of_platform", "platform"),
+    Index("queues_of_constraint_set", "constraint_set", postgresql_where=text("constraint_set IS NOT NULL")),
+)  # fmt: skip
+
+# `cohort`, `instance`, `platform`, `units` and `constrained` repeat what the job's queue says, so that neither a pick
+# nor a grant looks the queue of each job up. What every job has comes first, the widest columns before the others: then
+# rows have no gaps, and their columns are found by fixed offsets. What a grant changes lies together, because of a new
+# version the server logs what is between the first and the last change.
 jobs = Table(
     "jobs",
     metadata,
     identity(),
     Column("public_id", UUID(as_uuid=True), nullable=False, server_default=func.gen_random_uuid()),
-    Column("instance", Integer, nullable=False),
-    Column("platform", Integer, nullable=False),
-    Column("label", Text, nullable=False, server_default=""),
-    Column("priority", Integer, nullable=False, server_default=text("0")),
-    Column("units", Integer, nullable=False, server_default=text("1")),
-    Column("state", Text, nullable=False, server_default="queued"),
-    Column("fence", BigInteger, nullable=False, server_default=text("0")),
-    Column("result_fence", BigInteger),
-    Column("attempts", Integer, nullable=False, server_default=text("0")),
-    Column("max_attempts", Integer, nullable=False, server_default=text("5")),
-    Column("kills", Integer, nullable=False, server_default=text("0")),
-    Column("considered", Integer, nullable=False, server_default=text("0")),
-    Column("retry_failed", Boolean, nullable=False, server_default=text("false")),
-    Column("timeout_seconds", Double),
-    Column("locality_hint", Text),
-    Column("reason", Text),
+    Column("rank", Double, nullable=False, server_default=text("0")),
     Column("created_at", TIME, nullable=False, server_default=NOW),
     Column("queued_at", TIME, nullable=False, server_default=NOW),
+    Column("queue", Integer, nullable=False),
+    Column("cohort", Integer, nullable=False, server_default=text("0")),
+    Column("instance", Integer, nullable=False),
+    Column("platform", Integer, nullable=False),
+    Column("units", Integer, nullable=False, server_default=text("1")),
+    Column("priority", Integer, nullable=False, server_default=text("0")),
+    Column("max_attempts", Integer, nullable=False, server_default=text("5")),
+    Column("kills", Integer, nullable=False, server_default=text("0")),
+    Column("evictions", Integer, nullable=False, server_default=text("0")),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("fence", BigInteger, nullable=False, server_default=text("0")),
+    Column("constrained", Boolean, nullable=False, server_default=text("false")),
+    Column("retry_failed", Boolean, nullable=False, server_default=text("false")),
+    Column("state", Text, nullable=False, server_default="queued"),
+    Column("label", Text, nullable=False, server_default=""),
     Column("schedule_after", TIME),
     Column("started_at", TIME),
     Column("finished_at", TIME),
-    Column("cohort", Integer, nullable=False, server_default=text("0")),
-    Column("evictions", Integer, nullable=False, server_default=text("0")),
-    Column("queue_deadline", TIME),
-    Column("dedup_key", Text),
     Column("abandoned_at", TIME),
-    Column("constraint_set", Integer),
-    Column("rank", Double),
+    Column("queue_deadline", TIME),
+    Column("timeout_seconds", Double),
+    Column("result_fence", BigInteger),
+    Column("locality_hint", Text),
+    Column("reason", Text),
+    Column("dedup_key", Text),
     UniqueConstraint("public_id", name="jobs_public_id_key"),
     CheckConstraint(CHECK, name="jobs_sound"),
-    Index("jobs_ready_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(READY)),
-    Index("jobs_ready_order", *ORDER.split(), postgresql_where=text(f"{READY} AND units >= 1")),
-    Index("jobs_ready_units", *f"{QUEUE} units priority queued_at id".split(), postgresql_where=text(READY)),
-    Index("jobs_constrained", *f"{QUEUE} constraint_set rank queued_at id".split(), postgresql_where=text(GATED)),
-    Index("jobs_backoff_priority", *f"{QUEUE} priority queued_at id".split(), postgresql_where=text(BACKOFF)),
-    Index("jobs_backoff_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered > 0")),
-    Index("jobs_retry_due", "schedule_after", postgresql_where=text(f"{BACKOFF} AND considered = 0")),
+    Index("jobs_of_queue", "queue", "rank", "queued_at", "id", postgresql_where=text(READY)),
+    Index(
+        "jobs_front",
+        "cohort", "rank", "queued_at", "id",
+        postgresql_include=["queue"],
+        postgresql_where=text(FRONT),
+    ),
+    Index("jobs_retry_due", "schedule_after", postgresql_where=text(BACKOFF)),
     Index("jobs_queue_deadline", "queue_deadline", postgresql_where=text(f"{QUEUED} AND queue_deadline IS NOT NULL")),
     Index(
         "jobs_waiting_label",

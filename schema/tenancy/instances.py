@@ -10,7 +10,7 @@ from schema.accounting.accounts import Account
 from schema.accounting.quotas import LOCK_LEASES
 from schema.errors import Conflict, NotFound
 from schema.postgres.notify import wake
-from schema.predicates import CONSTRAINED, READY, RESTING
+from schema.predicates import AT_REST, READY
 from schema.validation import MAX_LIST, Name, check_name, escaped
 
 #: The most jobs counted for one instance and state. A larger number is shown as this one.
@@ -26,27 +26,26 @@ SELECT EXISTS (
     SELECT FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.instance = :id AND l.state IN ('pending', 'active', 'cancelling') AND b.pool IS NOT NULL)
 """)
-# The indexes of queues begin with the cohort, and cohorts are few. OFFSET 0 keeps the planner from joining, and so
-# reading, the whole table of jobs. For leases, the range of one instance in index order does the same.
+# OFFSET 0 keeps the planner from joining, and so reading, the whole table of jobs. For leases, the range of one
+# instance in index order does the same. Of the jobs that are to be tried again, only the first are counted, for all
+# instances.
 _SHOWN = f"""
 SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight, a.unit,
     used.used::double precision AS used, used.most::double precision AS budget,
     jobs.most::double precision AS max_concurrent, slots.most::double precision AS slots,
     (SELECT count(*) FROM (
-        SELECT FROM (SELECT id FROM cohorts OFFSET 0) c CROSS JOIN LATERAL (
-            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {READY}
-             ORDER BY cohort, instance, platform LIMIT :most)
-            UNION ALL
-            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {RESTING}
-             ORDER BY cohort, instance, platform LIMIT :most)
-            UNION ALL
-            (SELECT FROM jobs WHERE cohort = c.id AND instance = i.id AND {CONSTRAINED}
-             ORDER BY cohort, instance, platform LIMIT :most)
-        ) j LIMIT :most) w) AS queued,
+        SELECT FROM (SELECT id FROM queues WHERE instance = i.id OFFSET 0) k CROSS JOIN LATERAL (
+            SELECT FROM jobs WHERE queue = k.id AND {READY} ORDER BY queue LIMIT :most) j
+        UNION ALL
+        SELECT FROM unnest(retrying.instances) AS r WHERE r = i.id
+        LIMIT :most) w) AS queued,
     (SELECT count(*) FROM (
         SELECT FROM leases WHERE instance >= i.id AND instance <= i.id AND state IN ('pending', 'active', 'cancelling')
         ORDER BY instance LIMIT :most) w) AS running
 FROM (SELECT * FROM instances WHERE {{which}}) i
+CROSS JOIN (
+    SELECT ARRAY(SELECT instance FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most) AS instances OFFSET 0
+) retrying
 LEFT JOIN LATERAL (
     SELECT sum(usage)::bigint AS usage, sum(min_quota)::bigint AS min_quota,
         CASE WHEN bool_and(max_quota IS NOT NULL) THEN sum(max_quota)::bigint END AS max_quota

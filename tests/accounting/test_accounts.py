@@ -36,7 +36,7 @@ from tests.support.tenancy import no_share, share, used
 def waiting(pool: Pool) -> tuple[int, int]:
     """How many queued jobs wait for a place alone, and how many at gates."""
     row = pool.row("""
-        SELECT count(*) FILTER (WHERE constraint_set IS NULL), count(constraint_set) FROM jobs
+        SELECT count(*) FILTER (WHERE NOT constrained), count(*) FILTER (WHERE constrained) FROM jobs
         WHERE state = 'queued'""")
     return row[0], row[1]
 
@@ -47,7 +47,7 @@ def test_jobs_that_wait_when_an_instance_gets_a_share_are_taken_over_in_batches_
     share(pool, "acme", max_concurrent=1)
     assert [pool.database.run(lambda c: add_constraints(c, 3)) for _ in range(4)] == [3, 3, 1, 0]
     assert waiting(pool) == (2, 7)
-    assert {row.rank for row in pool.rows("SELECT rank FROM jobs WHERE constraint_set IS NOT NULL")} == {3.0}
+    assert {row.rank for row in pool.rows("SELECT rank FROM jobs WHERE constrained")} == {3.0}
     bot = pool.bot(capacity=20)
     for _ in range(3):
         pool.assigner().run_once()
@@ -65,7 +65,7 @@ def test_a_job_that_rests_or_runs_when_its_instance_gets_a_share_is_taken_over_t
     _, bot, work = pool.running(instance="acme", max_attempts=3)
     pool.submit(instance="acme", properties={"absent": ["yes"]})
     pool.assigner().run_once()
-    assert pool.row("SELECT count(*) AS n FROM jobs WHERE schedule_after IS NOT NULL").n == 1
+    assert pool.row("SELECT count(*) AS n FROM queues WHERE schedule_after IS NOT NULL").n == 1
     share(pool, "acme")
     assert pool.database.run(lambda c: add_constraints(c, 10)) == 1
     bot.sync(completed(work, "released"))

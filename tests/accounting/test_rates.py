@@ -135,7 +135,7 @@ def test_ten_thousand_limited_jobs_ahead_keep_nobody_behind_them_waiting(pool: P
     assigner = pool.assigner()
     assigner.run_once()
     assert leased(pool) == {limited[0], *behind}
-    assert pool.rows("SELECT id FROM jobs WHERE considered > 0 OR schedule_after IS NOT NULL") == []
+    assert pool.rows("SELECT id FROM queues WHERE looks > 0") == []
     assert pool.row("SELECT count(*) AS locked FROM jobs WHERE xmax <> 0").locked < 70, "only what may start is locked"
 
 
@@ -466,7 +466,8 @@ USED = 0.3
 
 GRANTED = """
 SELECT extract(epoch FROM l.granted_at)::float AS at FROM leases l JOIN jobs j ON j.id = l.job_id
-JOIN constraint_sets g ON g.id = j.constraint_set WHERE g.terms->>'resource_class' = :resource ORDER BY 1"""
+JOIN queues q ON q.id = j.queue
+JOIN constraint_sets g ON g.id = q.constraint_set WHERE g.terms->>'resource_class' = :resource ORDER BY 1"""
 
 
 def grants(pool: Pool, resource: str) -> list[float]:

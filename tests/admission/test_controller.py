@@ -33,7 +33,7 @@ def filled(pool: Pool, weights: Sequence[float], *, jobs: int) -> None:
 
 
 def queues(connection: Connection, *, batch: int) -> QueueScan:
-    return constrained.queues(connection, Scope(), batch=batch, start=0.5, after=constrained.FIRST_PLACE)
+    return constrained.queues(connection, Scope(), batch=batch, start=0.5, after=constrained.FIRST_QUEUE)
 
 
 def of_all(connection: Connection, *, free_units: int) -> list[int]:
@@ -74,11 +74,11 @@ def test_hardly_more_is_read_than_starts(pool: Pool) -> None:
         assert found.now is not None
         heads = HeadReader(connection, ARRANGEMENT, free_units=100, now=found.now)
         first = heads.first(found.queues)
-        assert heads.cut == {queue.place for queue in found.queues}
+        assert heads.cut == {queue.id for queue in found.queues}
         # One has used up all that was read, the others three of theirs.
         asked = [head for nth, head in enumerate(first) if head.queue.instance_name == "i-9" or nth % 5 == 0]
         left = [head for head in first if head not in asked]
-        more = heads.more(left, Counter(head.queue.place for head in asked))
+        more = heads.more(left, Counter(head.queue.id for head in asked))
         assert {head.queue.instance_name for head in more} == {"i-9"}
         return [*first, *more], {head.job.id for head in [*first, *more]}
 
@@ -99,7 +99,7 @@ def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: 
             first = heads.first(found.queues)
             other.rollback()
         assert not {head.job.id for head in held} & {head.job.id for head in first}
-        more = heads.more([], Counter(head.queue.place for head in first[::2]))
+        more = heads.more([], Counter(head.queue.id for head in first[::2]))
         return [head.job.id for head in [*first, *more]]
 
     ids = pool.database.run(read)

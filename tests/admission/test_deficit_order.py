@@ -51,8 +51,10 @@ class Pool:
         return AdmissionState(NOW, counters, shares=Shares(waiting, *others, guarantee=self.guarantee, mode=self.mode))
 
     def head(self, name: str, number: int, *, cost: float = 1.0, rank: float = 0.0, age: float = 0.0) -> QueueHead:
-        queue = ConstrainedQueue(0, self.id(name), 0, 0, name, {}, None, self.missing_units.get(name, 0), managed=True)
-        job = ReadyJob(number, str(number), 0, self.id(name), 0, 0, 1, None, 0)
+        queue = ConstrainedQueue(
+            self.id(name), 0, self.id(name), 0, 0, name, {}, None, self.missing_units.get(name, 0), managed=True
+        )
+        job = ReadyJob(number, str(number), self.id(name), 0, self.id(name), 0, 0, 1, None, False)
         return QueueHead(job, queue, rank, NOW - timedelta(seconds=age), 0, cost, None, None, {})
 
     def admitted(self, heads: Sequence[QueueHead], *, free_units: int) -> list[str]:

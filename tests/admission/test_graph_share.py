@@ -35,17 +35,15 @@ def running(pool: Pool) -> dict[str, int]:
     """Jobs of each graph that run."""
     rows = pool.rows("""
         SELECT g.terms->>'graph' AS graph, count(*) AS jobs FROM jobs j
-        JOIN constraint_sets g ON g.id = j.constraint_set
+        JOIN queues q ON q.id = j.queue JOIN constraint_sets g ON g.id = q.constraint_set
         WHERE j.state IN ('leased', 'running') GROUP BY 1""")
     return {row.graph: row.jobs for row in rows}
 
 
 def head(number: int, graph: str | None, **fields: Any) -> QueueHead:
     terms = {} if graph is None else {"graph": graph, "graph_priority": fields.pop("priority", 5)}
-    queue = ConstrainedQueue(0, 1, 1, hash(graph), "default", terms, None, 0)
-    job = ReadyJob(
-        number, str(number), cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, considered=0
-    )
+    queue = ConstrainedQueue(hash(graph), 0, 1, 1, hash(graph), "default", terms, None, 0)
+    job = ReadyJob(number, str(number), queue.id, 0, 1, 1, priority=0, units=1, locality_hint=None, tried=False)
     given = {
         "rank": 0.0,
         "queued_at": NOW,
@@ -156,9 +154,9 @@ def test_ma_07_two_assigners_do_not_both_fill_a_graph_to_its_cap(pool: Pool, rac
 def test_ma_10_what_waits_is_not_written_by_scoring(pool: Pool) -> None:
     pool.submit(20, terms={"graph": "1"})
     pool.bot(capacity=4)
-    before = pool.rows("SELECT id, queued_at, rank, considered, xmin FROM jobs ORDER BY id OFFSET 4")
+    before = pool.rows("SELECT id, queued_at, rank, xmin FROM jobs ORDER BY id OFFSET 4")
     scheduling(pool).run_once()
-    assert pool.rows("SELECT id, queued_at, rank, considered, xmin FROM jobs ORDER BY id OFFSET 4") == before
+    assert pool.rows("SELECT id, queued_at, rank, xmin FROM jobs ORDER BY id OFFSET 4") == before
 
 
 def test_explain_says_that_a_graph_has_all_that_it_may(pool: Pool) -> None:

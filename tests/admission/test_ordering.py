@@ -64,7 +64,7 @@ def test_a_10_what_is_read_of_a_long_queue_is_the_first_by_the_formula(pool: Poo
     jobs = pool.rows("SELECT id, priority, queued_at FROM jobs")
 
     def read(connection: Connection, hours: float) -> tuple[list[int], list[int]]:
-        found = constrained.queues(connection, Scope(None), batch=20, start=0.5, after=constrained.FIRST_PLACE)
+        found = constrained.queues(connection, Scope(None), batch=20, start=0.5, after=constrained.FIRST_QUEUE)
         assert found.now is not None
         now = found.now + timedelta(hours=hours)
         taken = constrained.heads(connection, found.queues, limits=[20] * len(found.queues), now=now, ageing=SLEEPLESS)
@@ -102,7 +102,7 @@ def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) ->
     pool.bot(capacity=100)
 
     def both(connection: Connection) -> None:
-        found = constrained.queues(connection, Scope(None), batch=5, start=0.5, after=constrained.FIRST_PLACE)
+        found = constrained.queues(connection, Scope(None), batch=5, start=0.5, after=constrained.FIRST_QUEUE)
         assert found.now is not None
         mine = constrained.heads(
             connection, found.queues, limits=[5] * len(found.queues), now=found.now, ageing=SLEEPLESS
@@ -121,18 +121,15 @@ def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) ->
 def test_a_10_a_long_queue_is_read_no_further_than_the_first_of_each_rank(pool: Pool) -> None:
     for priority in (10, 20, 30):
         pool.submit(2000, terms={}, priority=priority)
-    queue = pool.row("SELECT DISTINCT cohort, instance, platform, constraint_set, now() AS now FROM jobs")
+    queue = pool.row("SELECT id, now() AS now FROM queues")
     values = {
-        **{"cohorts": [queue.cohort], "instances": [queue.instance], "platforms": [queue.platform]},
-        **{
-            "constraint_sets": [queue.constraint_set],
-            "limits": [8],
-            "skips": [0],
-            "rate": 2.0,
-            "cap": 20.0,
-            "now": queue.now,
-            "ranks": 64,
-        },
+        "ids": [queue.id],
+        "limits": [8],
+        "skips": [0],
+        "rate": 2.0,
+        "cap": 20.0,
+        "now": queue.now,
+        "ranks": 64,
     }
     (plan,) = pool.row(f"EXPLAIN (ANALYZE, FORMAT JSON) {constrained.AGED.text}", **values)[0]
     nodes, scans = [plan["Plan"]], []

@@ -189,7 +189,7 @@ def test_verify_counts_every_invariant(connected: Console) -> None:
 def test_verify_exits_1_when_an_invariant_does_not_hold(connected: Console, database: Database) -> None:
     database.run(
         lambda connection: connection.exec_driver_sql(
-            "INSERT INTO jobs (instance, platform, state) VALUES (1, 1, 'leased')"
+            "INSERT INTO jobs (queue, instance, platform, state) VALUES (1, 1, 1, 'leased')"
         )
     )
     done = connected.run("db", "verify", "--json")

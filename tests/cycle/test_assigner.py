@@ -2,7 +2,6 @@
 
 import pytest
 
-from assigner.cycle.assigner import POSTPONE_LIMIT
 from schema.moves.cancel import cancel
 from schema.picking import ready
 from tests.support.pool import Pool, completed
@@ -43,11 +42,7 @@ def test_the_pause_is_interval_plus_jitter_and_short_after_work(pool: Pool) -> N
 def test_a_failed_match_earns_half_an_interval_that_grows_while_nothing_matches(pool: Pool) -> None:
     assigner = pool.assigner(interval=2.0, jitter=0.0, failure_backoff=0.0, failure_backoff_cap=0.0)
     pool.submit(properties={"os": "plan9"})
-    pauses = []
-    for _ in range(5):
-        pauses.append(assigner.run_once())
-        pool.change("UPDATE jobs SET schedule_after = NULL")
-    assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
+    assert [assigner.run_once() for _ in range(5)] == [1.0, 2.0, 4.0, 4.0, 4.0]
 
 
 def test_a_job_that_no_bot_offers_waits_longer_after_each_failure_up_to_a_cap(pool: Pool) -> None:
@@ -57,10 +52,10 @@ def test_a_job_that_no_bot_offers_waits_longer_after_each_failure_up_to_a_cap(po
     waits = []
     for _ in range(3):
         assigner.run_once()
-        row = pool.row("SELECT considered, reason, extract(epoch FROM schedule_after - now()) AS wait FROM jobs")
+        row = pool.row("SELECT looks, reason, extract(epoch FROM schedule_after - now()) AS wait FROM queues")
         waits.append(float(row.wait))
-        pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
-    assert (row.considered, row.reason) == (3, "no healthy bot offers what it requires")
+        pool.rest_queues(-1)
+    assert (row.looks, row.reason) == (3, "no healthy bot offers what it requires")
     assert 4 < waits[0] < 6 < 9 < waits[1] < 11.1 < 11.5 < waits[2] < 13.3
     assert pool.job(job).state == "queued"
 
@@ -72,8 +67,8 @@ def test_a_job_larger_than_any_free_bot_backs_off_and_does_not_hold_up_smaller_o
     assigner = pool.assigner()
     assigner.run_once()
     assert pool.granted() == [small]
-    row = pool.job(large)
-    assert (row.considered, row.reason) == (1, "no bot that offers what it requires has enough free units")
+    row = pool.queue_of(large)
+    assert (row.looks, row.reason) == (1, "no bot that offers what it requires has enough free units")
 
 
 def test_a_job_whose_bots_are_merely_full_keeps_its_place_without_backoff(pool: Pool) -> None:
@@ -82,15 +77,15 @@ def test_a_job_whose_bots_are_merely_full_keeps_its_place_without_backoff(pool: 
     assigner = pool.assigner()
     assigner.run_once()
     assigner.run_once()
-    row = pool.row("SELECT considered, schedule_after FROM jobs WHERE state = 'queued'")
-    assert (row.considered, row.schedule_after) == (0, None)
+    row = pool.row("SELECT looks, schedule_after FROM queues")
+    assert (row.looks, row.schedule_after) == (0, None)
 
 
 def test_a_bot_that_arrives_frees_the_jobs_that_waited_for_it(pool: Pool) -> None:
     (job,) = pool.submit(properties={"os": "plan9"})
     assigner = pool.assigner(failure_backoff=60.0, failure_backoff_cap=60.0)
     assigner.run_once()
-    assert pool.job(job).schedule_after is not None
+    assert pool.queue_of(job).schedule_after is not None
 
     pool.bot(properties={"os": ["plan9", "linux"]})
     assigner.run_once()
@@ -138,7 +133,8 @@ def test_a_batch_fills_the_bots_there_are_and_no_more(pool: Pool) -> None:
         pool.bot(f"bot-{number}", capacity=5)
     pool.assigner(batch=100).run_once()
     assert [row.in_use for row in pool.rows("SELECT in_use FROM bots")] == [5, 5, 5, 5]
-    assert pool.row("SELECT count(*) AS n FROM jobs WHERE state = 'queued' AND considered = 0").n == 30
+    assert pool.row("SELECT count(*) AS n FROM jobs WHERE state = 'queued'").n == 30
+    assert pool.row("SELECT looks FROM queues").looks == 0
 
 
 def test_when_the_chosen_bot_is_locked_another_healthy_one_is_taken(pool: Pool) -> None:
@@ -217,7 +213,7 @@ def test_a_job_that_waited_for_room_goes_on_when_its_bot_has_room_again(pool: Po
     (work,) = bot.take()
     (large,) = pool.submit(units=4)
     assigner.run_once()
-    assert pool.job(large).schedule_after is not None
+    assert pool.queue_of(large).schedule_after is not None
 
     bot.sync(completed(work, "released"), capacity=4)
     pool.database.run(lambda c: cancel(c, [small], instances=None, sync=1.0, actor="test"))
@@ -230,14 +226,27 @@ def test_a_retry_that_is_due_goes_before_a_crowd_that_nobody_can_place(pool: Poo
     pool.submit(500, properties={"os": "plan9"}, priority=-10)
     (retry,) = pool.submit()
     pool.bot()
-    pool.change("UPDATE jobs SET considered = 1, schedule_after = now() - interval '2 s' WHERE priority = -10")
+    pool.rest_queues(-1, "priority = -10")
     pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE priority = 0")
     pool.assigner(batch=10).run_once()
     assert pool.granted() == [retry]
 
 
-def test_one_cycle_postpones_a_bounded_number_of_jobs(pool: Pool) -> None:
+def test_any_number_of_jobs_that_nobody_can_run_rest_with_their_queues_in_one_cycle(pool: Pool) -> None:
     for number in range(30):
         pool.submit(100, properties={"os": f"plan{number}"})
+    before = pool.rows("SELECT id, xmin FROM jobs ORDER BY id")
     pool.assigner().run_once()
-    assert pool.row("SELECT count(*) AS n FROM jobs WHERE considered > 0").n == POSTPONE_LIMIT
+    assert pool.row("SELECT count(*) AS n FROM queues WHERE looks = 1").n == 30
+    assert pool.rows("SELECT id, xmin FROM jobs ORDER BY id") == before, "not one job was written"
+
+
+def test_a_job_that_comes_into_a_queue_that_rests_waits_with_it(pool: Pool) -> None:
+    pool.submit(properties={"os": "plan9"})
+    assigner = pool.assigner(failure_backoff=60.0)
+    assigner.run_once()
+    (late,) = pool.submit(properties={"os": "plan9"})
+    assert pool.queue_of(late).schedule_after is not None
+    pool.bot(capacity=2, properties={"os": "plan9"})
+    assigner.run_once()
+    assert pool.job(late).state == "leased"

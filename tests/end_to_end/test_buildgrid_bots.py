@@ -18,17 +18,13 @@ from tests.support.tenancy import Tenancy
 
 
 def waiting(pool: Pool) -> tuple[str, str, set[str]]:
-    """Queued jobs: a new one, one that rests because nobody could run it, and two whose rest is over, of which an
-    assigner has made one ready again."""
-    new, resting, elapsed, ready = pool.submit(4)
-    rest = (
-        "UPDATE jobs SET considered = 1, schedule_after = now() + make_interval(secs => :seconds)"
-        " WHERE public_id = CAST(:id AS uuid)"
-    )
-    pool.change(rest, seconds=3600, id=resting)
-    pool.change(rest, seconds=-1, id=elapsed)
-    pool.change(rest, seconds=None, id=ready)
-    return new, resting, {elapsed, ready}
+    """Queued jobs: a new one, one that rests because nobody could run it, and two whose rest is over."""
+    (new,) = pool.submit()
+    (resting,) = pool.submit(instance="resting")
+    elapsed = pool.submit(2, instance="elapsed")
+    pool.rest_queues(3600, f"public_id = '{resting}'")
+    pool.rest_queues(-1, f"public_id = '{elapsed[0]}'")
+    return new, resting, {*elapsed}
 
 
 def offered(answer: dict[str, Any]) -> set[str]:
@@ -60,7 +56,7 @@ def test_bg_24_by_default_a_bot_fetches_no_more_jobs_than_it_has_just_completed(
 
 
 def test_bg_24_a_05_it_fetches_new_jobs_and_those_at_rest_but_none_whose_rest_is_over(pool: Pool) -> None:
-    """A job counts as new until an assigner has considered it; one that was, and is due again, is the assigners'."""
+    """A job is new until an assigner has looked into its queue in vain; one that is due again is the assigners'."""
     bot, works = busy_bot(pool, capacity=4)
     new, resting, elapsed = waiting(pool)
     assert offered(bot.sync(*map(completed, works))) == {new, resting}

@@ -179,9 +179,9 @@ def test_bg_10_a_job_that_no_bot_can_run_rests_and_lets_the_others_pass(pool: Po
     assigner.run_once()
     assert pool.granted() == [behind]
     row = pool.row(
-        "SELECT considered, reason, extract(epoch FROM schedule_after - now()) AS rest FROM jobs WHERE considered > 0"
+        "SELECT looks, reason, extract(epoch FROM schedule_after - now()) AS rest FROM queues WHERE looks > 0"
     )
-    assert (row.considered, row.reason) == (1, "no healthy bot offers what it requires")
+    assert (row.looks, row.reason) == (1, "no healthy bot offers what it requires")
     assert 4 < row.rest <= 5.5
     assert AssignerSettings().failure_backoff == 5.0
     assert pool.job(impossible).state == "queued"
@@ -193,7 +193,7 @@ def test_bg_10_without_backoff_it_is_tried_again_in_the_next_iteration(pool: Poo
     assigner = pool.assigner(batch=1, failure_backoff=0.0, failure_backoff_cap=0.0)
     for _ in range(3):
         assigner.run_once()
-    assert pool.job(impossible).considered == 3
+    assert pool.queue_of(impossible).looks == 3
     (behind,) = pool.submit()
     pool.bot()
     assigner.run_once()
@@ -209,7 +209,7 @@ def test_bg_10_a_job_whose_bots_are_merely_full_keeps_its_place(pool: Pool) -> N
     (work,) = bot.take()
     (first,) = pool.submit()
     assigner.run_once()
-    assert (pool.job(first).considered, pool.job(first).schedule_after) == (0, None)
+    assert (pool.queue_of(first).looks, pool.queue_of(first).schedule_after) == (0, None)
     pool.submit()
     bot.sync(completed(work))
     assigner.run_once()
@@ -225,7 +225,7 @@ def test_bg_10_a_job_of_an_instance_at_its_maximum_keeps_its_place(pool: Pool) -
     assigner.run_once()
     (other,) = pool.submit(instance="team-b")
     assigner.run_once()
-    assert (pool.job(first).considered, pool.job(first).schedule_after) == (0, None)
+    assert (pool.queue_of(first).looks, pool.queue_of(first).schedule_after) == (0, None)
     assert pool.granted() == [running, other]
     (work,) = [work for work in bot.take() if work["job"] == running]
     bot.sync(completed(work))
@@ -241,7 +241,7 @@ def test_a_07_a_failed_match_earns_half_an_interval_that_grows_while_nothing_mat
     assigner = pool.assigner(interval=2.0, jitter=0.0, failure_backoff=0.0, failure_backoff_cap=0.0)
     (impossible,) = pool.submit(properties={"os": "plan9"})
     assert [assigner.run_once() for _ in range(4)] == [1.0, 2.0, 4.0, 4.0]
-    assert pool.job(impossible).considered == 4
+    assert pool.queue_of(impossible).looks == 4
     pool.submit()
     pool.bot()
     assert assigner.run_once() == pytest.approx(0.02), "only a job that was assigned makes it busy"

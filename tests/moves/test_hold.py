@@ -65,14 +65,17 @@ def test_a_lost_bots_time_to_run_the_job_is_kept_through_a_hold(pool: Pool) -> N
     assert pool.job(job).schedule_after == waits_until
 
 
-def test_a_job_that_nobody_could_place_is_looked_at_again_once_it_is_released(pool: Pool) -> None:
+def test_a_job_that_is_released_rests_with_its_queue(pool: Pool) -> None:
     (job,) = pool.submit()
-    pool.change(
-        "UPDATE jobs SET schedule_after = now() + interval '1 h', considered = 3 WHERE id = :id", id=pool.job(job).id
-    )
     park(pool, job)
+    pool.bot()
+    pool.rest_queues(60)
     unpark(pool, job)
-    assert (pool.job(job).schedule_after, pool.job(job).considered) == (None, 0)
+    pool.assigner().run_once()
+    assert pool.job(job).state == "queued"
+    pool.bot("another")
+    pool.assigner().run_once()
+    assert pool.job(job).state == "leased"
 
 
 def test_the_time_a_job_is_held_does_not_count_towards_its_queue_timeout(pool: Pool) -> None:

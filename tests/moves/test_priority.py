@@ -78,7 +78,7 @@ def test_a_bulk_change_is_bounded_and_says_if_there_are_more(pool: Pool) -> None
     pool.submit(4, instance="ci", priority=9)
     pool.submit(3, instance="web")
     park(pool, *pool.submit(2, instance="ci"))
-    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 h', considered = 1 WHERE id <= 2")
+    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 h' WHERE id <= 2")
     done = [prioritise_where(pool, 3, instances=["ci"], limit=6) for _ in range(3)]
     assert done == [ManyPrioritised(6, more=True), ManyPrioritised(5, more=False), ManyPrioritised(0, more=False)]
     assert priorities(pool, instance="ci") == [3] * 11
@@ -117,10 +117,13 @@ def test_a_change_of_priority_waits_for_the_grant_that_was_ahead_of_it(pool: Poo
 
 
 FILL = """
-INSERT INTO jobs (instance, platform, label, priority, state, queued_at)
-SELECT i.id, p.id, l.label, n % 5, s.state, now() FROM instances i, platforms p, generate_series(1, 400) n,
-    (VALUES ('queued'), ('parked')) s (state), (VALUES ('a'), ('b')) l (label)
-WHERE i.name IN ('ci', 'web')"""
+WITH wanted AS (
+    SELECT i.id AS instance, p.id AS platform, intern_queue(0, i.id, p.id, 1, NULL) AS queue
+    FROM instances i, platforms p WHERE i.name IN ('ci', 'web')
+)
+INSERT INTO jobs (queue, instance, platform, label, priority, rank, state, queued_at)
+SELECT w.queue, w.instance, w.platform, l.label, n % 5, n % 5, s.state, now() FROM wanted w, generate_series(1, 400) n,
+    (VALUES ('queued'), ('parked')) s (state), (VALUES ('a'), ('b')) l (label)"""
 
 
 @pytest.mark.breaks_invariants
@@ -133,7 +136,7 @@ def test_a_bulk_change_reads_no_more_than_its_bound(
     pool.submit(instance="web", properties={"os": "linux"})
     pool.change("ALTER TABLE jobs SET (autovacuum_enabled = off)")
     pool.change(FILL)
-    pool.change("UPDATE jobs SET priority = 2 WHERE id % 3 > 0")
+    pool.change("UPDATE jobs SET priority = 2, rank = 2 WHERE id % 3 > 0")
     if known:
         pool.change("ANALYZE jobs")
     with pool.database.engine.connect() as connection, connection.begin(), watching(connection) as watch:

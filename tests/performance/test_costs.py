@@ -100,7 +100,12 @@ def filled_instances_cost(request: pytest.FixtureRequest, pool: Pool) -> Pool:
         )
         filling.fill_jobs(connection, QUEUED, instances=INSTANCES_INSTANCES_COST, kinds=KINDS_INSTANCES_COST)
         filling.fill_jobs(
-            connection, QUEUED // 10, instances=INSTANCES_INSTANCES_COST, kinds=KINDS_INSTANCES_COST, backoff=60.0
+            connection,
+            QUEUED // 10,
+            instances=INSTANCES_INSTANCES_COST,
+            kinds=KINDS_INSTANCES_COST,
+            units=2,
+            backoff=60.0,
         )
         filling.fill_bots(connection, {"full": RUNNING})
         filling.occupy(connection, "full", leaving=0)

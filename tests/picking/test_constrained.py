@@ -124,7 +124,7 @@ def order(pool: Pool, *, until: str = "never", turns: int = TURNS) -> str:
         if until in "".join(sorted(story)):
             break
         given = pool.given(bot)
-        story += "".join("." if pool.job(lease["job"]).constraint_set is None else "G" for lease in given)
+        story += "".join("." if not pool.job(lease["job"]).constrained else "G" for lease in given)
         bot.sync(*(completed(lease) for lease in given))
     return story
 

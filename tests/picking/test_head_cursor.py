@@ -15,7 +15,7 @@ from schema.moves.submit import submit
 from schema.picking import for_bot, head_cursor, ready
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor, HeadCursors
-from schema.picking.ready import MAX_JOBS_READ, Order, ReadyJob, Scope
+from schema.picking.ready import Order, ReadyJob, Scope
 from tests.support.plans import watching
 from tests.support.pool import Pool
 from tests.support.tenancy import Tenancy
@@ -136,7 +136,7 @@ def test_a_whole_walk_that_was_cut_forgets_what_it_did_not_reach(pool: Pool, lin
     urgent = pool.submit(4 * BATCH)
     line.later()
     assert names(line.pick()) == urgent[:BATCH]
-    moved = "UPDATE jobs SET schedule_after = now() + interval '1 h', considered = 1 WHERE priority = 0"
+    moved = "UPDATE jobs SET schedule_after = now() + interval '1 h' WHERE priority = 0"
     pool.change(moved)
     assert names(line.pick()) == [old, *low]
 
@@ -182,7 +182,7 @@ def test_what_a_walk_saw_in_a_transaction_that_did_not_happen_is_forgotten(pool:
 
     def undone(connection: Connection) -> None:
         picked(connection)
-        connection.execute(text("UPDATE jobs SET schedule_after = now() + interval '5 s', considered = 1"))
+        connection.execute(text("UPDATE jobs SET schedule_after = now() + interval '5 s'"))
         assert not picked(connection)
         raise BadInput("test", "comes to nothing")
 
@@ -265,15 +265,15 @@ def test_a_bot_is_not_given_a_job_at_rest_before_a_more_urgent_one_behind_the_fr
     pool.bot(capacity=100, properties={"kind": ["a"]})
     pool.submit(5, priority=0, properties={"kind": "b"})
     urgent = pool.submit(priority=3, properties={"kind": "a"})
-    pool.submit(priority=5, properties={"kind": "a"})
-    pool.change("UPDATE jobs SET considered = 1, schedule_after = now() + interval '60 s' WHERE priority = 5")
+    pool.submit(priority=5, instance="resting", properties={"kind": "a"})
+    pool.rest_queues(60, "priority = 5")
     assert fetched(pool, 1, HeadCursor(monotonic)) == urgent
 
 
 def test_by_age_an_old_job_that_fits_is_found_behind_large_ones_of_its_urgency(pool: Pool, tenancy: Tenancy) -> None:
     pool.bot(capacity=1000)
     tenancy.quota("default", maximum=3)
-    pool.submit(MAX_JOBS_READ + 100, priority=0, units=5)
+    pool.submit(600, priority=0, units=5)
     (old,) = pool.submit(priority=0)
     pool.submit(30, priority=9)
     assert picked(pool, 2, None, Order.AGE)[0] == old

@@ -24,7 +24,7 @@ def bot(number: int, *, priority: int = 0, free_units: int = 1) -> FreeBot:
 
 
 def job(number: int, *, units: int = 1, platform: int = 1, hint: str | None = None) -> ReadyJob:
-    return ReadyJob(number, str(number), 0, 1, platform, 0, units, hint, 0)
+    return ReadyJob(number, str(number), platform, 0, 1, platform, 0, units, hint, False)
 
 
 def place(

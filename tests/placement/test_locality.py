@@ -19,7 +19,7 @@ def bot(number: int, *, priority: int = 0, free_units: int = 1) -> FreeBot:
 
 
 def job(number: int, *, hint: str | None = None, units: int = 1) -> ReadyJob:
-    return ReadyJob(number, str(number), 0, 1, 1, 0, units, hint, 0)
+    return ReadyJob(number, str(number), 1, 0, 1, 1, 0, units, hint, False)
 
 
 def place(

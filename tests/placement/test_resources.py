@@ -43,7 +43,7 @@ def closed(pool: Pool) -> list[str]:
 
     def read(connection: Any) -> list[str]:
         found = constrained.queues(
-            connection, Scope(None, None, cooldown=0), batch=10, start=0.5, after=constrained.FIRST_PLACE
+            connection, Scope(None, None, cooldown=0), batch=10, start=0.5, after=constrained.FIRST_QUEUE
         )
         assert found.now is not None
         opened = [
@@ -214,7 +214,7 @@ COMPILE = {"batch_key": "compile"}
 
 
 def snapshot_of(jobs: int, rooms: dict[int, int], *, units: int = 1, **fields: Any) -> ResourceSnapshot:
-    waiting = [ReadyJob(n, str(n), 0, 1, 1, 0, units, None, 0) for n in range(1, jobs + 1)]
+    waiting = [ReadyJob(n, str(n), 1, 0, 1, 1, 0, units, None, False) for n in range(1, jobs + 1)]
     bots = [FreeBot(bot, f"bot-{bot}", 0, room, 10) for bot, room in rooms.items()]
     fields = {"needs": {job.id: {} for job in waiting}, "batched": frozenset(job.id for job in waiting)} | fields
     return ResourceSnapshot(waiting, [Group(0, 1, 1, units, tuple(waiting))], [bots], frozenset(), **fields)

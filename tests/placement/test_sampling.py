@@ -75,15 +75,15 @@ def test_bg_31_bg_32_a_04_after_the_last_round_any_healthy_bot_will_do(
     assert rounds == [4] * attempts
     decision = pool.row("SELECT details FROM job_events WHERE move = 'grant'").details
     assert (decision["bot"], decision["round"]) == ("spare", 0)
-    assert pool.job(job).considered == 0
+    assert pool.queue_of(job).looks == 0
 
 
 def test_a_04_only_a_job_that_not_even_any_healthy_bot_could_take_backs_off(pool: Pool) -> None:
     (job,) = pool.submit(units=2)
     pool.bot("small")
     pool.assigner().run_once()
-    row = pool.job(job)
-    assert (row.state, row.considered, row.schedule_after is None) == ("queued", 1, False)
+    row = pool.queue_of(job)
+    assert (pool.job(job).state, row.looks, row.schedule_after is None) == ("queued", 1, False)
 
 
 def test_bg_32_one_round_is_the_default() -> None:
@@ -145,7 +145,8 @@ def test_the_pace_of_retries_is_a_setting(pool: Pool) -> None:
 
 
 JOBS = """
-SELECT id, public_id::text AS public_id, cohort, instance, platform, priority, units, locality_hint, considered
+SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint,
+    false AS tried
 FROM jobs WHERE state = 'queued' ORDER BY id
 """
 # What a candidate has to be, in words that no statement of ours uses.
@@ -184,7 +185,10 @@ def motley(pool: Pool) -> list[ReadyJob]:
 
     pool.database.run(fill)
     pool.change("INSERT INTO cohorts (id, name, position) VALUES (1, 'left', 1), (2, 'right', 2)")
-    pool.change("UPDATE jobs SET cohort = 1 + id % 2 WHERE state = 'queued'")
+    pool.change(
+        "UPDATE jobs SET cohort = 1 + id % 2, queue = queue_in_cohort(queue, (1 + id % 2)::integer)"
+        " WHERE state = 'queued'"
+    )
     pool.change("UPDATE instances SET pool = 'shared' WHERE name IN ('i-3', 'i-4')")
     pool.change(
         "UPDATE bots b SET cohort = 1 + b.id % 2, capacity = greatest(b.in_use, 1 + (b.id % 3 = 0)::integer),"
@@ -195,7 +199,10 @@ def motley(pool: Pool) -> list[ReadyJob]:
     )
     pool.change("UPDATE bot_platforms p SET cohort = b.cohort FROM bots b WHERE b.id = p.bot_id")
     pool.change("UPDATE leases l SET cohort = b.cohort FROM bots b WHERE b.id = l.bot_id AND l.ended_at IS NULL")
-    pool.change("UPDATE jobs j SET cohort = l.cohort FROM leases l WHERE l.job_id = j.id AND l.ended_at IS NULL")
+    pool.change(
+        "UPDATE jobs j SET cohort = l.cohort, queue = queue_in_cohort(queue, l.cohort)"
+        " FROM leases l WHERE l.job_id = j.id AND l.ended_at IS NULL"
+    )
     return waiting(pool)
 
 

@@ -32,7 +32,7 @@ class LastName:
             found += [Placement(job.id, bot.id, {**how, "bot": bot.name}) for job in group.jobs[: bot.free_units]]
         return found
 """
-JOB = ReadyJob(1, "1", cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, considered=0)
+JOB = ReadyJob(1, "1", 1, cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, tried=False)
 BOTS = [FreeBot(number, f"bot-{number}", priority=0, free_units=1, capacity=1) for number in (7, 9, 8)]
 SEEN = Snapshot([JOB], group_jobs([JOB]), [BOTS], hits=frozenset())
 

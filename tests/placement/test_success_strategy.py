@@ -23,7 +23,7 @@ def bot(number: int, *, taken: int = 0, capacity: int = 5, priority: int = 0) ->
 
 
 def job(number: int, *, units: int = 1, platform: int = 1) -> ReadyJob:
-    return ReadyJob(number, str(number), 0, 1, platform, 0, units, None, 0)
+    return ReadyJob(number, str(number), platform, 0, 1, platform, 0, units, None, False)
 
 
 def place(

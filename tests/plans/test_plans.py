@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from schema.diagnostics import invariants
 from schema.fleet.candidates import MAX_BOTS_READ, RING
-from schema.picking.ready import MAX_JOBS_READ, WIDTHS
+from schema.picking.ready import WIDTHS
 from schema.postgres.engine import Database
 from tests.support import filling
 from tests.support.plans import (
@@ -69,13 +69,11 @@ BOUNDS = {
     **{name: HEADS + LOOKS + 2 * BATCH * WIDTHS[0] for name in ACTS if name.startswith("pick")},
     "pick from the front": 2 * (HEADS + LOOKS + 2 * BATCH * WIDTHS[0]),
     "unserved queues": 10 * QUEUES,
-    # More jobs than a shallow queue holds, so that this bound is the one that counts.
-    **{name: 2 * INSTANCES * MAX_JOBS_READ + HEADS for name in ACTS if name.startswith("fetch")},
+    **{name: 2 * HEADS for name in ACTS if name.startswith("fetch")},
     **{f"sample {kind}": 8 * RING * SAMPLE_SIZE for kind in KINDS},
     **{f"any free {kind}": 8 * MAX_BOTS_READ for kind in KINDS},
     **{f"fit on {kind}": 24 * MAX_BOTS_READ for kind in KINDS},
-    "postpone": 5 * BATCH,
-    "release": 5 * BATCH + 2 * INSTANCES,
+    "wake for bots": 10 * QUEUES,
 }
 #: A few rows of each of the small tables, and those of the batch in each of the tables that a move writes.
 BOUND = 20 * BATCH
@@ -119,13 +117,13 @@ def _measure(database: Database, size: Size, found: Measured) -> None:
 def _fill(connection: Connection, size: Size) -> None:
     each = (size.bots - 3) // 3
     filling.fill_queues(connection, instances=INSTANCES, kinds=KINDS)
-    for state, jobs, backoff in (
-        ("succeeded", size.jobs, None),
-        ("queued", size.jobs, None),
-        ("queued", size.jobs // 20, 60.0),
-        ("queued", size.jobs // 20, -10_000.0),
+    for state, jobs, units, backoff in (
+        ("succeeded", size.jobs, 1, None),
+        ("queued", size.jobs, 1, None),
+        ("queued", size.jobs // 20, 2, 60.0),
+        ("queued", size.jobs // 20, 3, -10_000.0),
     ):
-        filling.fill_jobs(connection, jobs, instances=INSTANCES, kinds=KINDS, state=state, backoff=backoff)
+        filling.fill_jobs(connection, jobs, instances=INSTANCES, kinds=KINDS, state=state, units=units, backoff=backoff)
     filling.fill_bots(connection, {FREE: each, SCARCE: each, FULL: each, RARE: 3})
     filling.occupy(connection, SCARCE, leaving=max(1, each // 100))
     filling.occupy(connection, FULL, leaving=0)
@@ -196,17 +194,17 @@ def _same_cost(few: Watch, many: Watch, knowledge: str, *, looks: int = 0) -> No
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("pick by priority", "jobs_ready_priority"),
-        ("pick by age", "jobs_ready_priority"),
-        ("pick from the front", "jobs_ready_order"),
-        ("fetch", "jobs_ready_priority"),
-        ("fetch from the front", "jobs_ready_order"),
+        ("pick by priority", "jobs_of_queue"),
+        ("pick by age", "jobs_of_queue"),
+        ("pick from the front", "jobs_front"),
+        ("fetch", "jobs_of_queue"),
+        ("fetch from the front", "jobs_front"),
     ],
 )
 def test_a_pick_reads_the_index_of_its_order(measured: Measured, name: str, index: str) -> None:
     for size, knowledge in product(SIZES, KNOWLEDGE):
         plan = measured[size, knowledge, name].plans[0]
-        assert plan.indexes() & {"jobs_ready_order", "jobs_ready_priority"} == {index}, f"{knowledge}: {plan}"
+        assert plan.indexes() & {"jobs_front", "jobs_of_queue"} == {index}, f"{knowledge}: {plan}"
         most = max((node.rows for node in plan.nodes if node.kind == "Sort"), default=0)
         assert most <= 8 * HEADS, f"{knowledge}: {plan}"
 

@@ -19,25 +19,28 @@ from schema.moves.preempt import expire_reservations, lock_reserved_jobs
 from schema.picking import for_bot, preemption, queues, ready
 from schema.picking.for_bot import FetchingBot
 from schema.picking.preemption import MAX_VICTIM_BOTS, StarvedJob
-from schema.picking.ready import MAX_JOBS_READ, WIDTHS, Order, Scope
+from schema.picking.ready import WIDTHS, Order, Scope
 from tests.support import filling
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 from tests.support.servers import Databases
 
 COHORTS, INSTANCES, BATCH = 3, 5, 10
 FREE, FULL = KINDS = ("free", "full")
-QUEUES = COHORTS * INSTANCES * len(KINDS)
+#: Of two sizes of jobs each.
+QUEUES = 2 * COHORTS * INSTANCES * len(KINDS)
 JOBS, BOTS, RESERVED = 30_000, 6_000, 50
 #: Tables with one row for each thing that an operator has set; everything else is never read whole.
 SETTINGS = {"quotas", "cohorts", "instances"}
 # Three cohorts; every instance has a quota in each, below the minimum but for i-0, whose jobs hold the full bots.
 PART = (
     "INSERT INTO cohorts (id, name, position, reclaim_min) SELECT n, 'c-' || n, n, 'any' FROM generate_series(1, 3) n",
-    "UPDATE jobs SET cohort = 1 + id / 10 % 3 WHERE state = 'queued'",
+    "UPDATE jobs SET cohort = 1 + id / 10 % 3, queue = queue_in_cohort(queue, (1 + id / 10 % 3)::integer)"
+    " WHERE state = 'queued'",
     "UPDATE bots SET cohort = 1 + id % 3",
     "UPDATE bot_platforms p SET cohort = b.cohort FROM bots b WHERE b.id = p.bot_id",
     "UPDATE leases l SET cohort = b.cohort FROM bots b WHERE b.id = l.bot_id AND l.ended_at IS NULL",
-    "UPDATE jobs j SET cohort = l.cohort FROM leases l WHERE l.job_id = j.id AND l.ended_at IS NULL",
+    "UPDATE jobs j SET cohort = l.cohort, queue = queue_in_cohort(queue, l.cohort)"
+    " FROM leases l WHERE l.job_id = j.id AND l.ended_at IS NULL",
     "INSERT INTO quotas (cohort, instance, min_quota, max_quota, usage)"
     " SELECT c.id, i.id, CASE i.name WHEN 'i-0' THEN 0 ELSE 20 END, 100000, coalesce((SELECT sum(l.units) FROM live l"
     " WHERE l.cohort = c.id AND l.instance = i.id), 0) FROM cohorts c CROSS JOIN instances i WHERE c.id > 0",
@@ -119,9 +122,8 @@ ACTS: dict[str, Act] = {
 HEADS, LOOKS = QUEUES * (2 + BATCH * WIDTHS[0]), QUEUES * 4 * candidates.MAX_BOTS_READ
 BOUNDS = {
     **{name: HEADS + LOOKS + 2 * BATCH * WIDTHS[0] for name in ACTS if name.startswith("pick")},
-    "fetch": 2 * INSTANCES * MAX_JOBS_READ + HEADS,
-    # Of each queue a look for jobs of every size.
-    "starved": 4 * QUEUES * RESERVED + 2 * QUEUES * MAX_JOBS_READ,
+    "fetch": 2 * HEADS,
+    "starved": 4 * QUEUES * RESERVED + 2 * QUEUES * preemption.MAX_JOBS_READ,
     "holders": 8 * MAX_VICTIM_BOTS,
     # Every eviction within the cooldown counts, of which there are 200 in 15 quotas; and each reservation once.
     "preempt": 20 * BATCH + 3 * RESERVED,
@@ -134,7 +136,7 @@ TABLES = ("jobs", "leases", "bots", "bot_platforms", "evictions", "reservations"
 def _fill(connection: Connection) -> None:
     filling.fill_queues(connection, instances=INSTANCES, kinds=KINDS)
     filling.fill_jobs(connection, JOBS, instances=INSTANCES, kinds=KINDS)
-    filling.fill_jobs(connection, JOBS // 10, instances=INSTANCES, kinds=KINDS, backoff=60.0)
+    filling.fill_jobs(connection, JOBS // 10, instances=INSTANCES, kinds=KINDS, units=2, backoff=60.0)
     filling.fill_bots(connection, {FREE: BOTS // 2, FULL: BOTS // 2})
     filling.occupy(connection, FULL, leaving=0)
     for statement in PART:

@@ -64,7 +64,7 @@ def test_a_03_a_priority_goes_before_a_service_level_and_that_before_a_class(poo
     assert (second.priority, second.rank, second.timeout_seconds) == (80, 80, 1800)
     assert submitted(pool, timeout_seconds=5.0, **everything).timeout_seconds == 5
     plain = submitted(pool)
-    assert (plain.priority, plain.constraint_set, plain.timeout_seconds) == (0, None, None)
+    assert (plain.priority, plain.constrained, plain.timeout_seconds) == (0, False, None)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,10 @@ def test_a_01_the_gateway_refuses_both_words_and_an_unknown_class_with_400(pool:
     assert "job_class" in said
     status, _ = answered(job_class="serious", user_priority=2, project="site", owner="ann", key="k")
     assert status == 200
-    (job,) = pool.rows("SELECT j.priority, g.terms FROM jobs j JOIN constraint_sets g ON g.id = j.constraint_set")
+    (job,) = pool.rows(
+        "SELECT j.priority, g.terms FROM jobs j JOIN queues q ON q.id = j.queue"
+        " JOIN constraint_sets g ON g.id = q.constraint_set"
+    )
     assert (job.priority, job.terms) == (20, {"job_class": "serious", "project": "site", "owner": "ann"})
 
 
@@ -165,7 +168,7 @@ def test_a_node_of_a_graph_is_worth_its_class_and_others_what_the_graph_is(pool:
     graph = taken(pool, GraphRequest.model_validate({"name": "g", "priority": 9, "nodes": asked}).normal())
     found = {node: pool.job(job) for node, job in graph.jobs.items()}
     assert {node: job.priority for node, job in found.items()} == {1: 40, 2: 7, 3: 5, 4: 9, 5: 80}
-    assert {node: job.rank for node, job in found.items()} == {1: 40, 2: 7, 3: None, 4: None, 5: 80}
+    assert {node: job.rank for node, job in found.items()} == {1: 40, 2: 7, 3: 5, 4: 9, 5: 80}
     mine = served.client(served.token("submitter", priority_ceiling=50))
     node = {"node": 1, "command": ["true"], "job_class": "critical"}
     answer = mine.post("/v1/graphs", json={"name": "h", "nodes": [node]})
@@ -200,7 +203,8 @@ def test_a_10_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(p
         done.set()
         placing.join()
     waiting = pool.rows(
-        "SELECT DISTINCT j.priority, j.rank FROM jobs j JOIN constraint_sets g ON g.id = j.constraint_set"
+        "SELECT DISTINCT j.priority, j.rank FROM jobs j JOIN queues q ON q.id = j.queue"
+        " JOIN constraint_sets g ON g.id = q.constraint_set"
         ' WHERE j.state = \'queued\' AND g.terms = \'{"job_class": "random", "project": "site"}\''
     )
     assert {(row.priority, row.rank) for row in waiting} <= {(-5, -5)}

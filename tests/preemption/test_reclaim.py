@@ -337,7 +337,7 @@ def test_an_instance_that_gets_a_share_while_room_is_reserved_for_its_job_takes_
     adopted: int = pool.database.run(_adopt)
     assert adopted == 0
     assert [each["job"] for each in bot.sync(completed(work, "stopped"))["leases"]] == [job]
-    assert pool.job(job).constraint_set is None
+    assert not pool.job(job).constrained
 
 
 def _adopt(connection: Connection) -> int:

@@ -160,8 +160,8 @@ def test_va_05_a_30_a_job_of_a_role_that_no_bot_has_rests_with_the_reason(pool: 
     work_off_counting(pool, pool.bot(), jobs=2)
     (job,) = pool.submit(properties={"role": "planner"})
     pool.assigner(strategy={"kind": "success"}).run_once()
-    row = pool.job(job)
-    assert (row.state, row.considered, row.reason) == ("queued", 1, NO_BOT)
+    row = pool.queue_of(job)
+    assert (row.looks, row.reason) == (1, NO_BOT)
 
 
 def test_va_04_a_bot_that_is_offline_or_full_gets_nothing(pool: Pool) -> None:

@@ -168,7 +168,7 @@ def filled(pool: Pool) -> None:
         filling.fill_queues(connection, instances=4, kinds=KINDS)
         filling.fill_jobs(connection, FINISHED, instances=4, kinds=KINDS, state="succeeded")
         filling.fill_jobs(connection, QUEUED, instances=4, kinds=KINDS)
-        filling.fill_jobs(connection, BACKOFF, instances=4, kinds=KINDS, backoff=60.0)
+        filling.fill_jobs(connection, BACKOFF, instances=4, kinds=KINDS, units=2, backoff=60.0)
         filling.fill_bots(connection, {"full": RUNNING})
         filling.occupy(connection, "full", leaving=0)
 
@@ -208,7 +208,7 @@ def _bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch, instances: list[str] |
         connection.rollback()
     assert not watch.whole_scans() & {"jobs", "leases", "job_events"}, str(watch)
     # A few rows are for each queue and bot.
-    assert watch.touched <= 3 * 400 + 500 + (100 + 2 * 1000 + 2 * 500) + 2 * 100 + 3 * RUNNING + 700, str(watch)
+    assert watch.touched <= 3 * 400 + 500 + (100 + 2 * 1000 + 2 * 500) + 2 * 100 + 10 * RUNNING + 900, str(watch)
     assert {"queued", "unmatchable", "succeeded", "dead"} <= set(bounded.at_least)
     assert "running" not in bounded.at_least
     assert 400 <= bounded.jobs["queued"] < exact.jobs["queued"]

@@ -9,7 +9,7 @@ from schema.diagnostics import invariants
 from schema.errors import Conflict
 from schema.fleet import candidates
 from schema.moves import backoff
-from schema.moves.backoff import JobGroup, promote
+from schema.moves.backoff import promote
 from schema.moves.cancel import Cancelled
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit
@@ -165,31 +165,56 @@ def test_a_key_that_retention_is_removing_is_waited_for_and_then_free(pool: Pool
     assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == [new]
 
 
-def test_a_job_that_is_being_granted_is_not_postponed(pool: Pool, race: Race) -> None:
-    (job,) = pool.submit()
+def test_a_queue_of_which_a_job_is_being_granted_can_rest_and_one_that_rests_is_woken_by_a_grant(
+    pool: Pool, race: Race
+) -> None:
+    (job, other) = pool.submit(2)
     pool.bot()
-    alike = [JobGroup(0, pool.job(job).instance, pool.job(job).platform, 1)]
+    queue = pool.queue_of(job).id
 
-    def postpone(on: Pool) -> int:
-        return on.database.run(lambda c: backoff.postpone(c, alike, reason="no bot", base=60, cap=60, limit=9))
+    def rest(on: Pool) -> int:
+        return on.database.run(lambda c: backoff.rest_queues(c, [queue], reason="no bot", base=60, cap=60))
 
-    assert race.side_by_side(lambda first: first.assigner().run_once(), lambda: postpone(pool), commit=False) == 0
+    assert race.side_by_side(lambda first: first.assigner().run_once(), lambda: rest(pool)) == 1
+    assert (pool.job(job).state, pool.queue_of(other).reason) == ("leased", "no bot")
+    pool.rest_queues(-1)
+    pool.bot("another")
+    pool.assigner().run_once()
+    assert pool.job(other).state == "leased"
+    assert (pool.queue_of(other).looks, pool.queue_of(other).schedule_after) == (0, None)
+
+
+def test_a_queue_that_is_being_woken_is_not_put_to_rest_and_one_that_is_put_to_rest_is_not_woken(
+    pool: Pool, race: Race
+) -> None:
+    (job,) = pool.submit()
+    queue = pool.queue_of(job).id
+    bot = pool.bot()
+    bot_id = pool.row("SELECT id FROM bots").id
+
+    def rest(on: Pool) -> int:
+        return on.database.run(lambda c: backoff.rest_queues(c, [queue], reason="no bot", base=60, cap=60))
+
+    def wake(on: Pool) -> int:
+        return on.database.run(lambda c: backoff.wake_queues_for_bots(c, {bot_id: 1}))
+
+    pool.rest_queues(60)
+    assert race.side_by_side(wake, lambda: rest(pool)) == 0
+    assert pool.queue_of(job).schedule_after is None
     with race.first() as first:
-        assert postpone(first) == 1
-        race.unhindered(pool.assigner().run_once, by=first)
+        assert rest(first) == 1
+        assert wake(pool) == 0, "what is not committed cannot be seen, and nobody waits for it"
         first.commit()
-
-    row = pool.job(job)
-    assert (row.state, row.considered, row.reason) == ("queued", 1, "no bot")
+    bot.sync(capacity=2)
+    assert pool.queue_of(job).schedule_after is None, "room that is there later wakes it"
 
 
 def test_a_job_that_is_being_granted_is_not_promoted_and_one_that_is_promoted_is_not_granted(
     pool: Pool, race: Race
 ) -> None:
     (job,) = pool.submit()
-    pool.assigner().run_once()
     pool.bot()
-    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s', considered = 1")
+    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
     with race.first() as first:
         assert first.database.run(lambda c: promote(c, 9)).jobs == 1
         race.unhindered(pool.assigner().run_once, by=first)
@@ -201,7 +226,7 @@ def test_a_job_that_is_being_granted_is_not_promoted_and_one_that_is_promoted_is
         == 0
     )
     row = pool.job(job)
-    assert (row.state, row.schedule_after, row.considered) == ("leased", None, 0)
+    assert (row.state, row.schedule_after) == ("leased", None)
 
 
 def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: Pool, race: Race) -> None:

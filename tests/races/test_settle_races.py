@@ -139,7 +139,7 @@ def test_a_bot_that_is_locked_by_a_batch_is_robbed_of_nothing_by_an_assigner(poo
             second.commit()
         first.commit()
     row = pool.job(job)
-    assert (row.state, row.fence, row.attempts, row.considered, row.schedule_after) == ("queued", 0, 0, 0, None)
+    assert (row.state, row.fence, row.attempts, row.schedule_after) == ("queued", 0, 0, None)
     assert pool.row("SELECT count(*) AS n FROM live").n == 3, "every lease is still there"
     pool.assigner().run_once()
     assert [lease["job"] for lease in extra.sync()["leases"]] == [job]

@@ -174,7 +174,7 @@ def test_dead_rows_name_the_snapshot_that_keeps_them(pool: Pool, monkeypatch: py
         other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT FROM leasehold.jobs")
         for _ in range(4):
-            pool.row("WITH w AS (UPDATE jobs SET priority = priority + 1 RETURNING 1)"
+            pool.row("WITH w AS (UPDATE jobs SET priority = priority + 1, rank = rank + 1 RETURNING 1)"
                      " SELECT count(*), (SELECT pg_stat_force_next_flush()::text) FROM w")  # fmt: skip
         eventually(lambda: checks(pool.database)["dead rows"].verdict is Verdict.WARNING)
         found = checks(pool.database)["dead rows"]
@@ -213,11 +213,11 @@ def test_an_invalid_index_that_is_not_ours_is_a_warning_and_can_be_dropped(pool:
 def test_missing_indexes_are_named_and_what_is_to_be_done_makes_them_as_they_were(pool: Pool) -> None:
     every = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'leasehold' ORDER BY 1"
     before = pool.rows(every)
-    pool.change("DROP INDEX jobs_ready_order; DROP INDEX jobs_dedup; DROP INDEX leases_stopping")
+    pool.change("DROP INDEX jobs_front; DROP INDEX jobs_dedup; DROP INDEX leases_stopping")
     pool.change("ALTER TABLE bots DROP CONSTRAINT bots_name_key; ALTER TABLE leases DROP CONSTRAINT leases_pkey")
     found = checks(pool.database)["indexes"]
     assert found.verdict is Verdict.BAD
-    assert found.found == "missing: bots_name_key, jobs_dedup, jobs_ready_order, leases_pkey, leases_stopping"
+    assert found.found == "missing: bots_name_key, jobs_dedup, jobs_front, leases_pkey, leases_stopping"
     outside(pool.database, found.remedy or "")
     assert pool.rows(every) == before
     assert checks(pool.database)["indexes"].verdict is Verdict.OK

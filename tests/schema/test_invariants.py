@@ -21,15 +21,18 @@ INSERT INTO bots (id, name, epoch, session, status, capacity, in_use, held, prop
 VALUES (1, 'busy', 2, 's', 'ok', 4, 3, 3, '{"os": ["bsd", "linux"]}', 1, now(), now()),
        (2, 'free', 1, 's', 'ok', 1, 0, 0, '{}', NULL, now(), now()),
        (3, 'gone', 1, NULL, 'gone', 0, 0, 0, '{}', NULL, NULL, NULL);
-INSERT INTO jobs (id, instance, platform, state, fence, result_fence, attempts, kills, finished_at) VALUES
-    (1, 1, 1, 'queued', 2, NULL, 1, 1, NULL),
-    (2, 1, 2, 'leased', 1, NULL, 1, 0, NULL),
-    (3, 1, 1, 'running', 1, NULL, 1, 0, NULL),
-    (4, 1, 1, 'cancelling', 1, NULL, 1, 0, NULL),
-    (5, 1, 1, 'succeeded', 1, 1, 1, 0, now()),
-    (6, 1, 1, 'cancelled', 0, NULL, 0, 0, now()),
-    (7, 1, 1, 'dead', 6, NULL, 3, 3, now()),
-    (8, 1, 1, 'blocked', 0, NULL, 0, 0, NULL);
+INSERT INTO queues (id, cohort, instance, platform, units) VALUES (1, 0, 1, 1, 1), (2, 0, 1, 2, 1), (3, 0, 1, 3, 1);
+INSERT INTO constraint_sets (id, digest, terms) VALUES (1, 'a', '{}');
+INSERT INTO queues (id, cohort, instance, platform, units, constraint_set) VALUES (4, 0, 1, 1, 1, 1);
+INSERT INTO jobs (id, queue, instance, platform, state, fence, result_fence, attempts, kills, finished_at) VALUES
+    (1, 1, 1, 1, 'queued', 2, NULL, 1, 1, NULL),
+    (2, 2, 1, 2, 'leased', 1, NULL, 1, 0, NULL),
+    (3, 1, 1, 1, 'running', 1, NULL, 1, 0, NULL),
+    (4, 1, 1, 1, 'cancelling', 1, NULL, 1, 0, NULL),
+    (5, 1, 1, 1, 'succeeded', 1, 1, 1, 0, now()),
+    (6, 1, 1, 1, 'cancelled', 0, NULL, 0, 0, now()),
+    (7, 1, 1, 1, 'dead', 6, NULL, 3, 3, now()),
+    (8, 1, 1, 1, 'blocked', 0, NULL, 0, 0, NULL);
 INSERT INTO job_payloads (job_id, payload) SELECT id, '{}' FROM jobs;
 INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy, ended_at) VALUES
     (1, 1, 1, 1, 1, 'cancelled', 1, 'a', 's', now()),
@@ -129,9 +132,15 @@ BROKEN = [
     ("S14", "INSERT INTO graph_edges VALUES (7, 99, 'run')", ["99"]),
     ("S16", "ALTER TABLE jobs DROP CONSTRAINT jobs_sound; UPDATE jobs SET attempts = 6 WHERE id = 1", ["1"]),
     ("S16", "UPDATE jobs SET kills = 3 WHERE id = 3", ["3"]),
-    ("S18", "UPDATE jobs SET constraint_set = 1, rank = 0 WHERE id = 3", ["3"]),
+    ("S18", "UPDATE jobs SET queue = 4, constrained = true WHERE id = 3", ["3"]),
     ("S18", "INSERT INTO charges (job_id, fence, names, amounts) VALUES (1, 1, '{}', '{}')", ["1"]),
     ("S19", "INSERT INTO counters (name, used) VALUES ('lock:x', 1)", ["lock:x"]),
+    ("S21", "UPDATE jobs SET queue = 77 WHERE id = 1", ["1"]),
+    ("S21", "UPDATE jobs SET queue = 2 WHERE id = 1", ["1"]),
+    ("S21", "UPDATE jobs SET units = 2 WHERE id = 6", ["6"]),
+    ("S21", "UPDATE jobs SET cohort = 1 WHERE id = 7", ["7"]),
+    ("S21", "UPDATE jobs SET queue = 4 WHERE id = 1", ["1"]),
+    ("S21", "UPDATE jobs SET priority = 5 WHERE id = 1", ["1"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
 ]  # fmt: skip
 
@@ -149,7 +158,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     database.run(lambda connection: execute(connection, SOUND))
     findings = invariants.verify(database)
     assert [finding.id for finding in findings] == [
-        "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S18", "S19", "S20",
+        "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S18", "S19", "S20", "S21",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)
@@ -217,8 +226,10 @@ def test_a_hundred_thousand_jobs_are_verified_in_seconds(database: Database) -> 
     database.run(
         lambda connection: execute(
             connection,
-            """INSERT INTO jobs (id, instance, platform, state, finished_at)
-                   SELECT n, 1, 1, 'cancelled', now() FROM generate_series(1, 100000) n;
+            """INSERT INTO platforms (id, digest, properties) VALUES (1, 'a', '{}');
+               INSERT INTO queues (id, cohort, instance, platform, units) VALUES (1, 0, 1, 1, 1);
+               INSERT INTO jobs (id, queue, instance, platform, state, finished_at)
+                   SELECT n, 1, 1, 1, 'cancelled', now() FROM generate_series(1, 100000) n;
                INSERT INTO job_payloads (job_id, payload) SELECT id, '{}' FROM jobs;
                INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
                    SELECT id, 'submit', NULL, 'queued', 0, 'x' FROM jobs;

@@ -136,6 +136,6 @@ def test_a_row_that_is_not_sound_is_refused(pool: Pool, change: str, name: str) 
 def test_a_row_at_its_bounds_is_taken(pool: Pool) -> None:
     for change in SOUND:
         with pool.database.engine.connect() as connection:
-            connection.exec_driver_sql("INSERT INTO jobs (instance, platform) VALUES (1, 1)")
+            connection.exec_driver_sql("INSERT INTO jobs (queue, instance, platform) VALUES (1, 1, 1)")
             connection.exec_driver_sql(f"UPDATE jobs SET {change}")
             connection.rollback()

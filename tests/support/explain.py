@@ -49,15 +49,14 @@ def cohort(pool: Pool, name: str, *labels: str) -> None:
 
 
 def rest(pool: Pool, job: str, seconds: float, *, looks: int = 2, reason: str = "no bot") -> None:
-    """Put the job into backoff for `seconds` from now."""
-    pool.change(
-        "UPDATE jobs SET schedule_after = now() + make_interval(secs => :seconds), considered = :looks,"
-        " reason = :reason WHERE public_id = CAST(:job AS uuid)",
-        job=job,
-        seconds=seconds,
-        looks=looks,
-        reason=reason,
-    )
+    """Let the queue of the job rest for `seconds` from now, or the job alone if nobody has looked into the queue."""
+    values = {"job": job, "seconds": seconds, "reason": reason}
+    rests = "SET schedule_after = now() + make_interval(secs => :seconds), reason = :reason"
+    if looks == 0:
+        pool.change(f"UPDATE jobs {rests} WHERE public_id = CAST(:job AS uuid)", **values)
+    else:
+        which = "id = (SELECT queue FROM jobs WHERE public_id = CAST(:job AS uuid))"
+        pool.change(f"UPDATE queues {rests}, looks = :looks WHERE {which}", looks=looks, **values)
 
 
 def park(pool: Pool, job: str, reason: str = "by hand") -> None:

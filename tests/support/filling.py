@@ -13,23 +13,22 @@ INSERT INTO instances (name) SELECT 'i-' || n FROM generate_series(0, :instances
 PLATFORM = text("SELECT intern_platform(jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text))))")
 
 JOBS = text("""
-WITH queues AS (
-    SELECT i.id AS instance, p.id AS platform, row_number() OVER (ORDER BY i.id, p.id) - 1 AS nth,
-        count(*) OVER () AS all
+WITH filled AS MATERIALIZED (
+    SELECT i.id AS instance, p.id AS platform, intern_queue(0, i.id, p.id, :units, NULL) AS queue,
+        row_number() OVER (ORDER BY i.id, p.id) - 1 AS nth, count(*) OVER () AS all
     FROM instances i CROSS JOIN platforms p
     WHERE i.name = ANY (CAST(:instances AS text[]))
         AND p.properties IN (SELECT jsonb_build_object('kind', jsonb_build_array(kind))
                              FROM unnest(CAST(:kinds AS text[])) AS kind)
 ), born AS (
-    INSERT INTO jobs (instance, platform, priority, units, state, fence, result_fence, attempts, considered, queued_at,
-                      schedule_after, started_at, finished_at)
-    SELECT q.instance, q.platform, coalesce(CAST(:priority AS integer), n % 21 - 10), :units, :state,
+    INSERT INTO jobs (queue, instance, platform, priority, rank, units, state, fence, result_fence, attempts, queued_at,
+                      started_at, finished_at)
+    SELECT q.queue, q.instance, q.platform, p.priority, p.priority, :units, :state,
         CASE WHEN :final THEN 1 ELSE 0 END, CASE WHEN :final THEN 1 END, CASE WHEN :final THEN 1 ELSE 0 END,
-        CASE WHEN CAST(:backoff AS float) IS NULL THEN 0 ELSE 1 END,
         now() - make_interval(secs => (:jobs - n) * 0.01),
-        now() + make_interval(secs => CAST(:backoff AS float) + n * 0.001),
         CASE WHEN :final THEN now() END, CASE WHEN :final THEN now() END
-    FROM generate_series(0, :jobs - 1) n JOIN queues q ON q.nth = n % q.all
+    FROM generate_series(0, :jobs - 1) n JOIN filled q ON q.nth = n % q.all
+    CROSS JOIN LATERAL (SELECT coalesce(CAST(:priority AS integer), n % 21 - 10) AS priority) p
     RETURNING id, state, instance
 ), paid AS (
     INSERT INTO job_payloads (job_id, payload) SELECT id, '{"command": ["true"]}' FROM born
@@ -42,6 +41,11 @@ SELECT b.id, e.move, e.from_state, coalesce(e.to_state, b.state), e.fence, 'fill
 FROM born b JOIN (VALUES (1, 'submit', NULL, 'queued', 0), (2, 'finish', 'queued', NULL, 1))
     AS e (nth, move, from_state, to_state, fence) ON e.nth = 1 OR :final
 ORDER BY e.nth, b.id
+""")
+
+REST = text("""
+UPDATE queues q SET looks = 1, reason = 'filling', schedule_after = now() + make_interval(secs => :backoff)
+FROM platforms p WHERE p.id = q.platform AND q.units = :units AND p.properties->'kind'->>0 = ANY (:kinds)
 """)
 
 BOTS = text("""
@@ -67,11 +71,12 @@ WITH full_bots AS (
     JOIN platforms p ON p.id = bp.platform
     WHERE p.properties = jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text)))
 ), chosen AS MATERIALIZED (
-    SELECT *, nextval('jobs_id_seq') AS job_id, (SELECT min(id) FROM instances) AS instance
-    FROM full_bots WHERE nth > :free
+    SELECT b.*, nextval('jobs_id_seq') AS job_id, i.id AS instance,
+        intern_queue(0, i.id, b.platform, b.capacity, NULL) AS queue
+    FROM full_bots b CROSS JOIN (SELECT min(id) AS id FROM instances) i WHERE nth > :free
 ), born AS (
-    INSERT INTO jobs (id, instance, platform, units, state, fence, attempts, started_at)
-    SELECT job_id, instance, platform, capacity, 'running', 1, 1, now() FROM chosen
+    INSERT INTO jobs (id, queue, instance, platform, units, state, fence, attempts, started_at)
+    SELECT job_id, queue, instance, platform, capacity, 'running', 1, 1, now() FROM chosen
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
     SELECT job_id, 'submit', NULL, 'running', 1, 'filling' FROM chosen
@@ -102,7 +107,8 @@ def fill_jobs(
     priority: int | None = None,
     units: int = 1,
 ) -> None:
-    """Make `jobs` jobs, spread over the queues and over 21 priorities. `backoff`: seconds until they are ready."""
+    """Make `jobs` jobs, spread over the queues and over 21 priorities. `backoff`: seconds for which their queues rest,
+    those of the same number of units that were filled before included."""
     connection.execute(
         JOBS,
         {
@@ -111,11 +117,12 @@ def fill_jobs(
             "kinds": list(kinds),
             "state": state,
             "final": state == "succeeded",
-            "backoff": backoff,
             "priority": priority,
             "units": units,
         },
     )
+    if backoff is not None:
+        connection.execute(REST, {"kinds": list(kinds), "units": units, "backoff": backoff})
 
 
 def fill_bots(connection: Connection, kinds: Mapping[str, int], *, capacity: int = 1) -> None:

@@ -26,7 +26,7 @@ from schema.moves import end as end_moves
 from schema.moves import grant as grant_moves
 from schema.moves import retention, sessions
 from schema.moves.acknowledge import Start, acknowledge
-from schema.moves.backoff import JobGroup, postpone, promote, release
+from schema.moves.backoff import promote, rest_queues, wake_queues_for_bots
 from schema.moves.cancel import ask_stop, cancel
 from schema.moves.end import AttemptEnd, Verdict
 from schema.moves.grant import Placement
@@ -370,10 +370,8 @@ ACTS: dict[str, Act] = {
     "forget evictions": lambda _, connection: retention.delete_old_evictions(connection, age=0, limit=BATCH),
     "close the overdue": lambda _, connection: close_overdue(connection, BATCH),
     "promote": lambda _, connection: promote(connection, BATCH),
-    "postpone": lambda known, connection: postpone(
-        connection, [JobGroup(0, 1, known.platforms[ABSENT], 1)], reason="test", base=5, cap=60, limit=BATCH
-    ),
-    "release": lambda known, connection: release(connection, {known.bots[FREE]: 10}, limit=BATCH),
+    "rest": lambda _, connection: rest_queues(connection, [1], reason="test", base=5, cap=60),
+    "wake for bots": lambda known, connection: wake_queues_for_bots(connection, {known.bots[FREE]: 10}),
     "retention": lambda _, connection: delete_finished(
         connection, succeeded=0, failed=0, cancelled=0, dead=0, limit=BATCH
     ),

@@ -166,6 +166,20 @@ class Pool:
         """The job's row."""
         return self.row("SELECT * FROM jobs WHERE public_id = CAST(:id AS uuid)", id=public_id)
 
+    def queue_of(self, public_id: str) -> Any:
+        """The row of the job's queue."""
+        return self.row(
+            "SELECT q.* FROM jobs j JOIN queues q ON q.id = j.queue WHERE j.public_id = CAST(:id AS uuid)", id=public_id
+        )
+
+    def rest_queues(self, seconds: float, where: str = "true") -> None:
+        """Let the queues of these jobs rest for so many seconds from now; if they are negative, the rest is over."""
+        self.change(
+            "UPDATE queues SET looks = greatest(looks, 1), schedule_after = now() + make_interval(secs => :seconds)"
+            f" WHERE id IN (SELECT queue FROM jobs WHERE {where})",
+            seconds=seconds,
+        )
+
     def row(self, query: str, **values: Any) -> Any:
         """The only row of a query."""
         return self.database.run(lambda connection: connection.execute(text(query), values).one())
@@ -275,7 +289,7 @@ def layered(nodes: int, *, parents: int, chance: random.Random) -> dict[int, lis
 ACTOR = "test"
 #: Makes one job ready and puts all others into backoff.
 ONLY = """
-UPDATE jobs SET considered = 0, schedule_after =
+UPDATE jobs SET schedule_after =
     CASE WHEN public_id <> CAST(:job AS uuid) THEN now() + interval '1 hour' END WHERE state = 'queued'
 """
 
@@ -351,7 +365,8 @@ def at(seconds: float) -> datetime:
 
 def queue(*, instance: str = "default", constraint_set: int = 1, **constraints: Any) -> ConstrainedQueue:
     """A queue of constrained jobs of an instance, with these constraints."""
-    return ConstrainedQueue(0, hash(instance) % 1000, 1, constraint_set, instance, constraints, None, 0)
+    key = hash(instance) % 1000
+    return ConstrainedQueue(key * 1000 + constraint_set, 0, key, 1, constraint_set, instance, constraints, None, 0)
 
 
 def head(
@@ -366,7 +381,7 @@ def head(
 ) -> QueueHead:
     """A head of a queue. `since`, `deadline`: seconds after noon at which it was queued and must have ended."""
     found = of or queue()
-    job = ReadyJob(nth, str(nth), found.cohort, found.instance, found.platform, round(rank), 1, None, 0)
+    job = ReadyJob(nth, str(nth), found.id, found.cohort, found.instance, found.platform, round(rank), 1, None, False)
     due = None if deadline is None else at(deadline)
     return QueueHead(job, found, rank, at(since), 0, 1.0, seconds, due, priority_inputs or {})
 

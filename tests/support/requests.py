@@ -115,9 +115,9 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
 }
 ROWS = text("""
 SELECT i.name, p.properties, g.terms, y.payload, e.details, k.key, k.request_hash,
-    to_jsonb(j) - '{id,public_id,instance,platform,constraint_set}'::text[] AS job, to_jsonb(t) - 'job_id' AS own
-FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
-LEFT JOIN constraint_sets g ON g.id = j.constraint_set LEFT JOIN job_constraints t ON t.job_id = j.id
+    to_jsonb(j) - '{id,public_id,queue,instance,platform}'::text[] AS job, to_jsonb(t) - 'job_id' AS own
+FROM jobs j JOIN instances i ON i.id = j.instance JOIN queues q ON q.id = j.queue JOIN platforms p ON p.id = j.platform
+LEFT JOIN constraint_sets g ON g.id = q.constraint_set LEFT JOIN job_constraints t ON t.job_id = j.id
 LEFT JOIN submit_keys k ON k.job_id = j.id
 JOIN job_payloads y ON y.job_id = j.id JOIN job_events e ON e.job_id = j.id ORDER BY j.id
 """)

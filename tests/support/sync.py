@@ -16,7 +16,7 @@ from tests.support.pool import Bot, Pool, active
 
 #: Queries of everything that a call may change, without columns that depend on its time.
 TABLES = {
-    "jobs": "SELECT public_id, state, fence, result_fence, attempts, kills, considered, reason FROM jobs ORDER BY id",
+    "jobs": "SELECT public_id, state, fence, result_fence, attempts, kills, reason FROM jobs ORDER BY id",
     "leases": "SELECT l.job_id, l.fence, b.name, l.state, l.units, l.strategy, l.assigner,"
     " l.delivered_at IS NOT NULL AS delivered FROM leases l JOIN bots b ON b.id = l.bot_id ORDER BY 1, 2",
     "events": "SELECT job_id, move, from_state, to_state, fence, actor, details FROM job_events ORDER BY job_id, id",

@@ -28,12 +28,11 @@ def test_a_bot_that_finished_nothing_fetches_nothing_by_default(pool: Pool) -> N
 
 def test_the_default_takes_new_jobs_and_those_in_backoff_but_none_whose_backoff_is_over(pool: Pool) -> None:
     bot, works = busy_bot(pool, capacity=3)
-    (elapsed,) = pool.submit(priority=-3)
-    (resting,) = pool.submit(priority=-2)
+    (elapsed,) = pool.submit(priority=-3, instance="elapsed")
+    (resting,) = pool.submit(priority=-2, instance="resting")
     (new,) = pool.submit(priority=-1)
-    pool.change("UPDATE jobs SET considered = 1 WHERE priority IN (-3, -2)")
-    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE priority = -3")
-    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 h' WHERE priority = -2")
+    pool.rest_queues(-1, "priority = -3")
+    pool.rest_queues(3600, "priority = -2")
 
     answer = bot.sync(*[completed(work) for work in works])
 
@@ -49,10 +48,9 @@ def test_literally_a_new_job_is_not_fetched_as_its_time_is_past(pool: Pool) -> N
 
 def test_to_capacity_fills_all_room_at_every_sync_whatever_the_backoff(pool: Pool) -> None:
     bot = pool.bot(capacity=3, sync_service=pool.sync_service(to_capacity=True))
-    jobs = pool.submit(3)
-    pool.change("UPDATE jobs SET considered = 1")
-    pool.change(f"UPDATE jobs SET schedule_after = now() + interval '1 h' WHERE public_id = '{jobs[0]}'")
-    pool.change(f"UPDATE jobs SET schedule_after = now() - interval '1 h' WHERE public_id = '{jobs[1]}'")
+    jobs = [*pool.submit(), *pool.submit(instance="resting"), *pool.submit(instance="elapsed")]
+    pool.rest_queues(3600, f"public_id = '{jobs[1]}'")
+    pool.rest_queues(-3600, f"public_id = '{jobs[2]}'")
     assert sorted(offered(bot.sync())) == sorted(jobs)
 
 

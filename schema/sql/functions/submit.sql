@@ -90,20 +90,28 @@ BEGIN
             WHERE a.terms IS NOT NULL OR i.managed ORDER BY 1) sets
     ), known_labels AS MATERIALIZED (
         SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
+    ), placed AS MATERIALIZED (
+        SELECT a.n, i.id AS instance, p.id AS platform, l.cohort, a.units, t.id AS constraint_set
+        FROM asked a
+        JOIN known_instances i ON i.name = a.instance_name
+        LEFT JOIN known_terms t
+            ON t.terms = CASE WHEN a.terms IS NOT NULL OR i.managed THEN coalesce(a.terms, '{}') END
+        JOIN known_labels l ON l.label = a.label
+        JOIN unnest(sets, set_ids) AS p (properties, id) ON p.properties = a.properties
+    ), known_queues AS MATERIALIZED (
+        SELECT *, intern_queue(cohort, instance, platform, units, constraint_set) AS id FROM (
+            SELECT DISTINCT cohort, instance, platform, units, constraint_set FROM placed ORDER BY 1, 2, 3, 4, 5) kinds
     ), moment AS MATERIALIZED (
         SELECT public_id_prefix() AS prefix
     ), numbered AS MATERIALIZED (
         SELECT known.*, nextval('jobs_id_seq') AS new_id,
                (moment.prefix || substr(gen_random_uuid()::text, 16))::uuid AS public_id
         FROM moment CROSS JOIN (
-            SELECT a.*, i.id AS instance, p.id AS platform, l.cohort, t.id AS constraint_set,
-                CASE WHEN t.id IS NOT NULL THEN rank_of(a.whole) END AS rank
-            FROM asked a
-            JOIN known_instances i ON i.name = a.instance_name
-            LEFT JOIN known_terms t
-                ON t.terms = CASE WHEN a.terms IS NOT NULL OR i.managed THEN coalesce(a.terms, '{}') END
-            JOIN known_labels l ON l.label = a.label
-            JOIN unnest(sets, set_ids) AS p (properties, id) ON p.properties = a.properties
+            SELECT a.*, q.instance, q.cohort, q.platform, q.constraint_set, q.id AS queue,
+                CASE WHEN q.constraint_set IS NOT NULL THEN rank_of(a.whole) ELSE a.priority END AS rank
+            FROM asked a JOIN placed p ON p.n = a.n
+            JOIN known_queues q ON q.cohort = p.cohort AND q.instance = p.instance AND q.platform = p.platform
+                AND q.units = p.units AND coalesce(q.constraint_set, 0) = coalesce(p.constraint_set, 0)
             ORDER BY a.n) known
     ), claimed AS (
         INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
@@ -114,11 +122,11 @@ BEGIN
     ), fresh AS MATERIALIZED (
         SELECT * FROM numbered m WHERE m.key IS NULL OR m.new_id IN (SELECT c.job_id FROM claimed c)
     ), born AS (
-        INSERT INTO jobs (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constraint_set, rank)
-        SELECT f.new_id, f.public_id, f.instance, f.platform, f.cohort, f.label, f.priority, f.units,
+        INSERT INTO jobs (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank)
+        SELECT f.new_id, f.public_id, f.queue, f.cohort, f.instance, f.platform, f.label, f.priority, f.units,
                f.locality_hint, f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed,
-               f.constraint_set, f.rank
+               f.constraint_set IS NOT NULL, f.rank
         FROM fresh f
     ), termed AS (
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)

@@ -1,6 +1,7 @@
 -- Submit one job: what `submit` does, without the work of sharing lookups among many.
 --
--- Its rows are written one after the other. A property set whose digest is known is in normal form already. Locks are
+-- Its rows are written one after the other. The insert looks up the cohort and the queue, because whoever changes the
+-- cohorts locks the table of jobs first. A property set whose digest is known is in normal form already. Locks are
 -- taken in the same order as in `submit`. The function runs with the caller's search path, because setting one for
 -- each call costs as much as writing a row.
 CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
@@ -12,6 +13,7 @@ DECLARE
     of_instance integer;
     of_constraint_set integer;
     of_platform integer;
+    of_units integer;
     is_managed boolean;
 BEGIN
     IF jsonb_typeof(request->'payload'->'command') IS DISTINCT FROM 'array'
@@ -40,6 +42,7 @@ BEGIN
             WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
         INTO of_instance, is_managed, of_platform
         FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
+    of_units := coalesce((request->>'units')::integer, 1);
     IF of_platform IS NULL THEN
         of_platform := intern_platform(normal_properties(coalesce(request->'properties', '{}')));
     END IF;
@@ -63,17 +66,20 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    INSERT INTO jobs AS j (id, public_id, instance, platform, cohort, label, priority, units, locality_hint,
-                      timeout_seconds, queue_deadline, max_attempts, retry_failed, constraint_set, rank)
+    INSERT INTO jobs AS j (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
+                      timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank)
     VALUES (coalesce(submit_alone.job_id, nextval('jobs_id_seq')),
         (public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
-        of_instance, of_platform,
-        CASE WHEN request->>'label' <> '' THEN cohort_of(request->>'label') ELSE 0 END, coalesce(request->>'label', ''),
-        coalesce((request->>'priority')::integer, 0), coalesce((request->>'units')::integer, 1),
+        intern_queue(CASE WHEN request->>'label' <> '' THEN cohort_of(request->>'label') ELSE 0 END,
+            of_instance, of_platform, of_units, of_constraint_set),
+        CASE WHEN request->>'label' <> '' THEN cohort_of(request->>'label') ELSE 0 END, of_instance,
+        of_platform, coalesce(request->>'label', ''), coalesce((request->>'priority')::integer, 0), of_units,
         request->>'locality_hint', (request->>'timeout_seconds')::double precision,
         now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
         coalesce((request->>'max_attempts')::integer, 5), coalesce((request->>'retry_failed')::boolean, false),
-        of_constraint_set, CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) END)
+        of_constraint_set IS NOT NULL,
+        CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request)
+            ELSE coalesce((request->>'priority')::integer, 0) END)
     RETURNING j.id, j.public_id, true, true INTO job_id, public_id, created, same;
     IF of_constraint_set IS NOT NULL THEN
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)

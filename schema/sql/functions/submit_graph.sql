@@ -144,28 +144,35 @@ BEGIN
         FROM (SELECT DISTINCT terms FROM asked WHERE terms IS NOT NULL ORDER BY 1) sets
     ), known_labels AS MATERIALIZED (
         SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
+    ), sorted AS MATERIALIZED (
+        SELECT a.*, s.id AS platform, l.cohort, t.id AS constraint_set
+        FROM asked a
+        LEFT JOIN known_terms t ON t.terms = a.terms
+        JOIN unnest(sets, set_ids) AS s (properties, id) ON s.properties = a.properties
+        JOIN known_labels l ON l.label = a.label
+    ), known_queues AS MATERIALIZED (
+        SELECT *, intern_queue(cohort, of_instance, platform, units, constraint_set) AS id FROM (
+            SELECT DISTINCT cohort, platform, units, constraint_set FROM sorted ORDER BY 1, 2, 3, 4) kinds
     ), fresh AS MATERIALIZED (
-        SELECT a.*, p.new_id, p.public_id, s.id AS platform, l.cohort, depths[n.place] AS depth,
+        SELECT a.*, p.new_id, p.public_id, q.id AS queue, depths[n.place] AS depth,
                coalesce(a.missing, '{}') AS absent_parents,
                coalesce(w.deps, 0) + coalesce(cardinality(a.missing), 0) AS pending,
                CASE WHEN w.deps IS NULL AND coalesce(a.missing, '{}') = '{}' THEN 'queued' ELSE 'blocked' END AS state,
-               t.id AS constraint_set,
-               CASE WHEN t.id IS NOT NULL
-                   THEN rank_of(a.whole || jsonb_build_object('priority', a.priority)) END AS rank
-        FROM asked a
-        LEFT JOIN known_terms t ON t.terms = a.terms
+               CASE WHEN a.constraint_set IS NOT NULL
+                   THEN rank_of(a.whole || jsonb_build_object('priority', a.priority)) ELSE a.priority END AS rank
+        FROM sorted a
+        JOIN known_queues q ON q.cohort = a.cohort AND q.platform = a.platform AND q.units = a.units
+            AND coalesce(q.constraint_set, 0) = coalesce(a.constraint_set, 0)
         JOIN unnest(nos) WITH ORDINALITY AS n (node, place) ON n.node = a.node
         JOIN placed p ON p.place = n.place
-        JOIN unnest(sets, set_ids) AS s (properties, id) ON s.properties = a.properties
-        JOIN known_labels l ON l.label = a.label
         LEFT JOIN waiting w ON w.child = p.new_id
     ), born AS (
-        INSERT INTO jobs (id, public_id, instance, platform, cohort, label, priority, units, state, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constraint_set, rank)
-        SELECT f.new_id, f.public_id, of_instance, f.platform, f.cohort, f.label, f.priority, f.units, f.state,
+        INSERT INTO jobs (id, public_id, queue, cohort, instance, platform, label, priority, units, state, locality_hint,
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank)
+        SELECT f.new_id, f.public_id, f.queue, f.cohort, of_instance, f.platform, f.label, f.priority, f.units, f.state,
                f.locality_hint, f.timeout_seconds,
                CASE WHEN f.state = 'queued' THEN now() + make_interval(secs => f.queue_timeout_seconds) END,
-               f.max_attempts, f.retry_failed, f.constraint_set, f.rank
+               f.max_attempts, f.retry_failed, f.constraint_set IS NOT NULL, f.rank
         FROM fresh f ORDER BY f.new_id
     ), termed AS (
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)

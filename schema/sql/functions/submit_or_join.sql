@@ -7,21 +7,24 @@ CREATE OR REPLACE FUNCTION submit_or_join(request jsonb, instance_id integer, pl
 LANGUAGE plpgsql AS $$
 DECLARE
     wanted_priority integer := coalesce((request->>'priority')::integer, 0);
+    of_units integer := coalesce((request->>'units')::integer, 1);
     of_constraint_set integer;
 BEGIN
     IF request->'terms' IS NOT NULL OR (SELECT managed FROM instances WHERE id = instance_id) THEN
         of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     LOOP
-        INSERT INTO jobs AS j (instance, platform, cohort, label, priority, units, locality_hint, timeout_seconds,
-                               queue_deadline, max_attempts, retry_failed, dedup_key, constraint_set, rank)
-        VALUES (instance_id, platform_id, cohort_of(coalesce(request->>'label', '')),
-                coalesce(request->>'label', ''), wanted_priority, coalesce((request->>'units')::integer, 1),
+        INSERT INTO jobs AS j (queue, cohort, instance, platform, label, priority, units, locality_hint, timeout_seconds,
+                               queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank)
+        VALUES (intern_queue(cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, of_units,
+                             of_constraint_set),
+                cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, coalesce(request->>'label', ''), wanted_priority, of_units,
                 request->>'locality_hint', (request->>'timeout_seconds')::double precision,
                 now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
                 coalesce((request->>'max_attempts')::integer, 5),
                 coalesce((request->>'retry_failed')::boolean, false), request->>'dedup_key',
-                of_constraint_set, CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) END)
+                of_constraint_set IS NOT NULL,
+                CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) ELSE wanted_priority END)
         ON CONFLICT (instance, dedup_key)
             WHERE dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running') DO NOTHING
         RETURNING j.id, j.public_id, false INTO job, answer, joined;

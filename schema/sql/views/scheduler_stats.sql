@@ -9,7 +9,7 @@ LEFT JOIN counters c ON c.name = 'pool:jobs'
 LEFT JOIN LATERAL (
     SELECT sum(w.jobs) AS jobs, jsonb_object_agg(w.graph, w.jobs) FILTER (WHERE w.graph IS NOT NULL) AS graphs
     FROM (SELECT g.terms->>'graph' AS graph, sum(j.jobs)::bigint AS jobs
-          FROM (SELECT constraint_set, count(*) AS jobs FROM jobs
-                WHERE state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL
-                GROUP BY constraint_set) j
-          JOIN constraint_sets g ON g.id = j.constraint_set GROUP BY 1) w) q ON true;
+          FROM queues k JOIN constraint_sets g ON g.id = k.constraint_set
+          CROSS JOIN LATERAL (
+              SELECT count(*) AS jobs FROM jobs WHERE queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1) j
+          WHERE j.jobs > 0 GROUP BY 1) w) q ON true;

@@ -1,29 +1,25 @@
 -- schema/picking/constrained.py: AGED
-SELECT j.id, j.public_id::text AS public_id, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint, j.considered, j.rank, j.queued_at, j.attempts, CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs, q.nth
-FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-            CAST(:constraint_sets AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
-    AS q (cohort, instance, platform, constraint_set, most, skip, nth)
+SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint, q.tried, j.rank, j.queued_at, j.attempts, CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs, w.nth
+FROM unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
+    AS w (queue, most, skip, nth)
+CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFFSET 0) q
 CROSS JOIN LATERAL (
-    SELECT id, public_id::text AS public_id, cohort, instance, platform, priority, units, locality_hint, considered, rank, queued_at, attempts FROM (
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, rank, queued_at, attempts FROM (
         WITH RECURSIVE ranks AS (
-            SELECT first.rank, 1 AS step
-            FROM (SELECT rank FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform
-    AND constraint_set = q.constraint_set AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL ORDER BY cohort, instance, platform, constraint_set, rank LIMIT 1) first
+            SELECT first.rank, 1 AS step FROM (SELECT rank FROM jobs WHERE queue = w.queue AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue, rank LIMIT 1) first
             UNION ALL
             SELECT following.rank, r.step + 1 FROM ranks r CROSS JOIN LATERAL (
-                SELECT rank FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform
-    AND constraint_set = q.constraint_set AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL AND rank > r.rank ORDER BY cohort, instance, platform, constraint_set, rank LIMIT 1) following
+                SELECT rank FROM jobs WHERE queue = w.queue AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND rank > r.rank ORDER BY queue, rank LIMIT 1) following
             WHERE r.step < :ranks
         )
         SELECT c.id AS job_id, c.queued_at AS since, c.rank - least(:cap,
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
-            SELECT id, rank, queued_at FROM jobs WHERE cohort = q.cohort AND instance = q.instance AND platform = q.platform
-    AND constraint_set = q.constraint_set AND rank = r.rank AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL
-            ORDER BY cohort, instance, platform, constraint_set, rank, queued_at, id LIMIT 2 * (q.most + q.skip)) c
-        ORDER BY 3, 2, 1 LIMIT 2 * (q.most + q.skip)) best
+            SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+            ORDER BY queue, rank, queued_at, id LIMIT 2 * (w.most + w.skip)) c
+        ORDER BY 3, 2, 1 LIMIT 2 * (w.most + w.skip)) best
     JOIN jobs ON jobs.id = best.job_id AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
     ORDER BY best.effective, best.since, best.job_id
-    LIMIT q.most OFFSET q.skip FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
+    LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
 LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true
-ORDER BY q.nth, j.rank, j.queued_at, j.id
+ORDER BY w.nth, j.rank, j.queued_at, j.id

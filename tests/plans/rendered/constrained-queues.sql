@@ -1,18 +1,11 @@
 -- schema/picking/constrained.py: QUEUES
-WITH RECURSIVE gated AS (
-    SELECT first.*, 1 AS nth FROM (
-    SELECT cohort, instance, platform, constraint_set FROM jobs
-    WHERE state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL AND (cohort, instance, platform, constraint_set) < (:cohort, :instance, :platform, :constraint_set)
-    ORDER BY cohort DESC, instance DESC, platform DESC, constraint_set DESC LIMIT 1) first
+WITH RECURSIVE steps AS (
+    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < :after ORDER BY queue DESC LIMIT 1) AS queue, 1 AS nth
     UNION ALL
-    SELECT following.*, g.nth + 1 FROM gated g
-    CROSS JOIN LATERAL (
-    SELECT cohort, instance, platform, constraint_set FROM jobs
-    WHERE state = 'queued' AND schedule_after IS NULL AND constraint_set IS NOT NULL AND (cohort, instance, platform, constraint_set) < (g.cohort, g.instance, g.platform, g.constraint_set)
-    ORDER BY cohort DESC, instance DESC, platform DESC, constraint_set DESC LIMIT 1) following
-    WHERE g.nth < :queues
-), queues AS MATERIALIZED (
-    SELECT DISTINCT cohort, instance, platform FROM gated
+    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < g.queue ORDER BY queue DESC LIMIT 1), g.nth + 1 FROM steps g WHERE g.queue IS NOT NULL AND g.nth < :queues
+), waiting AS MATERIALIZED (
+    SELECT k.id AS queue, k.cohort, k.instance, k.platform, k.constraint_set, k.units
+    FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM steps)) AND k.constraint_set IS NOT NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
 ), wanted AS MATERIALIZED (
 
     WITH kept AS MATERIALIZED (
@@ -21,17 +14,19 @@ WITH RECURSIVE gated AS (
     CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
     WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance
     )
-    SELECT w.cohort, w.instance, p.platform, w.pool, w.headroom FROM (
-        SELECT g.cohort, g.instance, g.platforms, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+        SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
             AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - coalesce(k.units, 0) AS headroom
-        FROM (SELECT cohort, instance, array_agg(platform) AS platforms FROM queues GROUP BY cohort, instance) g
+        FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND true
+              GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
         LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
         OFFSET 0
-    ) w CROSS JOIN LATERAL unnest(w.platforms) AS p (platform)
-    WHERE coalesce(w.headroom, 1) > 0
+    ) w CROSS JOIN LATERAL unnest(w.members) AS k
+    WHERE (w.headroom IS NULL OR k.units <= w.headroom)
         AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 ), roomy AS MATERIALIZED (
@@ -80,14 +75,17 @@ WITH RECURSIVE gated AS (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0))
 ), judged AS MATERIALIZED (
-    SELECT g.*, w.cohort IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom FROM gated g
-    FULL JOIN wanted w ON w.cohort = g.cohort AND w.instance = g.instance AND w.platform = g.platform
-    FULL JOIN served s ON s.cohort = g.cohort AND s.instance = g.instance AND s.platform = g.platform
+    SELECT g.*, w.queue IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom FROM waiting g
+    FULL JOIN wanted w ON w.queue = g.queue
+    FULL JOIN served s ON s.queue = g.queue
+), walk AS MATERIALIZED (
+    SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
 )
-SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units,
+SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units, k.last,
     greatest(q.min_quota - q.usage, 0) AS missing_units, statement_timestamp() AS now, EXISTS (SELECT FROM backpressure) AS pressed
-FROM judged g
-JOIN constraint_sets t ON t.id = g.constraint_set
-JOIN instances i ON i.id = g.instance
-LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
-ORDER BY g.nth
+FROM walk k LEFT JOIN (
+    judged g
+    JOIN constraint_sets t ON t.id = g.constraint_set
+    JOIN instances i ON i.id = g.instance
+    LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance) ON true
+ORDER BY g.queue DESC

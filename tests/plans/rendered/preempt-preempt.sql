@@ -12,7 +12,7 @@ WITH asked AS (
     UNION ALL
     SELECT id, 'preempt', 'queued', 'queued', fence, :actor, CAST(:receipt AS jsonb) FROM jobs WHERE id = :preemptor
 ), rests AS (
-    UPDATE jobs j SET schedule_after = clock_timestamp() + make_interval(secs => :patience), considered = 0,
+    UPDATE jobs j SET schedule_after = clock_timestamp() + make_interval(secs => :patience),
         reason = 'a bot is being freed for it'
     WHERE j.id = :preemptor RETURNING j.id, j.units, j.schedule_after
 ), reserved AS (

@@ -6,23 +6,23 @@ WITH roomy AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
 ),
 stretches AS MATERIALIZED (
-    SELECT c.id AS cohort, coalesce(m.priority, -1000) AS priority, coalesce(m.until, 1001) AS until,
+    SELECT c.id AS cohort, coalesce(m.rank, -1000.0) AS rank, coalesce(m.until, 1001.0) AS until,
         to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
     FROM cohorts c
-    LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_priorities AS integer[]),
+    LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_ranks AS double precision[]),
                      CAST(:lane_sinces AS double precision[]), CAST(:lane_firsts AS bigint[]),
-                     CAST(:lane_untils AS integer[]))
-        AS m (cohort, priority, since, first, until) ON m.cohort = c.id
+                     CAST(:lane_untils AS double precision[]))
+        AS m (cohort, rank, since, first, until) ON m.cohort = c.id
     WHERE CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))
 ), front AS MATERIALIZED (
     SELECT h.* FROM stretches s CROSS JOIN LATERAL (
-        SELECT id, cohort, instance, platform, priority, queued_at, units, considered FROM jobs
-        WHERE cohort = s.cohort AND (priority, queued_at, id) >= (s.priority, s.since, s.first)
-            AND priority < s.until AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL AND units >= 1
-        ORDER BY cohort, priority, queued_at, id LIMIT (SELECT jobs FROM room) * :reach) h
-    ORDER BY h.priority, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :reach
+        SELECT id, cohort, queue, rank, queued_at FROM jobs
+        WHERE cohort = s.cohort AND (rank, queued_at, id) >= (s.rank, s.since, s.first)
+            AND rank < s.until AND state = 'queued' AND schedule_after IS NULL AND NOT constrained
+        ORDER BY cohort, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach) h
+    ORDER BY h.rank, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :reach
 ),
-queues AS MATERIALIZED (SELECT DISTINCT cohort, instance, platform FROM front),
+waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front),
 wanted AS MATERIALIZED (
 
     WITH kept AS MATERIALIZED (
@@ -31,17 +31,19 @@ wanted AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
     WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance
     )
-    SELECT w.cohort, w.instance, p.platform, w.pool, w.headroom FROM (
-        SELECT g.cohort, g.instance, g.platforms, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+        SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
             AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - coalesce(k.units, 0) AS headroom
-        FROM (SELECT cohort, instance, array_agg(platform) AS platforms FROM queues GROUP BY cohort, instance) g
+        FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
+              GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
         LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
         OFFSET 0
-    ) w CROSS JOIN LATERAL unnest(w.platforms) AS p (platform)
-    WHERE coalesce(w.headroom, 1) > 0
+    ) w CROSS JOIN LATERAL unnest(w.members) AS k
+    WHERE (w.headroom IS NULL OR k.units <= w.headroom)
         AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 ), served AS MATERIALIZED (
@@ -85,23 +87,23 @@ wanted AS MATERIALIZED (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0))
 ), fit AS MATERIALIZED (
-    SELECT f.id, f.priority, f.queued_at, s.headroom,
+    SELECT f.id, s.headroom / s.units AS most,
         CASE WHEN s.headroom IS NOT NULL
-            THEN row_number() OVER (PARTITION BY s.nth ORDER BY f.priority, f.queued_at, f.id) END AS nth
-    FROM front f JOIN served s USING (cohort, instance, platform)
-    WHERE (s.headroom IS NULL OR f.units <= s.headroom)
+            THEN row_number() OVER (PARTITION BY s.nth ORDER BY f.rank, f.queued_at, f.id) END AS nth
+    FROM front f JOIN served s USING (queue)
 ), heads AS MATERIALIZED (
-    SELECT id FROM fit WHERE coalesce(nth <= headroom * :reach, true)
+    SELECT id FROM fit WHERE coalesce(nth <= most * :reach, true)
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, cohort, instance, platform, priority, units, locality_hint, considered FROM jobs
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs
     WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY priority, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT r.heads, r.jobs, CASE WHEN row_number() OVER () = 1 THEN (
     SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
-        SELECT jsonb_agg(jsonb_build_array(cohort, priority, extract(epoch FROM queued_at), id))
-        FROM (SELECT DISTINCT ON (cohort, priority) cohort, priority, queued_at, id FROM front
-              ORDER BY cohort, priority, queued_at, id) lane))
-    FROM front) END AS walked, p.* FROM (
+        SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
+        FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
+              ORDER BY cohort, rank, queued_at, id) lane))
+    FROM front) END AS walked, p.*,
+    p.queue = ANY (ARRAY(SELECT queue FROM served WHERE looks > 0)) AS tried FROM (
     SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs) r
 LEFT JOIN picked p ON true

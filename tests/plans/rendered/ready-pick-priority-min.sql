@@ -1,13 +1,8 @@
 -- schema/picking/ready.py: PICK, order=priority, guard=min
-WITH RECURSIVE queues AS (
-    (SELECT cohort, instance, platform FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL
-     ORDER BY cohort, instance, platform LIMIT 1)
+WITH RECURSIVE waiting AS (
+    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
     UNION ALL
-    SELECT following.cohort, following.instance, following.platform FROM queues q CROSS JOIN LATERAL (
-        SELECT cohort, instance, platform FROM jobs
-        WHERE state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL
-            AND (cohort, instance, platform) > (q.cohort, q.instance, q.platform)
-        ORDER BY cohort, instance, platform LIMIT 1) following
+    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
 ), wanted AS MATERIALIZED (
 
     WITH kept AS MATERIALIZED (
@@ -16,15 +11,17 @@ WITH RECURSIVE queues AS (
     CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
     WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance
     )
-    SELECT w.cohort, w.instance, p.platform, w.pool, w.headroom FROM (
-        SELECT g.cohort, g.instance, g.platforms, i.pool, coalesce(q.min_quota - q.usage - coalesce(k.units, 0), 0) AS headroom
-        FROM (SELECT cohort, instance, array_agg(platform) AS platforms FROM queues GROUP BY cohort, instance) g
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+        SELECT g.cohort, g.instance, g.members, i.pool, coalesce(q.min_quota - q.usage - coalesce(k.units, 0), 0) AS headroom
+        FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
+              GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
         LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
         OFFSET 0
-    ) w CROSS JOIN LATERAL unnest(w.platforms) AS p (platform)
-    WHERE coalesce(w.headroom, 1) > 0
+    ) w CROSS JOIN LATERAL unnest(w.members) AS k
+    WHERE (w.headroom IS NULL OR k.units <= w.headroom)
         AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 ), roomy AS MATERIALIZED (
@@ -79,54 +76,26 @@ WITH RECURSIVE queues AS (
                  greatest(8, 4 * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1))) AS heads
     FROM room
 ), first_heads AS MATERIALIZED (
-    SELECT s.nth, s.lane, h.* FROM lanes s CROSS JOIN LATERAL (
-        SELECT id, priority, queued_at FROM (
-            SELECT id, priority, queued_at, units FROM jobs
-            WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform
-                AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL
-            ORDER BY priority, queued_at, id
-            LIMIT greatest((SELECT jobs FROM room) * :reach, CASE WHEN s.headroom IS NOT NULL THEN :jobs_look END)
-            ) first
-        WHERE (s.headroom IS NULL OR units <= s.headroom)
-        ORDER BY priority, queued_at, id LIMIT least(s.headroom * :reach, (SELECT heads FROM share))) h
-), found_in_lane AS MATERIALIZED (
-    SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane
-), found AS MATERIALIZED (
-    SELECT l.nth, min(coalesce(f.heads, 0)) AS heads FROM lanes l LEFT JOIN found_in_lane f ON f.lane = l.lane
-    GROUP BY l.nth
+    SELECT s.lane, h.* FROM lanes s CROSS JOIN LATERAL (
+        SELECT id, rank, queued_at FROM jobs
+        WHERE queue = s.queue  AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+        ORDER BY rank, queued_at, id LIMIT least(s.headroom / s.units * :reach, (SELECT heads FROM share))) h
 ), cut AS MATERIALIZED (
-    SELECT priority, queued_at, id FROM (
-        SELECT DISTINCT ON (h.lane) h.* FROM first_heads h JOIN found_in_lane f ON f.lane = h.lane
+    SELECT rank, queued_at, id FROM (
+        SELECT DISTINCT ON (h.lane) h.* FROM first_heads h
+        JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
         WHERE f.heads >= (SELECT heads FROM share) AND f.heads < (SELECT jobs FROM room) * :reach
-        ORDER BY h.lane, h.priority DESC, h.queued_at DESC, h.id DESC) last
-    ORDER BY priority, queued_at, id LIMIT 1
-), fitting_heads AS MATERIALIZED (
-    SELECT h.id, h.priority, h.queued_at FROM served s
-    LEFT JOIN found f ON f.nth = s.nth
-    CROSS JOIN LATERAL (
-
-    WITH RECURSIVE sizes AS (
-        (SELECT units FROM jobs WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL AND units <= s.headroom
-         ORDER BY cohort, instance, platform, units LIMIT 1)
-        UNION ALL
-        SELECT following.units FROM sizes z CROSS JOIN LATERAL (
-            SELECT units FROM jobs WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL AND units > z.units AND units <= s.headroom
-            ORDER BY cohort, instance, platform, units LIMIT 1) following
-    )
-    SELECT fit.* FROM (SELECT units FROM sizes LIMIT :sizes) z CROSS JOIN LATERAL (
-        SELECT id, priority, queued_at, considered FROM jobs
-        WHERE cohort = s.cohort AND instance = s.instance AND platform = s.platform AND state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL AND units >= z.units AND units <= z.units
-        ORDER BY cohort, instance, platform, units, priority, queued_at, id LIMIT least((SELECT jobs FROM room), s.headroom) * :reach) fit) h
-    WHERE s.headroom IS NOT NULL AND coalesce(f.heads, 0) < least(s.headroom * :reach, (SELECT heads FROM share))
+        ORDER BY h.lane, h.rank DESC, h.queued_at DESC, h.id DESC) last
+    ORDER BY rank, queued_at, id LIMIT 1
 ), heads AS MATERIALIZED (
-    SELECT id FROM (SELECT id, priority, queued_at FROM first_heads UNION SELECT * FROM fitting_heads) both_kinds
-    WHERE coalesce((priority, queued_at, id) <= (SELECT priority, queued_at, id FROM cut), true)
-    ORDER BY priority, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
+    SELECT id FROM first_heads
+    WHERE coalesce((rank, queued_at, id) <= (SELECT rank, queued_at, id FROM cut), true)
+    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, cohort, instance, platform, priority, units, locality_hint, considered FROM jobs
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs
     WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY priority, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT r.heads, r.jobs, r.cut, p.* FROM (
+SELECT r.heads, r.jobs, r.cut, p.*, p.queue = ANY (ARRAY(SELECT queue FROM served WHERE looks > 0)) AS tried FROM (
     SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs, EXISTS (SELECT FROM cut) AS cut) r
 LEFT JOIN picked p ON true

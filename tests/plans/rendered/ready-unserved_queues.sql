@@ -1,13 +1,8 @@
 -- schema/picking/ready.py: UNSERVED_QUEUES
-WITH RECURSIVE queues AS (
-    (SELECT cohort, instance, platform FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL
-     ORDER BY cohort, instance, platform LIMIT 1)
+WITH RECURSIVE waiting AS (
+    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
     UNION ALL
-    SELECT following.cohort, following.instance, following.platform FROM queues q CROSS JOIN LATERAL (
-        SELECT cohort, instance, platform FROM jobs
-        WHERE state = 'queued' AND schedule_after IS NULL AND constraint_set IS NULL
-            AND (cohort, instance, platform) > (q.cohort, q.instance, q.platform)
-        ORDER BY cohort, instance, platform LIMIT 1) following
+    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
 ), wanted AS MATERIALIZED (
 
     WITH kept AS MATERIALIZED (
@@ -16,21 +11,23 @@ WITH RECURSIVE queues AS (
     CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
     WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance
     )
-    SELECT w.cohort, w.instance, p.platform, w.pool, w.headroom FROM (
-        SELECT g.cohort, g.instance, g.platforms, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+        SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
             AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - coalesce(k.units, 0) AS headroom
-        FROM (SELECT cohort, instance, array_agg(platform) AS platforms FROM queues GROUP BY cohort, instance) g
+        FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
+              GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
         LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
         OFFSET 0
-    ) w CROSS JOIN LATERAL unnest(w.platforms) AS p (platform)
-    WHERE coalesce(w.headroom, 1) > 0
+    ) w CROSS JOIN LATERAL unnest(w.members) AS k
+    WHERE (w.headroom IS NULL OR k.units <= w.headroom)
         AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 )
-SELECT w.cohort, w.instance, w.platform FROM wanted w
+SELECT w.queue FROM wanted w
 WHERE NOT EXISTS (
     SELECT FROM (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort OFFSET 0) bp
     CROSS JOIN LATERAL (

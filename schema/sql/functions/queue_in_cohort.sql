@@ -1,0 +1,7 @@
+-- Return the id of the queue that differs from `other` by its cohort only: `other` itself if that is its cohort.
+CREATE OR REPLACE FUNCTION queue_in_cohort(other integer, new_cohort integer) RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN q.cohort = new_cohort THEN other
+            ELSE intern_queue(new_cohort, q.instance, q.platform, q.units, q.constraint_set) END
+        FROM queues q WHERE q.id = other);
+END $$;

@@ -1,0 +1,104 @@
+"""Queues that no job has, and the sets that only they name, are deleted by upkeep; nobody loses a job by it."""
+
+import pytest
+
+from schema.moves import retention
+from tests.support.patience import eventually
+from tests.support.pool import Pool
+from tests.support.race import Race, cancel, outcome
+from tests.support.race import retention as delete_finished
+
+
+def deleted(pool: Pool) -> int:
+    """One round."""
+    return pool.database.run(retention.delete_idle_queues)
+
+
+def all_deleted(pool: Pool) -> None:
+    """As many rounds as it takes: transactions of other tests on the server may be under way."""
+    eventually(lambda: deleted(pool) > 0)
+
+
+def sets(pool: Pool, *, age: float = 0.0) -> tuple[int, int]:
+    """Delete constraint sets and requirement sets of that age; how many went."""
+    return (
+        pool.database.run(lambda c: retention.delete_unused_constraint_sets(c, age=age, limit=9)),
+        pool.database.run(lambda c: retention.delete_unused_platforms(c, age=age, limit=9)),
+    )
+
+
+def queues(pool: Pool) -> int:
+    return len(pool.rows("SELECT FROM queues"))
+
+
+def test_a_queue_goes_when_its_last_job_is_gone_and_with_it_the_sets_that_only_it_names(pool: Pool) -> None:
+    (old,) = pool.submit(properties={"os": "plan9"}, terms={"job_class": "random"})
+    (kept,) = pool.submit(properties={"os": "linux"})
+    pool.bot(capacity=2, properties={"os": ["linux", "plan9"]})
+    cancel(pool, old)
+    for _ in range(4):
+        assert deleted(pool) == 0, "a job that is over has its queue until it is deleted"
+    assert sets(pool) == (0, 0)
+    assert delete_finished(pool) == 1
+    all_deleted(pool)
+    assert (queues(pool), pool.queue_of(kept).idle_since) == (1, None)
+    assert sets(pool, age=3600) == (0, 0)
+    assert sets(pool) == (1, 1)
+    assert len(pool.rows("SELECT FROM bot_platforms")) == 1
+    (new,) = pool.submit(properties={"os": "plan9"}, terms={"job_class": "random"})
+    pool.assigner().run_once()
+    assert pool.job(new).state == "leased"
+
+
+def test_a_queue_whose_jobs_all_run_stays(pool: Pool) -> None:
+    job, _, _ = pool.running()
+    for _ in range(4):
+        assert deleted(pool) == 0
+    assert pool.queue_of(job).idle_since > 0
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_a_submit_takes_the_mark_of_an_idle_queue_away(pool: Pool, rounds: int) -> None:
+    cancel(pool, *pool.submit())
+    for _ in range(rounds):
+        deleted(pool)
+    (job,) = pool.submit()
+    assert pool.queue_of(job).idle_since is None
+
+
+def test_a_queue_that_an_open_transaction_has_looked_up_stays_until_that_has_ended(pool: Pool, race: Race) -> None:
+    cancel(pool, *pool.submit())
+    delete_finished(pool)
+    with race.first() as first:
+        (job,) = first.submit()
+        for _ in range(4):
+            assert race.unhindered(lambda: deleted(pool), by=first) == 0
+        first.commit()
+    assert pool.job(job).queue == pool.queue_of(job).id
+    assert deleted(pool) == 0
+
+
+def test_a_submit_that_meets_the_deletion_of_its_queue_waits_and_makes_it_anew(pool: Pool, race: Race) -> None:
+    cancel(pool, *pool.submit())
+    delete_finished(pool)
+    eventually(lambda: deleted(pool) == 0 and pool.row("SELECT idle_since AS at FROM queues").at > 0)
+    with race.first() as first:
+        eventually(lambda: deleted(first) == 1)
+        late = race.second(pool.submit, behind=first)
+        first.commit()
+        (job,) = outcome(late)
+    assert pool.queue_of(job).idle_since is None
+
+
+def test_a_submit_at_a_stricter_isolation_level_keeps_its_queue(pool: Pool) -> None:
+    cancel(pool, *pool.submit())
+    delete_finished(pool)
+    with pool.database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        connection.exec_driver_sql("SELECT 1 FROM queues")
+        for _ in range(2):
+            deleted(pool)
+        connection.exec_driver_sql('SELECT * FROM submit(\'[{"payload": {"command": ["true"]}}]\')')
+        assert deleted(pool) == 0
+        connection.commit()
+    assert deleted(pool) == 0
+    assert queues(pool) == 1
