@@ -13,7 +13,7 @@ from schema.predicates import ready_queues
 COUNTER_PREFIX = "graph:"
 
 ACTIVE_GRAPHS = text(f"""
-WITH RECURSIVE {ready_queues("ready")}, waiting AS (
+WITH RECURSIVE {ready_queues("ready", constrained=True)}, waiting AS (
     SELECT DISTINCT t.terms->>'graph' AS graph FROM queues q JOIN constraint_sets t ON t.id = q.constraint_set
     WHERE q.id = ANY (ARRAY(SELECT queue FROM ready)) AND t.terms ? 'graph'
 )

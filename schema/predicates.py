@@ -84,26 +84,39 @@ QUEUE_DEADLINE = Predicate("queue deadline", "true", "it may still wait")
 #: A ready job, as the index `jobs_of_queue` states it; its queue may rest nevertheless. Every job has units: the words
 #: keep this index from reads in the order of the front, whatever statistics the planner has.
 READY = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND units >= 1"
-#: A ready job without constraints, as the index `jobs_front` states it: for reads of a whole cohort in its order.
-READY_AND_PLAIN = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND NOT constrained"
+#: A ready job without constraints, and one with constraints: the two halves of that index.
+READY_PLAIN, READY_CONSTRAINED = f"NOT constrained AND {READY}", f"constrained AND {READY}"
+#: A ready job without constraints, as the index `jobs_front` states it: for reads of a whole cohort in its order. No
+#: priority is lower: the words keep this index from reads of one queue.
+IN_FRONT = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND NOT constrained AND priority >= -1000"
 #: READY in an expression that matches no index, so that the planner must use the primary key.
 STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '-infinity'"
 #: A job that waits until it may be tried again; the end of that wait. A cycle makes due jobs ready before it picks.
 AT_REST = f"{STATE.of(job='')} AND schedule_after IS NOT NULL"
 DUE = "schedule_after <= now()"
-#: Queue `{queue}` has a ready job; some queue of constrained jobs has one.
-HAS_READY_JOBS = f"EXISTS (SELECT FROM jobs WHERE queue = {{queue}} AND {READY} OFFSET 0)"
-ANY_CONSTRAINED_READY = f"""EXISTS (
-    SELECT FROM queues q WHERE q.constraint_set IS NOT NULL AND {HAS_READY_JOBS.format(queue="q.id")})"""
+#: Some job with constraints is ready.
+ANY_CONSTRAINED_READY = f"EXISTS (SELECT FROM jobs WHERE {READY_CONSTRAINED})"
 
 
-def ready_queues(name: str) -> str:
-    """A recursive CTE `name` with a column `queue`: the ids of all queues that hold ready jobs, and at last a null.
+def ready_in(queue: str) -> str:
+    """The condition that a job is ready and in `queue`, a row with `id` and `constraint_set`."""
+    return f"constrained = ({queue}.constraint_set IS NOT NULL) AND queue = {queue}.id AND {READY}"
+
+
+def has_ready_jobs(queue: str) -> str:
+    """The condition that `queue`, a row with `id` and `constraint_set`, has a ready job."""
+    return f"EXISTS (SELECT FROM jobs WHERE {ready_in(queue)} OFFSET 0)"
+
+
+def ready_queues(name: str, *, constrained: bool = False) -> str:
+    """A recursive CTE `name` with a column `queue`: the ids of all queues that hold ready jobs without constraints, or
+    with constraints, and at last a null.
 
     A loose index scan: one step for each queue, however many jobs it holds. It goes backwards and so reads the last job
     of each queue. In front of a queue are the index entries of jobs that have just started.
     """
-    step = f"SELECT queue FROM jobs WHERE {READY}{{}} ORDER BY queue DESC LIMIT 1"
+    ready = READY_CONSTRAINED if constrained else READY_PLAIN
+    step = f"SELECT queue FROM jobs WHERE {ready}{{}} ORDER BY queue DESC LIMIT 1"
     return f"""{name} AS (
     SELECT ({step.format("")}) AS queue
     UNION ALL

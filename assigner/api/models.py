@@ -90,7 +90,9 @@ class Job(JobRow):
     estimated_cost: float | None = Field(description="estimated cost of a constrained job")
     retry_failed: bool
     kills: int = Field(description="number of bots that were lost while they ran it")
-    considered: int = Field(description="times since it was queued that an assigner considered it and found no bot")
+    considered: int = Field(
+        description="times in a row that an assigner looked into its queue and found no bot for any job of it"
+    )
     payload: dict[str, Any] | None
     result: dict[str, Any] | None
     events: list[Event]

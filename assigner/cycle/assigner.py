@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from sqlalchemy import Connection
@@ -20,14 +20,14 @@ from assigner.placement.sampling import CROWD, OfferCache
 from assigner.placement.strategy import Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
-from schema.accounting.quotas import Guard
 from schema.clock import Monotonic, Throttle
 from schema.fleet import candidates
 from schema.moves.backoff import promote, rest_queues, wake_queues
 from schema.moves.grant import Granted, grant
 from schema.picking import queues, ready
 from schema.picking.head_cursor import HeadCursor
-from schema.picking.ready import Order, ReadyJob, Scope
+from schema.picking.pick import Order, ReadyJob
+from schema.picking.ready import Scope
 from schema.postgres.engine import Database
 from schema.timing import Timing
 
@@ -80,10 +80,11 @@ NO_ROOM = "no bot that offers what it requires has enough free units"
 class PriorityAgeAssigner:
     """Places queued jobs by priority and age, up to the quotas of their instances.
 
-    Instances below their minimum come first and, only if none of them was handled, those below their effective maximum,
-    each pass guarded by its limit (BuildGrid): what they get here need not be taken from others by evictions.
+    Jobs that instances below their minimum need to reach it come first (BuildGrid): what they get here need not be
+    taken from others by evictions.
 
-    Any number may run in any number of processes.
+    Any number may run in any number of processes. One with a `cohort` serves the bots and jobs of that cohort alone;
+    cohorts share no bots and no queues, so such assigners do not meet.
 
     Each holds one connection at a time and no state but its pace, so that killing it at any moment loses nothing.
     """
@@ -178,11 +179,8 @@ class PriorityAgeAssigner:
         scope = self._scope(connection)
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
-        guards = (Guard.MIN, Guard.MAX) if seen.below_minimum else (Guard.MAX,)
-        for guard in guards[: -1 if cycle.constrained_first else None] if seen.plain or seen.backoff_elapsed else ():
-            self._pass(connection, replace(scope, guard=guard), order, cycle)
-            if cycle.granted:
-                break
+        if (seen.plain or seen.backoff_elapsed) and (seen.below_minimum or not cycle.constrained_first):
+            self._pick_and_place(connection, scope, order, cycle)
         if cycle.constrained_first:
             return cycle
         if not cycle.picked and candidates.try_block_new_sessions(connection) and self._unserved_throttle.try_begin():
@@ -243,9 +241,9 @@ class PriorityAgeAssigner:
                 strategy = self._settings.strategy
                 seen = resources.read_resource_snapshot(connection, needy, strategy.sampling)
                 seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
-                self._commit(connection, seen, Guard.MAX, cycle, round_number=1)
+                self._commit(connection, seen, cycle, round_number=1)
             if others:
-                self._place(connection, others, Guard.MAX, cycle)
+                self._place(connection, others, cycle)
             self._admission.charge(connection, cycle.admitted, cycle.granted)
         return cycle
 
@@ -265,22 +263,28 @@ class PriorityAgeAssigner:
         instances = ready.instance_ids(connection, names) if names else None
         return Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
 
-    def _pass(self, connection: Connection, scope: Scope, order: Order, cycle: CycleResult) -> None:
+    def _pick_and_place(self, connection: Connection, scope: Scope, order: Order, cycle: CycleResult) -> None:
         """Pick and place until something was placed, or no further queue was found that is to rest."""
         for _ in range(MAX_PICKS):
             batch = self._batch.size(self._settings.batch)
             jobs = ready.pick(
-                connection, scope, order=order, batch=batch, chance=self._chance, cursor=self._head_cursor
+                connection,
+                scope,
+                order=order,
+                batch=batch,
+                chance=self._chance,
+                cursor=self._head_cursor,
+                only_minimums=cycle.constrained_first,
             )
             cycle.picked += len(jobs)
             if not jobs:
                 return
             before = cycle.rested
-            self._place(connection, jobs, scope.guard, cycle)
+            self._place(connection, jobs, cycle)
             if cycle.granted or cycle.rested == before:
                 return
 
-    def _place(self, connection: Connection, jobs: list[ReadyJob], guard: Guard, cycle: CycleResult) -> None:
+    def _place(self, connection: Connection, jobs: list[ReadyJob], cycle: CycleResult) -> None:
         """Sampling rounds, then any healthy bot once, and only then backoff."""
         strategy = self._settings.strategy
         sampling = strategy.sampling
@@ -294,20 +298,20 @@ class PriorityAgeAssigner:
                 with_warm=strategy.strategy.wants_warm,
                 with_success=strategy.wants_success,
             )
-            jobs = self._commit(connection, seen, guard, cycle, round_number=attempt)
+            jobs = self._commit(connection, seen, cycle, round_number=attempt)
             if not jobs:
                 return
         hopeless = samples.without_candidates(seen)
         if cycle.lost or hopeless:
             seen = samples.healthy_snapshot(connection, jobs, with_success=strategy.wants_success)
-            jobs = self._commit(connection, seen, guard, cycle, round_number=0)
+            jobs = self._commit(connection, seen, cycle, round_number=0)
             stuck = {job.id for job in jobs}
             hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
             too_large = samples.groups_too_large(connection, hopeless, chance=self._chance)
             self._rest(connection, {job.queue for group in too_large for job in group.jobs}, NO_ROOM, cycle)
 
     def _commit(
-        self, connection: Connection, seen: Snapshot, guard: Guard, cycle: CycleResult, *, round_number: int
+        self, connection: Connection, seen: Snapshot, cycle: CycleResult, *, round_number: int
     ) -> list[ReadyJob]:
         """Grant what the choice wants; returns the jobs that are still without a bot."""
         strategy = self._settings.strategy
@@ -319,7 +323,6 @@ class PriorityAgeAssigner:
             assigner=self.name,
             strategy=strategy.kind,
             ack=self._timing.ack,
-            guard=guard,
             again=cycle.has_written_leases,
             cooldown=self._quotas.eviction_cooldown,
             patience=BOT_LOCK_TIMEOUT if len(placements) >= CROWD else 0.0,
@@ -341,10 +344,3 @@ class PriorityAgeAssigner:
             base=self._settings.failure_backoff,
             cap=self._settings.failure_backoff_cap,
         )
-
-
-# The assigner of one cohort: its bots and its jobs.
-
-
-class CohortAssigner(PriorityAgeAssigner):
-    """One thread for each cohort. Cohorts share no bots and no queues, so that these threads do not meet."""

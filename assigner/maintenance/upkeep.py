@@ -330,10 +330,10 @@ class Upkeep:
             lambda connection: retention_moves.delete_unused_constraint_sets(connection, age=HOUR, limit=LIMIT),
             lambda connection: retention_moves.delete_unused_platforms(connection, age=HOUR, limit=LIMIT),
         )
-        self._database.run(retention_moves.delete_idle_queues)
         for duty in duties:
             if not self._in_batches(duty):
                 self._next_forget = self._now()
+        self._database.run(retention_moves.delete_idle_queues)
 
     def _delete(self, done: RoundResult) -> None:
         settings = self._settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from assigner.placement.strategy import Policy, Score, Snapshot, Strategy, decision
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.resources import ResourceRequest, resource_counter
 from schema.moves.grant import Granted, Placement
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 from schema.validation import KINDS, MAX_UNITS, Kind
 
 #: Choices that are made one after another, each on what the one before it has left.

@@ -15,7 +15,7 @@ from assigner.placement.strategy import Group, Snapshot, group_jobs
 from schema.fleet import bulk_candidates, candidates, success
 from schema.fleet.bulk_candidates import WHOLE_RING, Part, SampledBot, WindowScan
 from schema.fleet.candidates import MAX_BOTS_READ, CandidateRequest, FreeBot
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 
 # What an assigner remembers of its pool: which kinds of bots offer what which requirement sets ask for.
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.success import UNKNOWN
 from schema.moves.grant import Placement
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 from schema.validation import MAX_UNITS
 
 # How good a bot is for a job: one number, with the parts it is made of.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from assigner.admission.rules import Rules
-from assigner.cycle.assigner import CohortAssigner, PriorityAgeAssigner
+from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Loop
 from assigner.settings import PoolSettings
@@ -221,7 +221,7 @@ class AssignerThreads:
 
     def _start_thread(self, role: ThreadRole) -> None:
         settings = self._settings.assigners[role.entry]
-        assigner = (PriorityAgeAssigner if role.cohort is None else CohortAssigner)(
+        assigner = PriorityAgeAssigner(
             self._database,
             settings,
             timing=self._settings.timing,

@@ -16,7 +16,7 @@ from assigner.queries.jobs import VISIBLE
 from schema.accounting import quotas
 from schema.fleet import success
 from schema.picking.queues import ready_ranks
-from schema.predicates import AT_REST, COHORT, READY, REQUIREMENTS, UNITS, ready_queues, serves
+from schema.predicates import AT_REST, COHORT, READY_PLAIN, REQUIREMENTS, UNITS, ready_in, ready_queues, serves
 from schema.states import FINAL, JobState
 from schema.tables.columns import SCHEMA
 
@@ -42,27 +42,29 @@ MAX_WAITS = 5_000
 # jobs up to an even share of the bound. OFFSET 0 keeps the planner from reading every requirement set of every bot to
 # learn that none matches.
 WAITING = text(f"""
-WITH RECURSIVE {ready_queues("ready")}, holding AS MATERIALIZED (
-    SELECT k.* FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM ready))
+WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained=True)}, holding AS MATERIALIZED (
+    SELECT k.* FROM queues k
+    WHERE k.id = ANY (ARRAY(SELECT queue FROM plain UNION ALL SELECT queue FROM constrained))
 ), seen AS MATERIALIZED (
     SELECT h.cohort, h.instance, i.name, i.pool, :most / count(*) OVER () + 1 AS share
     FROM (SELECT DISTINCT cohort, instance FROM holding) h JOIN instances i ON i.id = h.instance WHERE {VISIBLE}
 ), retrying AS MATERIALIZED (
     SELECT j.queue, count(*) AS jobs, min(j.queued_at) AS oldest, sum(count(*)) OVER () > :most AS more
-    FROM (SELECT queue, queued_at FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most + 1) j GROUP BY j.queue
+    FROM (SELECT j.queue, j.queued_at FROM jobs j JOIN instances i ON i.id = j.instance
+          WHERE {AT_REST} AND {VISIBLE} ORDER BY j.schedule_after LIMIT :most + 1) j
+    GROUP BY j.queue
 ), waiting AS MATERIALIZED (
     SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, count(*) AS jobs, min(w.queued_at) AS oldest,
         sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
     FROM seen s CROSS JOIN LATERAL (
         SELECT h.platform, h.units, j.queued_at FROM holding h CROSS JOIN LATERAL (
-            SELECT queued_at FROM jobs WHERE queue = h.id AND {READY}
+            SELECT queued_at FROM jobs WHERE {ready_in("h")}
             ORDER BY queue, rank, queued_at, id LIMIT s.share) j
         WHERE h.cohort = s.cohort AND h.instance = s.instance LIMIT s.share) w
     GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
     UNION ALL
     SELECT k.cohort, k.instance, i.name, i.pool, k.platform, k.units, r.jobs, r.oldest, r.more
     FROM retrying r JOIN queues k ON k.id = r.queue JOIN instances i ON i.id = k.instance
-    WHERE {VISIBLE}
 )
 SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
@@ -81,10 +83,10 @@ OLDEST = text(f"""
 WITH RECURSIVE {ready_queues("ready")}
 SELECT extract(epoch FROM now() - min(head.queued_at)) AS seconds, count(*) >= :most AS more
 FROM (SELECT q.id FROM queues q JOIN instances i ON i.id = q.instance
-      WHERE q.id = ANY (ARRAY(SELECT queue FROM ready)) AND q.constraint_set IS NULL AND {VISIBLE} LIMIT :most) q
+      WHERE q.id = ANY (ARRAY(SELECT queue FROM ready)) AND {VISIBLE} LIMIT :most) q
 CROSS JOIN LATERAL ({ready_ranks("q.id")}) z
 CROSS JOIN LATERAL (
-    SELECT queued_at FROM jobs WHERE queue = q.id AND rank = z.rank AND {READY}
+    SELECT queued_at FROM jobs WHERE queue = q.id AND rank = z.rank AND {READY_PLAIN}
     ORDER BY queue, rank, queued_at, id LIMIT 1) head
 """)
 

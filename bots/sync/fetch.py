@@ -17,7 +17,7 @@ from schema.moves.preempt import lock_reserved_jobs
 from schema.picking import for_bot
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursors
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 from schema.postgres.notify import wake
 from schema.states import JobState
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 from schema import audit
 from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
-from schema.predicates import HEALTHY, READY
+from schema.predicates import HEALTHY, has_ready_jobs
 from schema.validation import check_name, escaped
 
 READ = text("""
@@ -59,7 +59,8 @@ INSERT INTO usage (name, bucket, amount, rolled)
 SELECT s.name, date_trunc('minute', clock_timestamp()), s.units, true
 FROM (SELECT sum(in_use) AS busy, sum(capacity) AS available FROM bots WHERE {HEALTHY.of(bot="")}) b
 CROSS JOIN LATERAL (VALUES ('pool:busy', b.busy), ('pool:available', b.available)) AS s (name, units)
-WHERE s.units IS NOT NULL AND EXISTS (SELECT FROM jobs WHERE {READY})
+WHERE s.units IS NOT NULL AND EXISTS (
+    SELECT FROM queues q WHERE (q.schedule_after IS NULL OR q.schedule_after <= now()) AND {has_ready_jobs("q")})
 ON CONFLICT (name, bucket) DO NOTHING
 """)
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from schema.accounting.counters import instance_counter
-from schema.predicates import HAS_READY_JOBS
+from schema.predicates import has_ready_jobs
 
 Mode = Literal["waiting", "demand", "literal"]
 
@@ -76,7 +76,7 @@ SELECT a.instance FROM accounts a JOIN instances i ON i.id = a.instance
 WHERE a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s' AND (
     EXISTS (SELECT FROM counters c WHERE c.name = 'instance:' || i.name || '\\:jobs' AND c.used > 0)
     OR EXISTS (SELECT FROM queues q WHERE q.instance = a.instance AND q.constraint_set IS NOT NULL
-        AND {HAS_READY_JOBS.format(queue="q.id")}))
+        AND {has_ready_jobs("q")}))
 """)
 
 

@@ -12,7 +12,6 @@ idle. One that is too low gives a bot more than it can hold, or hides its oldest
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -37,15 +36,8 @@ EFFECTIVE_MAX = _EFFECTIVE_MAX.format(
 )
 
 
-class Guard(StrEnum):
-    """The limit up to which a pass gives units to an instance: its minimum, or its effective maximum."""
-
-    MIN = "min"
-    MAX = "max"
-
-
-#: The limit of a quota `q` under a guard. `q.evicted` is the number of its evictions within the cooldown.
-LIMIT = {Guard.MIN: "q.min_quota", Guard.MAX: _EFFECTIVE_MAX.format(evicted="q.evicted")}
+#: The same of a row `q` that has the number of its evictions within the cooldown, `q.evicted`.
+LIMIT = _EFFECTIVE_MAX.format(evicted="q.evicted")
 
 #: Units reserved on bots for queued jobs, with cohort and instance. They count as used, because otherwise other jobs
 #: would take the part of the quota that an eviction has freed.
@@ -56,10 +48,7 @@ KEPT = """
 
 #: The units that an instance may still receive, NULL = unlimited. `q` is its quota and `k` the sum of the units
 #: reserved for its jobs; either may be a row of nulls.
-HEADROOM = {
-    Guard.MIN: "coalesce(q.min_quota - q.usage - coalesce(k.units, 0), 0)",
-    Guard.MAX: f"({EFFECTIVE_MAX}) - q.usage - coalesce(k.units, 0)",
-}
+HEADROOM = f"({EFFECTIVE_MAX}) - q.usage - coalesce(k.units, 0)"
 
 LIMITED = text("SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL)")
 SHORT_AMONG = text(f"""
@@ -68,7 +57,7 @@ SELECT EXISTS (
     CROSS JOIN LATERAL {newest_quota("w", columns="*")} q
     LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM ({KEPT}) kept GROUP BY cohort, instance) k
         ON k.cohort = q.cohort AND k.instance = q.instance
-    WHERE q.max_quota IS NOT NULL AND {HEADROOM[Guard.MAX]} < :units)
+    WHERE q.max_quota IS NOT NULL AND {HEADROOM} < :units)
 """)
 DRIFT = text("""
 SELECT FROM quotas q

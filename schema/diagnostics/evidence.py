@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, text
 
 from schema import graphs
-from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, KEPT, Guard
+from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, KEPT
 from schema.fleet import candidates
 from schema.postgres.fragments import JOB_REASON
 from schema.predicates import (
@@ -21,12 +21,11 @@ from schema.predicates import (
     COHORT,
     DEPENDENCIES,
     DRAIN,
-    HAS_READY_JOBS,
     HEALTHY,
     PROBATION,
     QUEUE_DEADLINE,
     QUOTA,
-    READY,
+    READY_PLAIN,
     REQUIREMENTS,
     RESERVATION,
     SERVES,
@@ -34,6 +33,8 @@ from schema.predicates import (
     UNITS,
     assigner_is_placing,
     can_take,
+    has_ready_jobs,
+    ready_in,
 )
 from schema.validation import Properties
 
@@ -83,7 +84,7 @@ LEFT JOIN quotas q ON q.cohort = j.cohort AND q.instance = j.instance
 CROSS JOIN LATERAL (
     SELECT sum(units) AS units FROM ({KEPT}) o
     WHERE o.cohort = j.cohort AND o.instance = j.instance AND o.job_id <> j.id) k
-CROSS JOIN LATERAL (SELECT {HEADROOM[Guard.MAX]} AS headroom) h
+CROSS JOIN LATERAL (SELECT {HEADROOM} AS headroom) h
 LEFT JOIN reservations v ON v.job_id = j.id
 LEFT JOIN bots b ON b.id = v.bot_id
 LEFT JOIN graph_nodes n ON n.job_id = j.id
@@ -159,12 +160,13 @@ LEFT JOIN present b ON true
 GROUP BY c.nth ORDER BY c.nth
 """)
 
-_BEFORE = f"{READY} AND (rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)"
+_BEFORE = "(rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)"
 
 AHEAD_IN_QUEUE = text(f"""
 SELECT count(*) FROM (
-    SELECT FROM jobs WHERE queue = :queue AND {_BEFORE}
-    ORDER BY queue, rank, queued_at, id LIMIT :limit) ahead
+    SELECT FROM queues k CROSS JOIN LATERAL (
+        SELECT FROM jobs WHERE {ready_in("k")} AND {_BEFORE} ORDER BY queue, rank, queued_at, id LIMIT :limit) j
+    WHERE k.id = :queue) ahead
 """)
 
 # In each queue of the instance in the cohort that has no constraints, but the job's own.
@@ -172,11 +174,12 @@ AHEAD_IN_OTHERS = text(f"""
 WITH others AS MATERIALIZED (
     SELECT id FROM queues
     WHERE cohort = :cohort AND instance = :instance AND constraint_set IS NULL AND id <> :queue
-        AND {HAS_READY_JOBS.format(queue="queues.id")} ORDER BY id LIMIT :queues + 1
+        AND {has_ready_jobs("queues")} ORDER BY id LIMIT :queues + 1
 )
 SELECT count(*) AS jobs, (SELECT count(*) FROM others) > :queues AS more FROM (
     SELECT FROM others q CROSS JOIN LATERAL (
-        SELECT FROM jobs WHERE queue = q.id AND {_BEFORE} ORDER BY queue, rank, queued_at, id LIMIT :limit) ahead
+        SELECT FROM jobs WHERE queue = q.id AND {READY_PLAIN} AND {_BEFORE}
+        ORDER BY queue, rank, queued_at, id LIMIT :limit) ahead
     LIMIT :limit) counted
 """)
 

@@ -7,7 +7,7 @@ import psycopg
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT, Guard
+from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT
 from schema.moves.end import BotCapacity
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota, newest_version
@@ -91,7 +91,7 @@ WITH wanted AS MATERIALIZED (
     UNION ALL
     SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom, kept FROM left_over
 ), within AS MATERIALIZED (
-    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN {uncounted} WHEN bool_or(busy) OVER quota THEN false
+    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
         WHEN max(headroom) OVER quota IS NULL THEN true
         ELSE sum(units) OVER upto <= max(headroom) OVER quota
             AND sum(units - reserved) OVER upto <= greatest(max(headroom - kept) OVER quota, 0)
@@ -132,7 +132,7 @@ SELECT id, public_id::text, bot_id, fence, units, reserved, instance, (SELECT co
 """
 
 
-def _grant(guard: Guard, *, again: bool, held: bool = False) -> TextClause:
+def _grant(*, again: bool, held: bool = False) -> TextClause:
     """`held`: the caller knows what the bots have left, and writes them; otherwise it knows their places."""
     newest_bot = newest_version("bots", "id", "r.id", columns="*, ctid")
     return text(
@@ -150,8 +150,7 @@ def _grant(guard: Guard, *, again: bool, held: bool = False) -> TextClause:
                 columns="min_quota, max_quota, usage",
                 lock=f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}",
             ),
-            limit=LIMIT[guard],
-            uncounted="true" if guard is Guard.MAX else "false",
+            limit=LIMIT,
         )
     )
 
@@ -165,8 +164,8 @@ def _lock(*, patient: bool) -> TextClause:
     """)
 
 
-GRANT = {(guard, again): _grant(guard, again=again) for guard in Guard for again in (False, True)}
-GRANT_LOCKED = _grant(Guard.MAX, again=True, held=True)
+GRANT = {again: _grant(again=again) for again in (False, True)}
+GRANT_LOCKED = _grant(again=True, held=True)
 # A statement of its own: what the next one finds of a bot is then the version to change, and can be named by its place.
 LOCK = {patient: _lock(patient=patient) for patient in (False, True)}
 LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true), current_setting('lock_timeout') AS before")
@@ -182,7 +181,6 @@ def grant(
     strategy: str,
     ack: float,
     notify: bool = True,
-    guard: Guard = Guard.MAX,
     again: bool = False,
     cooldown: float = EVICTION_COOLDOWN,
     patience: float = 0.0,
@@ -193,7 +191,7 @@ def grant(
     The caller holds the jobs' rows locked. Placements that do not come back lost a race and their jobs are
     untouched. `assigner` is who chose, one for all or one for each. `ack` is the number of seconds the bot has to
     acknowledge. `tell` wakes the bots' long polls; without it the caller tells the bots of their leases itself, before
-    the transaction ends, and they count as delivered. `guard` is the limit up to which quotas may be used; `again` says
+    the transaction ends, and they count as delivered. `again` says
     that this transaction has granted or ended leases before and so may hold quotas already: then those that somebody
     else holds count as used up, because waiting for them out of order could deadlock. `cooldown` is that of evictions,
     in seconds. With `patience`, bots that others hold are waited for, so many seconds at most, instead of losing the
@@ -207,9 +205,9 @@ def grant(
     }
     granted = None
     if patience and not again:
-        granted = _with_lock_timeout(connection, GRANT[guard, False], values, patience)
+        granted = _with_lock_timeout(connection, GRANT[False], values, patience)
     if granted is None:
-        granted = _locked(connection, GRANT[guard, again], values, patient=False)
+        granted = _locked(connection, GRANT[again], values, patient=False)
     return granted
 
 

@@ -9,7 +9,7 @@ from schema.errors import Conflict, Forbidden
 from schema.moves import cancel
 from schema.moves.cancel import Submission
 from schema.moves.submit import submitted_rows
-from schema.predicates import READY, STILL_READY
+from schema.predicates import IN_FRONT, READY_CONSTRAINED, STILL_READY
 from schema.states import FINAL, JobState
 from schema.validation import escaped
 
@@ -191,29 +191,43 @@ def delete_skips(connection: Connection, resource: str) -> None:
 # queued -> deferred: more jobs wait than may, and deferred -> queued: there is room again.
 
 
-#: Ranks that are looked at, of all queues together.
+#: Ranks that are looked at: of all cohorts, and of all queues with constraints.
 MAX_RANKS = 2000
 #: Names in one notification, whose payload is bounded.
 NAMES = 200
 
 
-_RANK = f"SELECT queue, rank FROM jobs WHERE {READY} AND (queue, rank) > ({{after}}) ORDER BY queue, rank LIMIT 1"
-# Every rank above `:normal` of every queue, one step along the index for each, and the newest jobs of each, from the
-# end of their stretch of the index. What somebody may join stays. What somebody else has locked is left for the next
-# time.
-DEFER = text(f"""
-WITH RECURSIVE low AS (
-    SELECT f.*, 1 AS steps FROM ({_RANK.format(after="-1, '-infinity'")}) f
+def _low_ranks(name: str, column: str, ready: str) -> str:
+    """A recursive CTE: each rank above `:normal` of each `column`, one step along the index for each."""
+    step = (
+        f"SELECT {column}, rank FROM jobs WHERE {ready} AND ({column}, rank) > ({{}}) ORDER BY {column}, rank LIMIT 1"
+    )
+    return f"""{name} AS (
+    SELECT f.*, 1 AS steps FROM ({step.format("-1, '-infinity'")}) f
     UNION ALL
-    SELECT f.*, z.steps + 1 FROM low z CROSS JOIN LATERAL (
-        {_RANK.format(after="z.queue, greatest(z.rank, :normal)")}) f WHERE z.steps < {MAX_RANKS}
-), newest AS MATERIALIZED (
-    SELECT n.* FROM low z CROSS JOIN LATERAL (
+    SELECT f.*, z.steps + 1 FROM {name} z CROSS JOIN LATERAL (
+        {step.format(f"z.{column}, greatest(z.rank, :normal)")}) f WHERE z.steps < {MAX_RANKS}
+)"""
+
+
+def _newest(name: str, column: str, ready: str) -> str:
+    """The newest jobs of each of those ranks, from the end of its stretch of the index. A job that somebody may join
+    stays."""
+    return f"""
+    SELECT n.* FROM {name} z CROSS JOIN LATERAL (
         SELECT id, queued_at FROM jobs
-        WHERE queue = z.queue AND rank = z.rank AND {READY} AND dedup_key IS NULL
-        ORDER BY queue DESC, rank DESC, queued_at DESC, id DESC LIMIT :limit) n
-    WHERE z.rank > :normal
-    ORDER BY n.queued_at DESC, n.id DESC LIMIT :limit
+        WHERE {column} = z.{column} AND rank = z.rank AND {ready} AND dedup_key IS NULL
+        ORDER BY {column} DESC, rank DESC, queued_at DESC, id DESC LIMIT :limit) n
+    WHERE z.rank > :normal"""
+
+
+# What somebody else has locked is left for the next time.
+DEFER = text(f"""
+WITH RECURSIVE {_low_ranks("plain", "cohort", IN_FRONT)}, {_low_ranks("constrained", "queue", READY_CONSTRAINED)},
+newest AS MATERIALIZED (
+    SELECT * FROM ({_newest("plain", "cohort", IN_FRONT)}
+    UNION ALL {_newest("constrained", "queue", READY_CONSTRAINED)}) low
+    ORDER BY queued_at DESC, id DESC LIMIT :limit
 ), held AS MATERIALIZED (
     SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM newest)) AND {STILL_READY}
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED

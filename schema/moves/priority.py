@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 from schema.moves import cancel
 from schema.moves.cancel import Submission
 from schema.postgres.fragments import WANTED_SUBMISSIONS
-from schema.predicates import AT_REST, READY, STILL_READY
+from schema.predicates import AT_REST, READY_CONSTRAINED, STILL_READY, ready_in
 from schema.states import JobState
 
 
@@ -68,7 +68,7 @@ def _others(source: str, *, order: str = "priority") -> str:
 
 
 # The rank of a job with constraints may be what its priority is not.
-_IN_QUEUE = f"queue = q.id AND {READY}"
+_IN_QUEUE = ready_in("q")
 OF_INSTANCES = text(f"""
 WITH visible AS MATERIALIZED (
     SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[]))
@@ -175,17 +175,13 @@ _ORDER = "queue, rank, queued_at, id"
 #: Before every job.
 BEGINNING = (-1, "-infinity", "-infinity", -1)
 
-# One stretch of the index of ready jobs, without the queues that have no constraints. A job whose priority is no longer
+# One stretch of the index of ready jobs that have constraints. A job whose priority is no longer
 # what its points came to has been given another by somebody, and keeps it. What has been promoted or hastened stays
 # where it is, unless it gains by it.
 REPRICE = text(f"""
 WITH part AS MATERIALIZED (
-    SELECT j.* FROM (
-        SELECT id FROM queues WHERE constraint_set IS NOT NULL AND id >= :queue ORDER BY id) q
-    CROSS JOIN LATERAL (
-        SELECT {_ORDER} FROM jobs WHERE queue = q.id AND {READY} AND ({_ORDER}) > (
-            :queue, CAST(:rank AS float8), CAST(:queued_at AS timestamptz), :id)
-        ORDER BY {_ORDER} LIMIT :limit) j
+    SELECT {_ORDER} FROM jobs WHERE {READY_CONSTRAINED} AND ({_ORDER}) > (
+        :queue, CAST(:rank AS float8), CAST(:queued_at AS timestamptz), :id)
     ORDER BY {_ORDER} LIMIT :limit
 ), held AS MATERIALIZED (
     SELECT id, fence, priority, rank FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM part)) AND {STILL_READY}
@@ -250,10 +246,11 @@ REVIEW_WAITING = text(f"""
 WITH due AS MATERIALIZED (
     SELECT job_id FROM job_constraints WHERE watch_at IS NOT NULL AND watch_at <= now() ORDER BY watch_at LIMIT :limit
 ), held AS MATERIALIZED (
-    SELECT id, public_id, state, fence, rank, queued_at, queue, finished_at FROM jobs
+    SELECT id, public_id, state, fence, rank, queued_at, queue, constrained, finished_at FROM jobs
     WHERE id = ANY (ARRAY(SELECT job_id FROM due)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), known AS MATERIALIZED (
-    SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal, h.state = 'queued' AS waits,
+    SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal,
+        h.constrained AND h.state = 'queued' AS waits,
         t.price IS NOT NULL AS priced, make_interval(secs => s.starvation_seconds) AS patience,
         make_interval(secs => coalesce(t.seconds, c.seconds_high, 0)) AS expected
     FROM held h JOIN job_constraints t ON t.job_id = h.id CROSS JOIN scheduling s

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, text
 
 from schema.moves.backoff import wake_queues_for_bots
-from schema.predicates import READY
+from schema.predicates import ready_in
 
 # Bots first: whoever synchronises waits for us before it holds any job.
 BOTS = text("""
@@ -62,7 +62,7 @@ def reassign_cohorts(connection: Connection, *, of_bots: Iterable[str], of_jobs:
 #: What was counted, or not, for a job that room is reserved for stays so until the room is given up.
 _UNRESERVED = "NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = jobs.id)"
 _READY_IN_QUEUE = f"""
-    SELECT id FROM jobs WHERE queue = q.id AND {READY} AND {_UNRESERVED}
+    SELECT id FROM jobs WHERE {ready_in("q")} AND {_UNRESERVED}
     ORDER BY queue LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED"""
 
 # Nobody knows what else was said when they were submitted, but they asked for nothing then.

@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, text
 
 from schema.fleet.candidates import try_block_new_sessions
-from schema.predicates import HAS_READY_JOBS
+from schema.predicates import has_ready_jobs
 from schema.validation import KINDS
 
 # Ids go into each part as one array, which leaves the planner nothing but an index on them.
@@ -83,31 +83,36 @@ UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_inte
 #
 # A submit looks its queue up without a lock, because all submits would lock the same row. A queue is deleted in three
 # rounds. The first one marks queues without ready jobs, by 0. The second one finds the mark committed, and writes down
-# the number of the next transaction: whoever has looked the queue up before it was marked has a lower one
-# (`intern_queue`), and whoever looks it up later takes the mark away. The third one finds that all of those have ended,
-# and that no job has the queue, whatever its state.
+# its own number: whoever has looked the queue up before it was marked has a lower one (`intern_queue`), and whoever
+# looks it up later holds its row. The third one finds that all of those with a lower number have ended and that no job
+# has the queue, whatever its state; then it locks the row, unless somebody holds it, looks again and deletes it.
 
-_NUMBER = "CAST(CAST({0}(pg_current_snapshot()) AS text) AS bigint)"
 MARK_IDLE_QUEUES = text(f"""
 UPDATE queues SET idle_since = 0 WHERE id = ANY (ARRAY(
-    SELECT q.id FROM queues q WHERE q.idle_since IS NULL AND NOT {HAS_READY_JOBS.format(queue="q.id")}
+    SELECT q.id FROM queues q WHERE q.idle_since IS NULL AND NOT {has_ready_jobs("q")}
     ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
 """)
-NUMBER_IDLE_QUEUES = text(f"""
-UPDATE queues SET idle_since = {_NUMBER.format("pg_snapshot_xmax")} WHERE id = ANY (ARRAY(
+NUMBER_IDLE_QUEUES = text("""
+UPDATE queues SET idle_since = CAST(CAST(pg_current_xact_id() AS text) AS bigint) WHERE id = ANY (ARRAY(
     SELECT q.id FROM queues q WHERE q.idle_since = 0 ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
 """)
-DELETE_IDLE_QUEUES = text(f"""
+UNUSED_QUEUES = text("""
 WITH idle AS MATERIALIZED (
-    SELECT id FROM queues WHERE idle_since > 0 AND idle_since <= {_NUMBER.format("pg_snapshot_xmin")}
-), used AS MATERIALIZED (
-    SELECT DISTINCT queue FROM jobs WHERE EXISTS (SELECT FROM idle)
+    SELECT id FROM queues
+    WHERE idle_since > 0 AND idle_since <= CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)
 )
-DELETE FROM queues WHERE id = ANY (ARRAY(
-    SELECT q.id FROM queues q WHERE q.idle_since > 0 AND q.id IN (SELECT id FROM idle)
-        AND q.id NOT IN (SELECT queue FROM used)
-    ORDER BY q.id FOR UPDATE SKIP LOCKED))
+SELECT id FROM idle WHERE id NOT IN (SELECT DISTINCT queue FROM jobs WHERE EXISTS (SELECT FROM idle))
 """)
+LOCK_QUEUES = text("""
+SELECT id FROM queues WHERE id = ANY (CAST(:ids AS integer[])) AND idle_since > 0 ORDER BY id FOR UPDATE SKIP LOCKED
+""")
+# A statement of its own: it sees the jobs of all who held a row before it was locked.
+DELETE_QUEUES = text("""
+DELETE FROM queues q USING unnest(CAST(:ids AS integer[])) AS idle (id)
+WHERE q.id = idle.id AND q.id NOT IN (SELECT DISTINCT queue FROM jobs)
+""")
+#: Reading all jobs may take long.
+NO_TIMEOUT = text("SET LOCAL statement_timeout = 0")
 # A queue may appear that names a set which was just looked up: then the foreign key refuses it, and the submit is tried
 # again. Nobody looks up a set that was made long ago and then waits.
 DELETE_UNUSED_CONSTRAINT_SETS = text("""
@@ -132,8 +137,13 @@ DELETE FROM platforms WHERE id = ANY (ARRAY(SELECT id FROM unused))
 
 def delete_idle_queues(connection: Connection) -> int:
     """One round of the deletion of queues that no job has; returns how many were deleted. A queue goes in the third
-    round. Reads all jobs if there may be one to delete."""
-    deleted = connection.execute(DELETE_IDLE_QUEUES).rowcount
+    round. Reads all jobs if there may be one to delete, and once more if there is."""
+    deleted = 0
+    connection.execute(NO_TIMEOUT)
+    unused = list(connection.execute(UNUSED_QUEUES).scalars())
+    if unused:
+        locked = list(connection.execute(LOCK_QUEUES, {"ids": unused}).scalars())
+        deleted = connection.execute(DELETE_QUEUES, {"ids": locked}).rowcount
     connection.execute(NUMBER_IDLE_QUEUES)
     connection.execute(MARK_IDLE_QUEUES)
     return deleted

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, text
 
 from schema.accounting import rates
-from schema.accounting.quotas import Guard
 from schema.fleet.candidates import MAX_BOTS_READ
+from schema.picking.pick import COLUMNS, ReadyJob
 from schema.picking.queues import AWAKE, CONSTRAINED
-from schema.picking.ready import COLUMNS, ROOM, SERVED, ReadyJob, Scope, queues_in_scope
-from schema.predicates import READY, STILL_READY
+from schema.picking.ready import OFFERED, ROOM, Scope, queues_in_scope
+from schema.predicates import READY_CONSTRAINED, STILL_READY
 
 #: The id of a queue.
 QueueId = int
 
-#: Queues that one cycle looks at, those without constraints counted as well; the next cycle goes on behind the last.
+#: Queues that one cycle looks at; the next cycle goes on behind the last of them.
 MAX_QUEUES = 2000
 #: Ranks of one queue that are looked at where waiting makes jobs more urgent: more than it can make up for.
 MAX_RANKS = 64
@@ -31,7 +31,7 @@ FIRST_QUEUE: QueueId = 2**31 - 1
 
 # One step along the index for each queue, however many jobs it holds: backwards, because what a queue ends with has
 # mostly not been taken yet, while in front of it are the entries of jobs that have just started.
-_STEP = f"SELECT queue FROM jobs WHERE {READY} AND queue < {{before}} ORDER BY queue DESC LIMIT 1"
+_STEP = f"SELECT queue FROM jobs WHERE {READY_CONSTRAINED} AND queue < {{before}} ORDER BY queue DESC LIMIT 1"
 # What is wanted or served is one of the queues, so that the full joins give what left ones would; but they are never
 # made by reading all of one for each of the other, which is what seems cheap where few queues are expected. Beside the
 # inner joins below they would become left ones.
@@ -43,10 +43,10 @@ WITH RECURSIVE steps AS (
 ), waiting AS MATERIALIZED (
     SELECT k.id AS queue, k.cohort, k.instance, k.platform, k.constraint_set, k.units
     FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM steps)) AND {CONSTRAINED} AND {AWAKE}
-), {queues_in_scope(Guard.MAX, which="true")}, {ROOM}, {SERVED}, judged AS MATERIALIZED (
-    SELECT g.*, w.queue IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom FROM waiting g
+), {queues_in_scope("true")}, {ROOM}, {OFFERED}, judged AS MATERIALIZED (
+    SELECT g.*, w.queue IS NOT NULL AS open, s.queue IS NOT NULL AS served, w.headroom FROM waiting g
     FULL JOIN wanted w ON w.queue = g.queue
-    FULL JOIN served s ON s.queue = g.queue
+    FULL JOIN offered s ON s.queue = g.queue
 ), walk AS MATERIALIZED (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
 )
@@ -80,7 +80,7 @@ SELECT {_HEAD}, w.nth
 FROM {_WANTED}
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, rank, queued_at, attempts FROM jobs
-    WHERE queue = w.queue AND {READY}
+    WHERE queue = w.queue AND {READY_CONSTRAINED}
     ORDER BY queue, rank, queued_at, id
     LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE SKIP LOCKED) j
 {_CONSTRAINTS}
@@ -89,7 +89,7 @@ ORDER BY w.nth, j.rank, j.queued_at, j.id
 
 # The oldest jobs of each rank, of which the best at this moment are locked. Whatever ageing gives, of two jobs of one
 # rank the older one is never behind: what is not among the first of its rank is not among the first of all.
-_RANK = f"SELECT rank FROM jobs WHERE queue = w.queue AND {READY}"
+_RANK = f"SELECT rank FROM jobs WHERE queue = w.queue AND {READY_CONSTRAINED}"
 AGED = text(f"""
 SELECT {_HEAD}, w.nth
 FROM {_WANTED}
@@ -105,7 +105,7 @@ CROSS JOIN LATERAL (
         SELECT c.id AS job_id, c.queued_at AS since, c.rank - least(:cap,
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
-            SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND {READY}
+            SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND {READY_CONSTRAINED}
             ORDER BY queue, rank, queued_at, id LIMIT 2 * (w.most + w.skip)) c
         ORDER BY 3, 2, 1 LIMIT 2 * (w.most + w.skip)) best
     JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}

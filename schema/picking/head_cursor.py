@@ -1,4 +1,4 @@
-"""The front of the line: the first ready jobs of a cohort without constraints, of whatever queue, read in their order.
+"""The front of a cohort: its first ready jobs without constraints, of whatever queue, read in their order.
 
 Where most of them can be placed, which is the rule, a pick needs no look into each queue. An index keeps an entry of a
 job that is ready no more for as long as somebody holds an old snapshot, and a walk from its beginning has to step over
@@ -13,7 +13,7 @@ from typing import Any
 
 from schema import clock
 from schema.clock import Monotonic
-from schema.predicates import READY_AND_PLAIN
+from schema.predicates import IN_FRONT
 
 #: Ranks of one cohort whose beginning is remembered, the most urgent ones.
 MAX_LANES = 16
@@ -66,7 +66,7 @@ SCANNED = """
 
 def head_jobs(*, cohorts: str, limit: str) -> str:
     """The CTE `front`: up to `limit` ready jobs, the first ones of the cohorts `c` for which the condition holds."""
-    return _HEAD_JOBS.format(cohorts=cohorts, limit=limit, ready=READY_AND_PLAIN, least=_LEAST_RANK, beyond=_BEYOND)
+    return _HEAD_JOBS.format(cohorts=cohorts, limit=limit, ready=IN_FRONT, least=_LEAST_RANK, beyond=_BEYOND)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class RankLane:
 class HeadCursor:
     """What is remembered of the front of some cohorts, always the same ones. Losing it costs one slow walk.
 
-    A job that comes to lie before what is remembered, because it was requeued, released, promoted or made more urgent,
+    A job that comes to lie before what is remembered, because it was queued again, promoted or made more urgent,
     or because its submit took long, is found by the next walk from the very beginning. Such walks are quick, and all
     walks are such walks, unless the clean-up of indexes is held up.
     """
@@ -100,7 +100,7 @@ class HeadCursor:
             return Scan(self._now(), whole, {} if whole else dict(self._since))
 
     def learn(self, walk: "Scan", told: tuple[int, float, Any], *, limit: int) -> int:
-        """A walk that might read so many jobs told `WALKED`; returns how many it read."""
+        """A walk that might read so many jobs told `SCANNED`; returns how many it read."""
         seconds = self._now() - walk.began
         walked, at, lanes = told
         firsts: dict[RankLane, Place] = {

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from schema.picking.ready import Scope
 from schema.postgres.fragments import newest_leases
-from schema.predicates import DRAIN, HEALTHY, PROBATION, READY, UNITS, serves
+from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, UNITS, serves
 from schema.timing import KILL_GRACE
 
 #: Bots looked at for victims of one job.
@@ -88,7 +88,7 @@ _HEADS = f"""
     CROSS JOIN LATERAL (
         SELECT row_number() OVER (ORDER BY rank, queued_at, id) AS nth, id, rank, queued_at
         FROM (
-            SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND {READY}
+            SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND {READY_PLAIN}
             ORDER BY queue, rank, queued_at, id LIMIT :look) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
             AND {IN_TIME.format(job="")}

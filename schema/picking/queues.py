@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, text
 
 from schema import predicates
-from schema.accounting.quotas import KEPT
-from schema.predicates import ANY_CONSTRAINED_READY, AT_REST, DRAIN, DUE, HAS_READY_JOBS, READY_AND_PLAIN
+from schema.accounting.quotas import HEADROOM, KEPT
+from schema.predicates import ANY_CONSTRAINED_READY, AT_REST, DRAIN, DUE, IN_FRONT, has_ready_jobs
 
 #: Queue `k` does not rest.
 AWAKE = "(k.schedule_after IS NULL OR k.schedule_after <= now())"
@@ -45,34 +45,38 @@ _PRIORITIES = """
     SELECT rank FROM ranks"""
 
 
-def open_queues(waiting: str, headroom: str, *, which: str) -> str:
+def open_queues(waiting: str, *, which: str) -> str:
     """Those queues of CTE `waiting` of whose instance's quota enough is left for one of their jobs.
 
     A query to which further conditions on the queue `k` and on `w`, its instance, may be added; `which` is a condition
-    on `k` as well. `headroom` is what a quota leaves in units, null for any number.
+    on `k` as well. `headroom` is what the quota leaves in units, null for any number.
     """
     undrained, allowed = DRAIN.of(instance="i"), predicates.QUOTA.of(job="k", headroom="w.headroom")
-    return _OPEN.format(waiting=waiting, headroom=headroom, which=which, undrained=undrained, allowed=allowed)
+    return _OPEN.format(waiting=waiting, headroom=HEADROOM, which=which, undrained=undrained, allowed=allowed)
 
 
 def ready_ranks(queue: str) -> str:
-    """A query of the ranks that the ready jobs of the queue with this id have, one step along the index for each."""
-    return _PRIORITIES.format(of_queue=f"queue = {queue} AND {predicates.READY}")
+    """A query of the ranks of the ready jobs in the queue with this id, which has no constraints; one step along the
+    index for each."""
+    return _PRIORITIES.format(of_queue=f"queue = {queue} AND {predicates.READY_PLAIN}")
 
 
+#: The instance of quota `q` is not drained and has ready jobs without constraints in queues that do not rest.
+HAS_OPEN_QUEUES = f"""EXISTS (
+    SELECT FROM queues k JOIN instances i ON i.id = k.instance AND {DRAIN.of(instance="i")}
+    WHERE k.instance = q.instance AND k.cohort = q.cohort AND {PLAIN} AND {AWAKE} AND {has_ready_jobs("k")} OFFSET 0)"""
 _OF_QUOTA = f"""EXISTS (
     SELECT FROM queues k WHERE k.instance = q.instance AND k.cohort = q.cohort AND {{which}}
-        AND {HAS_READY_JOBS.format(queue="k.id")} OFFSET 0)"""
-#: Quotas `q` of instances that have less than their minimum although jobs of theirs wait: without constraints, or with.
-BELOW_MINIMUM = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_OF_QUOTA.format(which=PLAIN)}"
-CONSTRAINED_BELOW_MINIMUM = (
-    f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_OF_QUOTA.format(which=CONSTRAINED)}"
-)
+        AND {has_ready_jobs("k")} OFFSET 0)"""
+_BELOW_MINIMUM = f"SELECT * FROM quotas q WHERE q.usage < q.min_quota AND {_OF_QUOTA}"
+#: Quotas of instances that have less than their minimum although jobs of theirs wait: without constraints, or with.
+BELOW_MINIMUM = _BELOW_MINIMUM.format(which=PLAIN)
+CONSTRAINED_BELOW_MINIMUM = _BELOW_MINIMUM.format(which=CONSTRAINED)
 PENDING_WORK = text(f"""
 SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND {DUE}) AS backoff_elapsed,
     EXISTS ({BELOW_MINIMUM}) AS below_minimum, EXISTS ({CONSTRAINED_BELOW_MINIMUM}) AS constrained_below_minimum,
     g.constrained,
-    CASE WHEN g.constrained THEN EXISTS (SELECT FROM jobs WHERE {READY_AND_PLAIN}) ELSE true END AS plain
+    CASE WHEN g.constrained THEN EXISTS (SELECT FROM jobs WHERE {IN_FRONT}) ELSE true END AS plain
 FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 """)
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from schema import audit
 from schema.errors import BadInput, Conflict, NotFound
-from schema.predicates import AT_REST, READY
+from schema.predicates import AT_REST, READY_CONSTRAINED
 from schema.validation import check_name, escaped
 
 #: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
@@ -46,8 +46,7 @@ REMOVE_CLASS = text("DELETE FROM job_classes WHERE name = :name RETURNING points
 REMOVE_LEVEL = text("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
 # Every unfinished job that may have constraints; each part reads the index of its state.
 _UNFINISHED = f"""
-SELECT j.id, j.queue FROM queues q CROSS JOIN LATERAL (SELECT id, queue FROM jobs WHERE queue = q.id AND {READY}) j
-    WHERE q.constraint_set IS NOT NULL
+SELECT id, queue FROM jobs WHERE {READY_CONSTRAINED}
 UNION ALL SELECT id, queue FROM jobs WHERE {AT_REST} AND constrained
 UNION ALL SELECT id, queue FROM jobs WHERE state = 'parked' AND constrained
 UNION ALL SELECT id, queue FROM jobs WHERE state = 'deferred' AND constrained

@@ -80,7 +80,10 @@ SUBMISSIONS = """
 
 #: Why job `j` is in its state or rests, and until when it rests: a queued job rests with its queue.
 JOB_REASON = """
-    CASE WHEN j.state = 'queued' THEN coalesce(j.reason, (SELECT reason FROM queues WHERE id = j.queue))
+    CASE WHEN j.state = 'queued' THEN (
+            SELECT CASE WHEN schedule_after > greatest(j.schedule_after, now()) THEN reason
+                ELSE coalesce(j.reason, reason) END
+            FROM queues WHERE id = j.queue)
         ELSE j.reason END"""
 JOB_RESTS_UNTIL = """
     CASE WHEN j.state = 'queued'

@@ -46,7 +46,7 @@ def _load_checks(_: object, connection: Connection, **__: Any) -> None:
 
 QUEUED = "state = 'queued'"
 READY = f"{QUEUED} AND schedule_after IS NULL AND units >= 1"
-FRONT = f"{QUEUED} AND schedule_after IS NULL AND NOT constrained"
+FRONT = f"{QUEUED} AND schedule_after IS NULL AND NOT constrained AND priority >= -1000"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = f"{QUEUED} AND schedule_after IS NOT NULL"
 
@@ -125,7 +125,7 @@ jobs = Table(
     Column("dedup_key", Text),
     UniqueConstraint("public_id", name="jobs_public_id_key"),
     CheckConstraint(CHECK, name="jobs_sound"),
-    Index("jobs_of_queue", "queue", "rank", "queued_at", "id", postgresql_where=text(READY)),
+    Index("jobs_of_queue", "constrained", "queue", "rank", "queued_at", "id", postgresql_where=text(READY)),
     Index(
         "jobs_front",
         "cohort", "rank", "queued_at", "id",

@@ -10,7 +10,7 @@ from schema.accounting.accounts import Account
 from schema.accounting.quotas import LOCK_LEASES
 from schema.errors import Conflict, NotFound
 from schema.postgres.notify import wake
-from schema.predicates import AT_REST, READY
+from schema.predicates import AT_REST, ready_in
 from schema.validation import MAX_LIST, Name, check_name, escaped
 
 #: The most jobs counted for one instance and state. A larger number is shown as this one.
@@ -34,8 +34,8 @@ SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_w
     used.used::double precision AS used, used.most::double precision AS budget,
     jobs.most::double precision AS max_concurrent, slots.most::double precision AS slots,
     (SELECT count(*) FROM (
-        SELECT FROM (SELECT id FROM queues WHERE instance = i.id OFFSET 0) k CROSS JOIN LATERAL (
-            SELECT FROM jobs WHERE queue = k.id AND {READY} ORDER BY queue LIMIT :most) j
+        SELECT FROM (SELECT id, constraint_set FROM queues WHERE instance = i.id OFFSET 0) k CROSS JOIN LATERAL (
+            SELECT FROM jobs WHERE {ready_in("k")} ORDER BY queue LIMIT :most) j
         UNION ALL
         SELECT FROM unnest(retrying.instances) AS r WHERE r = i.id
         LIMIT :most) w) AS queued,

@@ -26,6 +26,7 @@ from schema.accounting.accounts import Account, PoolLimits, ReportedUsage
 from schema.accounting.fair_share import FairShareSettings, Mode
 from schema.errors import BadInput, NotFound
 from schema.moves import retention
+from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
 from tests.support.agents import NEEDS_PROC, finish, start
 from tests.support.plans import watching
@@ -417,3 +418,16 @@ def test_aq_11_what_is_older_than_the_window_is_forgotten_by_upkeep_and_deleted_
     gone = pool.database.run(lambda c: retention.delete_old_usage(c, age=3600, limit=10))
     assert (kept, gone) == (0, 3)
     assert counted_usage(pool)["instance:acme:cost"] == (2, 1)
+
+
+def test_a_job_that_has_lost_its_constraints_is_ranked_by_its_priority_however_near_its_deadline(pool: Pool) -> None:
+    share(pool, "acme")
+    (job,) = pool.submit(instance="acme", deadline_seconds=60)
+    no_share(pool, "acme")
+    assert pool.database.run(lambda c: remove_constraints(c, 9)) == 1
+    pool.change("UPDATE job_constraints SET watch_at = now() - interval '1 s', deadline = now()")
+    pool.database.run(lambda c: review_waiting(c, 9, actor="test"))
+    assert pool.job(job).rank == 0
+    pool.bot()
+    pool.assigner().run_once()
+    assert pool.job(job).state == "leased"

@@ -15,7 +15,7 @@ from assigner.admission.state import AdmissionState
 from schema.accounting.counters import Counter
 from schema.accounting.fair_share import Mode, Share, Shares, jain_index
 from schema.picking.constrained import ConstrainedQueue, QueueHead
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from assigner.explain.answer import explain
 from schema import graphs as graph_reads
 from schema.accounting import counters
 from schema.picking.constrained import ConstrainedQueue, QueueHead
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 from tests.support.pool import Pool, completed
 from tests.support.race import Race
 

@@ -5,6 +5,7 @@ import pytest
 from schema.moves.cancel import cancel
 from schema.picking import ready
 from tests.support.pool import Pool, completed
+from tests.support.tenancy import Tenancy
 
 
 def test_the_most_urgent_job_goes_first_and_the_oldest_among_equals(pool: Pool) -> None:
@@ -250,3 +251,13 @@ def test_a_job_that_comes_into_a_queue_that_rests_waits_with_it(pool: Pool) -> N
     pool.bot(capacity=2, properties={"os": "plan9"})
     assigner.run_once()
     assert pool.job(late).state == "leased"
+
+
+def test_a_minimum_is_reached_in_one_cycle_however_many_queues_are_open(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("needy", minimum=40)
+    needed = set(pool.submit(40, instance="needy", priority=5))
+    for number in range(120):
+        pool.submit(instance=f"team-{number}")
+    pool.bot(capacity=60)
+    pool.assigner(batch=50).run_once()
+    assert needed <= set(pool.granted())

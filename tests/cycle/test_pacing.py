@@ -13,7 +13,8 @@ from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again
 from assigner.preemption.plan import QuotaSettings
 from schema.picking import ready
-from schema.picking.ready import Order, Scope
+from schema.picking.pick import Order
+from schema.picking.ready import Scope
 from schema.postgres import advisory
 from tests.support.filling import fill_bots, fill_jobs, fill_queues
 from tests.support.pool import Pool

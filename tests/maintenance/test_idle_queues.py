@@ -78,6 +78,30 @@ def test_a_queue_that_an_open_transaction_has_looked_up_stays_until_that_has_end
     assert deleted(pool) == 0
 
 
+def test_a_submit_that_looked_its_queue_up_before_an_uncommitted_mark_keeps_it(pool: Pool, race: Race) -> None:
+    cancel(pool, *pool.submit())
+    delete_finished(pool)
+    with race.first() as first:
+        with pool.database.engine.begin() as marking:
+            retention.delete_idle_queues(marking)
+            (job,) = first.submit()
+        for _ in range(4):
+            assert deleted(pool) == 0
+        first.commit()
+    assert pool.job(job).queue == pool.queue_of(job).id
+
+
+def test_submits_to_a_marked_queue_do_not_wait_for_each_other(pool: Pool, race: Race) -> None:
+    cancel(pool, *pool.submit())
+    deleted(pool)
+    with race.first() as first:
+        (one,) = first.submit()
+        (two,) = race.unhindered(pool.submit, by=first)
+        first.commit()
+    assert pool.queue_of(one).id == pool.queue_of(two).id
+    assert pool.queue_of(one).idle_since is None
+
+
 def test_a_submit_that_meets_the_deletion_of_its_queue_waits_and_makes_it_anew(pool: Pool, race: Race) -> None:
     cancel(pool, *pool.submit())
     delete_finished(pool)

@@ -15,7 +15,8 @@ from schema.moves.submit import submit
 from schema.picking import for_bot, head_cursor, ready
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor, HeadCursors
-from schema.picking.ready import Order, ReadyJob, Scope
+from schema.picking.pick import Order, ReadyJob
+from schema.picking.ready import Scope
 from tests.support.plans import watching
 from tests.support.pool import Pool
 from tests.support.tenancy import Tenancy

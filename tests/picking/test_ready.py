@@ -9,7 +9,8 @@ from schema import clock
 from schema.picking import for_bot, ready
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor
-from schema.picking.ready import LEAST_HEADS, Order, ReadyJob, Scope
+from schema.picking.pick import LEAST_HEADS, Order, ReadyJob
+from schema.picking.ready import Scope
 from schema.postgres.engine import Database
 from tests.support import filling
 from tests.support.explain import explained
@@ -143,3 +144,17 @@ def test_jobs_behind_those_that_others_hold_are_found_among_many_queues(pool: Po
     assert found
     assert not held & {job.id for job in found}
     assert {job.priority for job in found} == {-20}
+
+
+def test_a_pick_only_for_minimums_finds_nothing_where_none_is_missing(pool: Pool, tenancy: Tenancy) -> None:
+    pool.submit(3)
+    pool.bot(capacity=5)
+
+    def picked(connection: Connection) -> list[ReadyJob]:
+        return ready.pick(
+            connection, Scope(), order=Order.PRIORITY, batch=5, chance=random.Random(1), only_minimums=True
+        )
+
+    assert pool.database.run(picked) == []
+    tenancy.quota("default", minimum=2)
+    assert len(pool.database.run(picked)) == 2

@@ -16,7 +16,7 @@ from assigner.placement.strategy import (
     score,
 )
 from schema.fleet.candidates import FreeBot
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 
 
 def bot(number: int, *, priority: int = 0, free_units: int = 1) -> FreeBot:

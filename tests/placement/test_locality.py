@@ -10,7 +10,7 @@ from assigner.placement.locality import Locality
 from assigner.placement.strategy import Policy, SamplingSettings, Snapshot, group_jobs
 from schema.fleet import candidates
 from schema.fleet.candidates import WARM_LIMIT, CandidateRequest, FreeBot
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 from tests.support.pool import Pool
 
 

@@ -20,7 +20,8 @@ from schema.diagnostics import invariants
 from schema.fleet import resources
 from schema.fleet.candidates import FreeBot
 from schema.picking import constrained
-from schema.picking.ready import ReadyJob, Scope
+from schema.picking.pick import ReadyJob
+from schema.picking.ready import Scope
 from schema.requests import JobRequest
 from tests.support.pool import Bot, Pool, completed
 

@@ -17,7 +17,8 @@ from schema.fleet.bulk_candidates import PARTS
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.moves.grant import grant
 from schema.picking import ready
-from schema.picking.ready import Order, ReadyJob, Scope
+from schema.picking.pick import Order, ReadyJob
+from schema.picking.ready import Scope
 from tests.support import filling
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Bot, Pool, active, completed

@@ -13,7 +13,7 @@ from assigner.placement.strategy import Policy, Snapshot, group_jobs
 from assigner.settings import PoolSettings
 from schema.errors import BadInput, LeaseholdError
 from schema.fleet.candidates import FreeBot
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 from tests.support.pool import Pool
 
 Package = Callable[[str, str], None]

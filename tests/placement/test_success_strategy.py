@@ -12,7 +12,7 @@ from assigner.placement.strategy import Policy, Snapshot, Strategy, Weights, dom
 from assigner.placement.success import Success
 from assigner.settings import PoolSettings
 from schema.fleet.candidates import FreeBot
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 from tests.support.strategies import RateOnly, RoundRobin
 
 Rates = dict[tuple[int, str], float]

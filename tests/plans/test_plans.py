@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from schema.diagnostics import invariants
 from schema.fleet.candidates import MAX_BOTS_READ, RING
-from schema.picking.ready import WIDTHS
+from schema.picking.pick import WIDTHS
 from schema.postgres.engine import Database
 from tests.support import filling
 from tests.support.plans import (
@@ -32,7 +32,8 @@ from tests.support.plans import (
 from tests.support.servers import Databases
 
 INSTANCES = 2
-QUEUES = INSTANCES * len(KINDS)
+#: Of three sizes of jobs each.
+QUEUES = 3 * INSTANCES * len(KINDS)
 #: Executions after which the driver has prepared a statement, and the server keeps the generic plan that it is told to.
 SETTLED = 7
 TABLES = ("jobs", "job_payloads", "job_events", "leases", "bots", "bot_platforms", "instances", "platforms")

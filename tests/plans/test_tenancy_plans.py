@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import Connection, text
 
 from schema.accounting import quotas
-from schema.accounting.quotas import Guard
 from schema.fleet import candidates
 from schema.moves import grant as grant_moves
 from schema.moves import preempt as preempt_moves
@@ -18,8 +17,9 @@ from schema.moves.grant import Placement
 from schema.moves.preempt import expire_reservations, lock_reserved_jobs
 from schema.picking import for_bot, preemption, queues, ready
 from schema.picking.for_bot import FetchingBot
+from schema.picking.pick import WIDTHS, Order
 from schema.picking.preemption import MAX_VICTIM_BOTS, StarvedJob
-from schema.picking.ready import WIDTHS, Order, Scope
+from schema.picking.ready import Scope
 from tests.support import filling
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 from tests.support.servers import Databases
@@ -65,9 +65,9 @@ class Known:
     free: list[int]
     reserved: int
 
-    def grant(self, connection: Connection, guard: Guard, *, again: bool = False) -> None:
+    def grant(self, connection: Connection, *, again: bool = False) -> None:
         requests = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=True)]
-        grant_moves.grant(connection, requests, assigner="test", strategy="test", ack=1, guard=guard, again=again)
+        grant_moves.grant(connection, requests, assigner="test", strategy="test", ack=1, again=again)
 
     def preempt(self, connection: Connection) -> None:
         job, (victim, fence, bot, _) = self.starved, self.held[0]
@@ -93,21 +93,25 @@ class Known:
 Act = Callable[[Known, Connection], object]
 
 
-def _pick(guard: Guard, cohorts: list[int] | None) -> Act:
-    scope = Scope(cohorts=cohorts, guard=guard)
+def _pick(order: Order, cohorts: list[int] | None = None, *, only_minimums: bool = False) -> Act:
     return lambda _, connection: ready.pick(
-        connection, scope, order=Order.PRIORITY, batch=BATCH, chance=random.Random(7)
+        connection,
+        Scope(cohorts=cohorts),
+        order=order,
+        batch=BATCH,
+        chance=random.Random(7),
+        only_minimums=only_minimums,
     )
 
 
 ACTS: dict[str, Act] = {
-    "pick below the minimum": _pick(Guard.MIN, None),
-    "pick below the maximum": _pick(Guard.MAX, None),
-    "pick in a cohort": _pick(Guard.MIN, [2]),
+    "pick by priority": _pick(Order.PRIORITY),
+    "pick by age": _pick(Order.AGE),
+    "pick only for minimums": _pick(Order.PRIORITY, only_minimums=True),
+    "pick in a cohort": _pick(Order.PRIORITY, [2]),
     "fetch": lambda known, connection: known.fetch(connection),
-    "grant": lambda known, connection: known.grant(connection, Guard.MAX),
-    "grant below the minimum": lambda known, connection: known.grant(connection, Guard.MIN),
-    "grant again": lambda known, connection: known.grant(connection, Guard.MAX, again=True),
+    "grant": lambda known, connection: known.grant(connection),
+    "grant again": lambda known, connection: known.grant(connection, again=True),
     "finish": lambda known, connection: end(
         connection, [AttemptEnd(*each, Verdict.SUCCEEDED) for each in known.held], actor="test"
     ),

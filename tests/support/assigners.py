@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Event, Semaphore
 from typing import Any
 
-from assigner.cycle.assigner import CohortAssigner, PriorityAgeAssigner
+from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Loop
 from assigner.preemption.plan import QuotaSettings
@@ -38,9 +38,9 @@ def assigning(
     source.start()
     loops = []
     for nth, cohort in enumerate(threads):
-        kind, own = PriorityAgeAssigner if cohort is None else CohortAssigner, random.Random(chance.random())
+        own = random.Random(chance.random())
         chosen = AssignerSettings(kind="priority-age" if cohort is None else "cohort", **settings)
-        assigner = kind(
+        assigner = PriorityAgeAssigner(
             database,
             chosen,
             timing=timing,

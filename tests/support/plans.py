@@ -36,7 +36,8 @@ from schema.moves.timeouts import stop_drained, time_out
 from schema.picking import for_bot, ready
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor
-from schema.picking.ready import Order, Scope
+from schema.picking.pick import Order
+from schema.picking.ready import Scope
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.servers import Databases
 

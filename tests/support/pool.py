@@ -27,7 +27,7 @@ from schema.moves import graphs
 from schema.moves import submit as submit_moves
 from schema.moves.graphs import SubmittedGraph, submit_graph
 from schema.picking.constrained import ConstrainedQueue, QueueHead
-from schema.picking.ready import ReadyJob
+from schema.picking.pick import ReadyJob
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from schema.validation import normal_properties

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from assigner.cycle.assigner import CohortAssigner, PriorityAgeAssigner
+from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting import accounts, counters
@@ -119,9 +119,9 @@ class Tenancy:
             quotas=quotas,
         )
 
-    def cohort_assigner(self, cohort: int = 0, quotas: QuotaSettings | None = None) -> CohortAssigner:
+    def cohort_assigner(self, cohort: int = 0, quotas: QuotaSettings | None = None) -> PriorityAgeAssigner:
         """A cohort assigner for one cohort."""
-        return CohortAssigner(
+        return PriorityAgeAssigner(
             self.pool.database,
             AssignerSettings(kind="cohort"),
             timing=self.pool.timing,

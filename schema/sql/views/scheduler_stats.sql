@@ -11,5 +11,6 @@ LEFT JOIN LATERAL (
     FROM (SELECT g.terms->>'graph' AS graph, sum(j.jobs)::bigint AS jobs
           FROM queues k JOIN constraint_sets g ON g.id = k.constraint_set
           CROSS JOIN LATERAL (
-              SELECT count(*) AS jobs FROM jobs WHERE queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1) j
+              SELECT count(*) AS jobs FROM jobs WHERE constrained AND queue = k.id
+                  AND state = 'queued' AND schedule_after IS NULL AND units >= 1) j
           WHERE j.jobs > 0 GROUP BY 1) w) q ON true;

@@ -6,16 +6,16 @@ CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFF
 CROSS JOIN LATERAL (
     SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, rank, queued_at, attempts FROM (
         WITH RECURSIVE ranks AS (
-            SELECT first.rank, 1 AS step FROM (SELECT rank FROM jobs WHERE queue = w.queue AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue, rank LIMIT 1) first
+            SELECT first.rank, 1 AS step FROM (SELECT rank FROM jobs WHERE queue = w.queue AND constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue, rank LIMIT 1) first
             UNION ALL
             SELECT following.rank, r.step + 1 FROM ranks r CROSS JOIN LATERAL (
-                SELECT rank FROM jobs WHERE queue = w.queue AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND rank > r.rank ORDER BY queue, rank LIMIT 1) following
+                SELECT rank FROM jobs WHERE queue = w.queue AND constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND rank > r.rank ORDER BY queue, rank LIMIT 1) following
             WHERE r.step < :ranks
         )
         SELECT c.id AS job_id, c.queued_at AS since, c.rank - least(:cap,
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
-            SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+            SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
             ORDER BY queue, rank, queued_at, id LIMIT 2 * (w.most + w.skip)) c
         ORDER BY 3, 2, 1 LIMIT 2 * (w.most + w.skip)) best
     JOIN jobs ON jobs.id = best.job_id AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'

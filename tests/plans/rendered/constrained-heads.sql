@@ -5,7 +5,7 @@ FROM unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS 
 CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFFSET 0) q
 CROSS JOIN LATERAL (
     SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, rank, queued_at, attempts FROM jobs
-    WHERE queue = w.queue AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+    WHERE queue = w.queue AND constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
     ORDER BY queue, rank, queued_at, id
     LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE SKIP LOCKED) j
 LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true

@@ -1,8 +1,8 @@
 -- schema/picking/constrained.py: QUEUES
 WITH RECURSIVE steps AS (
-    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < :after ORDER BY queue DESC LIMIT 1) AS queue, 1 AS nth
+    SELECT (SELECT queue FROM jobs WHERE constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < :after ORDER BY queue DESC LIMIT 1) AS queue, 1 AS nth
     UNION ALL
-    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < g.queue ORDER BY queue DESC LIMIT 1), g.nth + 1 FROM steps g WHERE g.queue IS NOT NULL AND g.nth < :queues
+    SELECT (SELECT queue FROM jobs WHERE constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < g.queue ORDER BY queue DESC LIMIT 1), g.nth + 1 FROM steps g WHERE g.queue IS NOT NULL AND g.nth < :queues
 ), waiting AS MATERIALIZED (
     SELECT k.id AS queue, k.cohort, k.instance, k.platform, k.constraint_set, k.units
     FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM steps)) AND k.constraint_set IS NOT NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
@@ -34,8 +34,8 @@ WITH RECURSIVE steps AS (
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
-), served AS MATERIALIZED (
-    SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
+), offered AS MATERIALIZED (
+    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         CROSS JOIN LATERAL (
@@ -75,9 +75,9 @@ WITH RECURSIVE steps AS (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0))
 ), judged AS MATERIALIZED (
-    SELECT g.*, w.queue IS NOT NULL AS open, s.nth IS NOT NULL AS served, w.headroom FROM waiting g
+    SELECT g.*, w.queue IS NOT NULL AS open, s.queue IS NOT NULL AS served, w.headroom FROM waiting g
     FULL JOIN wanted w ON w.queue = g.queue
-    FULL JOIN served s ON s.queue = g.queue
+    FULL JOIN offered s ON s.queue = g.queue
 ), walk AS MATERIALIZED (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
 )

@@ -14,7 +14,7 @@ WITH below AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT row_number() OVER (ORDER BY rank, queued_at, id) AS nth, id, rank, queued_at
         FROM (
-            SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+            SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
             ORDER BY queue, rank, queued_at, id LIMIT :look) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
             AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0))

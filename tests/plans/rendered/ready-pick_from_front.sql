@@ -1,9 +1,37 @@
--- schema/picking/ready.py: PICK, order=priority, guard=max
-WITH RECURSIVE waiting AS (
-    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
-    UNION ALL
-    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
-), wanted AS MATERIALIZED (
+-- schema/picking/ready.py: PICK_FROM_FRONT
+WITH RECURSIVE roomy AS MATERIALIZED (
+    SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
+    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+), room AS MATERIALIZED (
+    SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
+), missing AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
+    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM (
+    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
+    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
+    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance) k
+        ON k.cohort = q.cohort AND k.instance = q.instance
+    WHERE q.min_quota - q.usage > coalesce(k.units, 0) AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[]))) AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[]))) AND EXISTS (
+    SELECT FROM queues k JOIN instances i ON i.id = k.instance AND NOT i.draining
+    WHERE k.instance = q.instance AND k.cohort = q.cohort AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now()) AND EXISTS (SELECT FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 OFFSET 0) OFFSET 0)
+),
+stretches AS MATERIALIZED (
+    SELECT c.id AS cohort, coalesce(m.rank, -1000.0) AS rank, coalesce(m.until, 1001.0) AS until,
+        to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
+    FROM cohorts c
+    LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_ranks AS double precision[]),
+                     CAST(:lane_sinces AS double precision[]), CAST(:lane_firsts AS bigint[]),
+                     CAST(:lane_untils AS double precision[]))
+        AS m (cohort, rank, since, first, until) ON m.cohort = c.id
+    WHERE (CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[])))
+), front AS MATERIALIZED (
+    SELECT h.* FROM stretches s CROSS JOIN LATERAL (
+        SELECT id, cohort, queue, rank, queued_at FROM jobs
+        WHERE cohort = s.cohort AND (rank, queued_at, id) >= (s.rank, s.since, s.first)
+            AND rank < s.until AND state = 'queued' AND schedule_after IS NULL AND NOT constrained AND priority >= -1000
+        ORDER BY cohort, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach) h
+    ORDER BY h.rank, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :reach
+), waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), wanted AS MATERIALIZED (
 
     WITH kept AS MATERIALIZED (
         SELECT cohort, instance, sum(units) AS units FROM (
@@ -26,13 +54,8 @@ WITH RECURSIVE waiting AS (
     WHERE (w.headroom IS NULL OR k.units <= w.headroom)
         AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
-), roomy AS MATERIALIZED (
-    SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
-    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
-), room AS MATERIALIZED (
-    SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
-), served AS MATERIALIZED (
-    SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
+), offered AS MATERIALIZED (
+    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         CROSS JOIN LATERAL (
@@ -71,33 +94,25 @@ WITH RECURSIVE waiting AS (
         CROSS JOIN LATERAL (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0))
-), lanes AS MATERIALIZED (
-    SELECT s.*, row_number() OVER () AS lane FROM served s
-), share AS MATERIALIZED (
-    SELECT least(jobs * :reach,
-                 greatest(8, 4 * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1))) AS heads
-    FROM room
-), first_heads AS MATERIALIZED (
-    SELECT s.lane, h.* FROM lanes s CROSS JOIN LATERAL (
-        SELECT id, rank, queued_at FROM jobs
-        WHERE queue = s.queue  AND state = 'queued' AND schedule_after IS NULL AND units >= 1
-        ORDER BY rank, queued_at, id LIMIT least(s.headroom / s.units * :reach, (SELECT heads FROM share))) h
-), cut AS MATERIALIZED (
-    SELECT rank, queued_at, id FROM (
-        SELECT DISTINCT ON (h.lane) h.* FROM first_heads h
-        JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
-        WHERE f.heads >= (SELECT heads FROM share) AND f.heads < (SELECT jobs FROM room) * :reach
-        ORDER BY h.lane, h.rank DESC, h.queued_at DESC, h.id DESC) last
-    ORDER BY rank, queued_at, id LIMIT 1
+), fit AS MATERIALIZED (
+    SELECT f.id, f.rank, f.queued_at, o.headroom / o.units AS most,
+        CASE WHEN o.headroom IS NOT NULL
+            THEN row_number() OVER (PARTITION BY o.queue ORDER BY f.rank, f.queued_at, f.id) END AS nth
+    FROM front f JOIN offered o USING (queue)
 ), heads AS MATERIALIZED (
-    SELECT id FROM first_heads
-    WHERE coalesce((rank, queued_at, id) <= (SELECT rank, queued_at, id FROM cut), true)
-    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
+    SELECT id FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
+    ORDER BY rank, queued_at, id
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs
-    WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
+    SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
+    WHERE state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
 )
-SELECT r.heads, r.jobs, r.cut, p.*, p.queue = ANY (ARRAY(SELECT queue FROM served WHERE looks > 0)) AS tried FROM (
-    SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs, EXISTS (SELECT FROM cut) AS cut) r
+SELECT r.*, CASE WHEN row_number() OVER () = 1 THEN (
+    SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
+        SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
+        FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
+              ORDER BY cohort, rank, queued_at, id) lane))
+    FROM front) END AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
+    EXISTS (SELECT FROM missing) AS below) r
 LEFT JOIN picked p ON true

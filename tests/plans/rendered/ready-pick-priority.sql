@@ -1,29 +1,14 @@
--- schema/picking/ready.py: FROM_HEAD_CURSOR
-WITH roomy AS MATERIALIZED (
+-- schema/picking/ready.py: PICK, order=priority
+WITH RECURSIVE roomy AS MATERIALIZED (
     SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
-),
-stretches AS MATERIALIZED (
-    SELECT c.id AS cohort, coalesce(m.rank, -1000.0) AS rank, coalesce(m.until, 1001.0) AS until,
-        to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
-    FROM cohorts c
-    LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_ranks AS double precision[]),
-                     CAST(:lane_sinces AS double precision[]), CAST(:lane_firsts AS bigint[]),
-                     CAST(:lane_untils AS double precision[]))
-        AS m (cohort, rank, since, first, until) ON m.cohort = c.id
-    WHERE CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))
-), front AS MATERIALIZED (
-    SELECT h.* FROM stretches s CROSS JOIN LATERAL (
-        SELECT id, cohort, queue, rank, queued_at FROM jobs
-        WHERE cohort = s.cohort AND (rank, queued_at, id) >= (s.rank, s.since, s.first)
-            AND rank < s.until AND state = 'queued' AND schedule_after IS NULL AND NOT constrained
-        ORDER BY cohort, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach) h
-    ORDER BY h.rank, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :reach
-),
-waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front),
-wanted AS MATERIALIZED (
+), waiting AS (
+    SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
+    UNION ALL
+    SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
+), wanted AS MATERIALIZED (
 
     WITH kept AS MATERIALIZED (
         SELECT cohort, instance, sum(units) AS units FROM (
@@ -46,8 +31,8 @@ wanted AS MATERIALIZED (
     WHERE (w.headroom IS NULL OR k.units <= w.headroom)
         AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
-), served AS MATERIALIZED (
-    SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
+), offered AS MATERIALIZED (
+    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         CROSS JOIN LATERAL (
@@ -86,24 +71,52 @@ wanted AS MATERIALIZED (
         CROSS JOIN LATERAL (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0))
-), fit AS MATERIALIZED (
-    SELECT f.id, s.headroom / s.units AS most,
-        CASE WHEN s.headroom IS NOT NULL
-            THEN row_number() OVER (PARTITION BY s.nth ORDER BY f.rank, f.queued_at, f.id) END AS nth
-    FROM front f JOIN served s USING (queue)
+), missing AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
+    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM (
+    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
+    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
+    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance) k
+        ON k.cohort = q.cohort AND k.instance = q.instance
+    WHERE q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
+), lanes AS MATERIALIZED (
+    SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
+    FROM offered o LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
+), share AS MATERIALIZED (
+    SELECT jobs * :reach AS all_heads,
+        greatest(8, 4 * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1)) AS heads
+    FROM room
+), first_heads AS MATERIALIZED (
+    SELECT o.lane, s.heads < s.all_heads AS is_cut_short, s.heads, o.cohort, o.instance, o.units, h.*
+    FROM lanes o CROSS JOIN LATERAL (
+        SELECT all_heads, least(all_heads, greatest(heads, o.needed * :reach)) AS heads FROM share) s
+    CROSS JOIN LATERAL (
+        SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+        ORDER BY rank, queued_at, id LIMIT least(o.headroom / o.units * :reach, s.heads)) h
+), ranked AS MATERIALIZED (
+    SELECT *, false AS beyond FROM first_heads WHERE NOT :only_minimums AND NOT EXISTS (SELECT FROM missing)
+    UNION ALL
+    SELECT h.*, coalesce(
+        sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY rank, queued_at, id) - h.units >= m.units, true)
+    FROM first_heads h LEFT JOIN missing m ON m.cohort = h.cohort AND m.instance = h.instance
+    WHERE EXISTS (SELECT FROM missing)
+), cut AS MATERIALIZED (
+    SELECT beyond, rank, queued_at, id FROM (
+        SELECT DISTINCT ON (h.lane) h.* FROM ranked h
+        JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
+        WHERE h.is_cut_short AND f.heads >= h.heads
+        ORDER BY h.lane, h.beyond DESC, h.rank DESC, h.queued_at DESC, h.id DESC) last
+    ORDER BY beyond, rank, queued_at, id LIMIT 1
 ), heads AS MATERIALIZED (
-    SELECT id FROM fit WHERE coalesce(nth <= most * :reach, true)
+    SELECT id FROM ranked
+    WHERE coalesce((beyond, rank, queued_at, id) <= (SELECT beyond, rank, queued_at, id FROM cut), true) AND NOT (:only_minimums AND beyond)
+    ORDER BY beyond, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs
-    WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
+    SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
+    WHERE state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
 )
-SELECT r.heads, r.jobs, CASE WHEN row_number() OVER () = 1 THEN (
-    SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
-        SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
-        FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
-              ORDER BY cohort, rank, queued_at, id) lane))
-    FROM front) END AS walked, p.*,
-    p.queue = ANY (ARRAY(SELECT queue FROM served WHERE looks > 0)) AS tried FROM (
-    SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs) r
+SELECT r.*, EXISTS (SELECT FROM cut) AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
+    EXISTS (SELECT FROM missing) AS below) r
 LEFT JOIN picked p ON true

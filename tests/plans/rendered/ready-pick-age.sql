@@ -1,8 +1,13 @@
--- schema/picking/ready.py: PICK, order=age, guard=max
-WITH RECURSIVE waiting AS (
-    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
+-- schema/picking/ready.py: PICK, order=age
+WITH RECURSIVE roomy AS MATERIALIZED (
+    SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
+    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+), room AS MATERIALIZED (
+    SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
+), waiting AS (
+    SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
     UNION ALL
-    SELECT (SELECT queue FROM jobs WHERE state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
+    SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
 ), wanted AS MATERIALIZED (
 
     WITH kept AS MATERIALIZED (
@@ -26,13 +31,8 @@ WITH RECURSIVE waiting AS (
     WHERE (w.headroom IS NULL OR k.units <= w.headroom)
         AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
-), roomy AS MATERIALIZED (
-    SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
-    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
-), room AS MATERIALIZED (
-    SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
-), served AS MATERIALIZED (
-    SELECT w.*, row_number() OVER () AS nth FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
+), offered AS MATERIALIZED (
+    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         CROSS JOIN LATERAL (
@@ -71,40 +71,59 @@ WITH RECURSIVE waiting AS (
         CROSS JOIN LATERAL (
             SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
         OFFSET 0))
+), missing AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
+    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM (
+    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
+    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
+    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance) k
+        ON k.cohort = q.cohort AND k.instance = q.instance
+    WHERE q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
 ), lanes AS MATERIALIZED (
-    SELECT s.*, row_number() OVER () AS lane FROM (SELECT served.*, z.rank FROM served CROSS JOIN LATERAL (
+    SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
+    FROM (SELECT q.*, z.rank FROM offered q CROSS JOIN LATERAL (
     WITH RECURSIVE ranks AS (
-        (SELECT rank FROM jobs WHERE queue = served.queue AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue, rank LIMIT 1)
+        (SELECT rank FROM jobs WHERE queue = q.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue, rank LIMIT 1)
         UNION ALL
         SELECT following.rank FROM ranks z CROSS JOIN LATERAL (
-            SELECT rank FROM jobs WHERE queue = served.queue AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND rank > z.rank ORDER BY queue, rank LIMIT 1) following
+            SELECT rank FROM jobs WHERE queue = q.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND rank > z.rank ORDER BY queue, rank LIMIT 1) following
     )
-    SELECT rank FROM ranks) z) s
+    SELECT rank FROM ranks) z) o LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
 ), share AS MATERIALIZED (
-    SELECT least(jobs * :reach,
-                 greatest(8, 4 * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1))) AS heads
+    SELECT jobs * :reach AS all_heads,
+        greatest(8, 4 * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1)) AS heads
     FROM room
 ), first_heads AS MATERIALIZED (
-    SELECT s.lane, h.* FROM lanes s CROSS JOIN LATERAL (
-        SELECT id, rank, queued_at FROM jobs
-        WHERE queue = s.queue AND rank = s.rank AND state = 'queued' AND schedule_after IS NULL AND units >= 1
-        ORDER BY queued_at, id LIMIT least(s.headroom / s.units * :reach, (SELECT heads FROM share))) h
+    SELECT o.lane, s.heads < s.all_heads AS is_cut_short, s.heads, o.cohort, o.instance, o.units, h.*
+    FROM lanes o CROSS JOIN LATERAL (
+        SELECT all_heads, least(all_heads, greatest(heads, o.needed * :reach)) AS heads FROM share) s
+    CROSS JOIN LATERAL (
+        SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue AND rank = o.rank AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+        ORDER BY queued_at, id LIMIT least(o.headroom / o.units * :reach, s.heads)) h
+), ranked AS MATERIALIZED (
+    SELECT *, false AS beyond FROM first_heads WHERE NOT :only_minimums AND NOT EXISTS (SELECT FROM missing)
+    UNION ALL
+    SELECT h.*, coalesce(
+        sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY queued_at, id) - h.units >= m.units, true)
+    FROM first_heads h LEFT JOIN missing m ON m.cohort = h.cohort AND m.instance = h.instance
+    WHERE EXISTS (SELECT FROM missing)
 ), cut AS MATERIALIZED (
-    SELECT queued_at, id FROM (
-        SELECT DISTINCT ON (h.lane) h.* FROM first_heads h
+    SELECT beyond, queued_at, id FROM (
+        SELECT DISTINCT ON (h.lane) h.* FROM ranked h
         JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
-        WHERE f.heads >= (SELECT heads FROM share) AND f.heads < (SELECT jobs FROM room) * :reach
-        ORDER BY h.lane, h.queued_at DESC, h.id DESC) last
-    ORDER BY queued_at, id LIMIT 1
+        WHERE h.is_cut_short AND f.heads >= h.heads
+        ORDER BY h.lane, h.beyond DESC, h.queued_at DESC, h.id DESC) last
+    ORDER BY beyond, queued_at, id LIMIT 1
 ), heads AS MATERIALIZED (
-    SELECT id FROM first_heads
-    WHERE coalesce((queued_at, id) <= (SELECT queued_at, id FROM cut), true)
-    ORDER BY queued_at, id LIMIT (SELECT jobs FROM room) * :reach
+    SELECT id FROM ranked
+    WHERE coalesce((beyond, queued_at, id) <= (SELECT beyond, queued_at, id FROM cut), true) AND NOT (:only_minimums AND beyond)
+    ORDER BY beyond, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs
-    WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
+    SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
+    WHERE state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
 )
-SELECT r.heads, r.jobs, r.cut, p.*, p.queue = ANY (ARRAY(SELECT queue FROM served WHERE looks > 0)) AS tried FROM (
-    SELECT (SELECT count(*) FROM heads) AS heads, (SELECT jobs FROM room) AS jobs, EXISTS (SELECT FROM cut) AS cut) r
+SELECT r.*, EXISTS (SELECT FROM cut) AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
+    EXISTS (SELECT FROM missing) AS below) r
 LEFT JOIN picked p ON true

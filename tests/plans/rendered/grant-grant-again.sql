@@ -1,4 +1,4 @@
--- schema/moves/grant.py: GRANT, guard=min, again=true
+-- schema/moves/grant.py: GRANT, again=true
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]))
@@ -36,7 +36,7 @@ WITH wanted AS MATERIALIZED (
     SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
     LEFT JOIN LATERAL (SELECT min_quota, max_quota, usage FROM quotas WHERE cohort = d.cohort AND instance >= d.instance AND instance <= d.instance ORDER BY instance DESC LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) q ON true
 ), left_over AS MATERIALIZED (
-    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, q.min_quota - q.usage AS headroom, q.kept
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - q.evicted) END - q.usage AS headroom, q.kept
     FROM ROWS FROM (
         unnest(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed),
                ARRAY(SELECT min_quota FROM allowed), ARRAY(SELECT max_quota FROM allowed),
@@ -49,7 +49,7 @@ WITH wanted AS MATERIALIZED (
     UNION ALL
     SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom, kept FROM left_over
 ), within AS MATERIALIZED (
-    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN false WHEN bool_or(busy) OVER quota THEN false
+    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
         WHEN max(headroom) OVER quota IS NULL THEN true
         ELSE sum(units) OVER upto <= max(headroom) OVER quota
             AND sum(units - reserved) OVER upto <= greatest(max(headroom - kept) OVER quota, 0)

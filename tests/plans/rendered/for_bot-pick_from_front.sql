@@ -1,8 +1,15 @@
--- schema/picking/for_bot.py: FROM_HEAD_CURSOR_FOR_BOT
-WITH RECURSIVE below AS MATERIALIZED (SELECT EXISTS (SELECT FROM quotas q WHERE q.usage < q.min_quota AND EXISTS (
-    SELECT FROM queues k WHERE k.instance = q.instance AND k.cohort = q.cohort AND k.constraint_set IS NULL
-        AND EXISTS (SELECT FROM jobs WHERE queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 OFFSET 0) OFFSET 0) AND q.cohort = :cohort) AS is),
-
+-- schema/picking/for_bot.py: PICK_FROM_FRONT
+WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), missing AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
+    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM (
+    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
+    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
+    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance) k
+        ON k.cohort = q.cohort AND k.instance = q.instance
+    WHERE q.min_quota - q.usage > coalesce(k.units, 0) AND q.cohort = :cohort AND (CAST(:instance AS integer) IS NULL OR q.instance = :instance) AND EXISTS (
+    SELECT FROM queues k JOIN instances i ON i.id = k.instance AND NOT i.draining
+    WHERE k.instance = q.instance AND k.cohort = q.cohort AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now()) AND EXISTS (SELECT FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 OFFSET 0) OFFSET 0)
+),
 stretches AS MATERIALIZED (
     SELECT c.id AS cohort, coalesce(m.rank, -1000.0) AS rank, coalesce(m.until, 1001.0) AS until,
         to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
@@ -16,11 +23,10 @@ stretches AS MATERIALIZED (
     SELECT h.* FROM stretches s CROSS JOIN LATERAL (
         SELECT id, cohort, queue, rank, queued_at FROM jobs
         WHERE cohort = s.cohort AND (rank, queued_at, id) >= (s.rank, s.since, s.first)
-            AND rank < s.until AND state = 'queued' AND schedule_after IS NULL AND NOT constrained
-        ORDER BY cohort, rank, queued_at, id LIMIT :reach) h
-    ORDER BY h.rank, h.queued_at, h.id LIMIT :reach
-),
-waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), offered AS MATERIALIZED (
+            AND rank < s.until AND state = 'queued' AND schedule_after IS NULL AND NOT constrained AND priority >= -1000
+        ORDER BY cohort, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach) h
+    ORDER BY h.rank, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :reach
+), waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), offered AS MATERIALIZED (
     SELECT q.* FROM (
     WITH kept AS MATERIALIZED (
         SELECT cohort, instance, sum(units) AS units FROM (
@@ -51,21 +57,24 @@ waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), offered AS MATERIALI
     CROSS JOIN LATERAL (
         SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
 ), fit AS MATERIALIZED (
-    SELECT f.id, f.rank, f.queued_at FROM front f JOIN offered q USING (queue)
+    SELECT f.id, f.rank, f.queued_at, o.headroom / o.units AS most,
+        CASE WHEN o.headroom IS NOT NULL
+            THEN row_number() OVER (PARTITION BY o.queue ORDER BY f.rank, f.queued_at, f.id) END AS nth
+    FROM front f JOIN offered o USING (queue)
 ), heads AS MATERIALIZED (
-    SELECT id FROM fit WHERE NOT (SELECT below.is FROM below) ORDER BY rank, queued_at, id LIMIT :reach
+    SELECT id FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
+    ORDER BY rank, queued_at, id
 ), picked AS MATERIALIZED (
-    SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint
-    FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
+    SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
     WHERE state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY h.nth LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
+    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
 )
-SELECT r.fit, r.below, CASE WHEN row_number() OVER () = 1 THEN (
+SELECT r.*, CASE WHEN row_number() OVER () = 1 THEN (
     SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
         SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
         FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
               ORDER BY cohort, rank, queued_at, id) lane))
-    FROM front) END AS walked, p.*,
-    p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried FROM (
-    SELECT (SELECT count(*) FROM fit) AS fit, (SELECT below.is FROM below) AS below) r
+    FROM front) END AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
+    EXISTS (SELECT FROM missing) AS below) r
 LEFT JOIN picked p ON true

@@ -1,0 +1,253 @@
+"""The statement that picks jobs: from the front of a cohort or from its queues, for an assigner or for a bot.
+
+The four are one text with different parts. Whoever asks says how many jobs are wanted and from which queues they may be
+taken (`Asker`). The front is read where most of it can be placed, which is the rule, because it needs no look into each
+queue; it does not serve where an instance is below its minimum, whose jobs come first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import Connection, Row, TextClause
+
+from schema.accounting.quotas import KEPT
+from schema.picking import head_cursor
+from schema.picking.head_cursor import HeadCursor
+from schema.picking.queues import HAS_OPEN_QUEUES, ready_ranks
+from schema.predicates import READY_PLAIN, STILL_READY, ready_queues
+
+#: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
+#: first few, and only where those did not do, because others hold them, many.
+WIDTHS = (2, 6, 16)
+
+#: Where many queues are open, each is read for its even share of the heads, times `SPARE`, and for so many at least.
+#: What comes after the last head of a queue that has more is left for the next pick, so that the order is kept.
+LEAST_HEADS, SPARE = 8, 4
+
+
+class Order(Enum):
+    """In which order queued jobs are taken."""
+
+    PRIORITY = "rank, queued_at, id"
+    AGE = "queued_at, id"
+
+
+class ReadyJob(NamedTuple):
+    """A queued job, locked by the transaction that picked it. `tried`: its queue has been looked into in vain."""
+
+    id: int
+    public_id: str
+    queue: int
+    cohort: int
+    instance: int
+    platform: int
+    priority: int
+    units: int
+    locality_hint: str | None
+    tried: bool
+
+
+#: Columns of a job that is picked, before `tried`.
+COLUMNS = "id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint"
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks for jobs, in SQL.
+
+    room: common table expressions, of which `room` has one row with `jobs`, the number of jobs that are wanted.
+    offered: such expressions, of which `offered` has those queues of `waiting` from which jobs may be taken, with their
+        `queue`, `cohort`, `instance`, `units`, `looks`, and the `headroom` of the instance's quota.
+    cohorts, instances: conditions on `{cohort}` and `{instance}`, the ids of those whose jobs may be taken.
+    """
+
+    room: str
+    offered: str
+    cohorts: str
+    instances: str
+
+
+# Units that instances lack of their minimum, less those that bots are being freed for.
+_MISSING = f"""
+    SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
+    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM ({KEPT}) each GROUP BY cohort, instance) k
+        ON k.cohort = q.cohort AND k.instance = q.instance
+    WHERE q.min_quota - q.usage > coalesce(k.units, 0)"""
+# Of whom nothing may be offered, nothing is kept from others. The front does not tell who has jobs behind it.
+_MISSING_OF_OFFERED = f"{_MISSING} AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)"
+_MISSING_SOMEWHERE = f"{_MISSING} AND {{scope}} AND {HAS_OPEN_QUEUES}"
+
+# What a quota leaves is not much exceeded by what is picked for it, so that a batch is not full of jobs that lose.
+_FROM_FRONT = """missing AS MATERIALIZED ({missing}
+), {front}, waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), {offered}, fit AS MATERIALIZED (
+    SELECT f.id, f.rank, f.queued_at, o.headroom / o.units AS most,
+        CASE WHEN o.headroom IS NOT NULL
+            THEN row_number() OVER (PARTITION BY o.queue ORDER BY f.rank, f.queued_at, f.id) END AS nth
+    FROM front f JOIN offered o USING (queue)
+), heads AS MATERIALIZED (
+    SELECT id FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
+    ORDER BY rank, queued_at, id
+)"""
+
+# By age, each rank of a queue is looked into. A job is beyond the minimum of its instance if those before it fill that.
+# Of an instance below its minimum, all heads are read that it may need to reach it.
+_FROM_QUEUES = """{waiting}, {offered}, missing AS MATERIALIZED ({missing}
+), lanes AS MATERIALIZED (
+    SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
+    FROM {lanes} LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
+), share AS MATERIALIZED (
+    SELECT jobs * :reach AS all_heads,
+        greatest({least}, {spare} * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1)) AS heads
+    FROM room
+), first_heads AS MATERIALIZED (
+    SELECT o.lane, s.heads < s.all_heads AS is_cut_short, s.heads, o.cohort, o.instance, o.units, h.*
+    FROM lanes o CROSS JOIN LATERAL (
+        SELECT all_heads, least(all_heads, greatest(heads, o.needed * :reach)) AS heads FROM share) s
+    CROSS JOIN LATERAL (
+        SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue{same_lane} AND {ready}
+        ORDER BY {order} LIMIT least(o.headroom / o.units * :reach, s.heads)) h
+), ranked AS MATERIALIZED (
+    SELECT *, false AS beyond FROM first_heads WHERE NOT :only_minimums AND NOT EXISTS (SELECT FROM missing)
+    UNION ALL
+    SELECT h.*, coalesce(
+        sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY {order}) - h.units >= m.units, true)
+    FROM first_heads h LEFT JOIN missing m ON m.cohort = h.cohort AND m.instance = h.instance
+    WHERE EXISTS (SELECT FROM missing)
+), cut AS MATERIALIZED (
+    SELECT {full_order} FROM (
+        SELECT DISTINCT ON (h.lane) h.* FROM ranked h
+        JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
+        WHERE h.is_cut_short AND f.heads >= h.heads
+        ORDER BY h.lane, {backwards}) last
+    ORDER BY {full_order} LIMIT 1
+), heads AS MATERIALIZED (
+    SELECT id FROM ranked
+    WHERE coalesce(({full_order}) <= (SELECT {full_order} FROM cut), true) AND NOT (:only_minimums AND beyond)
+    ORDER BY {full_order} LIMIT (SELECT jobs FROM room) * :reach
+)"""
+
+# The heads are looked up by their primary key, and looked at again in words that fit no index of ready jobs.
+_PICK = """
+WITH RECURSIVE {room}, {heads}, picked AS MATERIALIZED (
+    SELECT {columns} FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
+    WHERE {still_ready}
+    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+SELECT r.*, {scan} AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
+    EXISTS (SELECT FROM missing) AS below) r
+LEFT JOIN picked p ON true
+"""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One statement that picks jobs, as a string.
+
+    First come the jobs that instances below their minimum need to reach it, then the others, both in `order`. The
+    parameters are those of the asker and of the source; `reach`, the number of heads that are read for each job that is
+    wanted; and of a pick from the queues `only_minimums`, which leaves out the others.
+    """
+
+    asker: Asker
+    source: Literal["front", "queues"]
+    order: Order = Order.PRIORITY
+
+    def __str__(self) -> str:
+        front = self.source == "front"
+        return _PICK.format(
+            room=self.asker.room,
+            heads=self._front() if front else self._queues(),
+            columns=", ".join(f"j.{column}" for column in COLUMNS.split(", ")),
+            still_ready=STILL_READY,
+            scan=f"CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END"
+            if front
+            else "EXISTS (SELECT FROM cut)",
+        )
+
+    def _front(self) -> str:
+        cohorts = self.asker.cohorts.format(cohort="c.id")
+        scope = (
+            f"{self.asker.cohorts.format(cohort='q.cohort')} AND {self.asker.instances.format(instance='q.instance')}"
+        )
+        return _FROM_FRONT.format(
+            missing=_MISSING_SOMEWHERE.format(scope=scope),
+            front=head_cursor.head_jobs(cohorts=cohorts, limit="(SELECT jobs FROM room) * :reach"),
+            offered=self.asker.offered,
+        )
+
+    def _queues(self) -> str:
+        by_age = self.order is Order.AGE
+        order = self.order.value
+        full_order = f"beyond, {order}"
+        return _FROM_QUEUES.format(
+            waiting=ready_queues("waiting"),
+            missing=_MISSING_OF_OFFERED,
+            offered=self.asker.offered,
+            lanes=f"(SELECT q.*, z.rank FROM offered q CROSS JOIN LATERAL ({ready_ranks('q.queue')}) z) o"
+            if by_age
+            else "offered o",
+            least=LEAST_HEADS,
+            spare=SPARE,
+            same_lane=" AND rank = o.rank" if by_age else "",
+            ready=READY_PLAIN,
+            order=order,
+            full_order=full_order,
+            backwards=", ".join(f"h.{column} DESC" for column in full_order.split(", ")),
+        )
+
+
+def pick_jobs(
+    connection: Connection,
+    *,
+    front: TextClause | None,
+    queues: TextClause,
+    values: Mapping[str, Any],
+    cursor: HeadCursor | None,
+) -> list[ReadyJob]:
+    """Lock jobs with these statements: from the front if there is such a statement and it does, else from the queues.
+
+    `cursor` is what the caller remembers of the front; without it each queue is looked into. Rows that others hold are
+    skipped: where they hold too many of them, more is read.
+    """
+    if front is not None and cursor is not None and cursor.is_worthwhile():
+        first = _from_front(connection, front, values, cursor)
+        if first is not None:
+            return first
+        cursor.disable_for_a_while()
+    for reach in WIDTHS:
+        rows = connection.execute(queues, {**values, "reach": reach}).all()
+        seen, found = rows[0], _ready_jobs(rows)
+        was_cut_short = seen.scan and 2 * len(found) < seen.jobs
+        is_contended = len(found) < seen.jobs and seen.heads >= seen.jobs * reach
+        if not (was_cut_short or is_contended):
+            break
+    return found
+
+
+def _from_front(
+    connection: Connection, statement: TextClause, values: Mapping[str, Any], cursor: HeadCursor
+) -> list[ReadyJob] | None:
+    """Pick from the front alone; None if that does not do, because some instance is below its minimum or most of what
+    the front holds may not be taken."""
+    for reach in cursor.widths(WIDTHS):
+        scan = cursor.begin()
+        rows = connection.execute(statement, {**values, **scan.values(), "reach": reach}).all()
+        seen, found = rows[0], _ready_jobs(rows)
+        walked = cursor.learn(scan, seen.scan, limit=seen.jobs * reach)
+        if seen.below:
+            return None
+        if len(found) == seen.jobs or walked < seen.jobs * reach:
+            cursor.remember_width(WIDTHS, reach)
+            return found
+        if 2 * seen.heads < walked:
+            return None
+    return found
+
+
+def _ready_jobs(rows: Sequence[Row[Any]]) -> list[ReadyJob]:
+    # By their places: this is done for each job, and looking for names takes a third of it.
+    columns = len(ReadyJob._fields)
+    return [ReadyJob._make(row[-columns:]) for row in rows if row[-columns] is not None]

@@ -1,0 +1,84 @@
+-- schema/picking/for_bot.py: PICK
+WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), waiting AS (
+    SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
+    UNION ALL
+    SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
+), offered AS MATERIALIZED (
+    SELECT q.* FROM (
+    WITH kept AS MATERIALIZED (
+        SELECT cohort, instance, sum(units) AS units FROM (
+    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
+    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
+    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance
+    )
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+        SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+        SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - coalesce(k.units, 0) AS headroom
+        FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND k.units <= :room
+              GROUP BY k.cohort, k.instance) g
+        JOIN instances i ON i.id = g.instance AND NOT i.draining
+        LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
+        LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
+        OFFSET 0
+    ) w CROSS JOIN LATERAL unnest(w.members) AS k
+    WHERE (w.headroom IS NULL OR k.units <= w.headroom)
+    AND EXISTS (
+        SELECT FROM (
+            SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
+                CAST(:pool AS text) AS pool) b
+        WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool))
+    AND (w.headroom IS NULL OR w.headroom >= :capacity OR w.instance = ANY (CAST(:returned AS integer[])))
+    AND (:any OR k.schedule_after >= now() OR NOT :literal AND k.looks = 0)) q
+    CROSS JOIN LATERAL (
+        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
+), missing AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
+    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM (
+    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
+    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
+    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance) k
+        ON k.cohort = q.cohort AND k.instance = q.instance
+    WHERE q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
+), lanes AS MATERIALIZED (
+    SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
+    FROM offered o LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
+), share AS MATERIALIZED (
+    SELECT jobs * :reach AS all_heads,
+        greatest(8, 4 * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1)) AS heads
+    FROM room
+), first_heads AS MATERIALIZED (
+    SELECT o.lane, s.heads < s.all_heads AS is_cut_short, s.heads, o.cohort, o.instance, o.units, h.*
+    FROM lanes o CROSS JOIN LATERAL (
+        SELECT all_heads, least(all_heads, greatest(heads, o.needed * :reach)) AS heads FROM share) s
+    CROSS JOIN LATERAL (
+        SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+        ORDER BY rank, queued_at, id LIMIT least(o.headroom / o.units * :reach, s.heads)) h
+), ranked AS MATERIALIZED (
+    SELECT *, false AS beyond FROM first_heads WHERE NOT :only_minimums AND NOT EXISTS (SELECT FROM missing)
+    UNION ALL
+    SELECT h.*, coalesce(
+        sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY rank, queued_at, id) - h.units >= m.units, true)
+    FROM first_heads h LEFT JOIN missing m ON m.cohort = h.cohort AND m.instance = h.instance
+    WHERE EXISTS (SELECT FROM missing)
+), cut AS MATERIALIZED (
+    SELECT beyond, rank, queued_at, id FROM (
+        SELECT DISTINCT ON (h.lane) h.* FROM ranked h
+        JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
+        WHERE h.is_cut_short AND f.heads >= h.heads
+        ORDER BY h.lane, h.beyond DESC, h.rank DESC, h.queued_at DESC, h.id DESC) last
+    ORDER BY beyond, rank, queued_at, id LIMIT 1
+), heads AS MATERIALIZED (
+    SELECT id FROM ranked
+    WHERE coalesce((beyond, rank, queued_at, id) <= (SELECT beyond, rank, queued_at, id FROM cut), true) AND NOT (:only_minimums AND beyond)
+    ORDER BY beyond, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
+), picked AS MATERIALIZED (
+    SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
+    WHERE state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+SELECT r.*, EXISTS (SELECT FROM cut) AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
+    EXISTS (SELECT FROM missing) AS below) r
+LEFT JOIN picked p ON true
