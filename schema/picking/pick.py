@@ -87,8 +87,7 @@ _FROM_FRONT = """missing AS MATERIALIZED ({missing}
             THEN row_number() OVER (PARTITION BY o.queue ORDER BY f.rank, f.queued_at, f.id) END AS nth
     FROM front f JOIN offered o USING (queue)
 ), heads AS MATERIALIZED (
-    SELECT id FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
-    ORDER BY rank, queued_at, id
+    SELECT id, false AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
 )"""
 
 # By age, each rank of a queue is looked into. A job is beyond the minimum of its instance if those before it fill that.
@@ -123,17 +122,18 @@ _FROM_QUEUES = """{waiting}, {offered}, missing AS MATERIALIZED ({missing}
         ORDER BY h.lane, {backwards}) last
     ORDER BY {full_order} LIMIT 1
 ), heads AS MATERIALIZED (
-    SELECT id FROM ranked
+    SELECT id, beyond FROM ranked
     WHERE coalesce(({full_order}) <= (SELECT {full_order} FROM cut), true) AND NOT (:only_minimums AND beyond)
     ORDER BY {full_order} LIMIT (SELECT jobs FROM room) * :reach
 )"""
 
-# The heads are looked up by their primary key, and looked at again in words that fit no index of ready jobs.
+# The heads are looked up as one array, and looked at again in words that fit no index of ready jobs, which leaves the
+# planner nothing but their primary key. Nearly always none is beyond a minimum, as nobody is below one.
 _PICK = """
 WITH RECURSIVE {room}, {heads}, picked AS MATERIALIZED (
-    SELECT {columns} FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
-    WHERE {still_ready}
-    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
+    SELECT {columns} FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND {still_ready}
+    ORDER BY id = ANY (ARRAY(SELECT id FROM heads WHERE beyond)), {order}
+    LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT r.*, {scan} AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
@@ -160,7 +160,8 @@ class Pick:
         return _PICK.format(
             room=self.asker.room,
             heads=self._front() if front else self._queues(),
-            columns=", ".join(f"j.{column}" for column in COLUMNS.split(", ")),
+            columns=COLUMNS,
+            order=self.order.value,
             still_ready=STILL_READY,
             scan=f"CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END"
             if front

@@ -108,13 +108,13 @@ WITH RECURSIVE roomy AS MATERIALIZED (
         ORDER BY h.lane, h.beyond DESC, h.rank DESC, h.queued_at DESC, h.id DESC) last
     ORDER BY beyond, rank, queued_at, id LIMIT 1
 ), heads AS MATERIALIZED (
-    SELECT id FROM ranked
+    SELECT id, beyond FROM ranked
     WHERE coalesce((beyond, rank, queued_at, id) <= (SELECT beyond, rank, queued_at, id FROM cut), true) AND NOT (:only_minimums AND beyond)
     ORDER BY beyond, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
-    SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
-    WHERE state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY id = ANY (ARRAY(SELECT id FROM heads WHERE beyond)), rank, queued_at, id
+    LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT r.*, EXISTS (SELECT FROM cut) AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,

@@ -100,12 +100,11 @@ stretches AS MATERIALIZED (
             THEN row_number() OVER (PARTITION BY o.queue ORDER BY f.rank, f.queued_at, f.id) END AS nth
     FROM front f JOIN offered o USING (queue)
 ), heads AS MATERIALIZED (
-    SELECT id FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
-    ORDER BY rank, queued_at, id
+    SELECT id, false AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
 ), picked AS MATERIALIZED (
-    SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint FROM unnest(ARRAY(SELECT id FROM heads)) WITH ORDINALITY AS h (id, nth) JOIN jobs j ON j.id = h.id
-    WHERE state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY h.nth LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE OF j SKIP LOCKED
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY id = ANY (ARRAY(SELECT id FROM heads WHERE beyond)), rank, queued_at, id
+    LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT r.*, CASE WHEN row_number() OVER () = 1 THEN (
     SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
