@@ -5,6 +5,8 @@ import pytest
 from assigner.explain.answer import explain
 from schema.accounting import counters, quotas, rates
 from schema.moves.priority import set_priority
+from schema.picking import constrained
+from schema.picking.ready import Scope
 from tests.support.pool import Pool, active, completed
 from tests.support.tenancy import used
 
@@ -175,3 +177,15 @@ def test_where_no_assigner_is_at_work_a_bot_goes_on_with_what_it_can_fetch(pool:
     for _ in range(10):
         assert len(given) == 1
         given = bot.sync(*(completed(lease) for lease in given))["leases"]
+
+
+def test_queues_without_constraints_hide_none_that_have_some(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constrained, "MAX_QUEUES", 2)
+    pool.submit(terms={"locks": ["tree"]})
+    for number in range(5):
+        pool.submit(instance=f"team-{number}")
+    pool.bot()
+    found = pool.database.run(
+        lambda c: constrained.queues(c, Scope(), batch=9, start=0.5, after=constrained.FIRST_QUEUE)
+    )
+    assert len(found.queues) == 1
