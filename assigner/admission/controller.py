@@ -49,7 +49,7 @@ EXACT, FEW = 1.2, 3
 
 
 class HeadReader:
-    """`cut`: the places of those queues that have more than has been read.
+    """`cut`: the ids of those queues that have more than has been read.
 
     `usual`: which part of what started each queue had when it was looked at before; one that is not there is expected
     to have as much as any other.
@@ -77,16 +77,16 @@ class HeadReader:
         for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
             self._queues[queue.id] = queue
             self._bounds[queue.id] = int(min(self._free_units, LEAST + SPARE * each))
-        places = [queue.id for queue in queues]
-        even = 1.0 / max(1, len(places))
+        ids = [queue.id for queue in queues]
+        even = 1.0 / max(1, len(ids))
         if self._ordering_policy.exact:
             found = self._next(
-                {place: _with_spare(self._free_units * self._usual.get(place, even)) for place in places}
+                {queue_id: _with_spare(self._free_units * self._usual.get(queue_id, even)) for queue_id in ids}
             )
             # Where jobs have deadlines, some of those behind may come before those in front.
             dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
             return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units * even)))
-        return self._next(dict.fromkeys(places, max(LEAST, math.ceil(SPARE * self._free_units * even))))
+        return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
     def more(self, left: Sequence[QueueHead], started: Mapping[QueueId, int]) -> list[QueueHead]:
         """Those that come next in the queues of which not enough are `left`, if it goes on as it has gone so far: so
@@ -110,13 +110,13 @@ class HeadReader:
         return self._next(wanted)
 
     def _next(self, wanted: Mapping[QueueId, int]) -> list[QueueHead]:
-        places = list(wanted)
-        limits = [min(wanted[place], self._bounds[place] - self._read[place]) for place in places]
+        ids = list(wanted)
+        limits = [min(wanted[queue_id], self._bounds[queue_id] - self._read[queue_id]) for queue_id in ids]
         found = constrained.heads(
             self._connection,
-            [self._queues[place] for place in places],
+            [self._queues[queue_id] for queue_id in ids],
             limits=limits,
-            skips=[self._read[place] for place in places],
+            skips=[self._read[queue_id] for queue_id in ids],
             now=self._now,
             ageing=self._ordering_policy.ageing,
         )
@@ -124,10 +124,10 @@ class HeadReader:
         # Where others have let go of rows in front since, some of those behind are the ones that were read before.
         found = [head for head in found if head.job.id not in self._known]
         self._known.update(head.job.id for head in found)
-        for place, limit in zip(places, limits, strict=True):
-            self._read[place] += got[place]
-            has_more = got[place] == limit and self._read[place] < self._bounds[place]
-            (self.cut.add if has_more and self._ordering_policy.exact else self.cut.discard)(place)
+        for queue_id, limit in zip(ids, limits, strict=True):
+            self._read[queue_id] += got[queue_id]
+            has_more = got[queue_id] == limit and self._read[queue_id] < self._bounds[queue_id]
+            (self.cut.add if has_more and self._ordering_policy.exact else self.cut.discard)(queue_id)
         return found
 
 

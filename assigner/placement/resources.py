@@ -226,7 +226,7 @@ def resource_charges(
 
 
 def lacking_by_queue(connection: Connection, queues: Sequence[ConstrainedQueue]) -> dict[QueueId, str]:
-    """Of the queues whose jobs fit on no bot now, by their places, what is missing first."""
+    """Of the queues whose jobs fit on no bot now, by their ids, what is missing first."""
     needy = [queue for queue in queues if need_of(queue)]
     if not needy:
         return {}
