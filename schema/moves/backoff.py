@@ -1,4 +1,4 @@
-"""Waits: of jobs that are to be tried again later, and of queues of which no bot could take a job.
+"""Moves that let queues rest and wake them, and that make jobs ready whose wait after a failure is over.
 
 The state of the jobs stays `queued`, so these moves write no event.
 """
@@ -11,8 +11,8 @@ from sqlalchemy import Connection, text
 from schema.postgres.fragments import newest_version
 from schema.predicates import AT_REST, DUE, REQUIREMENTS, UNITS, serves
 
-# The wait grows with each look in vain and has some jitter, so that many queues do not come back at once. Whoever holds
-# a queue's row is about to do the same, or to wake it.
+# The rest gets longer with each look in vain. It has some jitter, so that many queues do not come back at once. A queue
+# whose row is locked is being put to rest or woken by another transaction.
 REST = text("""
 WITH found AS MATERIALIZED (
     SELECT id FROM queues
@@ -86,8 +86,11 @@ def wake_queues(connection: Connection, queues: Collection[int]) -> int:
 
 
 def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> int:
-    """Bots, by their ids, have come or have more room, so many units: queues of which they could take a job rest no
-    more. Costs one look at an index where no queue rests. Returns how many were woken."""
+    """Wake the resting queues of which one of these bots could take a job; returns how many were woken.
+
+    free_units: the free units of each bot that has arrived or has more room, by its id.
+    Costs one look at an index if no queue rests.
+    """
     where = {"bot_ids": list(free_units), "rooms": list(free_units.values())}
     return len(connection.execute(WAKE_FOR_BOTS, where).all())
 

@@ -83,9 +83,10 @@ UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_inte
 #
 # A submit looks its queue up without a lock, because all submits would lock the same row. A queue is deleted in three
 # rounds. The first one marks queues without ready jobs, by 0. The second one finds the mark committed, and writes down
-# its own number: whoever has looked the queue up before it was marked has a lower one (`intern_queue`), and whoever
-# looks it up later holds its row. The third one finds that all of those with a lower number have ended and that no job
-# has the queue, whatever its state; then it locks the row, unless somebody holds it, looks again and deletes it.
+# its own number. A transaction that looked the queue up before it was marked has a lower number (`intern_queue`). A
+# transaction that looks it up later holds its row. The third round finds that all transactions with a lower number have
+# ended, and that no job has the queue, whatever its state. Then it locks the row, unless somebody holds it, looks again
+# and deletes it.
 
 MARK_IDLE_QUEUES = text(f"""
 UPDATE queues SET idle_since = 0 WHERE id = ANY (ARRAY(

@@ -100,7 +100,11 @@ class HeadCursor:
             return Scan(self._now(), whole, {} if whole else dict(self._since))
 
     def learn(self, walk: "Scan", told: tuple[int, float, Any], *, limit: int) -> int:
-        """A walk that might read so many jobs told `SCANNED`; returns how many it read."""
+        """Take note of what a walk found; returns how many jobs it read.
+
+        told: the value of `SCANNED`.
+        limit: the number of jobs that the walk could read at most.
+        """
         seconds = self._now() - walk.began
         walked, at, lanes = told
         firsts: dict[RankLane, Place] = {

@@ -1,8 +1,8 @@
 """The statement that picks jobs: from the front of a cohort or from its queues, for an assigner or for a bot.
 
-The four are one text with different parts. Whoever asks says how many jobs are wanted and from which queues they may be
-taken (`Asker`). The front is read where most of it can be placed, which is the rule, because it needs no look into each
-queue; it does not serve where an instance is below its minimum, whose jobs come first.
+These four picks are one text with different parts. An `Asker` says how many jobs are wanted and from which queues they
+may be taken. A pick from the front looks into no queue. It is tried first, because nearly always most of the front can
+be placed. It gives nothing while an instance is below its minimum, because the jobs of that instance come first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,16 @@ from sqlalchemy import Connection, Row, TextClause
 from schema.accounting.quotas import KEPT
 from schema.picking import head_cursor
 from schema.picking.head_cursor import HeadCursor
-from schema.picking.queues import HAS_OPEN_QUEUES, ready_ranks
-from schema.predicates import READY_PLAIN, STILL_READY, ready_queues
+from schema.picking.queues import HAS_AWAKE_JOBS, ready_ranks
+from schema.predicates import DRAIN, READY_PLAIN, STILL_READY, ready_queues
 
 #: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
 #: first few, and only where those did not do, because others hold them, many.
 WIDTHS = (2, 6, 16)
 
-#: Where many queues are open, each is read for its even share of the heads, times `SPARE`, and for so many at least.
-#: What comes after the last head of a queue that has more is left for the next pick, so that the order is kept.
+#: The heads to be read are divided evenly among the open queues. Of each, `SPARE` times its share is read, and at least
+#: `LEAST_HEADS`. What comes after the last head of a queue that has more is left for the next pick, so that the order is
+#: kept.
 LEAST_HEADS, SPARE = 8, 4
 
 
@@ -77,7 +78,8 @@ _MISSING = f"""
     WHERE q.min_quota - q.usage > coalesce(k.units, 0)"""
 # Of whom nothing may be offered, nothing is kept from others. The front does not tell who has jobs behind it.
 _MISSING_OF_OFFERED = f"{_MISSING} AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)"
-_MISSING_SOMEWHERE = f"{_MISSING} AND {{scope}} AND {HAS_OPEN_QUEUES}"
+_MISSING_SOMEWHERE = f"""{_MISSING} AND {{scope}} AND {HAS_AWAKE_JOBS}
+        AND EXISTS (SELECT FROM instances i WHERE i.id = q.instance AND {DRAIN.of(instance="i")} OFFSET 0)"""
 
 # What a quota leaves is not much exceeded by what is picked for it, so that a batch is not full of jobs that lose.
 _FROM_FRONT = """missing AS MATERIALIZED ({missing}

@@ -61,20 +61,17 @@ def ready_ranks(queue: str) -> str:
     return _PRIORITIES.format(of_queue=f"queue = {queue} AND {predicates.READY_PLAIN}")
 
 
-#: The instance of quota `q` is not drained and has ready jobs without constraints in queues that do not rest.
-HAS_OPEN_QUEUES = f"""EXISTS (
-    SELECT FROM queues k JOIN instances i ON i.id = k.instance AND {DRAIN.of(instance="i")}
-    WHERE k.instance = q.instance AND k.cohort = q.cohort AND {PLAIN} AND {AWAKE} AND {has_ready_jobs("k")} OFFSET 0)"""
-_OF_QUOTA = f"""EXISTS (
+_HAS_JOBS = f"""EXISTS (
     SELECT FROM queues k WHERE k.instance = q.instance AND k.cohort = q.cohort AND {{which}}
         AND {has_ready_jobs("k")} OFFSET 0)"""
-_BELOW_MINIMUM = f"SELECT * FROM quotas q WHERE q.usage < q.min_quota AND {_OF_QUOTA}"
-#: Quotas of instances that have less than their minimum although jobs of theirs wait: without constraints, or with.
-BELOW_MINIMUM = _BELOW_MINIMUM.format(which=PLAIN)
-CONSTRAINED_BELOW_MINIMUM = _BELOW_MINIMUM.format(which=CONSTRAINED)
+#: The instance of quota `q` has ready jobs without constraints in queues that do not rest.
+HAS_AWAKE_JOBS = _HAS_JOBS.format(which=f"{PLAIN} AND {AWAKE}")
+# Quotas of instances that have less than their minimum although jobs of theirs wait.
+_BELOW_MINIMUM = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_HAS_JOBS}"
 PENDING_WORK = text(f"""
 SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND {DUE}) AS backoff_elapsed,
-    EXISTS ({BELOW_MINIMUM}) AS below_minimum, EXISTS ({CONSTRAINED_BELOW_MINIMUM}) AS constrained_below_minimum,
+    EXISTS ({_BELOW_MINIMUM.format(which=PLAIN)}) AS below_minimum,
+    EXISTS ({_BELOW_MINIMUM.format(which=CONSTRAINED)}) AS constrained_below_minimum,
     g.constrained,
     CASE WHEN g.constrained THEN EXISTS (SELECT FROM jobs WHERE {IN_FRONT}) ELSE true END AS plain
 FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g

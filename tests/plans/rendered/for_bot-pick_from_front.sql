@@ -7,8 +7,9 @@ WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), mi
     WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance) k
         ON k.cohort = q.cohort AND k.instance = q.instance
     WHERE q.min_quota - q.usage > coalesce(k.units, 0) AND q.cohort = :cohort AND (CAST(:instance AS integer) IS NULL OR q.instance = :instance) AND EXISTS (
-    SELECT FROM queues k JOIN instances i ON i.id = k.instance AND NOT i.draining
-    WHERE k.instance = q.instance AND k.cohort = q.cohort AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now()) AND EXISTS (SELECT FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 OFFSET 0) OFFSET 0)
+    SELECT FROM queues k WHERE k.instance = q.instance AND k.cohort = q.cohort AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
+        AND EXISTS (SELECT FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 OFFSET 0) OFFSET 0)
+        AND EXISTS (SELECT FROM instances i WHERE i.id = q.instance AND NOT i.draining OFFSET 0)
 ),
 stretches AS MATERIALIZED (
     SELECT c.id AS cohort, coalesce(m.rank, -1000.0) AS rank, coalesce(m.until, 1001.0) AS until,
