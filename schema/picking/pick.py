@@ -23,8 +23,7 @@ from schema.predicates import DRAIN, READY_PLAIN, STILL_READY, ready_queues
 WIDTHS = (2, 6, 16)
 
 #: The heads to be read are divided evenly among the open queues. Of each, `SPARE` times its share is read, and at least
-#: `LEAST_HEADS`. What comes after the last head of a queue that has more is left for the next pick, so that the order is
-#: kept.
+#: `LEAST_HEADS`. What comes after the last head of a queue that has more is left for the next pick, to keep the order.
 LEAST_HEADS, SPARE = 8, 4
 
 
