@@ -189,7 +189,7 @@ def operate(
         capsys.readouterr()
         code = errors.run(cli, arguments)
         said = capsys.readouterr()
-        assert not (said.out and said.err)
+        assert not (said.out and said.err), f"{arguments}: {said}"
         return code, said.out if code == 0 else said.err
 
     return call

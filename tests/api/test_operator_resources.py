@@ -241,7 +241,7 @@ def test_what_the_configuration_declares_is_changed_there_alone(
     before = len(acts(pool))
     for line, place in DECLARED:
         code, said = operate(*line.split())
-        assert (code, said.count("\n")) == (2, 1), line
+        assert (code, said.count("\n")) == (2, 1), f"{line}: {said}"
         assert f"is declared in the configuration: change {place} there" in said
     assert len(acts(pool)) == before
     refused = operator.put("/v1/rates/cli/opus", json={"per_second": 1})

@@ -3,6 +3,7 @@
 import json
 import random
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -119,13 +120,20 @@ def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
         def address_string(self) -> str:
             return "test"
 
-    class UnixServer(ThreadingHTTPServer):
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            # A client may reset its connection long after its own test. The traceback would then be read as the
+            # standard error of the test that runs by then.
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    class UnixServer(Server):
         address_family = socket.AF_UNIX
 
         def server_bind(self) -> None:
-            self.socket.bind(self.server_address)  # type: ignore[arg-type]
+            self.socket.bind(self.server_address)
 
-    server = UnixServer(unix, Handler) if unix else ThreadingHTTPServer(("127.0.0.1", 0), Handler)  # type: ignore[arg-type]
+    server = UnixServer(unix, Handler) if unix else Server(("127.0.0.1", 0), Handler)  # type: ignore[arg-type]
     server.daemon_threads = True
     url = f"http+unix://{unix}" if unix else f"http://127.0.0.1:{server.server_address[1]}"
     stands = Gateway(url=url, script=script)
