@@ -44,7 +44,7 @@ QUOTA = Predicate(
 COHORT = Predicate("cohort", "{bot}cohort IS NOT DISTINCT FROM {want}cohort", "its cohort has healthy bots")
 REQUIREMENTS = Predicate(
     "requirements",
-    "bp.platform = {want}platform AND bp.bot_id = {bot}id",
+    "EXISTS (SELECT FROM kind_platforms o WHERE o.platform = {want}platform AND o.kind = {bot}kind OFFSET 0)",
     "a bot of the cohort offers what it requires",
 )
 SERVES = Predicate(
@@ -135,5 +135,5 @@ def serves(bot: str, want: str) -> str:
 
 
 def can_take(bot: str, want: str) -> str:
-    """The condition that `bot` could take `want` now, if it offers the required properties."""
-    return " AND ".join(gate.of(bot=bot, want=want) for gate in (COHORT, ROOM, SERVES))
+    """The condition that `bot` could take `want` now."""
+    return " AND ".join(gate.of(bot=bot, want=want) for gate in (COHORT, ROOM, SERVES, REQUIREMENTS))

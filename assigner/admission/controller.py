@@ -22,6 +22,7 @@ from assigner.admission.ordering import OrderingPolicy
 from assigner.admission.rules import Rules
 from assigner.admission.state import AdmissionState
 from assigner.placement import resources
+from assigner.placement.fleet import Fleet
 from schema import graphs as graph_reads
 from schema.accounting import counters, rates
 from schema.accounting import fair_share as fair_share_reads
@@ -164,8 +165,8 @@ class AdmissionResult:
 class AdmissionController:
     """What one assigner goes by, and what it keeps between two looks: how far it has come, and whom it lets wait."""
 
-    def __init__(self, rules: Rules, *, name: str, chance: random.Random, now: Monotonic) -> None:
-        self._name, self._chance, self._now = name, chance, now
+    def __init__(self, rules: Rules, *, name: str, fleet: Fleet, chance: random.Random, now: Monotonic) -> None:
+        self._name, self._fleet, self._chance, self._now = name, fleet, chance, now
         self._after = constrained.FIRST_QUEUE
         self._until: dict[str, float] = {}
         self._delays: dict[str, float] = {}
@@ -183,7 +184,7 @@ class AdmissionController:
         """Lock up to `batch` jobs that go through their gates and for which a free bot is there. `pace`: seconds within
         which no job's failed check is counted twice."""
         self._noting = {}
-        found = constrained.queues(connection, scope, batch=batch, start=self._chance.random(), after=self._after)
+        found = constrained.queues(connection, scope, batch=batch, after=self._after)
         self._after = found.last
         if found.now is None or not found.queues or not found.free_units:
             return AdmissionResult(empty="empty queue" if found.now is None else "no room")
@@ -191,7 +192,13 @@ class AdmissionController:
         if any(map(gates.waits_for_windows, queues)):
             meters.lock_meters(connection)
         admission_state = admission_rules.read_admission_state(
-            connection, queues, now=found.now, pressed=found.pressed, rules=self._rules
+            connection,
+            queues,
+            fleet=self._fleet,
+            chance=self._chance,
+            now=found.now,
+            pressed=found.pressed,
+            rules=self._rules,
         )
         if admission_state.shares is not None:
             metrics.observe_fairness(fair_share.fairness_index(admission_state.shares, admission_state))
@@ -281,9 +288,7 @@ class AdmissionController:
         """Lock up to `most` jobs that go through their gates and have been queued for `delay` seconds, of instances
         below their minimum quota, whether a free bot is there or not. What takes of a bot's resources or of a rate, and
         what a checker has to be asked about, is not among them."""
-        found = constrained.queues(
-            connection, scope, batch=most, start=self._chance.random(), after=constrained.FIRST_QUEUE
-        )
+        found = constrained.queues(connection, scope, batch=most, after=constrained.FIRST_QUEUE)
         queues = [queue for queue in found.below_minimum if not resources.need_of(queue)]
         if self._rules.checkers.checks_limits:
             queues = [queue for queue in queues if rates.resource_of(queue.constraints) is None]
@@ -292,7 +297,13 @@ class AdmissionController:
         if any(map(gates.waits_for_windows, queues)):
             meters.lock_meters(connection)
         self._state = admission_state = admission_rules.read_admission_state(
-            connection, queues, now=found.now, pressed=found.pressed, rules=self._rules
+            connection,
+            queues,
+            fleet=self._fleet,
+            chance=self._chance,
+            now=found.now,
+            pressed=found.pressed,
+            rules=self._rules,
         )
         open_ones = _open(queues, admission_state)
         # A token would be taken long before the job starts.

@@ -1,5 +1,6 @@
 """What the configuration says of jobs that ask for more than a place, and the book that they are judged by."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +13,7 @@ from assigner.admission.gates import POOL_JOBS
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.state import AdmissionState
 from assigner.placement import resources
+from assigner.placement.fleet import Fleet
 from schema import graphs
 from schema.accounting import counters, fair_share, rates
 from schema.accounting.fair_share import FairShareSettings
@@ -37,6 +39,8 @@ def read_admission_state(
     connection: Connection,
     queues: Sequence[ConstrainedQueue],
     *,
+    fleet: Fleet,
+    chance: random.Random,
     now: datetime,
     rules: Rules,
     pressed: bool = True,
@@ -52,7 +56,7 @@ def read_admission_state(
         rates=rates.read_buckets(connection, buckets),
         seconds=priority_classes.expected_seconds(connection, classes),
         openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
-        lacking=resources.lacking_by_queue(connection, queues),
+        lacking=resources.lacking_by_queue(connection, fleet, queues, chance=chance),
     )
     if any(queue.managed for queue in queues):
         admission_state.shares = fair_share.read_shares(connection, instance_ids(queues), rules.fair)

@@ -15,13 +15,14 @@ from assigner.cycle.pacing import Batch, CyclePacer, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.placement import resources
 from assigner.placement import sampling as samples
+from assigner.placement.fleet import Fleet
 from assigner.placement.registry import SUCCESS
-from assigner.placement.sampling import CROWD, OfferCache
+from assigner.placement.sampling import CROWD
 from assigner.placement.strategy import Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic, Throttle
-from schema.fleet import candidates
+from schema.fleet import kinds
 from schema.moves.backoff import promote, rest_queues, wake_queues
 from schema.moves.grant import Granted, grant
 from schema.picking import queues, ready
@@ -86,7 +87,8 @@ class PriorityAgeAssigner:
     Any number may run in any number of processes. One with a `cohort` serves the bots and jobs of that cohort alone;
     cohorts share no bots and no queues, so such assigners do not meet.
 
-    Each holds one connection at a time and no state but its pace, so that killing it at any moment loses nothing.
+    Each holds one connection at a time and no state but its pace and a cache of the fleet, so that killing it at any
+    moment loses nothing.
     """
 
     def __init__(
@@ -107,9 +109,9 @@ class PriorityAgeAssigner:
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
-        self._batch, self._offer_cache = Batch(), OfferCache()
+        self._batch, self._fleet = Batch(), Fleet()
         self._admission, self._conflict_backoff = (
-            AdmissionController(rules, name=name, chance=chance, now=now),
+            AdmissionController(rules, name=name, fleet=self._fleet, chance=chance, now=now),
             ConflictBackoff(now),
         )
         self._batch_slot, self._constrained_batch_slot = BatchSlot(now, chance), BatchSlot(now, chance)
@@ -183,7 +185,7 @@ class PriorityAgeAssigner:
             self._pick_and_place(connection, scope, order, cycle)
         if cycle.constrained_first:
             return cycle
-        if not cycle.picked and candidates.try_block_new_sessions(connection) and self._unserved_throttle.try_begin():
+        if not cycle.picked and kinds.try_block_new_sessions(connection) and self._unserved_throttle.try_begin():
             began = self._now()
             unserved = ready.unserved_queues(connection, scope, limit=settings.batch)
             self._unserved_throttle.finished(self._now() - began)
@@ -239,7 +241,9 @@ class PriorityAgeAssigner:
             needy, others = resources.split_by_resources(heads)
             if needy:
                 strategy = self._settings.strategy
-                seen = resources.read_resource_snapshot(connection, needy, strategy.sampling)
+                seen = resources.read_resource_snapshot(
+                    connection, self._fleet, needy, strategy.sampling, chance=self._chance
+                )
                 seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
                 self._commit(connection, seen, cycle, round_number=1)
             if others:
@@ -272,7 +276,6 @@ class PriorityAgeAssigner:
                 scope,
                 order=order,
                 batch=batch,
-                chance=self._chance,
                 cursor=self._head_cursor,
                 only_minimums=cycle.constrained_first,
             )
@@ -293,7 +296,7 @@ class PriorityAgeAssigner:
                 connection,
                 jobs,
                 sample_size=sampling.sample_size,
-                offer_cache=self._offer_cache,
+                fleet=self._fleet,
                 chance=self._chance,
                 with_warm=strategy.strategy.wants_warm,
                 with_success=strategy.wants_success,
@@ -307,7 +310,7 @@ class PriorityAgeAssigner:
             jobs = self._commit(connection, seen, cycle, round_number=0)
             stuck = {job.id for job in jobs}
             hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
-            too_large = samples.groups_too_large(connection, hopeless, chance=self._chance)
+            too_large = samples.groups_too_large(connection, hopeless)
             self._rest(connection, {job.queue for group in too_large for job in group.jobs}, NO_ROOM, cycle)
 
     def _commit(

@@ -4,6 +4,7 @@ Most are pure functions of what `schema.diagnostics.evidence` has read. A gate o
 gates before it. Once no bot is left, the gates that follow are neither open nor closed.
 """
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from sqlalchemy import Connection
 from assigner.admission import rules as admission_rules
 from assigner.admission import state
 from assigner.admission.rules import Rules
+from assigner.placement.fleet import Fleet
 from schema import predicates
 from schema.accounting import counters
 from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
@@ -332,7 +334,9 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
     if found is None:
         return []
     head, now = found
-    admission_state = admission_rules.read_admission_state(connection, [head.queue], now=now, rules=rules)
+    admission_state = admission_rules.read_admission_state(
+        connection, [head.queue], fleet=Fleet(), chance=random.Random(), now=now, rules=rules
+    )
     for name, amount in counters.charges_of(connection, job_id).items():
         # The job has a reservation, so the counters already include what it takes.
         admission_state.counter(name).used -= amount

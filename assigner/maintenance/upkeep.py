@@ -21,6 +21,7 @@ from schema.accounting import counters, fair_share, quotas
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
 from schema.fleet import success
+from schema.fleet.kinds import link_missed
 from schema.moves import retention as retention_moves
 from schema.moves.cancel import ask_stop
 from schema.moves.dependencies import any_open_graph, count_dead_ends, unblock_due
@@ -284,7 +285,11 @@ class Upkeep:
         metrics.BLOCKED_FOREVER.set(run(lambda connection: count_dead_ends(connection, MAX_DEAD_ENDS)))
 
     def _reconcile(self) -> None:
-        """Compare the totals of quotas and bots with what they count. A difference is a defect, repaired and logged."""
+        """Compare the totals of quotas and bots with what they count. A difference is a defect, repaired and logged.
+
+        Also link new requirement sets with kinds of bots that their submit could not see.
+        """
+        self._database.run(lambda connection: link_missed(connection, age=HOUR))
         for drift in self._database.run(quotas.reconcile_quotas):
             metrics.QUOTA_DRIFT.inc()
             log.error("a quota's counter was wrong and is repaired", **asdict(drift))
@@ -329,6 +334,7 @@ class Upkeep:
             lambda connection: graphs.delete_idle_counters(connection, limit=LIMIT),
             lambda connection: retention_moves.delete_unused_constraint_sets(connection, age=HOUR, limit=LIMIT),
             lambda connection: retention_moves.delete_unused_platforms(connection, age=HOUR, limit=LIMIT),
+            lambda connection: retention_moves.delete_unused_kinds(connection, age=HOUR, limit=LIMIT),
         )
         for duty in duties:
             if not self._in_batches(duty):

@@ -109,5 +109,5 @@ class _WorkingCopy:
                 break
             free_units = self.free_units_of[bot.id]
             if free_units >= units:
-                found.append(bot if free_units == bot.free_units else replace(bot, free_units=free_units))
+                found.append(bot if free_units == bot.free_units else bot._replace(free_units=free_units))
         return found

@@ -1,6 +1,8 @@
 """Jobs that take of a bot's resources, or go to one bot together: the bots that they fit on, and what is left there
 while others are placed."""
 
+import math
+import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,15 +10,19 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
+from assigner.placement import sampling
+from assigner.placement.fleet import Fleet
 from assigner.placement.strategy import Group, Policy, SamplingSettings, Snapshot, Strategy
-from schema.fleet import candidates, resources
+from schema.accounting.counters import Counter, declared_resources, resource_counter
+from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
-from schema.fleet.resources import ResourceRequest, resource_counter
 from schema.moves.grant import Granted, Placement
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.pick import ReadyJob
 from schema.validation import KINDS, MAX_UNITS, Kind
 
+#: Bots with room of which it is looked at, for jobs that are alike, whether they have enough left of resources.
+MAX_BOTS_READ = 256
 #: Choices that are made one after another, each on what the one before it has left.
 ROUNDS = 20
 
@@ -55,7 +61,7 @@ class RemainingResources:
 
     def left(self, bot: FreeBot) -> FreeBot:
         """The bot with the units that it has left."""
-        return replace(bot, free_units=self._free_units_of[bot.id])
+        return bot._replace(free_units=self._free_units_of[bot.id])
 
     def times(self, bot_id: int, units: int, need: Need) -> int:
         """How many jobs that take so much it has left enough for."""
@@ -172,26 +178,28 @@ def need_of(queue: ConstrainedQueue) -> Need:
 
 
 def read_resource_snapshot(
-    connection: Connection, heads: Sequence[QueueHead], sampling: SamplingSettings
+    connection: Connection,
+    fleet: Fleet,
+    heads: Sequence[QueueHead],
+    settings: SamplingSettings,
+    *,
+    chance: random.Random,
 ) -> ResourceSnapshot:
     """Bots on which each of the jobs fits by itself, read without locks, and what is left there."""
     alike: dict[tuple[object, ...], list[QueueHead]] = defaultdict(list)
     for head in heads:
         alike[head.queue.id, head.job.units].append(head)
-    asked = [
-        ResourceRequest(
-            _candidate_request(each[0].queue, each[0].job.units, sampling.sample_size + len(each) - 1),
-            need_of(each[0].queue),
-        )
-        for each in alike.values()
-    ]
-    found = resources.fitting_bots(connection, asked)
     groups = [
-        Group(each.want.cohort, each.want.instance, each.want.platform, each.want.units, tuple(one.job for one in some))
-        for each, some in zip(asked, alike.values(), strict=True)
+        Group(queue.cohort, queue.instance, queue.platform, units, tuple(head.job for head in some))
+        for some in alike.values()
+        for queue, units in [(some[0].queue, some[0].job.units)]
     ]
+    needs = [need_of(some[0].queue) for some in alike.values()]
+    fitting, declared = _fitting(
+        connection, fleet, [group.wanted(MAX_BOTS_READ) for group in groups], needs, chance=chance
+    )
+    found = [bots[: group.wanted(settings.sample_size).count] for group, bots in zip(groups, fitting, strict=True)]
     bot_ids = sorted({bot.id for bots in found for bot in bots})
-    remaining = resources.declared_counters(connection, bot_ids, KINDS)
     hints = sorted({head.job.locality_hint for head in heads if head.job.locality_hint is not None})
     return ResourceSnapshot(
         [head.job for head in heads],
@@ -200,7 +208,7 @@ def read_resource_snapshot(
         candidates.hinted(connection, bot_ids, hints),
         needs={head.job.id: need_of(head.queue) for head in heads},
         batched=frozenset(head.job.id for head in heads if "batch_key" in head.queue.constraints),
-        amounts={name: each.most - each.used for name, each in remaining.items() if each.most is not None},
+        amounts=_left(declared),
     )
 
 
@@ -214,7 +222,7 @@ def resource_charges(
         return {}
     needs = {head.job.id: of_queues[head.queue.id] for head in heads if head.queue.id in of_queues}
     leases = [lease for lease in granted if needs.get(lease.job_id)]
-    known = resources.declared_counters(connection, sorted({lease.bot_id for lease in leases}), KINDS)
+    known = declared_resources(connection, sorted({lease.bot_id for lease in leases}), KINDS)
     return {
         lease.job_id: {
             name: float(amount)
@@ -225,19 +233,53 @@ def resource_charges(
     }
 
 
-def lacking_by_queue(connection: Connection, queues: Sequence[ConstrainedQueue]) -> dict[QueueId, str]:
-    """Of the queues whose jobs fit on no bot now, by their ids, what is missing first."""
+def lacking_by_queue(
+    connection: Connection, fleet: Fleet, queues: Sequence[ConstrainedQueue], *, chance: random.Random
+) -> dict[QueueId, str]:
+    """Of the queues whose jobs fit on no bot now, by their ids, what is missing first.
+
+    Of more than `MAX_BOTS_READ` bots with room as many are looked at, others each time.
+    """
     needy = [queue for queue in queues if need_of(queue)]
     if not needy:
         return {}
-    asked = [
-        ResourceRequest(_candidate_request(queue, queue.constraints.get("units", 1), 1), need_of(queue))
+    needs = [need_of(queue) for queue in needy]
+    wanted = [
+        CandidateRequest(queue.cohort, queue.instance, queue.platform, queue.constraints.get("units", 1), MAX_BOTS_READ)
         for queue in needy
     ]
-    short = [nth for nth, fits in enumerate(resources.fits_any_bot(connection, asked)) if not fits]
+    fitting, declared = _fitting(connection, fleet, wanted, needs, chance=chance)
     # Whoever asks about one queue wants to know more than that it is closed.
-    most = resources.most_left(connection, [asked[nth] for nth in short]) if len(queues) == 1 else [None] * len(short)
-    return {needy[nth].id: missing_resource(asked[nth].need, some) for nth, some in zip(short, most, strict=True)}
+    most = _most_left(declared, needs[0]) if len(queues) == 1 else None
+    return {
+        queue.id: missing_resource(need, most)
+        for queue, need, bots in zip(needy, needs, fitting, strict=True)
+        if not bots
+    }
+
+
+def _fitting(
+    connection: Connection,
+    fleet: Fleet,
+    wanted: Sequence[CandidateRequest],
+    needs: Sequence[Need],
+    *,
+    chance: random.Random,
+) -> tuple[list[list[FreeBot]], dict[int, dict[Kind, Counter]]]:
+    """For each group the bots that have enough left of what each of its jobs needs, in random order; and what the bots
+    that were looked at have declared of resources, by bot."""
+    roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
+    known = declared_resources(connection, sorted({bot.id for bots in roomy for bot in bots}), KINDS)
+    declared = {
+        bot.id: {kind: known[name] for kind in KINDS if (name := resource_counter(bot.id, kind)) in known}
+        for bots in roomy
+        for bot in bots
+    }
+    fitting = [
+        [bot for bot in bots if all(_has_left(declared[bot.id].get(kind), need[kind]) for kind in need)]
+        for bots, need in zip(roomy, needs, strict=True)
+    ]
+    return fitting, declared
 
 
 def missing_resource(need: Need, most: Mapping[str, float] | None) -> str:
@@ -254,5 +296,27 @@ def missing_resource(need: Need, most: Mapping[str, float] | None) -> str:
     return together
 
 
-def _candidate_request(queue: ConstrainedQueue, units: int, count: int) -> CandidateRequest:
-    return CandidateRequest(queue.cohort, queue.instance, queue.platform, units, count)
+def _has_left(declared: Counter | None, amount: float) -> bool:
+    """Whether so much is left of a resource; a bot that does not declare it has any amount."""
+    return declared is None or declared.most is None or declared.used + amount <= declared.most
+
+
+def _left(declared: Mapping[int, Mapping[Kind, Counter]]) -> dict[str, float]:
+    """What is left of the counters of these bots."""
+    return {
+        resource_counter(bot_id, kind): each.most - each.used
+        for bot_id, kinds in declared.items()
+        for kind, each in kinds.items()
+        if each.most is not None
+    }
+
+
+def _most_left(declared: Mapping[int, Mapping[Kind, Counter]], need: Need) -> dict[str, float]:
+    """The most that any one of these bots has left of each kind that is needed; nothing if there are no bots."""
+    return {
+        kind: max(
+            math.inf if each is None or each.most is None else each.most - each.used
+            for each in (kinds.get(kind) for kinds in declared.values())
+        )
+        for kind in (need if declared else ())
+    }

@@ -1,315 +1,332 @@
-"""One consistent read of the bots that a batch of jobs could go to."""
+"""One consistent read of the bots that a batch of jobs could go to: a random sample for each group of alike jobs."""
 
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
-from math import ceil, gcd
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from math import ceil
 from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from assigner.placement.fleet import PARTS, Cell, Domain, Fleet, joined, shuffled
 from assigner.placement.strategy import Group, Snapshot, group_jobs
-from schema.fleet import bulk_candidates, candidates, success
-from schema.fleet.bulk_candidates import WHOLE_RING, Part, SampledBot, WindowScan
-from schema.fleet.candidates import MAX_BOTS_READ, CandidateRequest, FreeBot
+from schema.fleet import candidates, success
+from schema.fleet.candidates import CandidateRequest, FreeBot
+from schema.fleet.members import Service
 from schema.picking.pick import ReadyJob
 
-# What an assigner remembers of its pool: which kinds of bots offer what which requirement sets ask for.
+# Samples. Bots are drawn in memory from what is remembered of the fleet, and what they have left is read for all groups
+# at once: first of a random part of all bots that the batch could go to, then of more bots for those groups of which
+# that part holds too few. Every free bot that could take a job of a group is as likely to be in its sample as any other
+# such bot, and every pair of them as any other pair. There are two exceptions: who has claimed a part of the fleet
+# draws from that part, and a group may not see bots that groups before it are likely to fill.
 
 
-#: Facts remembered at most, of about a hundred bytes each; beyond that it is begun anew.
-FACTS = 100_000
-#: Samples in which a group is left out of the window at most, once it has fallen short there.
-SKIPPED = 32
-
-#: What makes jobs a group.
-GroupKey = tuple[int, int, int, int]
-
-
-class OfferCache:
-    """(requirement set, kind of bots) → whether they offer it, as far as it is known.
-
-    Such a fact never changes, and forgetting one only costs a question. It belongs to one database and one thread.
-    Besides, `kinds` is how many kinds of bots the latest window held, and groups of jobs that so few bots could take
-    that a window does not hold enough of them are passed by: once, then twice, four times, at most `SKIPPED` times.
-    """
-
-    def __init__(self, limit: int = FACTS) -> None:
-        self.kinds = 1
-        self._limit, self._size = limit, 0
-        self._known: dict[int, dict[int, bool]] = {}
-        self._rare: dict[GroupKey, tuple[int, int]] = {}
-
-    def of(self, platform: int) -> dict[int, bool]:
-        """Kind → whether its bots offer it, for one requirement set."""
-        return self._known.get(platform, {})
-
-    def learn(self, facts: Iterable[tuple[int, int, bool]]) -> None:
-        """Remember facts: the requirement set, the kind, and whether its bots offer it."""
-        for platform, kind, offered in facts:
-            if self._size >= self._limit:
-                self._forget()
-            kinds = self._known.setdefault(platform, {})
-            self._size += kind not in kinds
-            kinds[kind] = offered
-
-    def is_skipped(self, group: GroupKey) -> bool:
-        """Whether a group is to be left out this time."""
-        left, turns = self._rare.get(group, (0, 0))
-        if left:
-            self._rare[group] = left - 1, turns
-        return left > 0
-
-    def record_shortage(self, group: GroupKey) -> None:
-        """A window did not hold enough bots for it."""
-        if len(self._rare) >= self._limit:
-            self._forget()
-        _, turns = self._rare.get(group, (0, 0))
-        turns = min(2 * turns or 1, SKIPPED)
-        self._rare[group] = turns, turns
-
-    def record_enough(self, group: GroupKey) -> None:
-        """A window did hold enough."""
-        self._rare.pop(group, None)
-
-    def _forget(self) -> None:
-        self._known.clear()
-        self._rare.clear()
-        self._size = 0
-
-
-# Candidates for many groups of jobs at once, drawn from one window of free bots.
-
-
-#: Rounds in which groups draw; between two of them it is asked what the kinds that they came upon offer.
+#: Groups up to which as many more bots are read for each as are in its sample.
+MANY_GROUPS = 32
+#: How many times more bots are drawn than are likely to be enough.
+MARGIN = 1.25
+#: Times that more bots are read for groups of which too few have been drawn.
 ROUNDS = 3
-#: Facts that are asked for at once, each at some 3 µs of the server and as much of ours.
-KINDS_PER_QUERY = 10_000
-#: How many times the room that a group needs fewer bots than it wants to draw must have to suffice.
+#: Bots that are drawn for one group alone at most, where most of them may not offer what it asks for.
+MAX_LOOKS = 4000
+#: How many times the room that the jobs of a group need fewer bots than it wants to see must have to be enough.
 AMPLE = 2
-#: Kinds of bots up to which a window is sorted by kind; of more, groups look at one bot after another.
-SORTED = 64
-
-#: Cohort, instance, pool of the bots of one walk.
-ServiceWay = tuple[int, int | None, str | None]
 
 
-@dataclass(frozen=True)
-class CandidatePile:
-    """Bots of a window, those of one walk or those that serve one instance; `whole` if no others are free."""
-
-    bots: list[SampledBot]
-    kinds: dict[int, list[SampledBot]]
-    is_complete: bool
-
-    @cached_property
-    def _offering(self) -> dict[tuple[int, ...], list[SampledBot]]:
-        return {tuple(self.kinds): self.bots}
-
-    def offering(self, known: dict[int, bool]) -> list[SampledBot]:
-        """The bots of the kinds that are known to offer something."""
-        kinds = tuple(kind for kind in self.kinds if known[kind])
-        if kinds not in self._offering:
-            self._offering[kinds] = [seen for kind in kinds for seen in self.kinds[kind]]
-        return self._offering[kinds]
-
-
-@dataclass
-class GroupSampler:
-    """A group with the bots to draw from, and where it begins and how it goes on, of which chance decides once."""
+@dataclass(eq=False)
+class Draw:
+    """What a group of jobs wants, and where such bots are. `others`: those that were not read for all groups, in random
+    order; `own`: of the `tried` first of them those that are free."""
 
     want: CandidateRequest
     jobs: int
-    sample_size: int
-    pile: CandidatePile
-    start: float
-    stride: float
-    found: list[FreeBot] | None = None
+    domain: Domain
+    others: Iterator[int] | None = None
+    own: list[FreeBot] = field(default_factory=list)
+    tried: int = 0
+
+
+class ShuffledBots:
+    """Bots in random order, of which one group after another is shown those that follow. `left`: the room of those that
+    have less than when they were read."""
+
+    def __init__(self, bots: Sequence[FreeBot], units: int, left: Mapping[int, int]) -> None:
+        self._bots, self._units, self._left = list(bots), units, left
+        self._place = len(bots)
+
+    def following(self, count: int, chance: random.Random) -> list[FreeBot]:
+        """The next ones with room for the units, up to so many. If there are fewer, the first ones of another order:
+        fewer only if no more bots have room."""
+        found = self._next(count)
+        if len(found) < count:
+            roomy = [bot for bot in self._bots if self._left.get(bot.id, bot.free_units) >= self._units]
+            self._bots, self._place = sorted(roomy, key=lambda _: chance.random()), 0
+            found = self._next(count)
+        return found
+
+    def _next(self, count: int) -> list[FreeBot]:
+        found: list[FreeBot] = []
+        bots, left, units, place = self._bots, self._left, self._units, self._place
+        while place < len(bots) and len(found) < count:
+            bot = bots[place]
+            place += 1
+            if left.get(bot.id, bot.free_units) >= units:
+                found.append(bot)
+        self._place = place
+        return found
+
+
+class FreeBots:
+    """The free bots that have been read for a batch: of a random part of the bots in some domains, or of all."""
+
+    def __init__(
+        self, connection: Connection, fleet: Fleet, domains: Iterable[Domain], *, chance: random.Random
+    ) -> None:
+        self._connection, self._fleet, self._chance = connection, fleet, chance
+        self._cells = dict.fromkeys(chain.from_iterable(domain.cells for domain in dict.fromkeys(domains)))
+        self._cost_of_all = fleet.size({cell.service.cohort for cell in self._cells})
+        self._everything = joined([cell.ids for cell in self._cells])
+        self._known: dict[int, FreeBot | None] = {}
+        self._left: dict[int, int] = {}
+        self._expected = max(fleet.share, 1 / max(len(fleet), 1))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._drawn: set[int] = set()
+        self._filed: dict[Cell, list[FreeBot]] = defaultdict(list)
+        self._free = 0
+        self._bots_of: dict[int, list[FreeBot]] = {}
+        self._shuffled: dict[tuple[Domain, int], ShuffledBots] = {}
+        self._drawn_in: Counter[Cell] | None = None
+        self.is_complete = False
+
+    def read(self, wanted: int) -> None:
+        """Read bots at random until so many free ones are known, or all."""
+        others = (each for each in shuffled(self._everything, self._chance) if each not in self._drawn)
+        while self._free < wanted and len(self._drawn) < len(self._everything):
+            more = self._needed(wanted - self._free)
+            if self._would_cost_more(more):
+                self._read_all()
+            else:
+                self._draw(islice(others, more))
+        self.is_complete = self.is_complete or len(self._drawn) == len(self._everything)
+        if self._drawn:
+            self._fleet.share = self._free / len(self._drawn)
+
+    def read_part(self, part: int, wanted: int, *, least: int, units: int) -> bool:
+        """Read bots of that part of the fleet at random, and nothing if they are not enough: so many free ones, or at
+        least fewer that have ample room together for jobs of so many units."""
+        needed = self._needed(wanted)
+        if self._would_cost_more(needed):
+            return False
+        those = joined([cell.part(part) for cell in self._cells])
+        self._draw(islice(shuffled(those, self._chance), needed))
+        room = sum(bot.free_units for bots in self._filed.values() for bot in bots)
+        if self._free >= wanted or (self._free >= least and room >= AMPLE * units):
+            return True
+        self._begin()
+        return False
+
+    def read_for(self, missing: Sequence[tuple[Draw, int]]) -> bool:
+        """Read more bots, for each of these groups others that it lacks so many of, or else all. False: there are none
+        that could be of use."""
+        chosen = [
+            (draw, list(islice(self._others(draw), ceil(some / self._share_for(draw) * MARGIN))))
+            for draw, some in missing
+        ]
+        ids = {bot_id for _, some in chosen for bot_id in some}
+        if self._would_cost_more(len(ids)):
+            self._read_all()
+            return True
+        self._learn(ids)
+        for draw, some in chosen:
+            draw.tried += len(some)
+            draw.own += [bot for bot_id in some if (bot := self._known[bot_id]) is not None]
+        return bool(ids)
+
+    def sample(self, draw: Draw) -> list[FreeBot]:
+        """A random sample of the bots that could take a job of the group; a smaller one if no more are known."""
+        units, count, domain = draw.want.units, draw.want.count, draw.domain
+        if domain.wanted is not None:
+            order = islice(shuffled(self._bots(domain), self._chance), MAX_LOOKS)
+            found = list(
+                islice((bot for bot in order if self._room(bot) >= units and self._offers(bot, domain)), count)
+            )
+        else:
+            if (domain, units) not in self._shuffled:
+                self._shuffled[domain, units] = ShuffledBots(self._bots(domain), units, self._left)
+            found = self._shuffled[domain, units].following(count, self._chance)
+        own = () if self.is_complete else (bot for bot in draw.own if self._room(bot) >= units)
+        return [*found, *islice(own, count - len(found))]
+
+    def is_enough(self, draw: Draw, found: Sequence[FreeBot], *, sample_size: int) -> bool:
+        """Whether the group needs no more bots than these: there are no more, or it wants no more, or they are a sample
+        and have so much room together that its jobs will not fill them."""
+        need = AMPLE * draw.want.units * draw.jobs
+        return (
+            self.is_complete
+            or len(found) == draw.want.count
+            or (len(found) >= sample_size and sum(map(self._room, found)) >= need)
+        )
+
+    def reserve(self, draw: Draw, found: Sequence[FreeBot]) -> None:
+        """The group's jobs may go to the first of these bots: while others are free, no more groups see them than they
+        have room for."""
+        if found and not self.is_complete:
+            for bot in found[: draw.jobs]:
+                self._left[bot.id] = self._room(bot) - draw.want.units * ceil(draw.jobs / len(found))
 
     @property
-    def key(self) -> tuple[int, int, int, int]:
-        """What its jobs have in common."""
-        return self.want.cohort, self.want.instance, self.want.platform, self.want.units
+    def _share(self) -> float:
+        """The share of free bots among those that were drawn and one more, for which the share at the time of the last
+        sample counts."""
+        return (self._free + self._expected) / (len(self._drawn) + 1)
 
-    def draw(self, known: dict[int, bool]) -> list[SampledBot]:
-        """Draw, or else return bots of which it has to be known whether they offer what the group requires."""
-        if len(self.pile.kinds) <= SORTED:
-            unknown = [bots[0] for kind, bots in self.pile.kinds.items() if kind not in known]
-            if unknown:
-                return unknown
-            bots = self.pile.offering(known)
-        else:
-            bots = self.pile.bots
-        drawn, unknown = self._around(bots, known)
-        if not unknown and (self.pile.is_complete or len(drawn) == self.want.count or self._is_enough(drawn)):
-            self.found = [seen.bot for seen in drawn]
-            self._reserve_units(drawn)
-        return unknown
+    def _needed(self, free: int) -> int:
+        """How many bots to draw to find so many free ones."""
+        return ceil(free / self._share * MARGIN)
 
-    def _is_enough(self, drawn: Sequence[SampledBot]) -> bool:
-        """Whether they are a sample, and have together so much room that its jobs will not fill them."""
-        need = AMPLE * self.want.units * self.jobs
-        return len(drawn) >= self.sample_size and sum(seen.left for seen in drawn) >= need
+    def _share_for(self, draw: Draw) -> float:
+        """The same of the bots that could be of use to a group."""
+        if self._drawn_in is None:
+            self._drawn_in = Counter(cell for each in self._drawn if (cell := self._fleet.cell_of(each)) is not None)
+        drawn = sum(self._drawn_in[cell] for cell in draw.domain.cells) + draw.tried
+        return (len(self._bots(draw.domain)) + len(draw.own) + self._expected) / (drawn + 1)
 
-    def _around(self, bots: list[SampledBot], known: dict[int, bool]) -> tuple[list[SampledBot], list[SampledBot]]:
-        """Enough bots that may do, and those of them that are not known to: from a random place in random steps, so
-        that two groups that begin with the same bot go on with different ones."""
-        drawn: list[SampledBot] = []
-        unknown: list[SampledBot] = []
-        is_complete, units, count, size = self.pile.is_complete, self.want.units, self.want.count, len(bots)
-        at, step = int(self.start * size), _step(self.stride, size)
-        for _ in range(size):
-            seen = bots[at]
-            at = (at + step) % size
-            if (seen.bot.free_units if is_complete else seen.left) < units:
-                continue
-            offered = known.get(seen.kind)
-            if offered is None:
-                unknown.append(seen)
-            elif not offered:
-                continue
-            drawn.append(seen)
-            if len(drawn) == count:
-                break
-        return drawn, unknown
+    def _would_cost_more(self, bots: int) -> bool:
+        """Whether it costs more to read so many bots than to read all that are free."""
+        return bots > self._share * self._cost_of_all
 
-    def _reserve_units(self, drawn: Sequence[SampledBot]) -> None:
-        """Its jobs may go to the first of them: of bots that are not all, no more are drawn than they have room for."""
-        if not self.pile.is_complete:
-            each = ceil(self.jobs / len(drawn))
-            for seen in islice(drawn, self.jobs):
-                seen.left -= self.want.units * each
+    def _room(self, bot: FreeBot) -> int:
+        return self._left.get(bot.id, bot.free_units)
+
+    def _offers(self, bot: FreeBot, domain: Domain) -> bool:
+        cell = self._fleet.cell_of(bot.id)
+        return cell is not None and self._fleet.offers(cell, domain)
+
+    def _bots(self, domain: Domain) -> list[FreeBot]:
+        """The free bots of the domain among those that were drawn."""
+        cells = domain.cells
+        if id(cells) not in self._bots_of:
+            if len(cells) > len(self._filed):
+                those = set(cells)
+                found = [bot for cell, bots in self._filed.items() if cell in those for bot in bots]
+            else:
+                found = [bot for cell in cells for bot in self._filed.get(cell, ())]
+            self._bots_of[id(cells)] = found
+        return self._bots_of[id(cells)]
+
+    def _others(self, draw: Draw) -> Iterator[int]:
+        """Bots that have not been drawn yet and that offer what the group asks for."""
+        if draw.others is None:
+            order: Iterator[int] = shuffled(joined([cell.ids for cell in draw.domain.cells]), self._chance)
+            if draw.domain.wanted is not None:
+                order = (
+                    each
+                    for each in islice(order, MAX_LOOKS)
+                    if (cell := self._fleet.cell_of(each)) is not None and self._fleet.offers(cell, draw.domain)
+                )
+            draw.others = (each for each in order if each not in self._drawn)
+        return draw.others
+
+    def _draw(self, bot_ids: Iterable[int]) -> None:
+        drawn = list(bot_ids)
+        self._learn(drawn)
+        self._drawn.update(drawn)
+        self._file(bot for bot_id in drawn if (bot := self._known[bot_id]) is not None)
+
+    def _learn(self, bot_ids: Iterable[int]) -> None:
+        unknown = [bot_id for bot_id in bot_ids if bot_id not in self._known]
+        self._known.update(dict.fromkeys(unknown))
+        self._known.update((bot.id, bot) for bot in candidates.free_among(self._connection, unknown))
+
+    def _read_all(self) -> None:
+        self._begin()
+        self._drawn.update(self._everything)
+        self._file(candidates.all_free(self._connection, {cell.service.cohort for cell in self._cells}))
+        self.is_complete = True
+
+    def _file(self, bots: Iterable[FreeBot]) -> None:
+        self._bots_of.clear()
+        self._shuffled.clear()
+        self._drawn_in = None
+        for bot in bots:
+            cell = self._fleet.cell_of(bot.id)
+            if cell is not None and cell in self._cells:
+                self._filed[cell].append(bot)
+                self._free += 1
 
 
-def sample_window(
+def sample(
     connection: Connection,
-    groups: Sequence[Group],
+    fleet: Fleet,
+    wanted: Sequence[CandidateRequest],
     *,
     sample_size: int,
-    offer_cache: OfferCache,
     chance: random.Random,
-    within: Part = WHOLE_RING,
+    part: int | None = None,
+    will_place: bool = True,
 ) -> list[list[FreeBot]]:
-    """Candidates for each group, read without locks: a random draw from a window that is a random part of the free
-    bots `within` a part of the ring, as large as the batch.
+    """Random free bots for each group of alike jobs, read without locks: as many as it wants, which is `sample_size`
+    and one more for each job but the first; fewer if few are free.
 
-    A group for which the window holds too few, though there may be more, is sampled by itself.
+    part: the part of the fleet that the caller has claimed; other bots are read if it has too few.
+    will_place: the jobs of each group are to be placed, so that groups that follow are shown other bots.
     """
-    piles = _read_piles(
-        connection, groups, sample_size=sample_size, kinds=offer_cache.kinds, chance=chance, within=within
-    )
-    if within == WHOLE_RING:
-        offer_cache.kinds = max(len(pile.kinds) for pile in piles.values())
-    drawers = [
-        GroupSampler(
-            group.wanted(sample_size),
-            len(group.jobs),
-            sample_size,
-            piles[group.cohort, group.instance],
-            chance.random(),
-            chance.random(),
-        )
-        for group in groups
-    ]
-    tried = waiting = [each for each in drawers if within != WHOLE_RING or not offer_cache.is_skipped(each.key)]
-    for turn in range(ROUNDS):
-        unknown: dict[tuple[int, int], int] = {}
-        undecided: list[GroupSampler] = []
-        for each in waiting:
-            platform = each.want.platform
-            new = each.draw(offer_cache.of(platform))
-            if new:
-                undecided.append(each)
-                unknown |= {(platform, seen.kind): seen.bot.id for seen in new}
-        waiting = undecided
-        if not unknown or turn == ROUNDS - 1:
+    fleet.refresh(connection)
+    fleet.learn(connection, {want.platform for want in wanted})
+    draws = _draws(connection, fleet, wanted, sample_size=sample_size)
+    free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
+    least = sample_size * min(len(draws), MANY_GROUPS)
+    most = least + sum(draw.jobs for draw in draws) - 1
+    units = sum(draw.jobs * draw.want.units for draw in draws)
+    if part is None or not free.read_part(part, most, least=least, units=units):
+        free.read(most)
+    found: list[list[FreeBot]] = [[] for _ in draws]
+    short = list(range(len(draws)))
+    for more in range(ROUNDS + 1):
+        waiting, short = short, []
+        for nth in waiting:
+            found[nth] = free.sample(draws[nth])
+            if more < ROUNDS and not free.is_enough(draws[nth], found[nth], sample_size=sample_size):
+                short.append(nth)
+            elif will_place:
+                free.reserve(draws[nth], found[nth])
+        if not short or not free.read_for([(draws[nth], draws[nth].want.count - len(found[nth])) for nth in short]):
             break
-        asked = [(platform, bot_id) for (platform, _), bot_id in islice(unknown.items(), KINDS_PER_QUERY)]
-        offer_cache.learn(bulk_candidates.read_offers(connection, asked))
-    # That a part of the bots does not do for a group says nothing of the next part.
-    for each in tried if within == WHOLE_RING else ():
-        (offer_cache.record_shortage if each.found is None else offer_cache.record_enough)(each.key)
-    _sample_alone(connection, [each for each in drawers if each.found is None], chance=chance)
-    return [each.found or [] for each in drawers]
-
-
-def _sample_alone(connection: Connection, short: Sequence[GroupSampler], *, chance: random.Random) -> None:
-    if short:
-        sampled = candidates.sample(connection, [each.want for each in short], chance=chance)
-        for each, found in zip(short, sampled, strict=True):
-            each.found = found
-
-
-def _read_piles(
-    connection: Connection,
-    groups: Sequence[Group],
-    *,
-    sample_size: int,
-    kinds: int,
-    chance: random.Random,
-    within: Part,
-) -> dict[tuple[int, int], CandidatePile]:
-    """By cohort and instance. Each walk is as long as it has jobs, and longer by its share of a margin, at least by a
-    sample: then the last job finds as many bots that are free still as the first. The margin is `LOOK`, or two samples
-    of each of the `kinds` that are expected, four times as many at most."""
-    pools = bulk_candidates.pools_of(connection, {group.instance for group in groups})
-    ways = {
-        (group.cohort, group.instance): _service_ways(group.cohort, group.instance, pools.get(group.instance))
-        for group in groups
-    }
-    jobs: Counter[ServiceWay] = Counter()
-    for group in groups:
-        for way in ways[group.cohort, group.instance]:
-            jobs[way] += len(group.jobs)
-    share = min(max(MAX_BOTS_READ, 2 * sample_size * kinds), 4 * MAX_BOTS_READ) / sum(
-        len(group.jobs) for group in groups
-    )
-    scans = [WindowScan(*way, limit=some + max(sample_size, ceil(share * some))) for way, some in jobs.items()]
-    found = bulk_candidates.read_windows(connection, scans, chance=chance, within=within)
-    parts = {
-        way: CandidatePile(bots, _by_kind(bots), is_complete=within == WHOLE_RING and len(bots) < scan.limit)
-        for way, scan, bots in zip(jobs, scans, found, strict=True)
-    }
-    return {key: _joined_pile([parts[way] for way in own]) for key, own in ways.items()}
-
-
-def _service_ways(cohort: int, instance: int, pool: str | None) -> list[ServiceWay]:
-    ways: list[ServiceWay] = [(cohort, None, None), (cohort, instance, None)]
-    return ways if pool is None else [*ways, (cohort, None, pool)]
-
-
-def _by_kind(bots: Sequence[SampledBot]) -> dict[int, list[SampledBot]]:
-    found: dict[int, list[SampledBot]] = {}
-    for seen in bots:
-        found.setdefault(seen.kind, []).append(seen)
     return found
 
 
-def _joined_pile(parts: Sequence[CandidatePile]) -> CandidatePile:
-    joined, *others = [part for part in parts if part.bots] or parts[:1]
-    for part in others:
-        kinds = joined.kinds | {kind: [*joined.kinds.get(kind, ()), *bots] for kind, bots in part.kinds.items()}
-        joined = CandidatePile([*joined.bots, *part.bots], kinds, is_complete=joined.is_complete and part.is_complete)
-    return joined
-
-
-def _step(stride: float, size: int) -> int:
-    """A step, by chance `stride` from 0 to 1, that comes to all of `size` places before it is back at the first."""
-    step = 1 + int(stride * size)
-    while gcd(step, size) > 1:
-        step = step % size + 1
-    return step
+def _draws(connection: Connection, fleet: Fleet, wanted: Sequence[CandidateRequest], *, sample_size: int) -> list[Draw]:
+    pooled = {want.instance for want in wanted if fleet.has_pools(want.cohort)}
+    pools = candidates.pools_of(connection, pooled) if pooled else {}
+    present: dict[tuple[int, int], tuple[Service, ...]] = {}
+    domains: dict[tuple[tuple[Service, ...], int], Domain] = {}
+    draws = []
+    for want in wanted:
+        tenant = want.cohort, want.instance
+        if tenant not in present:
+            services = [Service(want.cohort, None, None), Service(want.cohort, want.instance, None)]
+            if want.instance in pools:
+                services.append(Service(want.cohort, None, pools[want.instance]))
+            present[tenant] = fleet.present(services)
+        offering = fleet.kinds_offering(want.platform)
+        # Equal kinds are one object. Where there are many, each requirement set has a domain of its own.
+        key = present[tenant], -want.platform if offering is None else id(offering)
+        if key not in domains:
+            domains[key] = fleet.domain(present[tenant], want.platform)
+        draws.append(Draw(want, want.count - sample_size + 1, domains[key]))
+    return draws
 
 
 S = TypeVar("S", bound=Snapshot)
 
 #: Jobs from which on assigners keep out of each other's way: with large batches they want the same bots.
 CROWD = 20
-#: Groups up to which each is sampled by itself if they have few jobs, and from a part of the bots where nobody else
-#: places if they have many. More groups share a window, and all of the bots.
+#: Groups up to which many jobs are placed on a part of the fleet where nobody else places. More groups need all bots.
 FEW = 4
 
 
@@ -318,7 +335,7 @@ def sample_snapshot(
     jobs: Sequence[ReadyJob],
     *,
     sample_size: int,
-    offer_cache: OfferCache,
+    fleet: Fleet,
     chance: random.Random,
     with_warm: bool = False,
     with_success: bool = False,
@@ -326,18 +343,13 @@ def sample_snapshot(
     """Candidates for every group of the jobs, read without locks; `with_warm` adds bots that hold the jobs' hints,
     `with_success` the rates at which the candidates have succeeded with jobs of the same labels.
 
-    `offers` is what is remembered of this pool's bots; more of it may be learnt.
+    `fleet` is what the caller remembers of this pool's bots; it is brought up to date.
     """
     groups = group_jobs(jobs)
-    if len(groups) <= FEW and len(jobs) < CROWD:
-        found = candidates.sample(connection, [group.wanted(sample_size) for group in groups], chance=chance)
-    else:
-        part = (
-            bulk_candidates.claim_part(connection, chance=chance) if len(groups) <= FEW else bulk_candidates.WHOLE_RING
-        )
-        found = sample_window(
-            connection, groups, sample_size=sample_size, offer_cache=offer_cache, chance=chance, within=part
-        )
+    apart = len(groups) <= FEW and len(jobs) >= CROWD
+    part = candidates.claim_part(connection, chance.sample(range(PARTS), PARTS)) if apart else None
+    wanted = [group.wanted(sample_size) for group in groups]
+    found = sample(connection, fleet, wanted, sample_size=sample_size, chance=chance, part=part)
     if with_warm:
         found = _with_warm(connection, groups, found)
     seen = _with_hits(connection, jobs, groups, found)
@@ -357,17 +369,18 @@ def without_candidates(seen: Snapshot) -> list[Group]:
     return [group for group, found in zip(seen.groups, seen.candidates, strict=True) if not found]
 
 
-def groups_too_large(connection: Connection, groups: Sequence[Group], *, chance: random.Random) -> list[Group]:
+def groups_too_large(connection: Connection, groups: Sequence[Group]) -> list[Group]:
     """Those groups whose jobs need more units than any of the free bots has.
 
     Where no bot is free at all, another assigner has been faster, and the jobs simply wait for their turn.
     """
-    groups = [group for group in groups if group.units > 1]
-    if not groups:
-        return []
-    probes = [CandidateRequest(group.cohort, group.instance, group.platform, units=1, count=1) for group in groups]
-    free = candidates.sample(connection, probes, chance=chance)
-    return [group for group, found in zip(groups, free, strict=True) if found]
+    return [
+        group
+        for group in groups
+        if group.units > 1
+        and candidates.is_any_free(connection, replace(group.wanted(1), units=1))
+        and not candidates.is_any_free(connection, group.wanted(1))
+    ]
 
 
 def _with_warm(

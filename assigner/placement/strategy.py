@@ -10,7 +10,7 @@ that has what `Strategy` asks for, in a package that names it:
 be tested with plain values, without a database:
 
     job = ReadyJob(1, "1", 1, cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, tried=False)
-    bots = [FreeBot(7, "bot-7", priority=0, room=2, capacity=2)]
+    bots = [FreeBot(7, "bot-7", priority=0, free_units=2, capacity=2)]
     snapshot = Snapshot([job], grouped([job]), [bots], hits=frozenset())
     (placement,) = Roomiest().choose(snapshot, Policy(), how={})
 """

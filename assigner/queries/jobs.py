@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from schema.errors import BadInput
+from schema.fleet.candidates import able_bots
 from schema.fleet.success import PRIOR, success_rate
 from schema.postgres.fragments import (
     JOB_REASON,
@@ -19,7 +20,7 @@ from schema.postgres.fragments import (
     WANTED_SUBMISSIONS,
     WITHDRAWN_SUBMISSIONS,
 )
-from schema.predicates import COHORT, HEALTHY, REQUIREMENTS, UNITS, can_take, serves
+from schema.predicates import HEALTHY, UNITS, can_take
 from schema.validation import escaped
 
 Rows = list[dict[str, Any]]
@@ -86,8 +87,7 @@ SELECT count(*) AS matching, coalesce(max(b.capacity), 0) AS largest,
     count(*) FILTER (WHERE {can_take("b", "w")}) AS free
 FROM (SELECT j.platform, j.cohort, j.instance, i.pool, j.units
       FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.id = :job_id OFFSET 0) w
-JOIN bot_platforms bp ON bp.platform = w.platform JOIN bots b ON {REQUIREMENTS.of(bot="b", want="w")}
-WHERE b.status <> 'gone' AND {COHORT.of(bot="b", want="w")} AND {serves("b", "w")}
+CROSS JOIN LATERAL ({able_bots("b.*", "w", which="status <> 'gone'", limit="ALL")}) b
 """)
 
 # One page, newest first; `before` is the row of the last job of the page before.
@@ -139,9 +139,11 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 
 _BOTS = f"""
 SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
-    b.in_use, b.properties, b.epoch, b.opened_at, extract(epoch FROM b.expires_at - now()) AS expires_in,
-    b.held AS leases, extract(epoch FROM b.probation_until - now()) AS probation, s.success_rate, s.avg_latency_ms
+    b.in_use, coalesce(k.properties, '{{}}') AS properties, b.epoch, b.opened_at,
+    extract(epoch FROM b.expires_at - now()) AS expires_in, b.held AS leases,
+    extract(epoch FROM b.probation_until - now()) AS probation, s.success_rate, s.avg_latency_ms
 FROM bots b JOIN cohorts c ON c.id = b.cohort LEFT JOIN instances i ON i.id = b.instance
+LEFT JOIN kinds k ON k.id = b.kind
 LEFT JOIN LATERAL (
     SELECT (sum(successes) + {PRIOR}) / (sum(successes + failures) + {PRIOR}) AS success_rate,
         1000 * sum(seconds) / nullif(sum(finished), 0) AS avg_latency_ms

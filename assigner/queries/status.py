@@ -15,8 +15,9 @@ from sqlalchemy import Connection, text
 from assigner.queries.jobs import VISIBLE
 from schema.accounting import quotas
 from schema.fleet import success
+from schema.fleet.candidates import able_bots
 from schema.picking.queues import ready_ranks
-from schema.predicates import AT_REST, COHORT, READY_PLAIN, REQUIREMENTS, UNITS, ready_in, ready_queues, serves
+from schema.predicates import AT_REST, READY_PLAIN, ready_in, ready_queues
 from schema.states import FINAL, JobState
 from schema.tables.columns import SCHEMA
 
@@ -69,12 +70,8 @@ WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained
 SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
     coalesce(sum(q.jobs) FILTER (WHERE NOT EXISTS (
-        SELECT FROM (
-            SELECT platform, bot_id FROM bot_platforms WHERE platform = q.platform AND cohort = q.cohort
-            ORDER BY platform, cohort, sample_key OFFSET 0) bp
-        CROSS JOIN LATERAL (SELECT * FROM bots WHERE id = bp.bot_id OFFSET 0) b
-        WHERE b.status <> 'gone' AND {REQUIREMENTS.of(bot="b", want="q")} AND {COHORT.of(bot="b", want="q")}
-            AND {UNITS.of(bot="b", want="q")} AND {serves("b", "q")})), 0) AS unmatchable
+        {able_bots("b.id", "q", which="status <> 'gone' AND capacity >= q.units", limit="1")} OFFSET 0)), 0)
+        AS unmatchable
 FROM waiting q GROUP BY q.name ORDER BY q.name
 """)
 

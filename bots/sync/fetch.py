@@ -68,10 +68,9 @@ class FetchSettings(BaseModel):
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """A free bot that has just completed so many jobs. `kind`: bots of one kind offer the same properties."""
+    """A free bot that has just completed so many jobs."""
 
     bot: FetchingBot
-    kind: int
     completed: int
 
 
@@ -104,7 +103,7 @@ def fetch(
         bot = request.bot
         limit = settings.limit(completed=request.completed, free_units=bot.free_units)
         if limit > 0:
-            key = (request.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
+            key = (bot.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
             alike.setdefault(key, []).append(FetchAllowance(bot, limit, bot.free_units))
     for seats in alike.values():
         left_over = _fill(
@@ -223,6 +222,7 @@ def _fetch_requests(connection: Connection, free: Sequence[SyncCall]) -> list[Fe
             FetchingBot(
                 sync_call.bot.id,
                 sync_call.bot.name,
+                sync_call.bot.kind,
                 sync_call.bot.cohort,
                 sync_call.bot.instance,
                 sync_call.bot.pool,
@@ -230,7 +230,6 @@ def _fetch_requests(connection: Connection, free: Sequence[SyncCall]) -> list[Fe
                 sync_call.bot_capacity.units,
                 returned=sorted({job.instance for job in sync_call.ended}),
             ),
-            sync_call.bot.kind,
             sum(job.verdict in call.COMPLETED for job in sync_call.ended),
         )
         for sync_call in free

@@ -3,7 +3,8 @@
 The transaction that grants a lease charges its counters, up to their limits. The transaction that ends the lease gives
 the charges back. A counter's name says what it counts: `instance:NAME:jobs` counts live leases, `instance:NAME:cost`
 the cost within the rolling window including what is reserved for live leases, `lock:INSTANCE:NAME` the holders of a
-lock. Counters are locked after quotas, in the order of their names.
+lock, `bot:ID:KIND` what is in use of a bot's CPU, memory, disk or GPU. Counters are locked after quotas, in the order
+of their names.
 """
 
 import json
@@ -20,6 +21,8 @@ from schema import audit
 from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
 from schema.predicates import HEALTHY, has_ready_jobs
+from schema.validation import KINDS as RESOURCE_KINDS
+from schema.validation import Kind as ResourceKind
 from schema.validation import check_name, escaped
 
 READ = text("""
@@ -62,6 +65,13 @@ CROSS JOIN LATERAL (VALUES ('pool:busy', b.busy), ('pool:available', b.available
 WHERE s.units IS NOT NULL AND EXISTS (
     SELECT FROM queues q WHERE (q.schedule_after IS NULL OR q.schedule_after <= now()) AND {has_ready_jobs("q")})
 ON CONFLICT (name, bucket) DO NOTHING
+""")
+
+
+# A new session has nothing of what the one before it declared, of which nothing is in use any more.
+_FORGET_RESOURCES = text("DELETE FROM counters WHERE name = ANY (CAST(:names AS text[]))")
+_DECLARE_RESOURCES = text("""
+INSERT INTO counters (name, most) SELECT * FROM unnest(CAST(:names AS text[]), CAST(:amounts AS numeric[])) AS d (n, a)
 """)
 
 
@@ -108,6 +118,27 @@ def instance_counter(name: str, what: str) -> str:
 def lock_counter(instance: str, lock: str) -> str:
     """The name of the counter of one lock of an instance."""
     return f"lock:{instance}:{lock}"
+
+
+def resource_counter(bot_id: int, kind: str) -> str:
+    """The name of the counter of one of a bot's resources. It exists only for what the bot has declared; of anything
+    else it has any amount. Whoever takes of such a counter or changes it holds the bot's row."""
+    return f"bot:{bot_id}:{kind}"
+
+
+def declare_resources(connection: Connection, bot_id: int, supply: Mapping[ResourceKind, int]) -> None:
+    """The bot has so much, and any amount of what it does not name. The caller has ended its leases."""
+    connection.execute(_FORGET_RESOURCES, {"names": [resource_counter(bot_id, kind) for kind in RESOURCE_KINDS]})
+    if supply:
+        names = [resource_counter(bot_id, kind) for kind in supply]
+        connection.execute(_DECLARE_RESOURCES, {"names": names, "amounts": list(supply.values())})
+
+
+def declared_resources(
+    connection: Connection, bot_ids: Sequence[int], kinds: Sequence[ResourceKind]
+) -> dict[str, Counter]:
+    """The counters of what these bots have declared of these kinds, by name."""
+    return read(connection, [resource_counter(bot_id, kind) for bot_id in bot_ids for kind in kinds])
 
 
 def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:

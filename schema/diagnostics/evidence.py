@@ -119,19 +119,19 @@ FROM present b
 # The bots that match the job's requirements, and how many of them pass one gate after the other.
 MATCHING = text(f"""
 WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
-    SELECT platform, bot_id FROM bot_platforms
-    WHERE platform = :platform AND cohort = :cohort ORDER BY sample_key LIMIT :look + 1
+    SELECT b.id FROM kind_platforms o CROSS JOIN LATERAL (
+        SELECT id FROM bots WHERE status <> 'gone' AND cohort = :cohort AND kind = o.kind
+        ORDER BY {candidates.BOTS_ORDER} LIMIT :look + 1) b
+    WHERE o.platform = :platform LIMIT :look + 1
 ), near AS MATERIALIZED (
-    SELECT platform, bot_id FROM offering
+    SELECT id FROM offering
     UNION
-    SELECT bp.platform, bp.bot_id FROM (SELECT id FROM present b CROSS JOIN w WHERE {_SERVES}) b
-    CROSS JOIN LATERAL (
-        SELECT platform, bot_id FROM bot_platforms WHERE platform = :platform AND bot_id = b.id OFFSET 0) bp
+    SELECT b.id FROM present b CROSS JOIN w WHERE {_SERVES} AND {REQUIREMENTS.of(bot="b", want="w")}
 ), matching AS MATERIALIZED (
     SELECT b.name, b.status, b.draining, b.closing, b.capacity, b.capacity - b.in_use - b.reserved AS room,
         {SERVES.of(bot="b", want="w")} AS serving, {HEALTHY.of(bot="b")} AS healthy,
         {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {can_take("b", "w")} AS able
-    FROM near bp CROSS JOIN w CROSS JOIN LATERAL (SELECT * FROM bots c WHERE c.id = bp.bot_id OFFSET 0) b
+    FROM near CROSS JOIN w CROSS JOIN LATERAL (SELECT * FROM bots c WHERE c.id = near.id OFFSET 0) b
     WHERE {REQUIREMENTS.of(bot="b", want="w")} AND {COHORT.of(bot="b", want="w")} AND b.status <> 'gone'
         AND (CAST(:everything AS boolean) OR {_SERVES})
 )
@@ -153,10 +153,10 @@ FROM matching
 # For each clause of the requirements, the bots of the cohort that match it, and those that match all other clauses.
 CLAUSE_BOTS = text(f"""
 WITH {_WANT}, {_PRESENT}
-SELECT c.nth, count(*) FILTER (WHERE b.properties @> c.alone) AS alone,
-    count(*) FILTER (WHERE b.properties @> c.others) AS others
+SELECT c.nth, count(*) FILTER (WHERE k.properties @> c.alone) AS alone,
+    count(*) FILTER (WHERE k.properties @> c.others) AS others
 FROM unnest(CAST(:alone AS jsonb[]), CAST(:others AS jsonb[])) WITH ORDINALITY AS c (alone, others, nth)
-LEFT JOIN present b ON true
+LEFT JOIN (SELECT properties FROM present b JOIN kinds ON kinds.id = b.kind) k ON true
 GROUP BY c.nth ORDER BY c.nth
 """)
 

@@ -148,9 +148,10 @@ PLACEMENT_IS_LEGAL = Invariant(
        FROM live l
        JOIN jobs j ON j.id = l.job_id
        JOIN bots b ON b.id = l.bot_id AND b.epoch = l.bot_epoch
+       LEFT JOIN kinds k ON k.id = b.kind
        LEFT JOIN platforms p ON p.id = j.platform
        LEFT JOIN instances i ON i.id = j.instance
-       WHERE (b.properties @> p.properties) IS NOT TRUE
+       WHERE (k.properties @> p.properties) IS NOT TRUE
           OR b.instance <> j.instance
           OR b.pool IS NOT NULL AND b.pool IS DISTINCT FROM i.pool
           OR l.cohort <> j.cohort
@@ -241,6 +242,19 @@ JOBS_ARE_IN_THEIR_QUEUES = Invariant(
            OR j.constrained <> (q.constraint_set IS NOT NULL) OR NOT j.constrained AND j.rank <> j.priority""",
 )
 
+# A link says that a kind of bots offers all that a requirement set asks for.
+KINDS_ARE_LINKED = Invariant(
+    "S22",
+    "bots of a kind that is not there, and kinds and requirement sets that are linked wrongly",
+    """SELECT 'bot ' || b.id AS id FROM bots b WHERE b.kind IS NOT NULL AND b.kind NOT IN (SELECT id FROM kinds)
+       UNION ALL
+       SELECT coalesce(o.platform, c.platform) || ' ' || coalesce(o.kind, c.kind)
+       FROM kind_platforms o FULL JOIN (
+           SELECT p.id AS platform, k.id AS kind FROM platforms p JOIN kinds k ON k.properties @> p.properties) c
+           ON c.platform = o.platform AND c.kind = o.kind
+       WHERE o.kind IS NULL OR c.kind IS NULL""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -259,6 +273,7 @@ INVARIANTS = (
     COUNTERS_ARE_RIGHT,
     RESOURCES_ARE_KEPT,
     JOBS_ARE_IN_THEIR_QUEUES,
+    KINDS_ARE_LINKED,
 )
 
 

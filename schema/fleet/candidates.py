@@ -1,34 +1,41 @@
-"""Candidates: bots that could take a job now, sampled at a cost that does not depend on the size of the fleet.
+"""Candidates: free bots that could take a job now, as SQL finds and judges them.
 
-Eligibility of a bot is one expression: it satisfies the requirement set (`bot_platforms`), it is free (healthy, with
-a session, not draining, with room), it is of the job's cohort, it serves the instance, and its room is enough.
+Eligibility of a bot is one expression (`can_take`): it is of the job's cohort, it is free (healthy, with a session, not
+draining, with room), it serves the instance, its room is enough, and its kind offers what the job requires. Assigners
+know the fleet and draw from it in memory which bots to read.
 """
 
-import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
 from schema.postgres.fragments import newest_version
-from schema.predicates import can_take
+from schema.predicates import REQUIREMENTS, can_take
 
-# Rings: short walks over bots in the order of their random sample keys, from a random place and once around.
-#
-# Two kinds of walk find bots for a queue: over the bots that offer what it requires, good when many of them are free,
-# and over the free bots that serve its instance, good when few are. The cost of neither depends on the size of the
-# fleet.
-
-
-# How a bot may serve an instance: for every one, for that one, for its pool. Each is one range of the indexes of bots,
-# so that a few bots of one tenant are found among any number of others'.
+# How a bot may serve an instance: for every one, for that one, for its pool. For bots of one kind each is one range of
+# the indexes of bots, so that a few bots of one tenant are found among any number of others'.
 _SERVING = (
     "instance IS NULL AND pool IS NULL",
     "instance = {want}.instance AND pool IS NULL",
     "instance IS NULL AND pool = {want}.pool",
 )
 #: The order of the indexes of bots. It is named in full, because the planner does not take what is null for constant.
-BOTS_ORDER = "cohort, instance, pool, sample_key"
+BOTS_ORDER = "cohort, kind, instance, pool"
+#: Kinds of bots up to which bots are looked up by kind. Of more kinds most are likely to have few bots, and one bot
+#: after another is looked at.
+FEW_KINDS = 1000
+#: A recursive CTE with the kinds of which some bot is free: one step of a loose index scan for each kind and cohort.
+FREE_KINDS = """free_kinds AS (
+    (SELECT cohort, kind FROM bots WHERE free ORDER BY cohort, kind LIMIT 1)
+    UNION ALL
+    SELECT b.cohort, b.kind FROM free_kinds f CROSS JOIN LATERAL (
+        SELECT cohort, kind FROM bots WHERE free AND (cohort, kind) > (f.cohort, f.kind)
+        ORDER BY cohort, kind LIMIT 1) b
+)"""
+#: The condition on a kind that it is one of them. In this form it is evaluated with one look-up.
+IS_FREE_KIND = "(kind IN (SELECT f.kind FROM free_kinds f)) IS TRUE"
 
 
 def serving_bots(columns: str, want: str, *, which: str, limit: str) -> str:
@@ -40,55 +47,25 @@ def serving_bots(columns: str, want: str, *, which: str, limit: str) -> str:
     )
 
 
-def offering_bots(want: str, *, start: str, limit: str) -> str:
-    """A query of `bot_id`: bots of the cohort that offer what `want` requires."""
-    where = f"platform = {want}.platform AND cohort = {want}.cohort"
-    return ring_walk("bot_id", "bot_platforms", where, start=start, limit=limit, order="sample_key")
-
-
-def free_bots(want: str, *, start: str, limit: str) -> str:
-    """A query of `bot_id`: free bots of the cohort that serve the instance of `want`, up to `limit` in each way."""
-    return "\n UNION ALL ".join(free_bots_by_service("id AS bot_id", want, start=start, limit=limit))
-
-
-def free_bots_by_service(
-    columns: str, want: str, *, start: str, limit: str, within: str = "true"
-) -> tuple[str, str, str]:
-    """A query of free bots of the cohort, those `within` a part of the ring, for each way of serving: every instance,
-    the instance of `want`, its pool."""
-    every, own, pooled = (
-        ring_walk(
-            columns,
-            "bots",
-            f"free AND cohort = {want}.cohort AND {served.format(want=want)} AND {within}",
-            start=start,
-            limit=limit,
-            order=BOTS_ORDER,
-        )
-        for served in _SERVING
-    )
-    return every, own, pooled
-
-
-def ring_walk(columns: str, table: str, where: str, *, start: str, limit: str, order: str) -> str:
+def able_bots(columns: str, want: str, *, which: str, limit: str, among: str = "true") -> str:
+    """A query of up to `limit` bots of the cohort of `want` that serve its instance, offer what it requires, and are
+    `which`: a condition on the columns of `bots` that says `free`, or `status <> 'gone'`. `among`: a condition on the
+    `kind` of all such bots."""
+    few = f"(SELECT count(*) <= {FEW_KINDS} FROM (SELECT FROM kinds LIMIT {FEW_KINDS + 1}) n)"
+    by_kind = serving_bots("*", want, which=f"{which} AND kind = k.offered", limit=limit)
     return f"""
-    (SELECT * FROM (
-        (SELECT {columns} FROM {table} WHERE {where} AND sample_key >= {start} ORDER BY {order} LIMIT {limit})
-        UNION ALL
-        (SELECT {columns} FROM {table} WHERE {where} AND sample_key < {start} ORDER BY {order} LIMIT {limit})
-    ) ring LIMIT {limit})"""
+    (SELECT {columns} FROM (
+        SELECT kind AS offered FROM kind_platforms WHERE platform = {want}.platform AND {few} AND {among} OFFSET 0) k
+    CROSS JOIN LATERAL ({by_kind}) b LIMIT {limit})
+    UNION ALL
+    (SELECT {columns} FROM ({serving_bots("*", want, which=which, limit="ALL")}) b
+    WHERE NOT {few} AND {REQUIREMENTS.of(bot="b", want=want)} LIMIT {limit})"""
 
-
-#: Entries of the ring of bots read for each candidate that is wanted; the busy ones among them fall out.
-RING = 4
-
-#: Bots, and as many free bots in each way of serving an instance, looked at before a requirement set counts as without
-#: a free bot for now. Where more than so many bots satisfy it, nearly all of them are full, and more than so many
-#: others that serve the instance are free, a look may miss the few that are free; the next one begins at another place.
-MAX_BOTS_READ = 256
 
 #: Bots that are added to a sample for one locality hint, and those that hold the hint looked at for them, latest first.
 WARM_LIMIT, MAX_WARM_READ = 16, 64
+#: Free bots that are looked at for one that nobody else has locked.
+MAX_BOTS_READ = 256
 
 
 @dataclass(frozen=True)
@@ -102,9 +79,8 @@ class CandidateRequest:
     count: int
 
 
-@dataclass(frozen=True)
-class FreeBot:
-    """A candidate: `room` is its free units when it was read, `capacity` all of its units."""
+class FreeBot(NamedTuple):
+    """A candidate: `free_units` is its free units when it was read, `capacity` all of its units."""
 
     id: int
     name: str
@@ -113,62 +89,43 @@ class FreeBot:
     capacity: int
 
 
+_COLUMNS = "b.id, b.name, b.priority, b.capacity - b.in_use - b.reserved AS room, b.capacity"
 # Lateral subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
-# Of an array that is the value of a subquery the planner does not count the elements, and so makes one plan for all.
-SAMPLE = text(f"""
-SELECT w.nth, s.id, s.name, s.priority, s.capacity, s.room
-FROM (
-    SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
-    FROM unnest((SELECT CAST(:cohorts AS integer[])), (SELECT CAST(:instances AS integer[])),
-                (SELECT CAST(:platforms AS integer[])), (SELECT CAST(:units AS integer[])),
-                (SELECT CAST(:counts AS integer[])), (SELECT CAST(:starts AS double precision[])))
-        WITH ORDINALITY AS g (cohort, instance, platform, units, count, start, nth)
-    OFFSET 0
-) w
-CROSS JOIN LATERAL (
-    SELECT b.id, b.name, b.priority, b.capacity, b.room
-    FROM (
-        {offering_bots("w", start="w.start", limit="w.count * :ring")}
-        UNION
-        SELECT f.bot_id FROM ({free_bots("w", start="w.start", limit="w.count * :ring")}) f
-        CROSS JOIN LATERAL (
-            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = f.bot_id OFFSET 0) bp
-    ) near
-    CROSS JOIN LATERAL (
-        SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room, c.sample_key
-        FROM {newest_version("bots", "id", "near.bot_id")} c
-        WHERE {can_take("c", "w")}
-        OFFSET 0
-    ) b
-    ORDER BY b.sample_key < w.start, b.sample_key LIMIT w.count
-) s
+AMONG = text(f"""
+SELECT {_COLUMNS} FROM unnest(CAST(:bot_ids AS bigint[])) AS drawn (id)
+CROSS JOIN LATERAL {newest_version("bots", "id", "drawn.id")} b WHERE b.free
+""")
+ALL_FREE = text(f"SELECT {_COLUMNS} FROM bots b WHERE b.free AND b.cohort = ANY (CAST(:cohorts AS integer[]))")
+
+_WANT = """
+    SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
+        CAST(:platform AS integer) AS platform, (SELECT pool FROM instances WHERE id = :instance) AS pool,
+        CAST(:units AS integer) AS units"""
+_ROOMY = "free AND capacity - in_use - reserved >= w.units"
+# The last resort: any free bot that nobody else has locked, and it stays locked until we are done.
+ANY_FREE = text(f"""
+WITH w AS MATERIALIZED ({_WANT}), near AS MATERIALIZED (
+    SELECT n.id FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY, limit=":look")}) n LIMIT :look
+)
+SELECT {_COLUMNS}
+FROM bots b CROSS JOIN w
+WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")}
+LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
+""")
+IS_ANY_FREE = text(f"""
+WITH w AS MATERIALIZED ({_WANT})
+SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY, limit="1")}) n)
 """)
 
-# The last resort: any free bot that nobody else has locked, and it stays locked until we are done. The same walks,
-# longer ones, so that a requirement set that few bots satisfy is decided for certain.
-ANY_FREE = text(f"""
-WITH w AS MATERIALIZED (
-    SELECT random() AS start, CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
-        CAST(:platform AS integer) AS platform, (SELECT pool FROM instances WHERE id = :instance) AS pool,
-        CAST(:units AS integer) AS units
-), near AS MATERIALIZED (
-    SELECT n.bot_id FROM w CROSS JOIN LATERAL (
-        {offering_bots("w", start="w.start", limit=":look")}
-        UNION ALL
-        SELECT f.bot_id FROM ({free_bots("w", start="w.start", limit=":look")}) f
-        CROSS JOIN LATERAL (
-            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = f.bot_id OFFSET 0) bp
-    ) n
-)
-SELECT b.id, b.name, b.priority, b.capacity, b.capacity - b.in_use - b.reserved AS room
-FROM bots b CROSS JOIN w
-WHERE b.id = ANY (ARRAY(SELECT bot_id FROM near)) AND {can_take("b", "w")}
-ORDER BY b.sample_key LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
+# Who has claimed a part has it until its transaction ends; whoever finds all of them claimed does without.
+CLAIM_PART = text("""
+SELECT part FROM unnest(CAST(:parts AS integer[])) AS p (part)
+WHERE pg_try_advisory_xact_lock(hashtext('leasehold.part'), part) LIMIT 1
 """)
 
 # Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
 WARM = text(f"""
-SELECT w.nth, s.id, s.name, s.priority, s.capacity, s.room
+SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity
 FROM (
     SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
     FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
@@ -177,15 +134,10 @@ FROM (
     OFFSET 0
 ) w
 CROSS JOIN LATERAL (
-    SELECT b.id, b.name, b.priority, b.capacity, b.room, near.seq
+    SELECT b.*, near.seq
     FROM (SELECT bot_id, seq FROM bot_localities WHERE hint = w.hint ORDER BY seq DESC LIMIT :look) near
     CROSS JOIN LATERAL (
-        SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
-    CROSS JOIN LATERAL (
-        SELECT c.id, c.name, c.priority, c.capacity, c.capacity - c.in_use - c.reserved AS room
-        FROM {newest_version("bots", "id", "near.bot_id")} c
-        WHERE {can_take("c", "w")}
-        OFFSET 0
+        SELECT {_COLUMNS} FROM {newest_version("bots", "id", "near.bot_id")} b WHERE {can_take("b", "w")} OFFSET 0
     ) b
     ORDER BY near.seq DESC LIMIT w.count
 ) s
@@ -196,48 +148,47 @@ HINTED = text("""
 SELECT bot_id, hint FROM bot_localities
 WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND hint = ANY (CAST(:hints AS text[]))
 """)
+POOLS_OF = text("SELECT id, pool FROM instances WHERE id = ANY (CAST(:instances AS integer[])) AND pool IS NOT NULL")
 
 
-def sample(connection: Connection, wanted: Sequence[CandidateRequest], *, chance: random.Random) -> list[list[FreeBot]]:
-    """Read candidates for each of `wanted`, without locks, at random: at most its count, fewer if few are free."""
-    rows = connection.execute(
-        SAMPLE,
-        {
-            "cohorts": [want.cohort for want in wanted],
-            "instances": [want.instance for want in wanted],
-            "platforms": [want.platform for want in wanted],
-            "units": [want.units for want in wanted],
-            "counts": [want.count for want in wanted],
-            "starts": [chance.random() for _ in wanted],
-            "ring": RING,
-        },
-    )
-    found: list[list[FreeBot]] = [[] for _ in wanted]
-    for row in rows.all():
-        found[row.nth - 1].append(FreeBot(row.id, row.name, row.priority, row.room, row.capacity))
-    return found
+def claim_part(connection: Connection, parts: Sequence[int]) -> int | None:
+    """The first of these parts of the fleet that no other assigner places on, until the transaction ends; None if
+    others have all of them."""
+    part: int | None = connection.execute(CLAIM_PART, {"parts": list(parts)}).scalar_one_or_none()
+    return part
+
+
+def free_among(connection: Connection, bot_ids: Collection[int]) -> list[FreeBot]:
+    """Those of these bots that are free, read without locks."""
+    rows = connection.execute(AMONG, {"bot_ids": list(bot_ids)}).all() if bot_ids else []
+    return [FreeBot._make(row) for row in rows]
+
+
+def all_free(connection: Connection, cohorts: Collection[int]) -> list[FreeBot]:
+    """All free bots of these cohorts, read without locks."""
+    return [FreeBot._make(row) for row in connection.execute(ALL_FREE, {"cohorts": list(cohorts)}).all()]
 
 
 def any_free(connection: Connection, want: CandidateRequest) -> list[FreeBot]:
-    """Lock up to `want.count` free bots, the first that are not locked by others."""
-    rows = connection.execute(
-        ANY_FREE,
-        {
-            "units": want.units,
-            "cohort": want.cohort,
-            "instance": want.instance,
-            "platform": want.platform,
-            "count": want.count,
-            "look": max(MAX_BOTS_READ, want.count * RING),
-        },
-    )
-    return [FreeBot(row.id, row.name, row.priority, row.room, row.capacity) for row in rows.all()]
+    """Lock up to `want.count` free bots that could take one of the jobs, the first that are not locked by others."""
+    values = {**_values(want), "count": want.count, "look": max(MAX_BOTS_READ, want.count)}
+    return [FreeBot._make(row) for row in connection.execute(ANY_FREE, values).all()]
+
+
+def is_any_free(connection: Connection, want: CandidateRequest) -> bool:
+    """Whether a free bot could take one of the jobs."""
+    found: bool = connection.execute(IS_ANY_FREE, _values(want)).scalar_one()
+    return found
+
+
+def _values(want: CandidateRequest) -> dict[str, int]:
+    return {"units": want.units, "cohort": want.cohort, "instance": want.instance, "platform": want.platform}
 
 
 def warm(connection: Connection, wanted: Sequence[tuple[CandidateRequest, str]]) -> list[list[FreeBot]]:
     """Read, for each of `wanted` and its locality hint, the bots that worked on the hint lately, without locks.
 
-    At most its count, the latest first; of bots that hold the hint only the latest `WARM_LOOK` are looked at.
+    At most its count, the latest first; of bots that hold the hint only the latest `MAX_WARM_READ` are looked at.
     """
     if not wanted:
         return []
@@ -254,8 +205,8 @@ def warm(connection: Connection, wanted: Sequence[tuple[CandidateRequest, str]])
         },
     )
     found: list[list[FreeBot]] = [[] for _ in wanted]
-    for row in rows.all():
-        found[row.nth - 1].append(FreeBot(row.id, row.name, row.priority, row.room, row.capacity))
+    for nth, *bot in rows.all():
+        found[nth - 1].append(FreeBot._make(bot))
     return found
 
 
@@ -267,43 +218,6 @@ def hinted(connection: Connection, bot_ids: Sequence[int], hints: Sequence[str])
     return frozenset((row.bot_id, row.hint) for row in rows)
 
 
-# Requirement sets, interned once, and which bots satisfy which: containment, decided when either of them appears.
-#
-# Interning happens where jobs are submitted (the database function `intern_platform`). A session that opens holds the
-# same advisory lock shared, so that a bot and a requirement set that appear together cannot miss each other; likewise
-# a bot and the verdict that there is no such bot.
-
-
-FREEZE_REQUIREMENT_SETS = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
-TRY_BLOCK_NEW_SESSIONS = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
-UNLINK_BOTS = text("DELETE FROM bot_platforms WHERE bot_id = ANY (CAST(:bot_ids AS bigint[]))")
-LINK_BOT = text("""
-INSERT INTO bot_platforms (platform, bot_id, cohort, sample_key)
-SELECT p.id, b.id, b.cohort, b.sample_key FROM bots b JOIN platforms p ON b.properties @> p.properties
-WHERE b.id = :bot_id
-""")
-
-
-def freeze_requirement_sets(connection: Connection) -> None:
-    """No new requirement set appears until this transaction ends. Comes before any row lock."""
-    connection.execute(FREEZE_REQUIREMENT_SETS)
-
-
-def try_block_new_sessions(connection: Connection) -> bool:
-    """Keep sessions from opening until this transaction ends, unless one is opening right now: then False.
-
-    What is concluded from the absence of a bot needs this, or it could be written after the bot has looked for it.
-    """
-    alone: bool = connection.execute(TRY_BLOCK_NEW_SESSIONS).scalar_one()
-    return alone
-
-
-def link_bot(connection: Connection, bot_id: int) -> None:
-    """Record every requirement set that the bot's properties contain. The caller holds the bot's row."""
-    unlink_bots(connection, [bot_id])
-    connection.execute(LINK_BOT, {"bot_id": bot_id})
-
-
-def unlink_bots(connection: Connection, bot_ids: Sequence[int]) -> None:
-    """Bots without a session satisfy nothing, so that samples do not wade through them."""
-    connection.execute(UNLINK_BOTS, {"bot_ids": list(bot_ids)})
+def pools_of(connection: Connection, instances: Collection[int]) -> dict[int, str]:
+    """The pools of those of the instances that are in one."""
+    return {row.id: row.pool for row in connection.execute(POOLS_OF, {"instances": list(instances)})}

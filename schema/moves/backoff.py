@@ -39,7 +39,7 @@ WITH found AS MATERIALIZED (
 """)
 WAKE_FOR_BOTS = text(f"""
 WITH roomy AS MATERIALIZED (
-    SELECT c.id, c.cohort, c.instance, c.pool, r.room AS capacity
+    SELECT c.kind, c.cohort, c.instance, c.pool, r.room AS capacity
     FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:rooms AS integer[])) AS r (bot_id, room)
     CROSS JOIN LATERAL {newest_version("bots", "id", "r.bot_id")} c
 ), resting AS MATERIALIZED (
@@ -50,9 +50,8 @@ WITH roomy AS MATERIALIZED (
     SELECT id FROM queues WHERE id = ANY (ARRAY(
         SELECT w.id FROM resting w WHERE EXISTS (
             SELECT FROM roomy b
-            CROSS JOIN LATERAL (
-                SELECT FROM bot_platforms bp WHERE {REQUIREMENTS.of(bot="b", want="w")} OFFSET 0) bp
-            WHERE b.cohort = w.cohort AND {UNITS.of(bot="b", want="w")} AND {serves("b", "w")} OFFSET 0)))
+            WHERE b.cohort = w.cohort AND {UNITS.of(bot="b", want="w")} AND {serves("b", "w")}
+                AND {REQUIREMENTS.of(bot="b", want="w")} OFFSET 0)))
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 {_WAKE}

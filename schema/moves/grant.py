@@ -11,7 +11,7 @@ from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT
 from schema.moves.end import BotCapacity
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota, newest_version
-from schema.predicates import DRAIN, HEALTHY, RESERVATION, STATE, serves
+from schema.predicates import DRAIN, HEALTHY, REQUIREMENTS, RESERVATION, STATE, serves
 
 
 class Placement(NamedTuple):
@@ -42,16 +42,15 @@ class Granted(NamedTuple):
 # and its quota are brought together by sorting: a join of two sets of unknown size might compare each with each.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
-    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions})
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, nth)
     JOIN jobs j ON j.id = w.job_id AND {queued}
     JOIN instances i ON i.id = j.instance AND {undrained}
-    JOIN platforms p ON p.id = j.platform
     LEFT JOIN reservations v ON v.job_id = w.job_id AND v.bot_id <> w.bot_id AND NOT {over}
     WHERE v.job_id IS NULL
 ), room AS MATERIALIZED (
-    SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.properties,
+    SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
         coalesce(r.unused, b.capacity - b.in_use) AS free,
         coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted, b.ctid
     FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
@@ -66,7 +65,7 @@ WITH wanted AS MATERIALIZED (
         sum(w.units) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS upto,
         sum(w.units - coalesce(v.units, 0)) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS unreserved
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
-        AND {serves} AND r.properties @> w.properties
+        AND {serves} AND {offers}
     LEFT JOIN kept v ON v.job_id = w.job_id AND v.bot_id = w.bot_id
 ), seated AS MATERIALIZED (
     SELECT f.* FROM filled f
@@ -144,6 +143,7 @@ def _grant(*, again: bool, held: bool = False) -> TextClause:
             locked_bot=newest_bot if held else "(SELECT *, ctid FROM bots WHERE ctid = r.place OFFSET 0)",
             written=str(not held).lower(),
             serves=serves("r", "w"),
+            offers=REQUIREMENTS.of(bot="r", want="w"),
             quota=newest_quota("d", columns="usage"),
             locked_quota=newest_quota(
                 "d",

@@ -22,9 +22,7 @@ WITH concerned AS MATERIALIZED (
 ), moved AS (
     UPDATE bots b SET cohort = s.cohort FROM concerned c JOIN belongs s ON s.labels = c.labels
     WHERE b.id = c.id AND b.cohort <> s.cohort
-    RETURNING b.id, b.cohort, b.capacity - b.in_use - b.reserved AS room
-), linked AS (
-    UPDATE bot_platforms p SET cohort = m.cohort FROM moved m WHERE p.bot_id = m.id
+    RETURNING b.id, b.capacity - b.in_use - b.reserved AS room
 )
 SELECT id, room FROM moved ORDER BY id
 """)

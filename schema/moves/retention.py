@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, text
 
-from schema.fleet.candidates import try_block_new_sessions
+from schema.fleet.kinds import try_block_new_sessions
 from schema.predicates import has_ready_jobs
 from schema.validation import KINDS
 
@@ -59,6 +59,7 @@ WITH old AS MATERIALIZED (
     ORDER BY b.id LIMIT :limit FOR UPDATE SKIP LOCKED
 ), localities AS (DELETE FROM bot_localities WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 success AS (DELETE FROM bot_success WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
+changes AS (DELETE FROM bot_changes WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 resources AS (DELETE FROM counters WHERE name = ANY (ARRAY(
     SELECT 'bot:' || old.id || ':' || kind FROM old, unnest(CAST(:kinds AS text[])) AS k (kind))))
 DELETE FROM bots WHERE id = ANY (ARRAY(SELECT id FROM old))
@@ -130,9 +131,21 @@ WITH unused AS MATERIALIZED (
         AND NOT EXISTS (SELECT FROM queues q WHERE q.platform = p.id)
     ORDER BY p.id LIMIT :limit FOR UPDATE SKIP LOCKED
 ), unlinked AS (
-    DELETE FROM bot_platforms WHERE platform = ANY (ARRAY(SELECT id FROM unused))
+    DELETE FROM kind_platforms WHERE platform = ANY (ARRAY(SELECT id FROM unused))
 )
 DELETE FROM platforms WHERE id = ANY (ARRAY(SELECT id FROM unused))
+""")
+# Only a session that opens gives a bot another kind, and none does meanwhile.
+DELETE_UNUSED_KINDS = text("""
+WITH unused AS MATERIALIZED (
+    SELECT k.id FROM kinds k
+    WHERE k.created_at < now() - make_interval(secs => :age)
+        AND k.id NOT IN (SELECT DISTINCT kind FROM bots WHERE kind IS NOT NULL)
+    ORDER BY k.id LIMIT :limit FOR UPDATE SKIP LOCKED
+), unlinked AS (
+    DELETE FROM kind_platforms WHERE kind = ANY (ARRAY(SELECT id FROM unused))
+)
+DELETE FROM kinds WHERE id = ANY (ARRAY(SELECT id FROM unused))
 """)
 
 
@@ -161,6 +174,14 @@ def delete_unused_platforms(connection: Connection, *, age: float, limit: int) -
     if not try_block_new_sessions(connection):
         return 0
     return connection.execute(DELETE_UNUSED_PLATFORMS, {"age": age, "limit": limit}).rowcount
+
+
+def delete_unused_kinds(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete up to `limit` kinds of bots older than `age` seconds that no bot is of, whether it has a session or not;
+    returns how many, 0 while a session opens. Reads all bots."""
+    if not try_block_new_sessions(connection):
+        return 0
+    return connection.execute(DELETE_UNUSED_KINDS, {"age": age, "limit": limit}).rowcount
 
 
 def delete_old_evictions(connection: Connection, *, age: float, limit: int) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from schema import audit
+from schema.accounting.counters import declare_resources
 from schema.errors import NotFound
-from schema.fleet import candidates, resources
+from schema.fleet import kinds
 from schema.moves.backoff import wake_queues_for_bots
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
 from schema.moves.preempt import drop_reservations
@@ -34,8 +35,8 @@ WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
 OPEN = text("""
 UPDATE bots SET epoch = epoch + 1, session = :session, sync_seq = 0, status = 'ok', closing = false,
     instance = :instance, pool = :pool, labels = CAST(:labels AS text[]), cohort = cohort_of(CAST(:labels AS text[])),
-    priority = :priority, capacity = :capacity, properties = CAST(:properties AS jsonb),
-    sample_key = random(), opened_at = now(), expires_at = now() + make_interval(secs => :ttl)
+    priority = :priority, capacity = :capacity, kind = intern_kind(CAST(:properties AS jsonb)), opened_at = now(),
+    expires_at = now() + make_interval(secs => :ttl)
 WHERE id = :id RETURNING epoch
 """)
 EXPIRED = text("""
@@ -128,13 +129,13 @@ def open_session(
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
     A repeated opening, with the secret of the open session, changes nothing but its expiry. Otherwise every lease of
-    an older session ends as lost, the requirement sets that the bot satisfies are recorded, and what it has of
-    resources (`supply`; of others it has any amount), and jobs that waited for such a bot are made ready.
+    an older session ends as lost, the bot's kind is recorded, and what it has of resources (`supply`; of others it has
+    any amount), and jobs that waited for such a bot are made ready.
 
     The older session's agent may run its jobs until that session would have expired, so they are not granted before;
     unless that session is the one with the digest `dead`, of which the bot knows that nothing runs any more.
     """
-    candidates.freeze_requirement_sets(connection)
+    kinds.freeze_requirement_sets(connection)
     bot = _locked_bot(connection, name)
     if bot.session == session:
         connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
@@ -163,8 +164,7 @@ def open_session(
         },
     ).scalar_one()
     if supply or bot.limited:
-        resources.declare(connection, bot.id, supply or {})
-    candidates.link_bot(connection, bot.id)
+        declare_resources(connection, bot.id, supply or {})
     wake_queues_for_bots(connection, {bot.id: capacity})
     wake(connection, "jobs")
     wake(connection, "bots", [str(bot.id)])
@@ -249,7 +249,6 @@ def _end_sessions(
     ended = _end_all(connection, bot_ids, verdict=verdict, actor=actor, reason=reason)
     drop_reservations(connection, bot_ids, actor=actor)
     connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
-    candidates.unlink_bots(connection, bot_ids)
     wake(connection, "jobs")
     return ended
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, text
 
 from schema.accounting import rates
-from schema.fleet.candidates import MAX_BOTS_READ
 from schema.picking.pick import COLUMNS, ReadyJob
 from schema.picking.queues import AWAKE, CONSTRAINED
 from schema.picking.ready import OFFERED, ROOM, Scope, queues_in_scope
@@ -188,15 +187,10 @@ class QueueScan:
     pressed: bool = False
 
 
-def queues(connection: Connection, scope: Scope, *, batch: int, start: float, after: QueueId) -> QueueScan:
-    """Up to `MAX_QUEUES` queues behind `after`; `start` is a random place on the ring of bots, 0 to 1."""
-    rows = connection.execute(
-        QUEUES,
-        {
-            **scope.values(),
-            **{"after": after, "queues": MAX_QUEUES, "batch": batch, "start": start, "look": MAX_BOTS_READ},
-        },
-    ).all()
+def queues(connection: Connection, scope: Scope, *, batch: int, after: QueueId) -> QueueScan:
+    """Up to `MAX_QUEUES` queues behind `after`."""
+    values = {**scope.values(), "after": after, "queues": MAX_QUEUES, "batch": batch}
+    rows = connection.execute(QUEUES, values).all()
     found = [(row, _queue(row)) for row in rows if row.open]
     seen = rows[0]
     return QueueScan(

@@ -31,8 +31,7 @@ _BOT = Asker(
     room="room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs)",
     offered=f"""offered AS MATERIALIZED (
     SELECT q.* FROM ({_OPEN}) q
-    CROSS JOIN LATERAL (
-        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
+    WHERE EXISTS (SELECT FROM kind_platforms o WHERE o.platform = q.platform AND o.kind = :kind OFFSET 0)
 )""",
     cohorts="{cohort} = :cohort",
     instances="(CAST(:instance AS integer) IS NULL OR {instance} = :instance)",
@@ -50,6 +49,7 @@ class FetchingBot:
 
     id: int
     name: str
+    kind: int
     cohort: int
     instance: int | None
     pool: str | None
@@ -77,7 +77,7 @@ def pick_for_bot(
     remembers of the front of the bot's cohort; without it each queue is looked into.
     """
     values = {
-        "bot_id": bot.id,
+        "kind": bot.kind,
         "cohort": bot.cohort,
         "instance": bot.instance,
         "pool": bot.pool,

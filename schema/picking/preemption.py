@@ -7,9 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, TextClause, text
 
+from schema.fleet.candidates import able_bots
 from schema.picking.ready import Scope
 from schema.postgres.fragments import newest_leases
-from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, UNITS, serves
+from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, UNITS
 from schema.timing import KILL_GRACE
 
 #: Bots looked at for victims of one job.
@@ -135,19 +136,18 @@ WITH {_BELOW}, held AS MATERIALIZED (
 ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
 """)
 
+_OCCUPIED = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND {PROBATION.of(bot='')}"
 # A lease that is asked to stop counts as gone from its bot, where what is reserved may be what it frees, and from what
 # its instance has to spare.
 OCCUPIED_BOTS = text(f"""
 WITH want AS MATERIALIZED (
-    SELECT CAST(:instance AS integer) AS instance, (SELECT pool FROM instances WHERE id = :instance) AS pool,
+    SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
+        (SELECT pool FROM instances WHERE id = :instance) AS pool, CAST(:platform AS integer) AS platform,
         CAST(:units AS integer) AS units
 ), able AS MATERIALIZED (
     SELECT b.id, b.name, b.capacity, b.held, b.capacity - b.in_use - b.reserved AS room
-    FROM (SELECT bot_id FROM bot_platforms WHERE platform = :platform AND cohort = :cohort
-          ORDER BY sample_key LIMIT :look) near
-    JOIN bots b ON b.id = near.bot_id CROSS JOIN want w
-    WHERE {HEALTHY.of(bot="b")} AND {PROBATION.of(bot="b")} AND b.cohort = :cohort
-        AND {UNITS.of(bot="b", want="w")} AND {serves("b", "w")}
+    FROM want w CROSS JOIN LATERAL ({able_bots("b.*", "w", which=_OCCUPIED, limit=":look")} LIMIT :look) b
+    WHERE {UNITS.of(bot="b", want="w")}
 ), stopping AS MATERIALIZED (
     SELECT instance, sum(units) AS units FROM leases
     WHERE state = 'cancelling' AND cohort = :cohort GROUP BY instance

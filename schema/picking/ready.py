@@ -5,7 +5,6 @@ enough for one of their jobs, and for which a free bot is there, so that any num
 nothing.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from schema.accounting.quotas import EVICTION_COOLDOWN
-from schema.fleet import candidates
-from schema.fleet.candidates import MAX_BOTS_READ
+from schema.fleet.candidates import FREE_KINDS, IS_FREE_KIND, able_bots
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Asker, Order, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import AWAKE, PLAIN, open_queues
-from schema.predicates import COHORT, HEALTHY, ready_queues, serves
+from schema.predicates import COHORT, HEALTHY, REQUIREMENTS, ready_queues, serves
 
 _WANTED = """wanted AS MATERIALIZED (
     {open}
@@ -27,29 +25,15 @@ _WANTED = """wanted AS MATERIALIZED (
 )"""
 
 # Each look ends with the first hit; where bots are alike, the first one decides it, at bots that have been read before.
-# Lateral subqueries with OFFSET 0 keep the planner from joining, and so reading, whole tables when its statistics are
-# old or missing.
 _SERVED = f"""
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
-        CROSS JOIN LATERAL (
-            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = b.id OFFSET 0) bp
-        WHERE {COHORT.of(bot="b", want="w")} AND {serves("b", "w")} OFFSET 0)
-    OR EXISTS (
-        SELECT FROM ({candidates.offering_bots("w", start=":start", limit=":look")}) near
-        CROSS JOIN LATERAL (
-            SELECT FROM bots b
-            WHERE b.id = near.bot_id AND b.free AND {serves("b", "w")} OFFSET 0) b
-        OFFSET 0)
-    OR EXISTS (
-        SELECT FROM ({candidates.free_bots("w", start=":start", limit=":look")}) near
-        CROSS JOIN LATERAL (
-            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
-        OFFSET 0)"""
+        WHERE {COHORT.of(bot="b", want="w")} AND {serves("b", "w")} AND {REQUIREMENTS.of(bot="b", want="w")} OFFSET 0)
+    OR EXISTS ({able_bots("b.id", "w", which="free", limit="1", among=IS_FREE_KIND)} OFFSET 0)"""
 
 #: No more jobs are picked, and locked, than there are free units for.
-ROOM = """roomy AS MATERIALIZED (
-    SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
+ROOM = f"""{FREE_KINDS}, roomy AS MATERIALIZED (
+    SELECT id, kind, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
@@ -108,7 +92,6 @@ def pick(
     *,
     order: Order,
     batch: int,
-    chance: random.Random,
     cursor: HeadCursor | None = None,
     only_minimums: bool = False,
 ) -> list[ReadyJob]:
@@ -119,7 +102,7 @@ def pick(
     several queues of one instance, together, there may be too many. `cursor`: what the caller remembers of the front,
     for picks by priority; without it each queue is looked into.
     """
-    values = {**scope.values(), "start": chance.random(), "look": MAX_BOTS_READ, "batch": batch}
+    values = {**scope.values(), "batch": batch}
     return pick_jobs(
         connection,
         front=PICK_FROM_FRONT if order is Order.PRIORITY and not only_minimums else None,
@@ -137,17 +120,12 @@ def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:
 # Queues that hold ready jobs which nobody can run: they are to rest.
 
 
+_COULD_WORK = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND capacity > 0"
 # No healthy bot could serve them, were it ever so idle.
 UNSERVED_QUEUES = text(f"""
 WITH RECURSIVE {ready_queues("waiting")}, {queues_in_scope()}
 SELECT w.queue FROM wanted w
-WHERE NOT EXISTS (
-    SELECT FROM (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort OFFSET 0) bp
-    CROSS JOIN LATERAL (
-        SELECT FROM bots b
-        WHERE b.id = bp.bot_id AND {serves("b", "w")}
-            AND {HEALTHY.of(bot="b")} AND b.capacity > 0 OFFSET 0) b
-    OFFSET 0)
+WHERE NOT EXISTS ({able_bots("b.id", "w", which=_COULD_WORK, limit="1")} OFFSET 0)
 LIMIT :limit
 """)
 

@@ -6,7 +6,6 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Computed,
-    Double,
     Identity,
     Index,
     Integer,
@@ -15,7 +14,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    func,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -39,6 +37,29 @@ reservations = Table(
     Index("reservations_until", "until"),
 )
 
+# Kinds of bots: bots of one kind offer the same properties.
+kinds = Table(
+    "kinds",
+    metadata,
+    identity(Integer),
+    Column("digest", LargeBinary, nullable=False),
+    Column("properties", JSONB, nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    UniqueConstraint("digest", name="kinds_digest_key"),
+)
+
+# Which kinds of bots offer what which requirement set asks for. A row never changes: it is made with the kind or with
+# the set, whichever comes last, and goes with whichever goes first. Upkeep adds rows that a transaction stricter than
+# READ COMMITTED could not make.
+kind_platforms = Table(
+    "kind_platforms",
+    metadata,
+    Column("platform", Integer, nullable=False),
+    Column("kind", Integer, nullable=False),
+    PrimaryKeyConstraint("platform", "kind"),
+    Index("kind_platforms_of_kind", "kind"),
+)
+
 bots = Table(
     "bots",
     metadata,
@@ -54,8 +75,6 @@ bots = Table(
     Column("priority", Integer, nullable=False, server_default=text("0")),
     Column("capacity", Integer, nullable=False, server_default=text("0")),
     Column("in_use", Integer, nullable=False, server_default=text("0")),
-    Column("properties", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
-    Column("sample_key", Double, nullable=False, server_default=func.random()),
     Column("opened_at", TIME),
     Column("expires_at", TIME),
     Column("labels", ARRAY(Text), nullable=False, server_default=NO_LABELS),
@@ -64,7 +83,7 @@ bots = Table(
     Column("reserved", Integer, nullable=False, server_default=text("0")),
     Column("drain_deadline", TIME),
     Column("held", Integer, nullable=False, server_default=text("0")),
-    Column("kind", BigInteger, Computed("hashtextextended(properties::text, 0)", persisted=True)),
+    Column("kind", Integer),
     Column("probation_until", TIME),
     Column(
         "free",
@@ -82,28 +101,26 @@ bots = Table(
     CheckConstraint("(session IS NULL) = (status = 'gone')", name="bots_session_iff_present"),
     CheckConstraint("(expires_at IS NULL) = (session IS NULL)", name="bots_expiry_with_session"),
     CheckConstraint("priority BETWEEN -1000 AND 1000", name="bots_priority_range"),
-    CheckConstraint("sample_key >= 0 AND sample_key < 1", name="bots_sample_key_range"),
+    CheckConstraint("status = 'gone' OR kind IS NOT NULL", name="bots_kind_while_present"),
     Index("bots_present", "id", postgresql_where=text("status <> 'gone'")),
     CheckConstraint(name_form("pool"), name="bots_pool_form"),
     CheckConstraint("instance IS NULL OR pool IS NULL", name="bots_serve_instance_or_pool"),
     CheckConstraint("reserved >= 0", name="bots_reserved_positive"),
     CheckConstraint("held >= 0", name="bots_held_positive"),
     Index("bots_probation", "id", postgresql_where=text("probation_until IS NOT NULL")),
-    Index("bots_free", "cohort", "instance", "pool", "sample_key", postgresql_where=text("free")),
-    Index("bots_of_cohort", "cohort", "instance", "pool", "sample_key", postgresql_where=text("status <> 'gone'")),
+    Index("bots_free", "cohort", "kind", "instance", "pool", postgresql_where=text("free")),
+    Index("bots_of_cohort", "cohort", "kind", "instance", "pool", postgresql_where=text("status <> 'gone'")),
     Index("bots_drain_deadline", "drain_deadline", postgresql_where=text("draining AND drain_deadline IS NOT NULL")),
 )
 
-bot_platforms = Table(
-    "bot_platforms",
+# The latest transaction that changed what assigners remember of a bot (`mark_bot_change`). It is no column of `bots`:
+# its index would get an entry with nearly every change of what is in use of a bot.
+bot_changes = Table(
+    "bot_changes",
     metadata,
-    Column("platform", Integer, nullable=False),
-    Column("bot_id", BigInteger, nullable=False),
-    Column("sample_key", Double, nullable=False),
-    Column("cohort", Integer, nullable=False, server_default=text("0")),
-    PrimaryKeyConstraint("platform", "bot_id"),
-    Index("bot_platforms_sample", "platform", "cohort", "sample_key", postgresql_include=["bot_id"]),
-    Index("bot_platforms_of_bot", "bot_id"),
+    Column("bot_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("transaction", BigInteger, nullable=False),
+    Index("bot_changes_by_transaction", "transaction"),
 )
 
 bot_localities = Table(

@@ -1,5 +1,6 @@
 """Heads are read as they are used up, and those that start are the same as if all had been read."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from sqlalchemy import Connection, text
 from assigner.admission import admit, controller, rules
 from assigner.admission.controller import LEAST, AdmissionController, HeadReader
 from assigner.admission.rules import RULES
+from assigner.placement.fleet import Fleet
 from schema.accounting import accounts, counters
 from schema.accounting.accounts import Account
 from schema.moves.grant import Placement, grant
@@ -33,14 +35,16 @@ def filled(pool: Pool, weights: Sequence[float], *, jobs: int) -> None:
 
 
 def queues(connection: Connection, *, batch: int) -> QueueScan:
-    return constrained.queues(connection, Scope(), batch=batch, start=0.5, after=constrained.FIRST_QUEUE)
+    return constrained.queues(connection, Scope(), batch=batch, after=constrained.FIRST_QUEUE)
 
 
 def of_all(connection: Connection, *, free_units: int) -> list[int]:
     """The jobs that would start if every head had been read."""
     found = queues(connection, batch=free_units)
     assert found.now is not None
-    admission_state = rules.read_admission_state(connection, found.queues, now=found.now, rules=RULES)
+    admission_state = rules.read_admission_state(
+        connection, found.queues, fleet=Fleet(), chance=random.Random(1), now=found.now, rules=RULES
+    )
     heads = constrained.heads(connection, found.queues, limits=[1000] * len(found.queues), now=found.now)
     admitted = admit.admit(heads, admission_state, free_units=free_units, ordering=ARRANGEMENT.ordering)
     return [head.job.id for head in admitted.heads]
@@ -50,7 +54,7 @@ def of_all(connection: Connection, *, free_units: int) -> list[int]:
 def test_what_starts_is_what_would_start_if_all_had_been_read(pool: Pool, weights: Sequence[float]) -> None:
     filled(pool, weights, jobs=90)
     pool.bot(capacity=100)
-    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
 
     def both(connection: Connection) -> tuple[list[int], list[int]]:
         expected = of_all(connection, free_units=80)
@@ -129,7 +133,7 @@ def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
     pool.change("UPDATE job_constraints SET estimate = 2")
     pool.bot(capacity=500)
     read = counted(monkeypatch)
-    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
     started = pool.database.run(lambda c: keeper.pick(c, Scope(), batch=500, pace=1.0).heads)
     assert sorted(head.queue.instance_name for head in started) == [f"i-{nth}" for nth in range(4)]
     assert read["times"] <= 4
@@ -157,7 +161,7 @@ def test_what_many_queues_cost_grows_with_their_number(pool: Pool) -> None:
 def test_of_many_instances_those_that_come_first_are_read(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(pool, range(1, 61), jobs=60)
     pool.bot(capacity=1000)
-    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
     start(pool, keeper, free_units=200)
     read = counted(monkeypatch)
     for _ in range(20):
@@ -172,7 +176,7 @@ def test_many_instances_that_are_alike_take_turns(pool: Pool, monkeypatch: pytes
     monkeypatch.setattr(controller, "MANY_ALIKE", 10)
     filled(pool, [1] * 60, jobs=30)
     pool.bot(capacity=1000)
-    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
     read, had = counted(monkeypatch), Counter[str]()
     for _ in range(21):
         had.update(head.queue.instance_name for head in start(pool, keeper, free_units=8))
@@ -184,7 +188,7 @@ def test_many_instances_that_are_alike_take_turns(pool: Pool, monkeypatch: pytes
 def test_instances_whose_jobs_may_not_start_do_not_change_who_comes_next(pool: Pool) -> None:
     filled(pool, [1] * 40, jobs=30)
     pool.bot(capacity=1000)
-    keeper = AdmissionController(RULES, name="test", chance=pool.chance, now=lambda: 0.0)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
     # Those furthest behind have a budget of which too little is left for any of their jobs; then comes a single one.
     for nth in range(40):
         if nth < 10:

@@ -64,7 +64,7 @@ def test_a_10_what_is_read_of_a_long_queue_is_the_first_by_the_formula(pool: Poo
     jobs = pool.rows("SELECT id, priority, queued_at FROM jobs")
 
     def read(connection: Connection, hours: float) -> tuple[list[int], list[int]]:
-        found = constrained.queues(connection, Scope(None), batch=20, start=0.5, after=constrained.FIRST_QUEUE)
+        found = constrained.queues(connection, Scope(None), batch=20, after=constrained.FIRST_QUEUE)
         assert found.now is not None
         now = found.now + timedelta(hours=hours)
         taken = constrained.heads(connection, found.queues, limits=[20] * len(found.queues), now=now, ageing=SLEEPLESS)
@@ -102,7 +102,7 @@ def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) ->
     pool.bot(capacity=100)
 
     def both(connection: Connection) -> None:
-        found = constrained.queues(connection, Scope(None), batch=5, start=0.5, after=constrained.FIRST_QUEUE)
+        found = constrained.queues(connection, Scope(None), batch=5, after=constrained.FIRST_QUEUE)
         assert found.now is not None
         mine = constrained.heads(
             connection, found.queues, limits=[5] * len(found.queues), now=found.now, ageing=SLEEPLESS

@@ -102,7 +102,7 @@ def test_requirements_are_matched_by_containment_with_any_number_of_properties(p
     pool.bot(capacity=2, properties=offered)
     pool.assigner().run_once()
     assert pool.granted() == [matching]
-    assert pool.row("SELECT count(*) AS links FROM bot_platforms").links == 1
+    assert pool.row("SELECT count(*) AS links FROM kind_platforms").links == 1
 
 
 def test_a_requirement_set_that_appears_later_finds_the_bots_that_are_there(pool: Pool) -> None:
@@ -170,8 +170,7 @@ def test_assigners_side_by_side_do_not_pick_the_same_jobs(pool: Pool) -> None:
     pool.bot(capacity=100)
     with pool.database.engine.begin() as one, pool.database.engine.begin() as two:
         picks = [
-            ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=10, chance=pool.chance)
-            for connection in (one, two)
+            ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=10) for connection in (one, two)
         ]
     found = [job.id for jobs in picks for job in jobs]
     assert len(found) == len(set(found)) == 20

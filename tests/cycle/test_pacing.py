@@ -168,7 +168,7 @@ def queued(pool: Pool) -> list[str]:
     """The jobs that wait and that nobody holds."""
 
     def work(connection: Connection) -> list[str]:
-        found = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=JOBS, chance=random.Random(1))
+        found = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=JOBS)
         return [job.public_id for job in found]
 
     return pool.database.run(work)

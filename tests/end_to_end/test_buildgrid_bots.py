@@ -247,4 +247,4 @@ def test_bg_45_a_requirement_is_met_by_a_bot_that_offers_all_of_it_among_any_num
     pool.assigner().run_once()
     assert offered(bot.sync()) == {matching, anything}
     assert {pool.job(job).state for job in (one_more, another_value)} == {"queued"}
-    assert pool.row("SELECT count(*) AS n FROM bot_platforms").n == 2
+    assert pool.row("SELECT count(*) AS n FROM kind_platforms").n == 2

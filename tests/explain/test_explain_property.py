@@ -25,8 +25,9 @@ from tests.support.tenancy import Tenancy
 EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
 EXAMPLES = 50
 CLEAR = """
-TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_platforms, bot_localities, leases,
-    job_events, queues, platforms, instances, ticks, audit, quotas, evictions, reservations, assigners, constraint_sets,
+TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_changes, bot_localities, kinds,
+    kind_platforms, leases, job_events, queues, platforms, instances, ticks, audit, quotas, evictions, reservations,
+    assigners, constraint_sets,
     job_constraints, counters, charges, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours,
     rate_buckets, backpressure RESTART IDENTITY;
 DELETE FROM cohorts WHERE id <> 0"""

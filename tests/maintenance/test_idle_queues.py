@@ -44,7 +44,7 @@ def test_a_queue_goes_when_its_last_job_is_gone_and_with_it_the_sets_that_only_i
     assert (queues(pool), pool.queue_of(kept).idle_since) == (1, None)
     assert sets(pool, age=3600) == (0, 0)
     assert sets(pool) == (1, 1)
-    assert len(pool.rows("SELECT FROM bot_platforms")) == 1
+    assert len(pool.rows("SELECT FROM kind_platforms")) == 1
     (new,) = pool.submit(properties={"os": "plan9"}, terms={"job_class": "random"})
     pool.assigner().run_once()
     assert pool.job(new).state == "leased"

@@ -308,7 +308,7 @@ def test_sql_callers_may_spell_properties_with_one_value_or_several(pool: Pool) 
             jobs=f'[{{"payload": {{"command": ["true"]}}, "properties": {properties}}}]',
         )
     assert [row.properties for row in pool.rows("SELECT properties FROM platforms")] == [{"os": ["linux"]}]
-    assert pool.row("SELECT count(*) AS links FROM bot_platforms").links == 1
+    assert pool.row("SELECT count(*) AS links FROM kind_platforms").links == 1
 
 
 @pytest.mark.parametrize("job", ['{"payload": {}}', "{}", '{"payload": {"command": "true"}}', '{"properties": []}'])

@@ -38,7 +38,7 @@ def test_bots_that_have_gone_for_long_are_forgotten_with_what_they_left(pool: Po
     pool.change("UPDATE jobs SET finished_at = now() - interval '10 days'")
     pool.upkeep().run_once()
     assert [row.name for row in pool.rows(KEPT)] == ["drained", "present", "recent"]
-    for table in ("bot_localities", "bot_platforms"):
+    for table in ("bot_localities", "bot_changes"):
         assert pool.rows(f"SELECT FROM {table} t WHERE NOT EXISTS (SELECT FROM bots b WHERE b.id = t.bot_id)") == []
     assert pool.rows("SELECT FROM jobs WHERE public_id = CAST(:id AS uuid)", id=job) == []
 

@@ -185,7 +185,5 @@ def test_queues_without_constraints_hide_none_that_have_some(pool: Pool, monkeyp
     for number in range(5):
         pool.submit(instance=f"team-{number}")
     pool.bot()
-    found = pool.database.run(
-        lambda c: constrained.queues(c, Scope(), batch=9, start=0.5, after=constrained.FIRST_QUEUE)
-    )
+    found = pool.database.run(lambda c: constrained.queues(c, Scope(), batch=9, after=constrained.FIRST_QUEUE))
     assert len(found.queues) == 1

@@ -51,9 +51,7 @@ class ScannedPool:
         return found
 
     def picked(self, connection: Connection) -> list[ReadyJob]:
-        return ready.pick(
-            connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1), cursor=self._head_cursor
-        )
+        return ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, cursor=self._head_cursor)
 
     def fetched(self, connection: Connection, bot: FetchingBot) -> list[ReadyJob]:
         return for_bot.pick_for_bot(
@@ -179,7 +177,7 @@ def test_what_a_walk_saw_in_a_transaction_that_did_not_happen_is_forgotten(pool:
 
     def picked(connection: Connection) -> list[ReadyJob]:
         line = head_cursors.of(0)
-        return ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1), cursor=line)
+        return ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, cursor=line)
 
     def undone(connection: Connection) -> None:
         picked(connection)
@@ -197,7 +195,7 @@ def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps_even_of_the_sam
     pool: Pool, line: ScannedPool, who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_cursor, "LATE", 0.0)
-    fetcher = FetchingBot(pool.rows("SELECT id FROM bots")[0].id, "bot-1", 0, None, None, 100, 100)
+    fetcher = FetchingBot(pool.rows("SELECT id FROM bots")[0].id, "bot-1", 1, 0, None, None, 100, 100)
 
     def read(connection: Connection) -> list[ReadyJob]:
         return line.picked(connection) if who == "an assigner" else line.fetched(connection, fetcher)
@@ -224,7 +222,7 @@ INSTANCES = ("one", "two", "three")
 def fetched(pool: Pool, limit: int, line: HeadCursor | None) -> list[str]:
     """What the first bot would be given."""
     bot = pool.rows("SELECT id, capacity FROM bots ORDER BY id")[0]
-    fetcher = FetchingBot(bot.id, "bot-1", 0, None, None, bot.capacity, bot.capacity)
+    fetcher = FetchingBot(bot.id, "bot-1", 1, 0, None, None, bot.capacity, bot.capacity)
 
     def work(connection: Connection) -> list[ReadyJob]:
         return for_bot.pick_for_bot(
@@ -236,7 +234,7 @@ def fetched(pool: Pool, limit: int, line: HeadCursor | None) -> list[str]:
 
 def picked(pool: Pool, batch: int, line: HeadCursor | None, order: Order = Order.PRIORITY) -> list[str]:
     def work(connection: Connection) -> list[ReadyJob]:
-        return ready.pick(connection, Scope(), order=order, batch=batch, chance=random.Random(1), cursor=line)
+        return ready.pick(connection, Scope(), order=order, batch=batch, cursor=line)
 
     return names(pool.database.run(work))
 

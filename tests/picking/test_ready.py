@@ -71,7 +71,7 @@ def fetched(database: Database, *, free_units: int) -> list[ReadyJob]:
 
 def fetch(connection: Connection, *, free_units: int) -> list[ReadyJob]:
     bot = connection.execute(text("SELECT min(id) FROM bots")).scalar_one()
-    fetcher = FetchingBot(bot, "bot", 0, None, None, 1, free_units)
+    fetcher = FetchingBot(bot, "bot", 1, 0, None, None, 1, free_units)
     return for_bot.pick_for_bot(connection, fetcher, limit=5, any_wait=False, literal=False, cooldown=600)
 
 
@@ -83,7 +83,7 @@ def test_jobs_that_do_not_fit_cost_nothing(filled: Pool, analysed: bool) -> None
     with filled.database.engine.connect() as connection:
         for order in Order:
             with watching(connection) as picked:
-                jobs = ready.pick(connection, Scope(), order=order, batch=5, chance=filled.chance)
+                jobs = ready.pick(connection, Scope(), order=order, batch=5)
             assert [job.units for job in jobs] == [1]
             assert picked.touched <= BOUND, str(picked)
         with watching(connection) as looked:
@@ -120,7 +120,7 @@ def test_what_is_picked_comes_first_over_all_queues(pool: Pool, order: Order, ur
     first = [row.id for row in pool.rows(f"SELECT id FROM jobs ORDER BY {order.value} LIMIT {BATCH}")]
 
     def picked(connection: Connection) -> list[int]:
-        jobs = ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(1), cursor=cursor)
+        jobs = ready.pick(connection, Scope(), order=order, batch=BATCH, cursor=cursor)
         return [job.id for job in jobs]
 
     found = pool.database.run(picked)
@@ -132,14 +132,8 @@ def test_jobs_behind_those_that_others_hold_are_found_among_many_queues(pool: Po
     fill(pool, random.Random(3), urgent=4 * BATCH)
     pool.bot(capacity=1000, properties={"kind": [f"kind-{number}" for number in range(QUEUES)]})
     with pool.database.engine.begin() as other:
-        held = {
-            job.id for job in ready.pick(other, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(1))
-        }
-        found = pool.database.run(
-            lambda connection: ready.pick(
-                connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(2)
-            )
-        )
+        held = {job.id for job in ready.pick(other, Scope(), order=Order.PRIORITY, batch=BATCH)}
+        found = pool.database.run(lambda connection: ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH))
     assert held
     assert found
     assert not held & {job.id for job in found}
@@ -151,9 +145,7 @@ def test_a_pick_only_for_minimums_finds_nothing_where_none_is_missing(pool: Pool
     pool.bot(capacity=5)
 
     def picked(connection: Connection) -> list[ReadyJob]:
-        return ready.pick(
-            connection, Scope(), order=Order.PRIORITY, batch=5, chance=random.Random(1), only_minimums=True
-        )
+        return ready.pick(connection, Scope(), order=Order.PRIORITY, batch=5, only_minimums=True)
 
     assert pool.database.run(picked) == []
     tenancy.quota("default", minimum=2)

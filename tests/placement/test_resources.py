@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event
 from assigner.admission import rules
 from assigner.explain.answer import explain
 from assigner.placement import resources as resources_placement
+from assigner.placement.fleet import Fleet
 from assigner.placement.registry import load
 from assigner.placement.resources import ResourceSnapshot
 from assigner.placement.strategy import Group, Policy
@@ -17,7 +18,6 @@ from bots.protocol import OpenSession
 from bots.sync import sessions
 from schema.accounting import counters
 from schema.diagnostics import invariants
-from schema.fleet import resources
 from schema.fleet.candidates import FreeBot
 from schema.picking import constrained
 from schema.picking.pick import ReadyJob
@@ -34,7 +34,7 @@ def job(pool: Pool, count: int = 1, *, need: dict[str, int], **fields: Any) -> l
 
 def used(pool: Pool, bot: Bot, kind: str) -> float | None:
     (row,) = pool.rows("SELECT id FROM bots WHERE name = :name", name=bot.session.bot)
-    name = resources.resource_counter(row.id, kind)
+    name = counters.resource_counter(row.id, kind)
     found = pool.database.run(lambda c: counters.read(c, [name]))
     return found[name].used if found else None
 
@@ -43,12 +43,15 @@ def closed(pool: Pool) -> list[str]:
     """Why the queues wait for resources."""
 
     def read(connection: Any) -> list[str]:
-        found = constrained.queues(
-            connection, Scope(None, None, cooldown=0), batch=10, start=0.5, after=constrained.FIRST_QUEUE
-        )
+        found = constrained.queues(connection, Scope(None, None, cooldown=0), batch=10, after=constrained.FIRST_QUEUE)
         assert found.now is not None
         opened = [
-            (each, rules.read_admission_state(connection, [each], now=found.now, rules=rules.RULES))
+            (
+                each,
+                rules.read_admission_state(
+                    connection, [each], fleet=Fleet(), chance=pool.chance, now=found.now, rules=rules.RULES
+                ),
+            )
             for each in found.queues
         ]
         return [

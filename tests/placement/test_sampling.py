@@ -3,40 +3,46 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
+from math import comb
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, text
 
+from assigner.placement import fleet as fleet_placement
 from assigner.placement import sampling
 from assigner.placement.capacity import Capacity
-from assigner.placement.sampling import CROWD, SKIPPED, OfferCache
+from assigner.placement.fleet import PARTS, Cell, Fleet, Joined, shuffled
+from assigner.placement.sampling import CROWD
 from assigner.placement.strategy import Policy, SamplingSettings, Snapshot
-from schema.fleet import bulk_candidates, candidates
-from schema.fleet.bulk_candidates import PARTS
+from schema.fleet import candidates, kinds, members
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.moves.grant import grant
+from schema.moves.sessions import drain
 from schema.picking import ready
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import Scope
 from tests.support import filling
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Bot, Pool, active, completed
+from tests.support.race import Race
 
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sample sizes that were asked for, one entry for each sampling round."""
     found: list[int] = []
-    read = candidates.sample
+    read = sampling.sample
 
     def counted(
-        connection: Connection, wanted: Sequence[CandidateRequest], *, chance: random.Random
+        connection: Connection, fleet: Fleet, wanted: Sequence[CandidateRequest], **how: Any
     ) -> list[list[FreeBot]]:
         found.append(wanted[0].count)
-        return read(connection, wanted, chance=chance)
+        return read(connection, fleet, wanted, **how)
 
-    monkeypatch.setattr(candidates, "sample", counted)
+    monkeypatch.setattr(sampling, "sample", counted)
     return found
 
 
@@ -48,11 +54,9 @@ def test_bg_30_a_sample_is_bounded_random_and_read_without_locks(pool: Pool) -> 
     with pool.database.engine.connect() as other:
         other.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
         with pool.database.engine.begin() as connection:
-            jobs = ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=1, chance=pool.chance)
+            jobs = ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=1)
             for _ in range(40):
-                found = sampling.sample_snapshot(
-                    connection, jobs, sample_size=3, offer_cache=OfferCache(), chance=pool.chance
-                )
+                found = sampling.sample_snapshot(connection, jobs, sample_size=3, fleet=Fleet(), chance=pool.chance)
                 (bots,) = found.candidates
                 assert len({bot.id for bot in bots}) == 3
                 seen |= {bot.name for bot in bots}
@@ -153,7 +157,8 @@ FROM jobs WHERE state = 'queued' ORDER BY id
 # What a candidate has to be, in words that no statement of ours uses.
 ABLE = text("""
 SELECT b.id FROM bots b JOIN instances i ON i.id = :instance JOIN platforms p ON p.id = :platform
-WHERE b.properties @> p.properties AND b.status = 'ok' AND NOT b.draining AND b.capacity - b.in_use >= :units
+JOIN kinds k ON k.id = b.kind
+WHERE k.properties @> p.properties AND b.status = 'ok' AND NOT b.draining AND b.capacity - b.in_use >= :units
     AND b.cohort = :cohort AND coalesce(b.instance, i.id) = i.id AND coalesce(b.pool, i.pool, '') = coalesce(i.pool, '')
     AND (b.pool IS NULL OR i.pool IS NOT NULL)
 """)
@@ -164,12 +169,8 @@ def waiting(pool: Pool) -> list[ReadyJob]:
     return [ReadyJob(**row._mapping) for row in pool.rows(JOBS)]
 
 
-def sampled(
-    connection: Connection, jobs: Sequence[ReadyJob], offer_cache: OfferCache, *, seed: int, size: int = 5
-) -> Snapshot:
-    return sampling.sample_snapshot(
-        connection, jobs, sample_size=size, offer_cache=offer_cache, chance=random.Random(seed)
-    )
+def sampled(connection: Connection, jobs: Sequence[ReadyJob], fleet: Fleet, *, seed: int, size: int = 5) -> Snapshot:
+    return sampling.sample_snapshot(connection, jobs, sample_size=size, fleet=fleet, chance=random.Random(seed))
 
 
 @pytest.fixture
@@ -196,9 +197,9 @@ def motley(pool: Pool) -> list[ReadyJob]:
         " instance = CASE WHEN b.id % 4 = 0 AND b.in_use = 0"
         " THEN (SELECT id FROM instances WHERE name = 'i-' || b.id % 3) END,"
         " pool = CASE WHEN b.id % 4 = 1 AND b.in_use = 0 THEN 'shared' END,"
-        ' properties = CASE b.id % 5 WHEN 0 THEN properties || \'{"host": ["x"]}\' ELSE properties END'
+        " kind = CASE b.id % 5 WHEN 0 THEN intern_kind("
+        ' (SELECT properties || \'{"host": ["x"]}\' FROM kinds WHERE id = b.kind)) ELSE kind END'
     )
-    pool.change("UPDATE bot_platforms p SET cohort = b.cohort FROM bots b WHERE b.id = p.bot_id")
     pool.change("UPDATE leases l SET cohort = b.cohort FROM bots b WHERE b.id = l.bot_id AND l.ended_at IS NULL")
     pool.change(
         "UPDATE jobs j SET cohort = l.cohort, queue = queue_in_cohort(queue, l.cohort)"
@@ -207,17 +208,12 @@ def motley(pool: Pool) -> list[ReadyJob]:
     return waiting(pool)
 
 
-@pytest.mark.parametrize("margin", [candidates.MAX_BOTS_READ, 1], ids=["all in the window", "few in the window"])
-@pytest.mark.parametrize("kinds", [sampling.SORTED, 0], ids=["sorted", "one after another"])
-def test_candidates_are_able_and_as_many_as_there_are(
-    pool: Pool, motley: list[ReadyJob], monkeypatch: pytest.MonkeyPatch, margin: int, kinds: int
-) -> None:
-    monkeypatch.setattr(sampling, "MAX_BOTS_READ", margin)
-    monkeypatch.setattr(sampling, "SORTED", kinds)
-    offer_cache = OfferCache()
+@pytest.mark.parametrize("many_kinds", [1000, 0], ids=["by kind", "one after another"])
+def test_candidates_are_able_and_as_many_as_there_are(pool: Pool, motley: list[ReadyJob], many_kinds: int) -> None:
+    fleet = Fleet(many_kinds=many_kinds)
     with pool.database.engine.connect() as connection:
         for seed in range(8):
-            seen = sampled(connection, motley, offer_cache, seed=seed)
+            seen = sampled(connection, motley, fleet, seed=seed)
             assert len(seen.groups) > sampling.FEW
             for group, found in zip(seen.groups, seen.candidates, strict=True):
                 want = group.wanted(5)
@@ -227,13 +223,8 @@ def test_candidates_are_able_and_as_many_as_there_are(
                 assert len(ids) == len(found) == min(want.count, len(able)), group
 
 
-@pytest.mark.parametrize(
-    "margin", [candidates.MAX_BOTS_READ, 5_000], ids=["rarely in the window", "always in the window"]
-)
-def test_the_only_bot_in_two_thousand_that_offers_something_is_found(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, margin: int
-) -> None:
-    monkeypatch.setattr(sampling, "MAX_BOTS_READ", margin)
+@pytest.mark.parametrize("many_kinds", [1000, 0], ids=["by kind", "one after another"])
+def test_the_only_bot_in_two_thousand_that_offers_something_is_found(pool: Pool, many_kinds: int) -> None:
     kinds = tuple(f"common-{number}" for number in range(8))
 
     def fill(connection: Connection) -> None:
@@ -243,10 +234,10 @@ def test_the_only_bot_in_two_thousand_that_offers_something_is_found(
 
     pool.database.run(fill)
     rare = pool.row("SELECT id FROM platforms WHERE properties->'kind'->>0 = 'rare'").id
-    offer_cache = OfferCache()
+    fleet = Fleet(many_kinds=many_kinds)
     with pool.database.engine.connect() as connection:
         for seed in range(10):
-            seen = sampled(connection, waiting(pool), offer_cache, seed=seed)
+            seen = sampled(connection, waiting(pool), fleet, seed=seed)
             assert len(seen.groups) == 9
             for group, found in zip(seen.groups, seen.candidates, strict=True):
                 assert [bot.name for bot in found] == ["rare-1"] if group.platform == rare else len(found) == 5
@@ -262,7 +253,7 @@ def test_groups_draw_different_bots_and_each_job_gets_its_own(pool: Pool) -> Non
 
     pool.database.run(fill)
     with pool.database.engine.connect() as connection:
-        seen = sampled(connection, waiting(pool), OfferCache(), seed=1)
+        seen = sampled(connection, waiting(pool), Fleet(), seed=1)
     assert len(seen.groups) == jobs
     assert len({frozenset(bot.id for bot in found) for found in seen.candidates}) == jobs
     drawn = Counter(bot.id for found in seen.candidates for bot in found)
@@ -273,7 +264,7 @@ def test_groups_draw_different_bots_and_each_job_gets_its_own(pool: Pool) -> Non
     assert len({placement.bot_id for placement in placed}) == len(placed) == jobs
 
 
-def test_groups_that_compete_for_the_few_bots_of_a_window_are_shown_others(pool: Pool) -> None:
+def test_groups_that_compete_for_few_bots_are_shown_others(pool: Pool) -> None:
     kinds = tuple(f"fine-{number}" for number in range(60))
 
     def fill(connection: Connection) -> None:
@@ -283,19 +274,16 @@ def test_groups_that_compete_for_the_few_bots_of_a_window_are_shown_others(pool:
 
     pool.database.run(fill)
     pool.change(
-        "UPDATE bots SET properties = jsonb_build_object('kind', CAST(:kinds AS text[])) WHERE name LIKE 'fine%'",
+        "UPDATE bots SET kind = intern_kind(jsonb_build_object('kind', CAST(:kinds AS text[])))"
+        " WHERE name LIKE 'fine%'",
         kinds=list(kinds),
     )
-    pool.change(
-        "INSERT INTO bot_platforms (platform, bot_id, sample_key) SELECT p.id, b.id, b.sample_key FROM bots b"
-        " JOIN platforms p ON b.properties @> p.properties WHERE b.name LIKE 'fine%' ON CONFLICT DO NOTHING"
-    )
-    jobs, offer_cache = waiting(pool), OfferCache()
+    jobs, fleet = waiting(pool), Fleet()
     with pool.database.engine.connect() as connection:
         for seed in range(3):
-            seen = sampled(connection, jobs, offer_cache, seed=seed)
+            seen = sampled(connection, jobs, fleet, seed=seed)
             placed = Capacity().choose(seen, Policy(), how={})
-            # Of 57 on average; if all drew from the fifty in the window without regard to the others, it were 34.
+            # Without regard to the others it would be fewer.
             assert len({placement.bot_id for placement in placed}) == len(placed) > 45
 
 
@@ -313,7 +301,7 @@ def test_bots_for_one_tenant_among_many_are_found_among_thousands_for_another(po
     names = {row.id: row.name for row in pool.rows("SELECT id, name FROM instances")}
     with pool.database.engine.connect() as connection:
         for seed in range(5):
-            seen = sampled(connection, waiting(pool), OfferCache(), seed=seed)
+            seen = sampled(connection, waiting(pool), Fleet(), seed=seed)
             found = {
                 names[group.instance]: [bot.name for bot in bots]
                 for group, bots in zip(seen.groups, seen.candidates, strict=True)
@@ -330,17 +318,17 @@ def six_kinds_of_jobs(pool: Pool) -> list[ReadyJob]:
 
 
 def test_a_bot_whose_properties_have_changed_since_is_not_given_what_it_no_longer_offers(pool: Pool) -> None:
-    jobs, offer_cache = six_kinds_of_jobs(pool), OfferCache()
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
     pool.bot("b", capacity=10, properties={"kind": list(LETTERS)})
     with pool.database.engine.connect() as connection:
-        before = sampled(connection, jobs, offer_cache, seed=1)
+        before = sampled(connection, jobs, fleet, seed=1)
         assert [len(found) for found in before.candidates] == [1] * 6
         pool.bot("b", capacity=10, properties={"kind": ["a"]})
         placements = Capacity().choose(before, Policy(), how={})
         granted = grant(connection, placements, assigner="test", strategy="test", ack=1)
         assert [lease.job_id for lease in granted] == [jobs[0].id]
         connection.rollback()
-        after = sampled(connection, jobs, offer_cache, seed=1)
+        after = sampled(connection, jobs, fleet, seed=1)
         assert [len(found) for found in after.candidates] == [1, 0, 0, 0, 0, 0]
 
 
@@ -361,14 +349,14 @@ def test_an_assigner_that_knew_a_bot_places_by_what_it_offers_now(pool: Pool) ->
     assert [row.kind for row in late] == ["a", "c"]
 
 
-def test_two_statements_do_for_any_number_of_groups_once_the_kinds_are_known(pool: Pool) -> None:
+def test_two_statements_do_for_any_number_of_groups_once_the_fleet_is_known(pool: Pool) -> None:
     def fill(connection: Connection) -> None:
         filling.fill_queues(connection, instances=50, kinds=LETTERS)
         filling.fill_jobs(connection, 300, instances=50, kinds=LETTERS)
         filling.fill_bots(connection, dict.fromkeys(LETTERS, 20))
 
     pool.database.run(fill)
-    jobs, offer_cache, statements = waiting(pool), OfferCache(), list[str]()
+    jobs, fleet, statements = waiting(pool), Fleet(), list[str]()
     event.listen(
         pool.database.engine, "before_cursor_execute", lambda _c, _k, statement, *_: statements.append(statement)
     )
@@ -376,41 +364,268 @@ def test_two_statements_do_for_any_number_of_groups_once_the_kinds_are_known(poo
     with pool.database.engine.connect() as connection:
         for seed in range(3):
             statements.clear()
-            seen = sampled(connection, jobs, offer_cache, seed=seed)
+            seen = sampled(connection, jobs, fleet, seed=seed)
             assert [len(found) for found in seen.candidates] == [5] * 300
             counts.append(len(statements))
-    assert counts == [3, 2, 2]
+    assert counts == [4, 2, 2]
 
 
-def test_what_is_known_of_a_kind_holds_for_bots_that_come_later(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, offer_cache = six_kinds_of_jobs(pool), OfferCache()
+def test_bots_that_come_and_go_are_known_with_the_next_sample(pool: Pool) -> None:
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
     pool.bot("early", properties={"kind": ["a", "b"]})
+
+    def found(connection: Connection) -> list[int]:
+        return [len(bots) for bots in sampled(connection, jobs, fleet, seed=1).candidates]
+
     with pool.database.engine.connect() as connection:
-        sampled(connection, jobs, offer_cache, seed=1)
-        pool.bot("late", properties={"kind": ["b", "a"]})
-        monkeypatch.setattr(bulk_candidates, "read_offers", None)
-        assert [len(found) for found in sampled(connection, jobs, offer_cache, seed=1).candidates] == [2, 2, 0, 0, 0, 0]
+        assert found(connection) == [1, 1, 0, 0, 0, 0]
+        late = pool.bot("late", properties={"kind": ["b", "a"]})
+        assert found(connection) == [2, 2, 0, 0, 0, 0]
+        pool.bot("other", properties={"kind": ["c", "a"]})
+        assert found(connection) == [3, 2, 1, 0, 0, 0]
+        pool.database.run(lambda c: drain(c, "early", draining=True, actor="test", reason=""))
+        assert found(connection) == [2, 1, 1, 0, 0, 0]
+        assert len(fleet) == 2
+        pool.database.run(lambda c: drain(c, "early", draining=False, actor="test", reason=""))
+        late.sync(status="gone")
+        assert found(connection) == [2, 1, 1, 0, 0, 0]
 
 
-def test_the_memory_of_an_assigner_is_bounded() -> None:
-    offer_cache = OfferCache(limit=10)
-    for kind in range(25):
-        offer_cache.learn([(1, kind, True), (2, kind, False)])
-        assert len(offer_cache.of(1)) + len(offer_cache.of(2)) <= 10
-        offer_cache.record_shortage((0, 0, kind, 1))
-        assert offer_cache.of(1)[kind]
-        assert not offer_cache.of(2)[kind]
+def test_a_bot_whose_session_opens_while_a_sample_is_drawn_is_known_with_the_next_one(pool: Pool, race: Race) -> None:
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
+    with pool.database.engine.connect() as connection:
+        with race.first() as first:
+            first.bot("b", properties={"kind": "a"})
+            # Whoever begins later has a higher number, and ends first.
+            pool.bot("c", properties={"kind": "b"})
+            assert [len(bots) for bots in sampled(connection, jobs, fleet, seed=1).candidates] == [0, 1, 0, 0, 0, 0]
+            first.commit()
+        assert [len(bots) for bots in sampled(connection, jobs, fleet, seed=1).candidates] == [1, 1, 0, 0, 0, 0]
 
 
-def test_a_group_that_falls_short_again_and_again_is_left_out_ever_longer_but_never_for_good() -> None:
-    offer_cache, group = OfferCache(), (0, 1, 7, 1)
-    pauses = []
-    for _ in range(8):
-        offer_cache.record_shortage(group)
-        pauses.append(next(turn for turn in range(100) if not offer_cache.is_skipped(group)))
-    assert pauses == [1, 2, 4, 8, 16, SKIPPED, SKIPPED, SKIPPED]
-    offer_cache.record_enough(group)
-    assert not offer_cache.is_skipped(group)
+def test_numbers_of_a_database_that_was_restored_neither_hide_bots_nor_are_read_again_and_again(pool: Pool) -> None:
+    pool.bot("a")
+    pool.change("UPDATE bot_changes SET transaction = transaction + 1000000")
+    with pool.database.engine.connect() as connection:
+        first = members.read_changes(connection, None)
+        assert (len(first.bots), first.is_complete) == (1, True)
+        assert members.read_changes(connection, first.snapshot).bots == {}
+        again = members.read_changes(connection, "9000000:9000000:")
+        assert (again.bots, again.is_complete) == (first.bots, True)
+
+
+def test_what_an_assigner_remembers_of_requirement_sets_is_bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_placement, "MAX_PLATFORMS", 2)
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
+    pool.bot("b", properties={"kind": ["a", "d"]})
+    with pool.database.engine.connect() as connection:
+        for pair in (jobs[:2], jobs[2:4], jobs[:2]):
+            found = sampled(connection, pair, fleet, seed=1).candidates
+            assert sorted(map(len, found)) == [0, 1]
+            assert len(fleet._wanted) <= 2
+
+
+def test_a_fleet_of_which_a_part_could_not_be_read_is_read_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
+    with pool.database.engine.connect() as connection:
+        sampled(connection, jobs, fleet, seed=1)
+        pool.bot("b", properties={"kind": "a"})
+        with monkeypatch.context() as broken:
+            broken.setattr(kinds, "kind_clauses", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                sampled(connection, jobs, fleet, seed=1)
+        assert [len(bots) for bots in sampled(connection, jobs, fleet, seed=1).candidates] == [1, 0, 0, 0, 0, 0]
+
+
+def test_nothing_that_was_remembered_holds_for_another_database(pool: Pool) -> None:
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
+    pool.bot("b", properties={"kind": ["a", "b"]})
+
+    def found(connection: Connection) -> list[int]:
+        return [len(bots) for bots in sampled(connection, jobs, fleet, seed=1).candidates]
+
+    with pool.database.engine.connect() as connection:
+        assert found(connection) == [1, 1, 0, 0, 0, 0]
+        pool.change('UPDATE kinds SET properties = \'{"kind": ["c"]}\'')
+        pool.change("DELETE FROM kind_platforms")
+        pool.change(
+            "INSERT INTO kind_platforms (platform, kind)"
+            " SELECT p.id, k.id FROM platforms p JOIN kinds k ON k.properties @> p.properties"
+        )
+        fleet._snapshot = "9000000:9000000:"
+        assert found(connection) == [0, 0, 1, 0, 0, 0]
+
+
+def test_a_bot_that_was_deleted_is_forgotten_in_the_end(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_placement, "REFRESHES", 3)
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
+    pool.bot("b", properties={"kind": ["a"]})
+    with pool.database.engine.connect() as connection:
+        sampled(connection, jobs, fleet, seed=1)
+        pool.change("DELETE FROM bots")
+        pool.change("DELETE FROM bot_changes")
+        assert len(fleet) == 1
+        for _ in range(3):
+            sampled(connection, jobs, fleet, seed=1)
+        assert len(fleet) == 0
+
+
+def test_a_bot_that_returns_with_other_properties_again_and_again_leaves_nothing_behind(pool: Pool) -> None:
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
+    with pool.database.engine.connect() as connection:
+        for boot in range(5):
+            pool.bot("b", properties={"kind": "a", "boot": str(boot)}, instance=None if boot % 2 else "team")
+            sampled(connection, jobs, fleet, seed=1)
+            assert (len(fleet._members), [len(cells) for cells in fleet._cells.values()]) == (1, [1])
+
+
+def test_groups_that_are_only_looked_at_take_no_bots_from_each_other(pool: Pool) -> None:
+    """A job that fits on no bot for lack of resources keeps the only free bot from nobody."""
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"common": 500, "scarce": 500}))
+    pool.change("UPDATE bots SET in_use = 1, held = 0 WHERE name LIKE 'scarce%'")
+    pool.bot("only", properties={"kind": ["a", "b"]}, resources={"cpu_milli": 10})
+    for kind, need in (("common", 1), ("scarce", 1), ("a", 1), ("b", 99)):
+        pool.submit(5, properties={"kind": kind}, terms={"resources": {"cpu_milli": need}})
+    pool.assigner().run_once()
+    leased = pool.rows(
+        "SELECT p.properties->'kind'->>0 AS kind FROM jobs j JOIN platforms p ON p.id = j.platform"
+        " WHERE j.state = 'leased' ORDER BY 1"
+    )
+    assert Counter(row.kind for row in leased) == {"a": 1, "common": 5}
+    pool.change("UPDATE bots SET in_use = 0 WHERE name LIKE 'scarce%'")
+
+
+def test_few_free_bots_among_many_are_found_beside_a_group_whose_bots_are_all_free(pool: Pool) -> None:
+    for kind in "ab":
+        pool.submit(properties={"kind": kind})
+    jobs, fleet = waiting(pool), Fleet()
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"a": 2_000, "b": 2_000}))
+    pool.change("UPDATE bots SET in_use = 1 WHERE name LIKE 'b-%' AND name NOT LIKE 'b-%00'")
+    with pool.database.engine.connect() as connection:
+        for seed in range(20):
+            all_free, few_free = sampled(connection, jobs, fleet, seed=seed).candidates
+            assert (len(all_free), len(few_free) > 0) == (5, True)
+    pool.change("UPDATE bots SET in_use = 0")
+
+
+def test_jobs_are_not_too_large_because_somebody_holds_the_only_bot_that_is_large_enough(pool: Pool) -> None:
+    (job,) = pool.submit(units=4)
+    pool.bot("small")
+    pool.bot("large", capacity=4)
+    assigner = pool.assigner()
+    with pool.database.engine.connect() as other:
+        other.exec_driver_sql("SELECT FROM bots WHERE name = 'large' FOR UPDATE")
+        assigner.run_once()
+        other.rollback()
+    assert pool.queue_of(job).looks == 0
+    assigner.run_once()
+    assert pool.job(job).state == "leased"
+
+
+# Each free bot that could take a job is as likely to be in its sample as any other, and so is each pair of them.
+
+
+def inclusions(samples: Sequence[Sequence[int]]) -> Counter[object]:
+    return Counter(each for sample in samples for each in sample)
+
+
+def pairs(samples: Sequence[Sequence[int]]) -> Counter[object]:
+    return Counter(pair for sample in samples for pair in combinations(sorted(sample), 2))
+
+
+def chi_square(counts: Counter[object], cells: int) -> float:
+    """The statistic of counts, which are equal in expectation."""
+    expected = counts.total() / cells
+    return (sum((count - expected) ** 2 for count in counts.values()) + (cells - len(counts)) * expected**2) / expected
+
+
+def is_uniform(samples: Sequence[Sequence[int]], able: Sequence[int]) -> bool:
+    """Whether samples are as even as those that `random.sample` draws: of both statistics, the difference from the mean
+    of a hundred reference runs is less than four of their standard deviations (p > 0.0001 for one that is normal)."""
+    size, chance = len(samples[0]), random.Random(1)
+    assert {len(sample) for sample in samples} == {size}
+    references = [[chance.sample(able, size) for _ in samples] for _ in range(100)]
+    for statistic, cells in ((inclusions, len(able)), (pairs, comb(len(able), 2))):
+        expected = [chi_square(statistic(each), cells) for each in references]
+        if chi_square(statistic(samples), cells) > mean(expected) + 4 * stdev(expected):
+            return False
+    return True
+
+
+def test_the_test_of_uniform_samples_finds_contiguous_ones() -> None:
+    able, chance = list(range(40)), random.Random(1)
+    fair = [chance.sample(able, 5) for _ in range(500)]
+    starts = [chance.randrange(40) for _ in range(500)]
+    assert is_uniform(fair, able)
+    assert not is_uniform([[able[(start + n) % 40] for n in range(5)] for start in starts], able)
+
+
+@pytest.mark.parametrize("many_kinds", [1000, 0], ids=["by kind", "one after another"])
+@pytest.mark.parametrize("groups", [1, 8])
+def test_samples_of_forty_bots_with_mixed_room_are_uniform(pool: Pool, many_kinds: int, groups: int) -> None:
+    pool.submit(properties={"kind": "a"}, units=2)
+    for number in range(1, groups):
+        pool.submit(instance=f"other-{number}", properties={"kind": "ab"[number % 2]})
+    jobs = waiting(pool)
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"a": 40, "b": 40}, capacity=8))
+    pool.change("UPDATE bots SET in_use = id % 8")
+    able = [row.id for row in pool.rows("SELECT id FROM bots WHERE name LIKE 'a-%' AND capacity - in_use >= 2")]
+    fleet, samples = Fleet(many_kinds=many_kinds), list[list[int]]()
+    with pool.database.engine.connect() as connection:
+        for seed in range(600):
+            seen = sampled(connection, jobs, fleet, seed=seed, size=4)
+            samples.append([bot.id for bot in seen.candidates[0]])
+    assert len(able) == 35
+    assert is_uniform(samples, able)
+    pool.change("UPDATE bots SET in_use = 0")
+
+
+@pytest.mark.parametrize("free", [500, 5_000, 10_000])
+def test_samples_of_ten_thousand_bots_are_uniform_however_many_are_free(pool: Pool, free: int) -> None:
+    pool.submit(properties={"kind": "a"})
+    jobs = waiting(pool)
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"a": 10_000}, capacity=4))
+    pool.change("UPDATE bots SET in_use = CASE WHEN 7919 * id % 10000 < :free THEN id % 4 ELSE 4 END", free=free)
+    able = [row.id for row in pool.rows("SELECT id FROM bots WHERE free ORDER BY id")]
+    blocks = {bot_id: nth * 40 // free for nth, bot_id in enumerate(able)}
+    fleet, samples = Fleet(), list[list[int]]()
+    with pool.database.engine.connect() as connection:
+        for seed in range(300):
+            (found,) = sampled(connection, jobs, fleet, seed=seed, size=10).candidates
+            assert len({bot.id for bot in found}) == 10
+            samples.append([blocks[bot.id] for bot in found])
+    reference = random.Random(1)
+    expected = [
+        chi_square(statistic(drawn), cells)
+        for statistic, cells in ((inclusions, 40), (pairs, comb(41, 2)))
+        for drawn in [[[blocks[each] for each in reference.sample(able, 10)] for _ in samples]]
+    ]
+    assert chi_square(inclusions(samples), 40) < 2 * expected[0]
+    assert chi_square(pairs(samples), comb(41, 2)) < 1.5 * expected[1]
+    pool.change("UPDATE bots SET in_use = 0")
+
+
+def test_a_shuffle_gives_each_element_once_and_every_order_as_often() -> None:
+    chance = random.Random(1)
+    orders = Counter(tuple(shuffled("abcd", chance)) for _ in range(2400))  # type: ignore[arg-type]
+    assert all(sorted(order) == list("abcd") for order in orders)
+    assert len(orders) == 24
+    assert chi_square(Counter(orders), 24) < 49.7, "the bound of 23 degrees of freedom for p = 0.001"
+
+
+def test_joined_lists_are_one_list() -> None:
+    joined = Joined([[1, 2], [], [3], [4, 5, 6]])
+    assert [joined[place] for place in range(len(joined))] == [1, 2, 3, 4, 5, 6]
+    assert list(shuffled(Joined([]), random.Random(1))) == []
+
+
+def test_a_cell_holds_what_was_put_there_and_not_taken_out() -> None:
+    chance, held = random.Random(1), set[int]()
+    cell = Cell(members.Member(members.Service(0, None, None), 1))
+    for bot_id in [chance.randrange(20) for _ in range(500)]:
+        (cell.remove if bot_id in held else cell.add)(bot_id)
+        held ^= {bot_id}
+        assert sorted(cell.ids) == sorted(held)
 
 
 # Assigners with much to place keep to parts of the bots, and only as long as these suffice.
@@ -430,10 +645,10 @@ def many(pool: Pool) -> Pool:
 
 def sampled_parts(pool: Pool, connection: Connection, jobs: int) -> set[int]:
     """The bots that somebody who places so many jobs looks at."""
-    picked = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=jobs, chance=pool.chance)
+    picked = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=jobs)
     assert len(picked) == jobs
     seen = sampling.sample_snapshot(
-        connection, picked, sample_size=SAMPLE, offer_cache=OfferCache(), chance=random.Random(pool.chance.random())
+        connection, picked, sample_size=SAMPLE, fleet=Fleet(), chance=random.Random(pool.chance.random())
     )
     (found,) = seen.candidates
     return {bot.id for bot in found}
@@ -499,9 +714,9 @@ def test_the_few_bots_of_a_tenant_are_found_wherever_a_look_begins(pool: Pool, c
     with pool.database.engine.connect() as connection:
         for seed in range(TRIES):
             chance = random.Random(seed)
-            (job,) = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10, chance=chance)
+            (job,) = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10)
             want = CandidateRequest(job.cohort, job.instance, job.platform, units=1, count=10)
-            (found,) = candidates.sample(connection, [want], chance=chance)
+            (found,) = sampling.sample(connection, Fleet(), [want], sample_size=10, chance=chance)
             assert [bot.name for bot in found] == ["free-1500"]
             assert [bot.name for bot in candidates.any_free(connection, want)] == ["free-1500"]
             connection.rollback()
@@ -522,4 +737,4 @@ def test_a_tenant_with_only_full_bots_is_told_of_those(pool: Pool, crowded: str)
         gate for gate, answer in gates_of(explained(pool, late, instances=["team-a"])).items() if not answer.open
     ] == ["room"]
     with pool.database.engine.connect() as connection:
-        assert not ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10, chance=pool.chance)
+        assert not ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10)

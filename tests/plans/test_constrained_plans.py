@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 from assigner.admission.controller import AdmissionController
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
+from assigner.placement.fleet import Fleet
 from schema import clock
 from schema.accounting import accounts, rates
 from schema.accounting.accounts import Account
@@ -44,7 +45,7 @@ SETTINGS = {
     "scheduling",
     "windows",
 }
-TABLES = ("jobs", "job_constraints", "charges", "leases", "bots", "bot_platforms")
+TABLES = ("jobs", "job_constraints", "charges", "leases", "bots", "kind_platforms")
 LIVE = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
 FREE = text("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
 
@@ -69,7 +70,7 @@ def _request(number: int) -> dict[str, Any]:
 
 def _controller(**ordering: Any) -> AdmissionController:
     rules = Rules(OrderingSettings.model_validate(ordering))
-    return AdmissionController(rules, name="test", chance=random.Random(1), now=clock.monotonic)
+    return AdmissionController(rules, name="test", fleet=Fleet(), chance=random.Random(1), now=clock.monotonic)
 
 
 def _start(_: Held, connection: Connection, **ordering: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from schema.diagnostics import invariants
-from schema.fleet.candidates import MAX_BOTS_READ, RING
+from schema.fleet.candidates import MAX_BOTS_READ
 from schema.picking.pick import WIDTHS
 from schema.postgres.engine import Database
 from tests.support import filling
@@ -21,7 +21,6 @@ from tests.support.plans import (
     FULL,
     KINDS,
     RARE,
-    SAMPLE_SIZE,
     SCARCE,
     Known,
     Watch,
@@ -36,10 +35,11 @@ INSTANCES = 2
 QUEUES = 3 * INSTANCES * len(KINDS)
 #: Executions after which the driver has prepared a statement, and the server keeps the generic plan that it is told to.
 SETTLED = 7
-TABLES = ("jobs", "job_payloads", "job_events", "leases", "bots", "bot_platforms", "instances", "platforms")
+TABLES = ("jobs", "job_payloads", "job_events", "leases", "bots", "kind_platforms", "instances", "platforms")
 IDS = text("""
 SELECT p.properties->'kind'->>0 AS kind, p.id AS platform,
-    (SELECT min(bp.bot_id) FROM bot_platforms bp WHERE bp.platform = p.id) AS bot_id FROM platforms p
+    (SELECT min(b.id) FROM kind_platforms o JOIN bots b ON b.kind = o.kind WHERE o.platform = p.id) AS bot_id
+FROM platforms p
 """)
 READY = text(
     "SELECT id, public_id FROM jobs WHERE state = 'queued' AND schedule_after IS NULL ORDER BY id LIMIT :limit"
@@ -63,17 +63,20 @@ SMALL, SHALLOW, DEEP = SIZES = (Size(1_000, 100), Size(1_000, 10_000), Size(30_0
 #: With these it makes a plan for the values or keeps one for all values; what it settles for is one of the two.
 KNOWLEDGE = ("grown from nothing", "none", "current", "current, kept plan")
 
-#: Rows one execution may read, from the batch alone. Queues cost one step each, heads are read per served queue.
+#: Rows one execution may read, from the batch alone. Queues cost one step each, heads are read per served queue, and a
+#: look for a free bot reads the kinds that offer what the queue requires, and a bot of each.
 HEADS = QUEUES * (1 + BATCH * WIDTHS[0])
-LOOKS = QUEUES * 4 * MAX_BOTS_READ
+LOOKS = QUEUES * 10
+#: By age, each of the 21 ranks of a queue is looked into.
+RANKS = QUEUES * 21 * 3
 BOUNDS = {
     **{name: HEADS + LOOKS + 2 * BATCH * WIDTHS[0] for name in ACTS if name.startswith("pick")},
+    "pick by age": HEADS + LOOKS + RANKS + 2 * BATCH * WIDTHS[0],
     "pick from the front": 2 * (HEADS + LOOKS + 2 * BATCH * WIDTHS[0]),
     "unserved queues": 10 * QUEUES,
     **{name: 2 * HEADS for name in ACTS if name.startswith("fetch")},
-    **{f"sample {kind}": 8 * RING * SAMPLE_SIZE for kind in KINDS},
     **{f"any free {kind}": 8 * MAX_BOTS_READ for kind in KINDS},
-    **{f"fit on {kind}": 24 * MAX_BOTS_READ for kind in KINDS},
+    **{f"is any free {kind}": 20 for kind in KINDS},
     "wake for bots": 10 * QUEUES,
 }
 #: A few rows of each of the small tables, and those of the batch in each of the tables that a move writes.
@@ -136,6 +139,7 @@ def _known(connection: Connection) -> Known:
     return Known(
         platforms=dict.fromkeys(KINDS, 1) | {row.kind: row.platform for row in rows},
         bots=dict.fromkeys(KINDS, 1) | {row.kind: row.bot_id for row in rows if row.bot_id},
+        kind=1,
         jobs=[row.id for row in jobs] or [1],
         public=[str(row.public_id) for row in jobs] or [str(uuid4())],
         held=[tuple(row) for row in connection.execute(HELD, {"limit": BATCH})] or [(1, 1, 1, 1)],
@@ -172,22 +176,19 @@ def test_a_statement_reads_rows_in_proportion_to_its_batch(measured: Measured, n
 @pytest.mark.parametrize("name", [name for name in ACTS if not name.startswith("fetch")])
 def test_a_statement_costs_the_same_with_thirty_times_the_jobs(measured: Measured, name: str) -> None:
     for knowledge in KNOWLEDGE:
-        # Whether a look for a free bot comes upon one of the few depends on where they are on the ring; and whether
-        # the front suffices, or each queue is looked into, on what they offer.
-        looks = LOOKS if name.startswith(("pick", "fit")) else 0
+        # Whether the front suffices, or each queue is looked into, depends on what the free bots offer.
+        looks = LOOKS + RANKS if name.startswith("pick") else 0
         _same_cost(measured[SHALLOW, knowledge, name], measured[DEEP, knowledge, name], knowledge, looks=looks)
 
 
-@pytest.mark.parametrize("name", [name for name in ACTS if name.startswith("sample") or name == "grant"])
-def test_a_sample_costs_the_same_with_a_hundred_times_the_bots(measured: Measured, name: str) -> None:
-    # Of offers not a batch is asked for, but each pair of a requirement set and a bot.
-    looks = len(KINDS) * BATCH if name == "sample of offers" else 0
+@pytest.mark.parametrize("name", ["free among", "changed members", "is any free free", "is any free full", "grant"])
+def test_a_look_at_bots_costs_the_same_with_a_hundred_times_the_bots(measured: Measured, name: str) -> None:
     for knowledge in KNOWLEDGE:
-        _same_cost(measured[SMALL, knowledge, name], measured[SHALLOW, knowledge, name], knowledge, looks=looks)
+        _same_cost(measured[SMALL, knowledge, name], measured[SHALLOW, knowledge, name], knowledge)
 
 
 def _same_cost(few: Watch, many: Watch, knowledge: str, *, looks: int = 0) -> None:
-    """Equal but for where on the ring it began, and for indexes that are a level or two higher."""
+    """Equal but for indexes that are a level or two higher."""
     assert many.touched <= 1.25 * few.touched + 2 * BATCH + looks, f"{knowledge}\n{few}\n{many}"
     assert many.buffers <= 2 * few.buffers + 20 * BATCH + 4 * looks, f"{knowledge}\n{few}\n{many}"
 

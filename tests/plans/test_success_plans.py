@@ -47,7 +47,7 @@ ACTS: dict[str, Act] = {
     "review": lambda _, connection: success.review_probation(connection),
 }
 BOUND = 60 * BATCH
-TABLES = ("jobs", "leases", "bots", "bot_platforms", "bot_success", "blames")
+TABLES = ("jobs", "leases", "bots", "kind_platforms", "bot_success", "blames")
 
 
 def _fill(connection: Connection) -> None:

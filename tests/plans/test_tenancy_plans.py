@@ -1,6 +1,5 @@
 """The hot statements of quotas and preemption read what they need and no more, with any statistics or none."""
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +8,6 @@ import pytest
 from sqlalchemy import Connection, text
 
 from schema.accounting import quotas
-from schema.fleet import candidates
 from schema.moves import grant as grant_moves
 from schema.moves import preempt as preempt_moves
 from schema.moves.end import AttemptEnd, Verdict, end
@@ -37,7 +35,6 @@ PART = (
     "UPDATE jobs SET cohort = 1 + id / 10 % 3, queue = queue_in_cohort(queue, (1 + id / 10 % 3)::integer)"
     " WHERE state = 'queued'",
     "UPDATE bots SET cohort = 1 + id % 3",
-    "UPDATE bot_platforms p SET cohort = b.cohort FROM bots b WHERE b.id = p.bot_id",
     "UPDATE leases l SET cohort = b.cohort FROM bots b WHERE b.id = l.bot_id AND l.ended_at IS NULL",
     "UPDATE jobs j SET cohort = l.cohort, queue = queue_in_cohort(queue, l.cohort)"
     " FROM leases l WHERE l.job_id = j.id AND l.ended_at IS NULL",
@@ -86,7 +83,7 @@ class Known:
         )
 
     def fetch(self, connection: Connection) -> None:
-        fetcher = FetchingBot(self.free[0], "bot", self.starved.cohort, None, None, 1, 1)
+        fetcher = FetchingBot(self.free[0], "bot", 1, self.starved.cohort, None, None, 1, 1)
         for_bot.pick_for_bot(connection, fetcher, limit=BATCH, any_wait=False, literal=False, cooldown=600)
 
 
@@ -99,7 +96,6 @@ def _pick(order: Order, cohorts: list[int] | None = None, *, only_minimums: bool
         Scope(cohorts=cohorts),
         order=order,
         batch=BATCH,
-        chance=random.Random(7),
         only_minimums=only_minimums,
     )
 
@@ -123,9 +119,12 @@ ACTS: dict[str, Act] = {
     "expire reservations": lambda _, connection: expire_reservations(connection, BATCH),
 }
 #: As many queues, jobs and bots as are looked through at most; elsewhere a few rows for each of the batch.
-HEADS, LOOKS = QUEUES * (2 + BATCH * WIDTHS[0]), QUEUES * 4 * candidates.MAX_BOTS_READ
+HEADS, LOOKS = QUEUES * (2 + BATCH * WIDTHS[0]), QUEUES * 10
+#: By age, each of the 21 ranks of a queue is looked into.
+RANKS = QUEUES * 21 * 6
 BOUNDS = {
     **{name: HEADS + LOOKS + 2 * BATCH * WIDTHS[0] for name in ACTS if name.startswith("pick")},
+    "pick by age": HEADS + LOOKS + RANKS + 2 * BATCH * WIDTHS[0],
     "fetch": 2 * HEADS,
     "starved": 4 * QUEUES * RESERVED + 2 * QUEUES * preemption.MAX_JOBS_READ,
     "holders": 8 * MAX_VICTIM_BOTS,
@@ -134,7 +133,7 @@ BOUNDS = {
     "expire reservations": 20 * BATCH + 3 * RESERVED,
 }
 BOUND = 40 * BATCH
-TABLES = ("jobs", "leases", "bots", "bot_platforms", "evictions", "reservations", "quotas")
+TABLES = ("jobs", "leases", "bots", "kind_platforms", "evictions", "reservations", "quotas")
 
 
 def _fill(connection: Connection) -> None:

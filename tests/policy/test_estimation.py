@@ -11,6 +11,7 @@ from assigner.admission import rules
 from assigner.config import plugins
 from assigner.estimation import EstimateSettings, Quantiles
 from assigner.maintenance.upkeep import UpkeepSettings
+from assigner.placement.fleet import Fleet
 from schema.errors import LeaseholdError
 from schema.picking import constrained
 from schema.picking.ready import Scope
@@ -139,8 +140,15 @@ def test_sa_27_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: P
     now = pool.row("SELECT now() AS now").now
 
     def read(connection: object) -> dict[str, float | None]:
-        found = constrained.queues(connection, Scope(None), batch=9, start=0.5, after=constrained.FIRST_QUEUE)  # type: ignore[arg-type]
-        admission_state = rules.read_admission_state(connection, found.queues, now=now, rules=rules.RULES)  # type: ignore[arg-type]
+        found = constrained.queues(connection, Scope(None), batch=9, after=constrained.FIRST_QUEUE)  # type: ignore[arg-type]
+        admission_state = rules.read_admission_state(
+            connection,  # type: ignore[arg-type]
+            found.queues,
+            fleet=Fleet(),
+            chance=pool.chance,
+            now=now,
+            rules=rules.RULES,
+        )
         heads = constrained.heads(connection, found.queues, limits=[9] * len(found.queues), now=now)  # type: ignore[arg-type]
         return {str(each.job.public_id): admission_state.expected(each) for each in heads}
 

@@ -7,16 +7,18 @@ import pytest
 from bots.sync import sessions
 from schema.diagnostics import invariants
 from schema.errors import Conflict
-from schema.fleet import candidates
-from schema.moves import backoff
+from schema.fleet import kinds
+from schema.moves import backoff, retention
 from schema.moves.backoff import promote
 from schema.moves.cancel import Cancelled
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit
 from schema.postgres.fragments import JOB_RESULT
 from tests.support.pool import Bot, Pool, active, completed, states, submitted
-from tests.support.race import FINISHED, LOST, Race, at_service_of, cancel, counted_state, outcome, retention, running
+from tests.support.race import FINISHED, LOST, Race, at_service_of, cancel, counted_state, outcome, running
+from tests.support.race import retention as delete_finished
 
+LINUX = '[{"payload": {"command": ["true"]}, "properties": {"os": ["linux"]}}]'
 LOCKS = (
     "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND granted"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -74,12 +76,75 @@ def test_a_bot_that_arrives_waits_for_a_new_requirement_set(pool: Pool, race: Ra
     pool.assigner().run_once()
 
     assert [row.state for row in pool.rows("SELECT state FROM jobs")] == (["leased"] if commit else [])
-    assert len(pool.rows("SELECT * FROM bot_platforms")) == int(commit)
+    assert len(pool.rows("SELECT * FROM kind_platforms")) == int(commit)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_two_bots_of_a_new_kind_make_it_once(pool: Pool, race: Race, commit: bool) -> None:
+    (job,) = pool.submit(properties={"os": "linux"})
+    pool.submit(properties={"os": "plan9"})
+    race.in_turn(
+        lambda first: first.bot("early", properties={"os": "linux"}),
+        lambda: pool.bot("late", properties={"os": "linux"}),
+        commit=commit,
+    )
+    pool.assigner().run_once()
+
+    assert pool.job(job).state == "leased"
+    assert len(pool.rows("SELECT FROM kinds")) == len(pool.rows("SELECT FROM kind_platforms")) == 1
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_session_waits_for_the_deletion_of_its_kind_and_makes_it_anew(pool: Pool, race: Race, commit: bool) -> None:
+    (job,) = pool.submit(properties={"os": "linux"})
+    pool.bot(properties={"os": "linux"})
+    pool.bot(properties={})
+    (old,) = pool.rows("SELECT id FROM kinds WHERE properties <> '{}'")
+    race.in_turn(
+        lambda first: retention.delete_unused_kinds(first.connection, age=0, limit=9),
+        lambda: pool.bot("late", properties={"os": "linux"}),
+        commit=commit,
+    )
+    pool.assigner().run_once()
+
+    assert pool.job(job).state == "leased"
+    (new,) = pool.rows("SELECT id FROM kinds WHERE properties <> '{}'")
+    assert (new.id == old.id) != commit
+
+
+def test_upkeep_links_a_set_with_a_kind_that_its_stricter_transaction_could_not_see(pool: Pool, race: Race) -> None:
+    with race.first(isolation="REPEATABLE READ") as first:
+        first.rows("SELECT 1")
+        pool.bot(properties={"os": "linux"})
+        first.rows("SELECT * FROM submit(CAST(:jobs AS jsonb))", jobs=LINUX)
+        first.commit()
+    pool.assigner().run_once()
+    (job,) = pool.rows("SELECT public_id FROM jobs")
+    assert pool.job(str(job.public_id)).state == "queued"
+    pool.upkeep().run_once()
+    pool.change("UPDATE queues SET schedule_after = now()")
+    pool.assigner().run_once()
+
+    assert pool.job(str(job.public_id)).state == "leased"
+
+
+def test_a_kind_is_not_deleted_while_a_session_opens(pool: Pool, race: Race) -> None:
+    pool.bot(properties={"os": "linux"})
+    pool.bot(properties={})
+
+    def delete() -> int:
+        return pool.database.run(lambda c: retention.delete_unused_kinds(c, age=0, limit=9))
+
+    assert race.side_by_side(lambda first: first.bot("late", properties={"os": "linux"}), delete) == 0
+    assert delete() == 0
+    pool.bot("late", properties={})
+    assert pool.database.run(lambda c: retention.delete_unused_kinds(c, age=3600, limit=9)) == 0
+    assert delete() == 1
 
 
 def test_a_new_instance_and_a_new_requirement_set_are_locked_in_one_order(pool: Pool, race: Race) -> None:
     with race.first() as first:
-        candidates.freeze_requirement_sets(first.connection)
+        kinds.freeze_requirement_sets(first.connection)
         submitting = race.second(lambda: pool.submit(instance="fresh", properties={"os": "linux"}), behind=first)
         first.bot(instance="fresh", properties={"os": "linux"})
         first.commit()
@@ -144,7 +209,7 @@ def test_retention_cannot_remove_a_job_whose_key_is_just_being_answered(pool: Po
     with race.first() as first:
         first.submit(key="b")
         late = race.second(lambda: pool.database.run(lambda c: submit(c, requests, actor="test")), behind=first)
-        deleting = race.as_far_as_it_goes(lambda: retention(pool), behind=1)
+        deleting = race.as_far_as_it_goes(lambda: delete_finished(pool), behind=1)
         first.roll_back()
         answers = outcome(late)
 
@@ -157,7 +222,7 @@ def test_a_key_that_retention_is_removing_is_waited_for_and_then_free(pool: Pool
     (old,) = pool.submit(key="a")
     cancel(pool, old)
     with race.first() as first:
-        assert retention(first) == 1
+        assert delete_finished(first) == 1
         late = race.second(lambda: pool.submit(key="a"), behind=first)
         first.commit()
         (new,) = outcome(late)
@@ -234,7 +299,7 @@ def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: 
     bot.sync(completed(work, exit_code=0))
     with race.first(isolation="REPEATABLE READ") as reader:
         assert reader.job(job).state == "succeeded"
-        assert race.unhindered(lambda: retention(pool), by=reader) == 1
+        assert race.unhindered(lambda: delete_finished(pool), by=reader) == 1
         assert [finding for finding in invariants.check(reader.connection) if finding.rows] == []
         assert reader.history(job) == ["submit", "grant", "acknowledge", "finish"]
         assert reader.row(f"SELECT {JOB_RESULT} AS result FROM jobs j").result == {"exit_code": 0}
@@ -248,9 +313,9 @@ def test_retention_passes_over_a_job_that_somebody_looks_at_with_a_lock(pool: Po
     cancel(pool, job)
     with race.first() as first:
         assert cancel(first, job) == [Cancelled(job, "cancelled", changed=False)]
-        assert race.unhindered(lambda: retention(pool), by=first) == 0
+        assert race.unhindered(lambda: delete_finished(pool), by=first) == 0
     with race.first() as first:
-        assert retention(first) == 1
+        assert delete_finished(first) == 1
         late = race.second(lambda: cancel(pool, job), behind=first)
         first.commit()
         assert outcome(late) == [Cancelled(job, None, changed=False)]

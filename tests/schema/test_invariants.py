@@ -16,11 +16,13 @@ SOUND = """
 INSERT INTO instances (id, name) VALUES (1, 'default'), (2, 'other');
 INSERT INTO platforms (id, digest, properties) VALUES
     (1, 'a', '{}'), (2, 'b', '{"os": ["linux"]}'), (3, 'c', '{"os": ["windows"]}');
-INSERT INTO bots (id, name, epoch, session, status, capacity, in_use, held, properties, instance, opened_at,
+INSERT INTO kinds (id, digest, properties) VALUES (1, 'a', '{"os": ["bsd", "linux"]}'), (2, 'b', '{}');
+INSERT INTO kind_platforms (platform, kind) VALUES (1, 1), (2, 1), (1, 2);
+INSERT INTO bots (id, name, epoch, session, status, capacity, in_use, held, kind, instance, opened_at,
                   expires_at)
-VALUES (1, 'busy', 2, 's', 'ok', 4, 3, 3, '{"os": ["bsd", "linux"]}', 1, now(), now()),
-       (2, 'free', 1, 's', 'ok', 1, 0, 0, '{}', NULL, now(), now()),
-       (3, 'gone', 1, NULL, 'gone', 0, 0, 0, '{}', NULL, NULL, NULL);
+VALUES (1, 'busy', 2, 's', 'ok', 4, 3, 3, 1, 1, now(), now()),
+       (2, 'free', 1, 's', 'ok', 1, 0, 0, 2, NULL, now(), now()),
+       (3, 'gone', 1, NULL, 'gone', 0, 0, 0, NULL, NULL, NULL, NULL);
 INSERT INTO queues (id, cohort, instance, platform, units) VALUES (1, 0, 1, 1, 1), (2, 0, 1, 2, 1), (3, 0, 1, 3, 1);
 INSERT INTO constraint_sets (id, digest, terms) VALUES (1, 'a', '{}');
 INSERT INTO queues (id, cohort, instance, platform, units, constraint_set) VALUES (4, 0, 1, 1, 1, 1);
@@ -114,7 +116,7 @@ BROKEN = [
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'submit'", ["3"]),
     ("S13", "UPDATE jobs SET platform = 3 WHERE id = 2", ["2"]),
     ("S13", "UPDATE jobs SET platform = 77 WHERE id = 3", ["3"]),
-    ("S13", "UPDATE bots SET properties = '{}' WHERE id = 1", ["2"]),
+    ("S13", "UPDATE bots SET kind = 2 WHERE id = 1", ["2"]),
     ("S13", "UPDATE bots SET instance = 2 WHERE id = 1", ["2", "3", "4"]),
     ("S14", "UPDATE graph_nodes SET pending_deps = 3 WHERE job_id = 8", ["8"]),
     ("S14", "UPDATE graph_nodes SET dead_ends = 0 WHERE job_id = 6", ["6"]),
@@ -141,6 +143,10 @@ BROKEN = [
     ("S21", "UPDATE jobs SET cohort = 1 WHERE id = 7", ["7"]),
     ("S21", "UPDATE jobs SET queue = 4 WHERE id = 1", ["1"]),
     ("S21", "UPDATE jobs SET priority = 5 WHERE id = 1", ["1"]),
+    ("S22", "UPDATE bots SET kind = 7 WHERE id = 2", ["bot 2"]),
+    ("S22", "DELETE FROM kind_platforms WHERE platform = 1 AND kind = 2", ["1 2"]),
+    ("S22", "INSERT INTO kind_platforms (platform, kind) VALUES (3, 2)", ["3 2"]),
+    ("S22", "DELETE FROM kinds WHERE id = 2", ["1 2", "bot 2"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
 ]  # fmt: skip
 
@@ -159,6 +165,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     findings = invariants.verify(database)
     assert [finding.id for finding in findings] == [
         "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S18", "S19", "S20", "S21",
+        "S22",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)

@@ -49,26 +49,21 @@ FROM platforms p WHERE p.id = q.platform AND q.units = :units AND p.properties->
 """)
 
 BOTS = text("""
-WITH kinds AS (
-    SELECT kind, sum(count) OVER (ORDER BY kind) AS upto, count FROM jsonb_to_recordset(CAST(:kinds AS jsonb))
-        AS k (kind text, count integer)
-), born AS (
-    INSERT INTO bots (name, epoch, session, status, capacity, properties, opened_at, expires_at)
-    SELECT k.kind || '-' || n, 1, '\\x00', 'ok', :capacity,
-        jsonb_build_object('kind', jsonb_build_array(k.kind)), now(), now() + interval '1 hour'
-    FROM kinds k CROSS JOIN LATERAL generate_series(1, k.count) n
-    RETURNING id, sample_key, properties
+WITH named AS MATERIALIZED (
+    SELECT kind, count, intern_kind(jsonb_build_object('kind', jsonb_build_array(kind))) AS id
+    FROM jsonb_to_recordset(CAST(:kinds AS jsonb)) AS k (kind text, count integer)
 )
-INSERT INTO bot_platforms (platform, bot_id, sample_key)
-SELECT p.id, b.id, b.sample_key FROM born b JOIN platforms p ON b.properties @> p.properties
+INSERT INTO bots (name, epoch, session, status, capacity, kind, opened_at, expires_at)
+SELECT k.kind || '-' || n, 1, '\\x00', 'ok', :capacity, k.id, now(), now() + interval '1 hour'
+FROM named k CROSS JOIN LATERAL generate_series(1, k.count) n
 """)
 
 # All bots of the kind except `free` of them get a job that takes their whole capacity.
 BUSY = text("""
 WITH full_bots AS (
-    SELECT b.id, b.epoch, b.capacity, bp.platform, row_number() OVER (ORDER BY b.sample_key) AS nth FROM bots b
-    JOIN bot_platforms bp ON bp.bot_id = b.id
-    JOIN platforms p ON p.id = bp.platform
+    SELECT b.id, b.epoch, b.capacity, o.platform, row_number() OVER (ORDER BY md5(b.name)) AS nth FROM bots b
+    JOIN kind_platforms o ON o.kind = b.kind
+    JOIN platforms p ON p.id = o.platform
     WHERE p.properties = jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text)))
 ), chosen AS MATERIALIZED (
     SELECT b.*, nextval('jobs_id_seq') AS job_id, i.id AS instance,

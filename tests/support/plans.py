@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, product
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -18,10 +18,8 @@ from bots.gateway import long_poll
 from bots.sync import call
 from schema import clock
 from schema.diagnostics import invariants
-from schema.fleet import bulk_candidates, candidates, resources
-from schema.fleet.bulk_candidates import WindowScan
+from schema.fleet import candidates, kinds, members
 from schema.fleet.candidates import CandidateRequest
-from schema.fleet.resources import ResourceRequest
 from schema.moves import end as end_moves
 from schema.moves import grant as grant_moves
 from schema.moves import retention, sessions
@@ -240,7 +238,6 @@ def _nodes(found: dict[str, Any]) -> Iterator[Node]:
 #: Kinds of bots: all are free; one in a hundred is; none is; the pool has three bots of the kind; it has none.
 FREE, SCARCE, FULL, RARE, ABSENT = KINDS = ("free", "scarce", "full", "rare", "absent")
 BATCH, SAMPLE_SIZE = 10, 5
-WALKS = [WindowScan(0, None, None, 40), WindowScan(0, 1, None, 5), WindowScan(0, None, "one", 5)]
 
 
 @dataclass(frozen=True)
@@ -249,21 +246,18 @@ class Known:
 
     platforms: dict[str, int]
     bots: dict[str, int]
+    kind: int
     jobs: list[int]
     public: list[str]
     held: list[tuple[int, int, int, int]]
     free: list[int]
-
-    def sample(self, connection: Connection, kind: str) -> None:
-        wanted = [CandidateRequest(0, 1, self.platforms[kind], 1, SAMPLE_SIZE)]
-        candidates.sample(connection, wanted, chance=random.Random(7))
 
     def fetch(
         self, connection: Connection, *, any_wait: bool = False, literal: bool = False, cursor: HeadCursor | None = None
     ) -> None:
         for_bot.pick_for_bot(
             connection,
-            FetchingBot(self.bots[FREE], FREE, 0, None, None, BATCH, BATCH, returned=[1]),
+            FetchingBot(self.bots[FREE], FREE, self.kind, 0, None, None, BATCH, BATCH, returned=[1]),
             limit=BATCH,
             any_wait=any_wait,
             literal=literal,
@@ -284,20 +278,19 @@ class Known:
 
 Act = Callable[[Known, Connection], object]
 
+#: The snapshot of the transaction.
+NOW_SEEN = text("SELECT CAST(pg_current_snapshot() AS text)")
+
 
 def _pick(order: Order) -> Act:
-    return lambda _, connection: ready.pick(connection, Scope(), order=order, batch=BATCH, chance=random.Random(7))
+    return lambda _, connection: ready.pick(connection, Scope(), order=order, batch=BATCH)
 
 
 def _pick_from_front(_: Known, connection: Connection) -> None:
     """Pick twice: from the start of the index, and from the place that the head cursor remembers."""
     cursor = HeadCursor(partial(next, count(0.0, 1000.0)))
     for _walk in range(2):
-        ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7), cursor=cursor)
-
-
-def _sample(kind: str) -> Act:
-    return lambda known, connection: known.sample(connection, kind)
+        ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH, cursor=cursor)
 
 
 def _any_free(kind: str) -> Act:
@@ -306,18 +299,10 @@ def _any_free(kind: str) -> Act:
     )
 
 
-def _fit(kind: str) -> Act:
-    def fit(known: Known, connection: Connection) -> None:
-        asked = [
-            ResourceRequest(
-                CandidateRequest(0, 1, known.platforms[kind], 1, SAMPLE_SIZE), {"cpu_milli": 1, "memory_mib": 1}
-            )
-        ]
-        resources.fitting_bots(connection, asked)
-        resources.fits_any_bot(connection, asked)
-        resources.most_left(connection, asked)
-
-    return fit
+def _is_any_free(kind: str) -> Act:
+    return lambda known, connection: candidates.is_any_free(
+        connection, CandidateRequest(0, 1, known.platforms[kind], 1, SAMPLE_SIZE)
+    )
 
 
 ACTS: dict[str, Act] = {
@@ -325,21 +310,22 @@ ACTS: dict[str, Act] = {
     "pick by age": _pick(Order.AGE),
     "pick from the front": _pick_from_front,
     "pick in an instance": lambda _, connection: ready.pick(
-        connection, Scope(instances=[1]), order=Order.PRIORITY, batch=BATCH, chance=random.Random(7)
+        connection, Scope(instances=[1]), order=Order.PRIORITY, batch=BATCH
     ),
     "unserved queues": lambda _, connection: ready.unserved_queues(connection, Scope(), limit=BATCH),
     "fetch": lambda known, connection: known.fetch(connection),
     "fetch from the front": lambda known, connection: known.fetch(connection, cursor=HeadCursor(clock.monotonic)),
     "fetch to capacity": lambda known, connection: known.fetch(connection, any_wait=True),
     "fetch literally": lambda known, connection: known.fetch(connection, literal=True),
-    **{f"sample {kind}": _sample(kind) for kind in KINDS},
     **{f"any free {kind}": _any_free(kind) for kind in KINDS},
-    **{f"fit on {kind}": _fit(kind) for kind in KINDS},
-    "sample a window": lambda _, connection: bulk_candidates.read_windows(connection, WALKS, chance=random.Random(7)),
-    "sample of pools": lambda _, connection: bulk_candidates.pools_of(connection, [1, 2]),
-    "sample of offers": lambda it, connection: bulk_candidates.read_offers(
-        connection, [*product(it.platforms.values(), it.free)]
+    **{f"is any free {kind}": _is_any_free(kind) for kind in KINDS},
+    "free among": lambda known, connection: candidates.free_among(connection, [*known.bots.values(), *known.free]),
+    "pools": lambda _, connection: candidates.pools_of(connection, [1, 2]),
+    "changed members": lambda _, connection: members.read_changes(
+        connection, connection.execute(NOW_SEEN).scalar_one()
     ),
+    "kinds": lambda known, connection: kinds.kind_clauses(connection, [known.kind]),
+    "requirement sets": lambda known, connection: kinds.platform_clauses(connection, known.platforms.values()),
     "grant": lambda known, connection: known.grant(connection),
     "acknowledge": lambda known, connection: acknowledge(
         connection, [Start(*each, "test") for each in known.held], sync=1

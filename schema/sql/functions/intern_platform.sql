@@ -1,5 +1,5 @@
--- Return the id of a set of required properties. Makes its row, and those of the bots that have them, if there is
--- none.
+-- Return the id of a set of required properties. Makes its row, and those of the kinds of bots that offer them, if
+-- there is none.
 --
 -- The digest covers the canonical text of jsonb, so every spelling of a set gives the same row. A session that opens
 -- at the same time holds the advisory lock shared, so that neither transaction misses the other's rows.
@@ -16,10 +16,8 @@ BEGIN
         IF found IS NULL THEN
             SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
         ELSE
-            INSERT INTO bot_platforms (platform, bot_id, cohort, sample_key)
-                SELECT found, b.id, b.cohort, b.sample_key FROM bots b
-                WHERE b.status <> 'gone' AND b.properties @> wanted
-                ON CONFLICT DO NOTHING;
+            INSERT INTO kind_platforms (platform, kind)
+                SELECT found, k.id FROM kinds k WHERE k.properties @> wanted;
         END IF;
     END IF;
     RETURN found;

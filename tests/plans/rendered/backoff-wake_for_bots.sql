@@ -1,6 +1,6 @@
 -- schema/moves/backoff.py: WAKE_FOR_BOTS
 WITH roomy AS MATERIALIZED (
-    SELECT c.id, c.cohort, c.instance, c.pool, r.room AS capacity
+    SELECT c.kind, c.cohort, c.instance, c.pool, r.room AS capacity
     FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:rooms AS integer[])) AS r (bot_id, room)
     CROSS JOIN LATERAL (SELECT * FROM bots WHERE true AND id >= r.bot_id AND id <= r.bot_id ORDER BY id DESC LIMIT 1 ) c
 ), resting AS MATERIALIZED (
@@ -11,9 +11,8 @@ WITH roomy AS MATERIALIZED (
     SELECT id FROM queues WHERE id = ANY (ARRAY(
         SELECT w.id FROM resting w WHERE EXISTS (
             SELECT FROM roomy b
-            CROSS JOIN LATERAL (
-                SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = b.id OFFSET 0) bp
-            WHERE b.cohort = w.cohort AND b.capacity >= w.units AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) OFFSET 0)))
+            WHERE b.cohort = w.cohort AND b.capacity >= w.units AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
+                AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0)))
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 

@@ -31,8 +31,7 @@ WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), wa
         WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool))
     AND (w.headroom IS NULL OR w.headroom >= :capacity OR w.instance = ANY (CAST(:returned AS integer[])))
     AND (:any OR k.schedule_after >= now() OR NOT :literal AND k.looks = 0)) q
-    CROSS JOIN LATERAL (
-        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
+    WHERE EXISTS (SELECT FROM kind_platforms o WHERE o.platform = q.platform AND o.kind = :kind OFFSET 0)
 ), missing AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
     LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM (

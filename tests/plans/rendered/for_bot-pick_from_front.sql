@@ -55,8 +55,7 @@ stretches AS MATERIALIZED (
         WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool))
     AND (w.headroom IS NULL OR w.headroom >= :capacity OR w.instance = ANY (CAST(:returned AS integer[])))
     AND (:any OR k.schedule_after >= now() OR NOT :literal AND k.looks = 0)) q
-    CROSS JOIN LATERAL (
-        SELECT FROM bot_platforms bp WHERE bp.platform = q.platform AND bp.bot_id = :bot_id OFFSET 0) bp
+    WHERE EXISTS (SELECT FROM kind_platforms o WHERE o.platform = q.platform AND o.kind = :kind OFFSET 0)
 ), fit AS MATERIALIZED (
     SELECT f.id, f.rank, f.queued_at, o.headroom / o.units AS most,
         CASE WHEN o.headroom IS NOT NULL

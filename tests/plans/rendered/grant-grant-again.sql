@@ -1,15 +1,14 @@
 -- schema/moves/grant.py: GRANT, again=true
 WITH wanted AS MATERIALIZED (
-    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, p.properties
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, nth)
     JOIN jobs j ON j.id = w.job_id AND j.state = 'queued'
     JOIN instances i ON i.id = j.instance AND NOT i.draining
-    JOIN platforms p ON p.id = j.platform
     LEFT JOIN reservations v ON v.job_id = w.job_id AND v.bot_id <> w.bot_id AND NOT (v.until < clock_timestamp())
     WHERE v.job_id IS NULL
 ), room AS MATERIALIZED (
-    SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.properties,
+    SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
         coalesce(r.unused, b.capacity - b.in_use) AS free,
         coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted, b.ctid
     FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
@@ -24,7 +23,7 @@ WITH wanted AS MATERIALIZED (
         sum(w.units) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS upto,
         sum(w.units - coalesce(v.units, 0)) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS unreserved
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
-        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND r.properties @> w.properties
+        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = r.kind OFFSET 0)
     LEFT JOIN kept v ON v.job_id = w.job_id AND v.bot_id = w.bot_id
 ), seated AS MATERIALIZED (
     SELECT f.* FROM filled f

@@ -1,14 +1,22 @@
 -- schema/picking/preemption.py: OCCUPIED_BOTS
 WITH want AS MATERIALIZED (
-    SELECT CAST(:instance AS integer) AS instance, (SELECT pool FROM instances WHERE id = :instance) AS pool,
+    SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
+        (SELECT pool FROM instances WHERE id = :instance) AS pool, CAST(:platform AS integer) AS platform,
         CAST(:units AS integer) AS units
 ), able AS MATERIALIZED (
     SELECT b.id, b.name, b.capacity, b.held, b.capacity - b.in_use - b.reserved AS room
-    FROM (SELECT bot_id FROM bot_platforms WHERE platform = :platform AND cohort = :cohort
-          ORDER BY sample_key LIMIT :look) near
-    JOIN bots b ON b.id = near.bot_id CROSS JOIN want w
-    WHERE b.status = 'ok' AND NOT b.draining AND NOT b.closing AND (b.probation_until IS NULL OR b.in_use = 0) AND b.cohort = :cohort
-        AND b.capacity >= w.units AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
+    FROM want w CROSS JOIN LATERAL (
+    (SELECT b.* FROM (
+        SELECT kind AS offered FROM kind_platforms WHERE platform = w.platform AND (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND true OFFSET 0) k
+    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT :look)) b LIMIT :look)
+    UNION ALL
+    (SELECT b.* FROM ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
+    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT :look) LIMIT :look) b
+    WHERE b.capacity >= w.units
 ), stopping AS MATERIALIZED (
     SELECT instance, sum(units) AS units FROM leases
     WHERE state = 'cancelling' AND cohort = :cohort GROUP BY instance

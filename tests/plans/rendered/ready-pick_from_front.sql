@@ -1,6 +1,12 @@
 -- schema/picking/ready.py: PICK_FROM_FRONT
-WITH RECURSIVE roomy AS MATERIALIZED (
-    SELECT id, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
+WITH RECURSIVE free_kinds AS (
+    (SELECT cohort, kind FROM bots WHERE free ORDER BY cohort, kind LIMIT 1)
+    UNION ALL
+    SELECT b.cohort, b.kind FROM free_kinds f CROSS JOIN LATERAL (
+        SELECT cohort, kind FROM bots WHERE free AND (cohort, kind) > (f.cohort, f.kind)
+        ORDER BY cohort, kind LIMIT 1) b
+), roomy AS MATERIALIZED (
+    SELECT id, kind, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
     SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
@@ -59,42 +65,18 @@ stretches AS MATERIALIZED (
     SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
-        CROSS JOIN LATERAL (
-            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = b.id OFFSET 0) bp
-        WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) OFFSET 0)
+        WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0)
     OR EXISTS (
-        SELECT FROM (
-    (SELECT * FROM (
-        (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort AND sample_key >= :start ORDER BY sample_key LIMIT :look)
-        UNION ALL
-        (SELECT bot_id FROM bot_platforms WHERE platform = w.platform AND cohort = w.cohort AND sample_key < :start ORDER BY sample_key LIMIT :look)
-    ) ring LIMIT :look)) near
-        CROSS JOIN LATERAL (
-            SELECT FROM bots b
-            WHERE b.id = near.bot_id AND b.free AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) OFFSET 0) b
-        OFFSET 0)
-    OR EXISTS (
-        SELECT FROM (
-    (SELECT * FROM (
-        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool IS NULL AND true AND sample_key >= :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
-        UNION ALL
-        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool IS NULL AND true AND sample_key < :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
-    ) ring LIMIT :look)
- UNION ALL
-    (SELECT * FROM (
-        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance = w.instance AND pool IS NULL AND true AND sample_key >= :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
-        UNION ALL
-        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance = w.instance AND pool IS NULL AND true AND sample_key < :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
-    ) ring LIMIT :look)
- UNION ALL
-    (SELECT * FROM (
-        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool = w.pool AND true AND sample_key >= :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
-        UNION ALL
-        (SELECT id AS bot_id FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool = w.pool AND true AND sample_key < :start ORDER BY cohort, instance, pool, sample_key LIMIT :look)
-    ) ring LIMIT :look)) near
-        CROSS JOIN LATERAL (
-            SELECT FROM bot_platforms bp WHERE bp.platform = w.platform AND bp.bot_id = near.bot_id OFFSET 0) bp
-        OFFSET 0))
+    (SELECT b.id FROM (
+        SELECT kind AS offered FROM kind_platforms WHERE platform = w.platform AND (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND (kind IN (SELECT f.kind FROM free_kinds f)) IS TRUE OFFSET 0) k
+    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE free AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
+ UNION ALL (SELECT * FROM bots WHERE free AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
+ UNION ALL (SELECT * FROM bots WHERE free AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT 1)) b LIMIT 1)
+    UNION ALL
+    (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE free AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
+    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0))
 ), fit AS MATERIALIZED (
     SELECT f.id, f.rank, f.queued_at, o.headroom / o.units AS most,
         CASE WHEN o.headroom IS NOT NULL

@@ -1,0 +1,23 @@
+-- Return the id of a kind of bots: a set of properties that bots offer. Makes its row, and those of the requirement
+-- sets that it contains, if there is none.
+--
+-- The caller holds the advisory lock of the requirement sets shared, so that a kind and a requirement set that appear
+-- together cannot miss each other (`intern_platform`).
+CREATE OR REPLACE FUNCTION intern_kind(offered jsonb) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    kind_id integer;
+    offered_digest bytea := sha256(convert_to(offered::text, 'UTF8'));
+BEGIN
+    SELECT id INTO kind_id FROM kinds WHERE digest = offered_digest;
+    IF kind_id IS NULL THEN
+        INSERT INTO kinds (digest, properties) VALUES (offered_digest, offered)
+            ON CONFLICT (digest) DO NOTHING RETURNING id INTO kind_id;
+        IF kind_id IS NULL THEN
+            SELECT id INTO kind_id FROM kinds WHERE digest = offered_digest;
+        ELSE
+            INSERT INTO kind_platforms (platform, kind)
+                SELECT p.id, kind_id FROM platforms p WHERE offered @> p.properties;
+        END IF;
+    END IF;
+    RETURN kind_id;
+END $$;
