@@ -4,31 +4,31 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 
 from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.admission.controller import AdmissionController, AdmissionResult
 from assigner.admission.rules import RULES, Rules
-from assigner.cycle.contention import BatchSlot, ConflictBackoff
-from assigner.cycle.pacing import Batch, CyclePacer, concurrent_batches
+from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
+from assigner.loops import Again
 from assigner.placement import resources
 from assigner.placement import sampling as samples
-from assigner.placement.fleet import Fleet
+from assigner.placement.fleet import Fleet, Part
 from assigner.placement.registry import SUCCESS
-from assigner.placement.sampling import CROWD
 from assigner.placement.strategy import Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic, Throttle
-from schema.fleet import kinds
 from schema.moves.backoff import promote, rest_queues, wake_queues
 from schema.moves.grant import Granted, grant
 from schema.picking import queues, ready
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import Scope
+from schema.postgres import advisory
 from schema.postgres.engine import Database
 from schema.timing import Timing
 
@@ -37,7 +37,8 @@ from schema.timing import Timing
 
 @dataclass
 class CycleResult:
-    """What one cycle did; it waited so many seconds for its turn, or was put off, or `yields` to jobs at gates."""
+    """What one cycle did. `deferred`: it was put off; `constrained_first`: it left jobs without constraints for later;
+    `part`: the part of the fleet where it places a large batch."""
 
     picked: int = 0
     granted: list[Granted] = field(default_factory=list)
@@ -45,8 +46,8 @@ class CycleResult:
     lost: int = 0
     evicted: int = 0
     has_written_leases: bool = False
-    waited: float = 0.0
     deferred: bool = False
+    part: Part | None = None
     constrained: bool = False
     constrained_first: bool = False
     constrained_below_minimum: bool = False
@@ -59,7 +60,6 @@ class CycleResult:
         self.rested += other.rested
         self.lost += other.lost
         self.evicted += other.evicted
-        self.waited += other.waited
         self.deferred = self.deferred or other.deferred
         self.admitted = other.admitted or self.admitted
 
@@ -67,9 +67,10 @@ class CycleResult:
 #: Picks in one cycle while each of them only found queues that are to rest: what lies behind those must not wait for
 #: the next cycle, before which as many of them may have rested enough.
 MAX_PICKS = 6
-#: Seconds at most for which bots that others hold are waited for by who places many: taking turns is better than
-#: undoing each other's choices.
-BOT_LOCK_TIMEOUT = 0.5
+#: Parts of the fleet at least, of which a large batch goes to one: the fewer bots it goes to, the less is written.
+PARTS = 8
+#: Seconds, more or less, after which an assigner that has got no slot asks for one again.
+RETRY_SECONDS = 0.5
 
 #: Part of the cycles in which jobs at gates come before the others.
 CONSTRAINED_FIRST_SHARE = 0.5
@@ -114,7 +115,6 @@ class PriorityAgeAssigner:
             AdmissionController(rules, name=name, fleet=self._fleet, chance=chance, now=now),
             ConflictBackoff(now),
         )
-        self._batch_slot, self._constrained_batch_slot = BatchSlot(now, chance), BatchSlot(now, chance)
         self._forget()
         self._pace = CyclePacer(chance)
         self._next_reclaim = self._next_claim = now()
@@ -129,7 +129,7 @@ class PriorityAgeAssigner:
         began = self._now()
         cycle = self._database.run(self._cycle, undone=self._forget)
         if cycle.deferred:
-            return self._batch_slot.pause()
+            return self._retry_pause()
         if cycle.constrained_below_minimum and self._quotas.preemption and self._now() >= self._next_claim:
             self._next_claim = self._now() + self._settings.interval
             cycle.evicted += self._conflict_backoff.run(self._database, self._claim) or 0
@@ -137,7 +137,7 @@ class PriorityAgeAssigner:
             cycle.add(self._place_constrained())
         if cycle.constrained_first:
             cycle.add(self._database.run(partial(self._cycle, constrained_first=False), undone=self._forget))
-        seconds = self._now() - began - cycle.waited
+        seconds = self._now() - began
         if cycle.granted or not cycle.deferred:
             self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
@@ -150,7 +150,7 @@ class PriorityAgeAssigner:
         )
         busy = bool(cycle.granted or cycle.lost or cycle.evicted)
         if cycle.deferred and not busy:
-            return self._constrained_batch_slot.pause()
+            return self._retry_pause()
         returns = None if cycle.admitted is None else cycle.admitted.returns
         return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
 
@@ -169,7 +169,7 @@ class PriorityAgeAssigner:
         )
         if not seen.below_minimum and (cycle.constrained_first or not (seen.plain or seen.backoff_elapsed)):
             return cycle
-        if not self._take_slot(connection, cycle, self._batch_slot):
+        if not self._take_slot(connection, cycle):
             return cycle
         if seen.backoff_elapsed:
             back = promote(connection, settings.batch).constrained > 0
@@ -185,7 +185,7 @@ class PriorityAgeAssigner:
             self._pick_and_place(connection, scope, order, cycle)
         if cycle.constrained_first:
             return cycle
-        if not cycle.picked and kinds.try_block_new_sessions(connection) and self._unserved_throttle.try_begin():
+        if not cycle.picked and advisory.try_block_new_sessions(connection) and self._unserved_throttle.try_begin():
             began = self._now()
             unserved = ready.unserved_queues(connection, scope, limit=settings.batch)
             self._unserved_throttle.finished(self._now() - began)
@@ -230,7 +230,7 @@ class PriorityAgeAssigner:
     def _constrained_transaction(self, connection: Connection) -> CycleResult:
         """Place jobs that ask for more than a place, in a transaction that a limit reached meanwhile undoes."""
         cycle = CycleResult()
-        if not self._take_slot(connection, cycle, self._constrained_batch_slot):
+        if not self._take_slot(connection, cycle):
             return cycle
         batch = self._batch.size(self._settings.batch)
         scope, pace = self._scope(connection), self._settings.interval
@@ -251,14 +251,25 @@ class PriorityAgeAssigner:
             self._admission.charge(connection, cycle.admitted, cycle.granted)
         return cycle
 
-    def _take_slot(self, connection: Connection, cycle: CycleResult, slot: BatchSlot) -> bool:
+    def _take_slot(self, connection: Connection, cycle: CycleResult) -> bool:
+        """Take a slot if the batch is large, and with it a part of the fleet. False: others have all slots. They place
+        the same jobs, so that nothing waits for this assigner."""
         if self._batch.grown:
-            cycle.deferred = not slot.take(connection, concurrent_batches(self._settings.at_once), among=self._part)
-            cycle.waited = slot.waited
+            slots = concurrent_batches(self._settings.at_once)
+            slot = advisory.try_take_slot(connection, slots, chance=self._chance, among=self._served)
+            cycle.deferred, cycle.part = slot is None, None if slot is None else self._part_of(slot, slots)
         return not cycle.deferred
 
+    def _part_of(self, slot: int, slots: int) -> Part:
+        """A part of the fleet that belongs to the slot, where nobody places who has another slot."""
+        of_each = ceil(PARTS / slots)
+        return Part(slot + slots * self._chance.randrange(of_each), slots * of_each)
+
+    def _retry_pause(self) -> Again:
+        return Again(self._chance.uniform(0.5, 1.5) * RETRY_SECONDS)
+
     @property
-    def _part(self) -> str:
+    def _served(self) -> str:
         """Which jobs it places, in the words of all that are told to place the same ones; nothing if it is all."""
         return " ".join([*map(str, self._cohorts or ()), *sorted(self._settings.instances or ())])
 
@@ -297,6 +308,7 @@ class PriorityAgeAssigner:
                 jobs,
                 sample_size=sampling.sample_size,
                 fleet=self._fleet,
+                part=cycle.part,
                 chance=self._chance,
                 with_warm=strategy.strategy.wants_warm,
                 with_success=strategy.wants_success,
@@ -328,7 +340,6 @@ class PriorityAgeAssigner:
             ack=self._timing.ack,
             again=cycle.has_written_leases,
             cooldown=self._quotas.eviction_cooldown,
-            patience=BOT_LOCK_TIMEOUT if len(placements) >= CROWD else 0.0,
         )
         cycle.has_written_leases = True
         cycle.granted += granted

@@ -1,11 +1,18 @@
-"""How long an assigner sleeps between two cycles."""
+"""How many jobs an assigner takes at a time, how long it sleeps between cycles, and its caution after a conflict."""
 
 import os
 import random
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from assigner.admission.gates import ReleaseTime
 from schema.accounting.rates import GATHER_SECONDS
+from schema.clock import Monotonic
+from schema.postgres import advisory
+from schema.postgres.engine import Database, is_conflict
 
 #: An assigner that keeps failing to match sleeps at most so many times its usual pause.
 SLOWEST = 2.0
@@ -97,3 +104,44 @@ class Batch:
 def concurrent_batches(configured: int | None) -> int:
     """How many assigners may place many at the same time: as configured, or as many as this host has cores."""
     return configured or max(MIN_CONCURRENT_BATCHES, os.cpu_count() or 0)
+
+
+# Caution after a conflict near a limit. Assigners plan on what they have read, and near a limit several of them plan
+# for the same rest of it. One of them gets it, so that the pool goes on; the others are undone. Each of these is
+# careful for a while: it places constrained jobs only where nobody else that is careful does so at the same time, and
+# otherwise leaves them to that one.
+
+
+T = TypeVar("T")
+
+#: Seconds for which an assigner is careful after a transaction was undone.
+CAREFUL = 5.0
+
+
+class ConflictBackoff:
+    """What one assigner remembers of its last defeat."""
+
+    def __init__(self, now: Monotonic) -> None:
+        self._now = now
+        self._until = now()
+
+    def run(self, database: Database, work: Callable[[Connection], T]) -> T | None:
+        """`work` in one transaction, begun anew when it is undone; None where the turn is another's, or where every try
+        was undone, which is no error: those who did it have gone on."""
+
+        def once(connection: Connection) -> T | None:
+            return work(connection) if self._mine(connection) else None
+
+        try:
+            return database.run(once, undone=self._undone)
+        except DBAPIError as error:
+            if not is_conflict(error):
+                raise
+            return None
+
+    def _undone(self) -> None:
+        self._until = self._now() + CAREFUL
+
+    def _mine(self, connection: Connection) -> bool:
+        """Whether nothing was undone lately, or nobody else has the turn, which this transaction keeps then."""
+        return self._now() >= self._until or advisory.try_take_exclusive(connection)

@@ -25,10 +25,9 @@ class AssignerSettings(BaseModel):
     batch: the most jobs placed in one transaction; it takes fewer while there is little to do. Doubling it raises
         throughput under backlog and holds locks longer.
     at_once: so many of those that place the same jobs (of all, of a cohort, of some instances) place large batches at
-        the same time; the others ask for a turn before they pick, about every half second, and wait in line for one
-        after five seconds. Unset means as many as this host has cores, two at least. More than the database server has
-        cores look at jobs, bots and quotas that others hold. One that has waited in line for three seconds goes on
-        without.
+        the same time, each on a part of the bots; the others ask for a slot about every half second. Unset means as
+        many as this host has cores, two at least. More than the database server has cores look at jobs, bots and quotas
+        that others hold. Assigners that place the same jobs should have the same number.
     instances: serve only these and the others of their pools; unset means all.
     cohorts: of a cohort assigner, which cohorts it serves, with a thread for each; unset means all.
     """

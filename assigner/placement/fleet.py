@@ -10,15 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
 from schema.fleet import kinds, members
 from schema.fleet.members import Member, Service
 
-#: Parts of the fleet that assigners with much to place claim, one each, so that they do not want the same bots.
-PARTS = 8
 #: Kinds of bots that offer a requirement set, up to which they are remembered. Where more kinds do, most bots are
 #: likely to be of one of them, and one bot after another is looked at.
 MANY_KINDS = 1000
@@ -26,6 +24,14 @@ MANY_KINDS = 1000
 MAX_PLATFORMS = 10_000
 #: Refreshes after which all bots are read again.
 REFRESHES = 10_000
+
+
+class Part(NamedTuple):
+    """One of several equal parts of the fleet, numbered from 0. Assigners with much to place have one each, so that
+    they do not want the same bots."""
+
+    number: int
+    parts: int
 
 
 class Cell:
@@ -36,12 +42,12 @@ class Cell:
         self.service, self.kind = member
         self.ids: list[int] = []
         self._places: dict[int, int] = {}
-        self._parts: dict[int, list[int]] = {}
+        self._parts: dict[Part, list[int]] = {}
 
-    def part(self, part: int) -> list[int]:
+    def part(self, part: Part) -> list[int]:
         """Those of the bots that are in this part of the fleet."""
         if part not in self._parts:
-            self._parts[part] = [bot_id for bot_id in self.ids if bot_id % PARTS == part]
+            self._parts[part] = [bot_id for bot_id in self.ids if bot_id % part.parts == part.number]
         return self._parts[part]
 
     def add(self, bot_id: int) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from assigner.placement.fleet import PARTS, Cell, Domain, Fleet, joined, shuffled
+from assigner.placement.fleet import Cell, Domain, Fleet, Part, joined, shuffled
 from assigner.placement.strategy import Group, Snapshot, group_jobs
 from schema.fleet import candidates, success
 from schema.fleet.candidates import CandidateRequest, FreeBot
@@ -20,8 +20,8 @@ from schema.picking.pick import ReadyJob
 # Samples. Bots are drawn in memory from what is remembered of the fleet, and what they have left is read for all groups
 # at once: first of a random part of all bots that the batch could go to, then of more bots for those groups of which
 # that part holds too few. Every free bot that could take a job of a group is as likely to be in its sample as any other
-# such bot, and every pair of them as any other pair. There are two exceptions: who has claimed a part of the fleet
-# draws from that part, and a group may not see bots that groups before it are likely to fill.
+# such bot, and every pair of them as any other pair. There are two exceptions: who places a large batch draws from a
+# part of the fleet, and a group may not see bots that groups before it are likely to fill.
 
 
 #: Groups up to which as many more bots are read for each as are in its sample.
@@ -116,7 +116,7 @@ class FreeBots:
         if self._drawn:
             self._fleet.share = self._free / len(self._drawn)
 
-    def read_part(self, part: int, wanted: int, *, least: int, units: int) -> bool:
+    def read_part(self, part: Part, wanted: int, *, least: int, units: int) -> bool:
         """Read bots of that part of the fleet at random, and nothing if they are not enough: so many free ones, or at
         least fewer that have ample room together for jobs of so many units."""
         needed = self._needed(wanted)
@@ -267,13 +267,13 @@ def sample(
     *,
     sample_size: int,
     chance: random.Random,
-    part: int | None = None,
+    part: Part | None = None,
     will_place: bool = True,
 ) -> list[list[FreeBot]]:
     """Random free bots for each group of alike jobs, read without locks: as many as it wants, which is `sample_size`
     and one more for each job but the first; fewer if few are free.
 
-    part: the part of the fleet that the caller has claimed; other bots are read if it has too few.
+    part: the part of the fleet from which to draw; other bots are read if it has too few.
     will_place: the jobs of each group are to be placed, so that groups that follow are shown other bots.
     """
     fleet.refresh(connection)
@@ -324,10 +324,9 @@ def _draws(connection: Connection, fleet: Fleet, wanted: Sequence[CandidateReque
 
 S = TypeVar("S", bound=Snapshot)
 
-#: Jobs from which on assigners keep out of each other's way: with large batches they want the same bots.
-CROWD = 20
-#: Groups up to which many jobs are placed on a part of the fleet where nobody else places. More groups need all bots.
-FEW = 4
+#: Jobs from which on, and groups up to which, a batch is placed on a part of the fleet where nobody else places. More
+#: groups need all bots.
+CROWD, FEW = 20, 4
 
 
 def sample_snapshot(
@@ -337,6 +336,7 @@ def sample_snapshot(
     sample_size: int,
     fleet: Fleet,
     chance: random.Random,
+    part: Part | None = None,
     with_warm: bool = False,
     with_success: bool = False,
 ) -> Snapshot:
@@ -346,10 +346,9 @@ def sample_snapshot(
     `fleet` is what the caller remembers of this pool's bots; it is brought up to date.
     """
     groups = group_jobs(jobs)
-    apart = len(groups) <= FEW and len(jobs) >= CROWD
-    part = candidates.claim_part(connection, chance.sample(range(PARTS), PARTS)) if apart else None
+    apart = part is not None and len(groups) <= FEW and len(jobs) >= CROWD
     wanted = [group.wanted(sample_size) for group in groups]
-    found = sample(connection, fleet, wanted, sample_size=sample_size, chance=chance, part=part)
+    found = sample(connection, fleet, wanted, sample_size=sample_size, chance=chance, part=part if apart else None)
     if with_warm:
         found = _with_warm(connection, groups, found)
     seen = _with_hits(connection, jobs, groups, found)

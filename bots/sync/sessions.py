@@ -6,9 +6,9 @@ import secrets
 from sqlalchemy import Connection, text
 
 from bots.protocol import OpenSession, Session
-from schema.fleet import kinds
 from schema.moves import sessions
 from schema.moves.sessions import OpenedSession
+from schema.postgres import advisory
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from schema.validation import normal_properties
@@ -32,7 +32,7 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
     secret = request.secret or secrets.token_urlsafe(32)
 
     def work(connection: Connection) -> OpenedSession:
-        kinds.freeze_requirement_sets(connection)
+        advisory.freeze_requirement_sets(connection)
         instance = None
         if request.instance is not None:
             instance = connection.execute(INTERN_INSTANCE, {"name": request.instance}).scalar_one()

@@ -117,12 +117,6 @@ WITH w AS MATERIALIZED ({_WANT})
 SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY, limit="1")}) n)
 """)
 
-# Who has claimed a part has it until its transaction ends; whoever finds all of them claimed does without.
-CLAIM_PART = text("""
-SELECT part FROM unnest(CAST(:parts AS integer[])) AS p (part)
-WHERE pg_try_advisory_xact_lock(hashtext('leasehold.part'), part) LIMIT 1
-""")
-
 # Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
 WARM = text(f"""
 SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity
@@ -149,13 +143,6 @@ SELECT bot_id, hint FROM bot_localities
 WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND hint = ANY (CAST(:hints AS text[]))
 """)
 POOLS_OF = text("SELECT id, pool FROM instances WHERE id = ANY (CAST(:instances AS integer[])) AND pool IS NOT NULL")
-
-
-def claim_part(connection: Connection, parts: Sequence[int]) -> int | None:
-    """The first of these parts of the fleet that no other assigner places on, until the transaction ends; None if
-    others have all of them."""
-    part: int | None = connection.execute(CLAIM_PART, {"parts": list(parts)}).scalar_one_or_none()
-    return part
 
 
 def free_among(connection: Connection, bot_ids: Collection[int]) -> list[FreeBot]:

@@ -1,7 +1,7 @@
-"""Kinds of bots and requirement sets: who may make one, and what they consist of.
+"""Kinds of bots and requirement sets: what they consist of, and which kinds offer what which set asks for.
 
 Bots of one kind offer the same properties. Which kinds offer what a requirement set asks for is stored in
-`kind_platforms`, when the kind or the set appears: a kind where a session opens (the database function `intern_kind`),
+`kind_platforms` when the kind or the set appears: a kind where a session opens (the database function `intern_kind`),
 a set where jobs are submitted (`intern_platform`). A session that opens holds the advisory lock of the requirement sets
 shared, so that a kind and a set that appear together cannot miss each other; likewise a bot and the verdict that there
 is no such bot.
@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-FREEZE_REQUIREMENT_SETS = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
-TRY_BLOCK_NEW_SESSIONS = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
+from schema.postgres import advisory
+
 KINDS = text("SELECT id, properties FROM kinds WHERE id = ANY (CAST(:ids AS integer[]))")
 PLATFORMS = text("SELECT id, properties FROM platforms WHERE id = ANY (CAST(:ids AS integer[]))")
 
@@ -28,11 +28,6 @@ ON CONFLICT DO NOTHING
 Clause = tuple[str, str]
 
 
-def freeze_requirement_sets(connection: Connection) -> None:
-    """No new requirement set appears until this transaction ends. Comes before any row lock."""
-    connection.execute(FREEZE_REQUIREMENT_SETS)
-
-
 def link_missed(connection: Connection, *, age: float) -> int:
     """Link requirement sets that are younger than `age` seconds with kinds of bots that they are not linked with;
     returns how many links were missing.
@@ -40,17 +35,8 @@ def link_missed(connection: Connection, *, age: float) -> int:
     A submit in a caller's own transaction may see an older state of the database, if that transaction is stricter than
     READ COMMITTED: then it cannot see a kind that appeared in the meantime.
     """
-    freeze_requirement_sets(connection)
+    advisory.freeze_requirement_sets(connection)
     return connection.execute(LINK_MISSED, {"age": age}).rowcount
-
-
-def try_block_new_sessions(connection: Connection) -> bool:
-    """Keep sessions from opening until this transaction ends, unless one is opening right now: then False.
-
-    What is concluded from the absence of a bot needs this, or it could be written after the bot has looked for it.
-    """
-    alone: bool = connection.execute(TRY_BLOCK_NEW_SESSIONS).scalar_one()
-    return alone
 
 
 def kind_clauses(connection: Connection, kinds: Collection[int]) -> dict[int, frozenset[Clause]]:

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import psycopg
 from sqlalchemy import Connection, TextClause, text
-from sqlalchemy.exc import DBAPIError
 
 from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT
 from schema.moves.end import BotCapacity
@@ -34,12 +32,12 @@ class Granted(NamedTuple):
     instance: int
 
 
-# Bots have been locked after jobs, out of order, hence SKIP LOCKED, or a short patience in the order of their ids; one
-# takes placements in the order they are given for as long as they fit into the room that the locked row shows, and a
-# quota likewise. The bot's row also decides what the bot may have: since it was chosen, a new session may have given it
-# other properties, or another instance. A job's own reservation is room for that job, and for no other, on its bot and
-# in its quota; it is read once its bot is locked, because whoever gives it up holds that and not the job. A placement
-# and its quota are brought together by sorting: a join of two sets of unknown size might compare each with each.
+# Bots have been locked after jobs, out of order, hence SKIP LOCKED. A bot takes placements in the order in which they
+# are given for as long as they fit into the room that the locked row shows, and a quota likewise. The bot's row also
+# decides what the bot may have: since it was chosen, a new session may have given it other properties, or another
+# instance. A job's own reservation is room for that job, and for no other, on its bot and in its quota; it is read once
+# its bot is locked, because whoever gives it up holds that and not the job. A placement and its quota are brought
+# together by sorting: a join of two sets of unknown size might compare each with each.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
@@ -155,22 +153,16 @@ def _grant(*, again: bool, held: bool = False) -> TextClause:
     )
 
 
-def _lock(*, patient: bool) -> TextClause:
-    healthy, held = HEALTHY.of(bot=""), "" if patient else "SKIP LOCKED"
-    bot = newest_version("bots", "id", "w.id", columns="id, ctid", where=healthy, lock=f"FOR NO KEY UPDATE {held}")
-    return text(f"""
-        SELECT b.id, b.ctid FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
-        CROSS JOIN LATERAL {bot} b
-    """)
-
-
 GRANT = {again: _grant(again=again) for again in (False, True)}
 GRANT_LOCKED = _grant(again=True, held=True)
 # A statement of its own: what the next one finds of a bot is then the version to change, and can be named by its place.
-LOCK = {patient: _lock(patient=patient) for patient in (False, True)}
-LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true), current_setting('lock_timeout') AS before")
-#: The lock that was waited for did not come in time.
-LOCK_NOT_AVAILABLE = "55P03"
+_HEALTHY_BOT = newest_version(
+    "bots", "id", "w.id", columns="id, ctid", where=HEALTHY.of(bot=""), lock="FOR NO KEY UPDATE SKIP LOCKED"
+)
+LOCK = text(f"""
+SELECT b.id, b.ctid FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
+CROSS JOIN LATERAL {_HEALTHY_BOT} b
+""")
 
 
 def grant(
@@ -183,19 +175,16 @@ def grant(
     notify: bool = True,
     again: bool = False,
     cooldown: float = EVICTION_COOLDOWN,
-    patience: float = 0.0,
 ) -> list[Granted]:
     """Give each job to its bot, where the bot is still there, free, allowed to have it and not locked by somebody else,
     and where the instance's quota allows it.
 
     The caller holds the jobs' rows locked. Placements that do not come back lost a race and their jobs are
     untouched. `assigner` is who chose, one for all or one for each. `ack` is the number of seconds the bot has to
-    acknowledge. `tell` wakes the bots' long polls; without it the caller tells the bots of their leases itself, before
-    the transaction ends, and they count as delivered. `again` says
-    that this transaction has granted or ended leases before and so may hold quotas already: then those that somebody
-    else holds count as used up, because waiting for them out of order could deadlock. `cooldown` is that of evictions,
-    in seconds. With `patience`, bots that others hold are waited for, so many seconds at most, instead of losing the
-    race at once; not together with `again`, for the same reason.
+    acknowledge. `notify` wakes the bots' long polls; without it the caller tells the bots of their leases itself,
+    before the transaction ends, and they count as delivered. `again` says that this transaction has granted or ended
+    leases before and so may hold quotas already: then those that somebody else holds count as used up, because waiting
+    for them out of order could deadlock. `cooldown` is that of evictions, in seconds.
     """
     if not placements:
         return []
@@ -203,12 +192,11 @@ def grant(
         **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify),
         "cooldown": cooldown,
     }
-    granted = None
-    if patience and not again:
-        granted = _with_lock_timeout(connection, GRANT[False], values, patience)
-    if granted is None:
-        granted = _locked(connection, GRANT[again], values, patient=False)
-    return granted
+    bots = connection.execute(LOCK, {"bot_ids": values["bot_ids"]}).all()
+    if not bots:
+        return []
+    locked = {"rooms": [row.id for row in bots], "places": [row.ctid for row in bots], "unused": [], "units": []}
+    return _granted(connection, GRANT[again], {**values, **locked})
 
 
 def grant_locked(
@@ -253,32 +241,6 @@ def _values(
         "ack": ack,
         "tell": notify,
     }
-
-
-def _with_lock_timeout(
-    connection: Connection, statement: TextClause, values: Mapping[str, Any], patience: float
-) -> list[Granted] | None:
-    """What was granted, or None if somebody holds a bot, or a quota, for longer than that."""
-    try:
-        with connection.begin_nested():
-            before = connection.execute(LOCK_TIMEOUT, {"timeout": f"{patience * 1000:.0f}ms"}).one().before
-            granted = _locked(connection, statement, values, patient=True)
-            connection.execute(LOCK_TIMEOUT, {"timeout": before})
-            return granted
-    except DBAPIError as error:
-        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == LOCK_NOT_AVAILABLE:
-            return None
-        raise
-
-
-def _locked(
-    connection: Connection, statement: TextClause, values: Mapping[str, Any], *, patient: bool
-) -> list[Granted]:
-    bots = connection.execute(LOCK[patient], {"bot_ids": values["bot_ids"]}).all()
-    if not bots:
-        return []
-    locked = {"rooms": [row.id for row in bots], "places": [row.ctid for row in bots], "unused": [], "units": []}
-    return _granted(connection, statement, {**values, **locked})
 
 
 def _granted(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> list[Granted]:

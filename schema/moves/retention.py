@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, text
 
-from schema.fleet.kinds import try_block_new_sessions
+from schema.postgres.advisory import try_block_new_sessions
 from schema.predicates import has_ready_jobs
 from schema.validation import KINDS
 

@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Row, text
 from schema import audit
 from schema.accounting.counters import declare_resources
 from schema.errors import NotFound
-from schema.fleet import kinds
 from schema.moves.backoff import wake_queues_for_bots
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
 from schema.moves.preempt import drop_reservations
+from schema.postgres import advisory
 from schema.postgres.fragments import newest_leases, newest_version
 from schema.postgres.notify import wake
 from schema.validation import KINDS, Kind, Properties, escaped
@@ -135,7 +135,7 @@ def open_session(
     The older session's agent may run its jobs until that session would have expired, so they are not granted before;
     unless that session is the one with the digest `dead`, of which the bot knows that nothing runs any more.
     """
-    kinds.freeze_requirement_sets(connection)
+    advisory.freeze_requirement_sets(connection)
     bot = _locked_bot(connection, name)
     if bot.session == session:
         connection.execute(RENEW, {"id": bot.id, "ttl": ttl})

@@ -4,10 +4,9 @@ import os
 import random
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
-from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.cycle.contention import IN_LINE, RETRY_SECONDS
+from assigner.cycle.assigner import RETRY_SECONDS, PriorityAgeAssigner
 from assigner.cycle.pacing import LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again
@@ -18,7 +17,7 @@ from schema.picking.ready import Scope
 from schema.postgres import advisory
 from tests.support.filling import fill_bots, fill_jobs, fill_queues
 from tests.support.pool import Pool
-from tests.support.race import Race, outcome
+from tests.support.race import Race
 
 LIMIT = 5000
 
@@ -126,34 +125,29 @@ def placed_by(pool: Pool, assigner: PriorityAgeAssigner) -> int:
     return after_it - before
 
 
-# Turns: those who place many jobs wait for each other before they begin, and not for long.
+# Slots: who places many jobs needs one, and nobody waits for one.
 
 
 JOBS = 4 * LEAST
-TIMEOUT = text("SELECT current_setting('lock_timeout')")
 
 
-def taken(connection: Connection, number: int) -> bool:
-    chance = random.Random(1)
-    return advisory.try_take_slot(connection, number, chance=chance) or advisory.wait_for_slot(
-        connection, number, chance=chance
-    )
+def taken(connection: Connection, number: int) -> int | None:
+    return advisory.try_take_slot(connection, number, chance=random.Random(1))
 
 
 class Busy:
-    """An assigner, one at a time, that has had much to place, and has more; its time goes on when it is told to."""
+    """An assigner, one at a time, that has had much to place, and has more."""
 
     def __init__(self, pool: Pool) -> None:
         pool.bot(capacity=JOBS)
         pool.submit(JOBS)
-        self.time = 0.0
         self.assigner = PriorityAgeAssigner(
             pool.database,
             AssignerSettings(at_once=1),
             timing=pool.timing,
             chance=pool.chance,
             name="assigner:busy",
-            now=lambda: self.time,
+            now=lambda: 0.0,
         )
         self.assigner.run_once()
         assert len(queued(pool)) == JOBS - LEAST
@@ -174,76 +168,46 @@ def queued(pool: Pool) -> list[str]:
     return pool.database.run(work)
 
 
-def test_who_gets_no_turn_comes_again_and_places_nothing_meanwhile(pool: Pool, busy: Busy, race: Race) -> None:
+def test_who_gets_no_slot_comes_again_and_places_nothing_meanwhile(pool: Pool, busy: Busy, race: Race) -> None:
     with race.first() as first:
-        assert taken(first.connection, 1)
+        assert taken(first.connection, 1) == 0
         for _ in range(3):
             pause = race.unhindered(busy.assigner.run_once, by=first)
             assert isinstance(pause, Again)
             assert RETRY_SECONDS / 2 <= pause <= 2 * RETRY_SECONDS
-            busy.time += pause
         assert len(queued(pool)) == JOBS - LEAST
         first.commit()
     busy.assigner.run_once()
     assert len(queued(pool)) == JOBS - 3 * LEAST
 
 
-def test_who_has_got_no_turn_for_long_stands_in_line_and_holds_nothing_meanwhile(
-    pool: Pool, busy: Busy, race: Race
-) -> None:
-    with race.first() as first:
-        assert taken(first.connection, 1)
-        race.unhindered(busy.assigner.run_once, by=first)
-        busy.time += IN_LINE
-        waiting = race.second(busy.assigner.run_once, behind=first)
-        assert len(queued(pool)) == JOBS - LEAST
-        first.commit()
-        outcome(waiting)
-    assert len(queued(pool)) == JOBS - 3 * LEAST
-
-
-def test_who_places_other_jobs_needs_no_turn_of_theirs(pool: Pool, busy: Busy, race: Race) -> None:
+def test_who_places_other_jobs_needs_no_slot_of_theirs(pool: Pool, busy: Busy, race: Race) -> None:
     busy.assigner.reconfigure(AssignerSettings(at_once=1, instances=("default",)), QuotaSettings())
     with race.first() as first:
-        assert taken(first.connection, 1)
+        assert taken(first.connection, 1) == 0
         race.unhindered(busy.assigner.run_once, by=first)
     assert len(queued(pool)) == JOBS - 3 * LEAST
 
 
-def test_who_has_little_to_place_waits_for_nobody(pool: Pool, race: Race) -> None:
+def test_who_has_little_to_place_needs_no_slot(pool: Pool, race: Race) -> None:
     pool.bot(capacity=1)
     pool.submit(1)
     with race.first() as first:
-        assert taken(first.connection, 1)
+        assert taken(first.connection, 1) == 0
         race.unhindered(pool.assigner(at_once=1).run_once, by=first)
     assert not queued(pool)
 
 
-def test_who_gets_no_turn_in_time_goes_on_without(pool: Pool) -> None:
+def test_each_slot_is_taken_once(pool: Pool) -> None:
     with pool.database.engine.begin() as one, pool.database.engine.begin() as other:
-        assert taken(one, 1)
-        assert not advisory.try_take_slot(other, 1, chance=random.Random(1))
-        assert not advisory.wait_for_slot(other, 1, chance=random.Random(1), patience=10)
-        assert taken(other, 2), "its transaction goes on, and there was another turn"
-
-
-def test_a_wait_for_a_turn_leaves_the_timeout_of_other_locks_as_it_was(pool: Pool, race: Race) -> None:
-    with race.first() as first:
-        assert taken(first.connection, 1)
-
-        def work(connection: Connection) -> tuple[str, ...]:
-            before = connection.execute(TIMEOUT).scalar_one()
-            assert taken(connection, 1)
-            return before, connection.execute(TIMEOUT).scalar_one()
-
-        waiting = race.second(lambda: pool.database.run(work), behind=first)
-        first.commit()
-        before, after = outcome(waiting)
-    assert before == after
+        first = taken(one, 2)
+        assert {first, taken(other, 2)} == {0, 1}
+    with pool.database.engine.begin() as one, pool.database.engine.begin() as other:
+        assert (taken(one, 1), taken(other, 1)) == (0, None)
 
 
 @pytest.mark.parametrize(("cores", "number"), [(None, MIN_CONCURRENT_BATCHES), (1, MIN_CONCURRENT_BATCHES), (12, 12)])
-def test_there_are_as_many_turns_as_cores_unless_configured(
+def test_there_are_as_many_slots_as_cores_unless_configured(
     monkeypatch: pytest.MonkeyPatch, cores: int | None, number: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, event, text
 from assigner.placement import fleet as fleet_placement
 from assigner.placement import sampling
 from assigner.placement.capacity import Capacity
-from assigner.placement.fleet import PARTS, Cell, Fleet, Joined, shuffled
+from assigner.placement.fleet import Cell, Fleet, Joined, Part, shuffled
 from assigner.placement.sampling import CROWD
 from assigner.placement.strategy import Policy, SamplingSettings, Snapshot
 from schema.fleet import candidates, kinds, members
@@ -628,10 +628,10 @@ def test_a_cell_holds_what_was_put_there_and_not_taken_out() -> None:
         assert sorted(cell.ids) == sorted(held)
 
 
-# Assigners with much to place keep to parts of the bots, and only as long as these suffice.
+# Who places a large batch draws from a part of the bots, and only as long as that suffices.
 
 
-SAMPLE = 5
+SAMPLE, PARTS = 5, 8
 BOTS = 20 * PARTS
 
 
@@ -643,14 +643,18 @@ def many(pool: Pool) -> Pool:
     return pool
 
 
-def sampled_parts(pool: Pool, connection: Connection, jobs: int) -> set[int]:
-    """The bots that somebody who places so many jobs looks at."""
-    picked = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=jobs)
-    assert len(picked) == jobs
-    seen = sampling.sample_snapshot(
-        connection, picked, sample_size=SAMPLE, fleet=Fleet(), chance=random.Random(pool.chance.random())
-    )
-    (found,) = seen.candidates
+def sampled_from(pool: Pool, jobs: int, number: int, parts: int = PARTS) -> set[int]:
+    """The bots of a sample for so many jobs that is drawn from this part."""
+
+    def work(connection: Connection) -> Snapshot:
+        picked = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=jobs)
+        assert len(picked) == jobs
+        part = Part(number, parts)
+        return sampling.sample_snapshot(
+            connection, picked, sample_size=SAMPLE, fleet=Fleet(), chance=pool.chance, part=part
+        )
+
+    (found,) = pool.database.run(work).candidates
     return {bot.id for bot in found}
 
 
@@ -660,28 +664,20 @@ def widen(pool: Pool, capacity: int) -> None:
 
 def test_those_who_place_many_jobs_at_once_look_at_different_bots(many: Pool) -> None:
     widen(many, 100)
-    with many.database.engine.begin() as one, many.database.engine.begin() as other:
-        first, second = sampled_parts(many, one, CROWD), sampled_parts(many, other, CROWD)
-    assert min(len(first), len(second)) >= SAMPLE
-    assert not first & second
+    found = [sampled_from(many, CROWD, number) for number in range(PARTS)]
+    assert min(map(len, found)) >= SAMPLE
+    assert sum(map(len, found)) == len(set.union(*found))
 
 
 def test_where_a_part_has_not_plenty_of_room_all_bots_are_looked_at(many: Pool) -> None:
     widen(many, 1)
-    with many.database.engine.begin() as one:
-        found = sampled_parts(many, one, 2 * CROWD)
-    assert len(found) == SAMPLE + 2 * CROWD - 1
+    assert len(sampled_from(many, 2 * CROWD, 0)) == SAMPLE + 2 * CROWD - 1
 
 
-def test_who_finds_all_parts_claimed_does_without(many: Pool) -> None:
+def test_who_has_little_to_place_looks_at_all_bots(many: Pool) -> None:
     widen(many, 100)
-    with many.database.engine.begin() as others, many.database.engine.begin() as one:
-        everything = text(
-            "SELECT pg_advisory_xact_lock(hashtext('leasehold.part'), n) FROM generate_series(0, :last) n"
-        )
-        others.execute(everything, {"last": PARTS - 1})
-        found = sampled_parts(many, one, CROWD)
-    assert len(found) == SAMPLE + CROWD - 1
+    found = {bot_id for _ in range(20) for bot_id in sampled_from(many, CROWD - 1, 0)}
+    assert {bot_id % PARTS for bot_id in found} == set(range(PARTS))
 
 
 # Few bots that serve a tenant are found among thousands that serve others only.

@@ -7,12 +7,12 @@ import pytest
 from bots.sync import sessions
 from schema.diagnostics import invariants
 from schema.errors import Conflict
-from schema.fleet import kinds
 from schema.moves import backoff, retention
 from schema.moves.backoff import promote
 from schema.moves.cancel import Cancelled
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit
+from schema.postgres import advisory
 from schema.postgres.fragments import JOB_RESULT
 from tests.support.pool import Bot, Pool, active, completed, states, submitted
 from tests.support.race import FINISHED, LOST, Race, at_service_of, cancel, counted_state, outcome, running
@@ -144,7 +144,7 @@ def test_a_kind_is_not_deleted_while_a_session_opens(pool: Pool, race: Race) -> 
 
 def test_a_new_instance_and_a_new_requirement_set_are_locked_in_one_order(pool: Pool, race: Race) -> None:
     with race.first() as first:
-        kinds.freeze_requirement_sets(first.connection)
+        advisory.freeze_requirement_sets(first.connection)
         submitting = race.second(lambda: pool.submit(instance="fresh", properties={"os": "linux"}), behind=first)
         first.bot(instance="fresh", properties={"os": "linux"})
         first.commit()

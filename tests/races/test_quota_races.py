@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.cycle.contention import CAREFUL, ConflictBackoff
+from assigner.cycle.pacing import CAREFUL, ConflictBackoff
 from assigner.cycle.settings import AssignerSettings
 from schema.accounting import quotas
 from schema.errors import Conflict, NotFound
