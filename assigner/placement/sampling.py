@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from math import ceil
+from math import ceil, sqrt
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -26,8 +26,8 @@ from schema.picking.pick import ReadyJob
 
 #: Groups up to which as many more bots are read for each as are in its sample.
 MANY_GROUPS = 32
-#: How many times more bots are drawn than are likely to be enough.
-MARGIN = 1.25
+#: Standard deviations by which more bots are drawn than are enough on average.
+DEVIATIONS = 1.0
 #: Times that more bots are read for groups of which too few have been drawn.
 ROUNDS = 3
 #: Bots that are drawn for one group alone at most, where most of them may not offer what it asks for.
@@ -134,7 +134,7 @@ class FreeBots:
         """Read more bots, for each of these groups others that it lacks so many of, or else all. False: there are none
         that could be of use."""
         chosen = [
-            (draw, list(islice(self._others(draw), ceil(some / self._share_for(draw) * MARGIN))))
+            (draw, list(islice(self._others(draw), self._needed(some, self._share_for(draw)))))
             for draw, some in missing
         ]
         ids = {bot_id for _, some in chosen for bot_id in some}
@@ -185,9 +185,11 @@ class FreeBots:
         sample counts."""
         return (self._free + self._expected) / (len(self._drawn) + 1)
 
-    def _needed(self, free: int) -> int:
-        """How many bots to draw to find so many free ones."""
-        return ceil(free / self._share * MARGIN)
+    def _needed(self, free: int, share: float | None = None) -> int:
+        """How many bots to draw to find so many free ones, most likely, where this share of them is free: the number of
+        those that are not has a binomial distribution."""
+        share = self._share if share is None else share
+        return ceil((free + DEVIATIONS * sqrt(free * max(1 - share, 0.0))) / share)
 
     def _share_for(self, draw: Draw) -> float:
         """The same of the bots that could be of use to a group."""
@@ -239,7 +241,7 @@ class FreeBots:
         self._file(bot for bot_id in drawn if (bot := self._known[bot_id]) is not None)
 
     def _learn(self, bot_ids: Iterable[int]) -> None:
-        unknown = [bot_id for bot_id in bot_ids if bot_id not in self._known]
+        unknown = sorted(bot_id for bot_id in bot_ids if bot_id not in self._known)
         self._known.update(dict.fromkeys(unknown))
         self._known.update((bot.id, bot) for bot in candidates.free_among(self._connection, unknown))
 
