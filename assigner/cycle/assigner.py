@@ -67,7 +67,8 @@ class CycleResult:
 #: Picks in one cycle while each of them only found queues that are to rest: what lies behind those must not wait for
 #: the next cycle, before which as many of them may have rested enough.
 MAX_PICKS = 6
-#: Parts of the fleet at least, of which a large batch goes to one: the fewer bots it goes to, the less is written.
+#: The fleet is divided into at least this many parts. A large batch goes to one of them, because fewer bots then have
+#: to be written.
 PARTS = 8
 #: Seconds, more or less, after which an assigner that has got no slot asks for one again.
 RETRY_SECONDS = 0.5

@@ -20,7 +20,7 @@ from schema.fleet.members import Member, Service
 #: Kinds of bots that offer a requirement set, up to which they are remembered. Where more kinds do, most bots are
 #: likely to be of one of them, and one bot after another is looked at.
 MANY_KINDS = 1000
-#: Requirement sets of which is remembered which kinds offer them; beyond that it is begun anew.
+#: The most requirement sets that are remembered. If there are more, all of them are forgotten first.
 MAX_PLATFORMS = 10_000
 #: Refreshes after which all bots are read again.
 REFRESHES = 10_000
@@ -65,8 +65,10 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Where the bots are that could be of use to some jobs. `wanted`: there are also bots that do not offer all that is
-    asked for, which is this."""
+    """The cells that hold all bots which could be of use to some jobs.
+
+    wanted: what the jobs ask for, if some bots of the cells may not offer it; otherwise None.
+    """
 
     cells: Sequence[Cell]
     wanted: frozenset[kinds.Clause] | None = None
@@ -141,10 +143,11 @@ class Fleet:
     def kinds_offering(self, platform: int) -> tuple[int, ...] | None:
         """The kinds of bots that offer what the requirement set asks for; None if there are many. Equal answers are one
         object."""
+        wanted = self._wanted.get(platform)
+        if wanted is None:
+            return ()
         if platform not in self._offering:
-            wanted = self._wanted.get(platform)
-            found = () if wanted is None else tuple(kind for kind, has in self._offered.items() if wanted <= has)
-            self._remember(platform, found)
+            self._remember(platform, tuple(kind for kind, has in self._offered.items() if wanted <= has))
         return self._offering[platform]
 
     def domain(self, present: tuple[Service, ...], platform: int) -> Domain:

@@ -21,7 +21,7 @@ from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.pick import ReadyJob
 from schema.validation import KINDS, MAX_UNITS, Kind
 
-#: Bots with room of which it is looked at, for jobs that are alike, whether they have enough left of resources.
+#: The most bots with room whose resources are checked for one group of alike jobs.
 MAX_BOTS_READ = 256
 #: Choices that are made one after another, each on what the one before it has left.
 ROUNDS = 20

@@ -17,29 +17,34 @@ from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.members import Service
 from schema.picking.pick import ReadyJob
 
-# Samples. Bots are drawn in memory from what is remembered of the fleet, and what they have left is read for all groups
-# at once: first of a random part of all bots that the batch could go to, then of more bots for those groups of which
-# that part holds too few. Every free bot that could take a job of a group is as likely to be in its sample as any other
-# such bot, and every pair of them as any other pair. There are two exceptions: who places a large batch draws from a
-# part of the fleet, and a group may not see bots that groups before it are likely to fill.
+# Samples. Bots are drawn in memory from the fleet that the assigner remembers. The database then tells what these bots
+# have left. The first draw is for all groups of the batch together. If it holds too few bots for a group, more bots are
+# drawn for that group.
+#
+# Every free bot that could take a job of a group is as likely to be in its sample as any other such bot, and every pair
+# of them as any other pair. There are two exceptions. A large batch draws from a part of the fleet. And a group may not
+# see bots that earlier groups are likely to fill.
 
 
-#: Groups up to which as many more bots are read for each as are in its sample.
+#: The first draw has a whole sample for each of so many groups; for further groups it has one bot for each job.
 MANY_GROUPS = 32
 #: Standard deviations by which more bots are drawn than are enough on average.
 DEVIATIONS = 1.0
-#: Times that more bots are read for groups of which too few have been drawn.
+#: The most times that more bots are drawn for groups that have too few.
 ROUNDS = 3
-#: Bots that are drawn for one group alone at most, where most of them may not offer what it asks for.
+#: The most bots whose offers are checked for one group, if many kinds of bots offer what it asks for.
 MAX_LOOKS = 4000
-#: How many times the room that the jobs of a group need fewer bots than it wants to see must have to be enough.
+#: A group can do with fewer bots than it wants if their room is this many times what its jobs need.
 AMPLE = 2
 
 
 @dataclass(eq=False)
 class Draw:
-    """What a group of jobs wants, and where such bots are. `others`: those that were not read for all groups, in random
-    order; `own`: of the `tried` first of them those that are free."""
+    """What a group of jobs wants, and the bots that could be of use to it.
+
+    others: the bots that the first draw left out, in random order. tried: how many of them have been read for this
+    group. own: those of them that are free.
+    """
 
     want: CandidateRequest
     jobs: int
@@ -50,16 +55,18 @@ class Draw:
 
 
 class ShuffledBots:
-    """Bots in random order, of which one group after another is shown those that follow. `left`: the room of those that
-    have less than when they were read."""
+    """Bots in random order. Each group is shown the bots that follow those of the group before it.
+
+    left: the room of bots that have less room now than when they were read.
+    """
 
     def __init__(self, bots: Sequence[FreeBot], units: int, left: Mapping[int, int]) -> None:
         self._bots, self._units, self._left = list(bots), units, left
         self._place = len(bots)
 
     def following(self, count: int, chance: random.Random) -> list[FreeBot]:
-        """The next ones with room for the units, up to so many. If there are fewer, the first ones of another order:
-        fewer only if no more bots have room."""
+        """Return the next `count` bots with room for the units. At the end of the list, the bots are put into a new
+        random order and the group is shown the first ones. The answer is shorter only if fewer bots have room."""
         found = self._next(count)
         if len(found) < count:
             roomy = [bot for bot in self._bots if self._left.get(bot.id, bot.free_units) >= self._units]
@@ -104,7 +111,7 @@ class FreeBots:
         self.is_complete = False
 
     def read(self, wanted: int) -> None:
-        """Read bots at random until so many free ones are known, or all."""
+        """Draw and read random bots until `wanted` free ones are known, or until all bots have been read."""
         others = (each for each in shuffled(self._everything, self._chance) if each not in self._drawn)
         while self._free < wanted and len(self._drawn) < len(self._everything):
             more = self._needed(wanted - self._free)
@@ -117,8 +124,10 @@ class FreeBots:
             self._fleet.share = self._free / len(self._drawn)
 
     def read_part(self, part: Part, wanted: int, *, least: int, units: int) -> bool:
-        """Read bots of that part of the fleet at random, and nothing if they are not enough: so many free ones, or at
-        least fewer that have ample room together for jobs of so many units."""
+        """Draw and read random bots of one part of the fleet. Return whether they are enough; if not, they are dropped.
+
+        They are enough if `wanted` of them are free, or if `least` are free and have ample room for `units`.
+        """
         needed = self._needed(wanted)
         if self._would_cost_more(needed):
             return False
@@ -131,8 +140,8 @@ class FreeBots:
         return False
 
     def read_for(self, missing: Sequence[tuple[Draw, int]]) -> bool:
-        """Read more bots, for each of these groups others that it lacks so many of, or else all. False: there are none
-        that could be of use."""
+        """Read more bots for groups that lack some, given with the number that each lacks. If it costs less, read all
+        free bots instead. Return False if no more bots could be of use."""
         chosen = [
             (draw, list(islice(self._others(draw), self._needed(some, self._share_for(draw)))))
             for draw, some in missing
@@ -173,8 +182,8 @@ class FreeBots:
         )
 
     def reserve(self, draw: Draw, found: Sequence[FreeBot]) -> None:
-        """The group's jobs may go to the first of these bots: while others are free, no more groups see them than they
-        have room for."""
+        """Take the room that the group's jobs need off the first of these bots, so that the groups that follow are not
+        shown bots without room. This is not done if all free bots are known."""
         if found and not self.is_complete:
             for bot in found[: draw.jobs]:
                 self._left[bot.id] = self._room(bot) - draw.want.units * ceil(draw.jobs / len(found))

@@ -414,6 +414,14 @@ def test_numbers_of_a_database_that_was_restored_neither_hide_bots_nor_are_read_
         assert (again.bots, again.is_complete) == (first.bots, True)
 
 
+def test_a_requirement_set_that_was_deleted_has_no_bots_and_breaks_nothing(pool: Pool) -> None:
+    gone, fleet = CandidateRequest(0, 1, 4711, units=1, count=5), Fleet()
+    with pool.database.engine.connect() as connection:
+        for kind in "ab":
+            pool.bot(f"bot-{kind}", properties={"kind": kind})
+            assert sampling.sample(connection, fleet, [gone], sample_size=5, chance=pool.chance) == [[]]
+
+
 def test_what_an_assigner_remembers_of_requirement_sets_is_bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_placement, "MAX_PLATFORMS", 2)
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
