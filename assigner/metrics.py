@@ -69,7 +69,7 @@ QUOTA_DRIFT = Counter(
 )
 CAPACITY_DRIFT = Counter(
     "leasehold_capacity_drift_total",
-    "Bots whose units in use differed from their live leases or reservations and were repaired: each is a defect.",
+    "Bots whose units in use differed from their live leases and were repaired: each is a defect.",
 )
 
 ASSIGNMENT_SCORE = Histogram(

@@ -13,7 +13,7 @@ from schema.timing import DEAD_AFTER
 class Predicate:
     """One condition: its name, an SQL expression that is true while it is met, and the requirement in words for people.
 
-    In the expression `{job}`, `{instance}`, `{reservation}`, `{assigner}`, `{bot}` and `{want}` stand for rows.
+    In the expression `{job}`, `{instance}`, `{assigner}`, `{bot}` and `{want}` stand for rows.
     `{headroom}` stands for the units that a quota leaves, NULL for any number.
     """
 
@@ -32,7 +32,6 @@ DEPENDENCIES = Predicate(
 )
 STATE = Predicate("state", "{job}state = 'queued'", "it waits, and is neither held aside nor over")
 BACKOFF = Predicate("backoff", "{job}schedule_after IS NULL", "neither it nor its queue rests after a failure")
-RESERVATION = Predicate("reservation", "{reservation}until < clock_timestamp()", "no bot is being freed for it")
 DRAIN = Predicate("drain", "NOT {instance}draining", "its instance is not being drained")
 QUOTA = Predicate(
     "quota", "({headroom} IS NULL OR {job}units <= {headroom})", "its instance's quota leaves enough units"
@@ -61,9 +60,13 @@ PROBATION = Predicate(
     "such a bot is not on probation, or holds nothing",
 )
 UNITS = Predicate("units", "{bot}capacity >= {want}units", "such a bot is large enough")
-ROOM = Predicate(
-    "room", "{bot}free AND {bot}capacity - {bot}in_use - {bot}reserved >= {want}units", "such a bot has room"
+# What preemption frees on a bot is kept for one instance. That instance gets it once all of it is free, so that small
+# jobs do not take what is being gathered for a large one.
+_ROOM_FOR = (
+    "{bot}capacity - {bot}in_use - CASE WHEN {bot}kept_for = {want}instance"
+    " AND {bot}kept_units <= {bot}capacity - {bot}in_use THEN 0 ELSE {bot}kept_units END"
 )
+ROOM = Predicate("room", f"{{bot}}free AND {_ROOM_FOR} >= {{want}}units", "such a bot has room")
 
 # On the pool, for a job `want`: a row with the name of its cohort and, as `peers`, the names of its instance and of all
 # instances of the same pool.
@@ -132,6 +135,11 @@ def assigner_is_placing(assigner: str) -> str:
 def serves(bot: str, want: str) -> str:
     """The condition that `bot` serves the instance of `want`: that instance, its pool, or every instance."""
     return SERVES.of(bot=bot, want=want)
+
+
+def room_for(bot: str, want: str) -> str:
+    """The units that `bot`, a row or the columns of one, has left for the instance of `want`."""
+    return _ROOM_FOR.format(bot=f"{bot}." if bot else "", want=f"{want}.")
 
 
 def can_take(bot: str, want: str) -> str:

@@ -26,11 +26,10 @@ from assigner.placement.fleet import Fleet
 from schema import graphs as graph_reads
 from schema.accounting import counters, rates
 from schema.accounting import fair_share as fair_share_reads
-from schema.accounting.counters import Charge
 from schema.accounting.fair_share import DEMAND_INTERVAL
 from schema.accounting.rates import Advice
 from schema.clock import Monotonic
-from schema.moves.grant import Granted
+from schema.moves.grant import Amounts
 from schema.moves.hold import SkippedJob, delete_skips, skip
 from schema.picking import constrained
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
@@ -286,8 +285,8 @@ class AdmissionController:
 
     def pick_below_minimum(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[QueueHead]:
         """Lock up to `most` jobs that go through their gates and have been queued for `delay` seconds, of instances
-        below their minimum quota, whether a free bot is there or not. What takes of a bot's resources or of a rate, and
-        what a checker has to be asked about, is not among them."""
+        below their minimum quota, whether a free bot is there or not. Jobs that take of a bot's resources, or that a
+        checker has to be asked about, are not among them."""
         found = constrained.queues(connection, scope, batch=most, after=constrained.FIRST_QUEUE)
         queues = [queue for queue in found.below_minimum if not resources.need_of(queue)]
         if self._rules.checkers.checks_limits:
@@ -305,29 +304,11 @@ class AdmissionController:
             pressed=found.pressed,
             rules=self._rules,
         )
-        open_ones = _open(queues, admission_state)
-        # A token would be taken long before the job starts.
-        open_ones = [
-            queue
-            for queue in open_ones
-            if not any(map(admission_state.rates.get, rates.bucket_names(queue.constraints)))
-        ]
         heads = HeadReader(
             connection, self._ordering_policy, free_units=HEADS_PER_PREEMPTION * most, now=admission_state.now
-        ).first(open_ones)
+        ).first(_open(queues, admission_state))
         heads = [head for head in heads if orders.waited_seconds(head, admission_state) >= delay]
         return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
-
-    def reserve(self, connection: Connection, heads: Iterable[QueueHead], fences: Mapping[int, int]) -> None:
-        """Count what those jobs that `owed` gave last and that have these fences will take when they get the leases
-        that room is reserved for."""
-        admission_state = self._state
-        wanted = [head for head in heads if head.job.id in fences]
-        charges = [
-            Charge(head.job.id, fences[head.job.id] + 1, state.job_charges(head, admission_state)) for head in wanted
-        ]
-        counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
-        self._started(connection, wanted)
 
     def _started(self, connection: Connection, started: Sequence[QueueHead]) -> None:
         """Take the tokens of these jobs, keep the caps of their graphs, and begin to wait where that is advised."""
@@ -344,16 +325,15 @@ class AdmissionController:
         for used in {_class_of(queue) for queue in queues.values()} & self._delays.keys():
             self._until[used] = self._now() + self._delays[used]
 
-    def charge(self, connection: Connection, admitted: AdmissionResult, granted: Sequence[Granted]) -> None:
-        """Count what the jobs that have got a lease take. A limit that was reached meanwhile undoes the transaction."""
-        fences = {lease.job_id: lease.fence for lease in granted}
-        started = [head for head in admitted.heads if head.job.id in fences]
-        of_bots = resources.resource_charges(connection, started, granted)
-        charges = []
-        for head in started:
-            job, amounts = head.job.id, state.job_charges(head, self._state)
-            charges.append(Charge(job, fences[job], {**amounts, **of_bots[job]} if job in of_bots else amounts))
-        counters.take(connection, charges, may_overshoot=not self._rules.fair.budget_reserve)
+    def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
+        """What each of the jobs takes of counters, by its id, but for what bots have declared."""
+        return {head.job.id: state.job_charges(head, self._state) for head in admitted.heads}
+
+    def charge(self, connection: Connection, admitted: AdmissionResult, taken: Sequence[tuple[int, Amounts]]) -> None:
+        """Count what the leases of these jobs have taken. A limit that was reached meanwhile undoes the transaction."""
+        counters.take(connection, [amounts for _, amounts in taken], may_overshoot=not self._rules.fair.budget_reserve)
+        ids = {job_id for job_id, _ in taken}
+        started = [head for head in admitted.heads if head.job.id in ids]
         self._started(connection, started)
         self._started_graph_jobs = [
             head for head in started if graph_share.graph_of(head.queue.constraints) is not None

@@ -1,7 +1,7 @@
 """One assigner: pick, snapshot, choose, commit, over and over."""
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
@@ -23,8 +23,9 @@ from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic, Throttle
 from schema.moves.backoff import promote, rest_queues, wake_queues
-from schema.moves.grant import Granted, grant
+from schema.moves.grant import Amounts, Granted, grant
 from schema.picking import queues, ready
+from schema.picking.constrained import QueueHead
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import Scope
@@ -38,10 +39,13 @@ from schema.timing import Timing
 @dataclass
 class CycleResult:
     """What one cycle did. `deferred`: it was put off; `constrained_first`: it left jobs without constraints for later;
-    `part`: the part of the fleet where it places a large batch."""
+    `part`: the part of the fleet where it places a large batch; `amounts`: what picked jobs with constraints
+    take of counters, `taken`: what their leases have taken."""
 
     picked: int = 0
     granted: list[Granted] = field(default_factory=list)
+    amounts: dict[int, Amounts] = field(default_factory=dict)
+    taken: list[tuple[int, Amounts]] = field(default_factory=list)
     rested: int = 0
     lost: int = 0
     evicted: int = 0
@@ -204,16 +208,14 @@ class PriorityAgeAssigner:
         return cycle
 
     def _claim(self, connection: Connection) -> int:
-        """Evict for jobs that ask for more than a place, where their gates are open: what these count is taken with the
-        room that is reserved for them. Returns the victims."""
+        """Evict for jobs that ask for more than a place, where their gates are open now. They may be closed by the time
+        the room is free. Returns the victims."""
         scope, quotas = self._scope(connection), self._quotas
         heads = self._admission.pick_below_minimum(connection, scope, most=BATCH, delay=quotas.preemption_delay)
         if not heads:
             return 0
         ids = [head.job.id for head in heads]
-        served, victims = reclaim_admitted(connection, scope, ids, quotas, sync=self._timing.sync, actor=self.name)
-        self._admission.reserve(connection, heads, {job.id: job.fence for job in served})
-        return victims
+        return reclaim_admitted(connection, scope, ids, quotas, sync=self._timing.sync, actor=self.name)
 
     def _place_constrained(self) -> CycleResult:
         """What became of jobs that ask for more than a place; who loses every race to others tries again soon."""
@@ -238,7 +240,7 @@ class PriorityAgeAssigner:
         cycle.admitted = self._admission.pick(connection, scope, batch=batch, pace=pace)
         heads = cycle.admitted.heads
         if heads:
-            cycle.picked = len(heads)
+            cycle.picked, cycle.amounts = len(heads), self._admission.amounts(cycle.admitted)
             needy, others = resources.split_by_resources(heads)
             if needy:
                 strategy = self._settings.strategy
@@ -246,10 +248,10 @@ class PriorityAgeAssigner:
                     connection, self._fleet, needy, strategy.sampling, chance=self._chance
                 )
                 seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
-                self._commit(connection, seen, cycle, round_number=1)
+                self._commit(connection, seen, cycle, round_number=1, needy=needy)
             if others:
                 self._place(connection, others, cycle)
-            self._admission.charge(connection, cycle.admitted, cycle.granted)
+            self._admission.charge(connection, cycle.admitted, cycle.taken)
         return cycle
 
     def _take_slot(self, connection: Connection, cycle: CycleResult) -> bool:
@@ -327,12 +329,23 @@ class PriorityAgeAssigner:
             self._rest(connection, {job.queue for group in too_large for job in group.jobs}, NO_ROOM, cycle)
 
     def _commit(
-        self, connection: Connection, seen: Snapshot, cycle: CycleResult, *, round_number: int
+        self,
+        connection: Connection,
+        seen: Snapshot,
+        cycle: CycleResult,
+        *,
+        round_number: int,
+        needy: Sequence[QueueHead] = (),
     ) -> list[ReadyJob]:
-        """Grant what the choice wants; returns the jobs that are still without a bot."""
+        """Grant what the choice wants; returns the jobs that are still without a bot. `needy`: those of the jobs that
+        take of the resources of bots."""
         strategy = self._settings.strategy
         how = {"strategy": strategy.kind, "round": round_number}
         placements = seen.chosen_by(strategy.strategy, strategy, how=how)
+        taken = cycle.amounts
+        if needy:
+            of_bots = resources.resource_charges(connection, needy, placements)
+            taken = taken | {job_id: {**taken[job_id], **more} for job_id, more in of_bots.items()}
         granted = grant(
             connection,
             placements,
@@ -341,7 +354,10 @@ class PriorityAgeAssigner:
             ack=self._timing.ack,
             again=cycle.has_written_leases,
             cooldown=self._quotas.eviction_cooldown,
+            taken=taken,
         )
+        if taken:
+            cycle.taken += [(lease.job_id, taken[lease.job_id]) for lease in granted]
         cycle.has_written_leases = True
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)

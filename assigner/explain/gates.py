@@ -16,7 +16,6 @@ from assigner.admission import state
 from assigner.admission.rules import Rules
 from assigner.placement.fleet import Fleet
 from schema import predicates
-from schema.accounting import counters
 from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
 from schema.picking import constrained
 from schema.predicates import Predicate
@@ -50,7 +49,7 @@ def judge_gates(found: Evidence, asked: Sequence[GateVerdict] = ()) -> list[Gate
 def judge_job(job: Row) -> list[GateVerdict]:
     """Return the gates on the job itself, its instance and its quota, which no bot can open."""
     before = [] if job["node_no"] is None else [_dependencies(job)]
-    return [*before, _state(job), _backoff(job), _reservation(job), _drain(job), _quota(job)]
+    return [*before, _state(job), _backoff(job), _drain(job), _quota(job)]
 
 
 _BOT_GATES = (
@@ -115,16 +114,6 @@ def _backoff(job: Row) -> GateVerdict:
         considered=job["considered"],
         attempts=job["attempts"],
         reason=job["reason"],
-    )
-
-
-def _reservation(job: Row) -> GateVerdict:
-    if _open(job, predicates.RESERVATION):
-        return _verdict(job, predicates.RESERVATION, "no bot is being freed for it")
-    left = round(float(job["reserved_for"]), 3)
-    sentence = f"{_plural(job['reserved_units'], 'unit')} of a bot are being freed for it, for at most {left:.1f} s"
-    return _verdict(
-        job, predicates.RESERVATION, sentence, bot=job["reserved_bot"], units=job["reserved_units"], left_seconds=left
     )
 
 
@@ -252,6 +241,10 @@ def _room(found: Evidence) -> GateVerdict:
         trusted = counted_bots(found, bots["trusted"], "bot")
         sentence = f"none of {trusted} has {_plural(units, 'free unit')}: the most is {most}"
     evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
+    if bots["kept"]:
+        left = max(0.0, round(float(bots["kept_seconds"]), 3))
+        evidence |= {"kept_units": bots["kept"], "kept_seconds": left}
+        sentence += f"; {_plural(bots['kept'], 'unit')} of bots being freed for its instance, for at most {left:.1f} s"
     return GateVerdict(predicates.ROOM, bots["able"] > 0, sentence, evidence)
 
 
@@ -337,9 +330,6 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
     admission_state = admission_rules.read_admission_state(
         connection, [head.queue], fleet=Fleet(), chance=random.Random(), now=now, rules=rules
     )
-    for name, amount in counters.charges_of(connection, job_id).items():
-        # The job has a reservation, so the counters already include what it takes.
-        admission_state.counter(name).used -= amount
     judged = []
     for gate in state.GATES:
         why = gate.closed_for_queue(head.queue, admission_state) or gate.closed_for_job(head, admission_state)
@@ -367,9 +357,6 @@ _BOT_GATE_NAMES = frozenset(
 def changes(found: Evidence, judged: Sequence[GateVerdict]) -> list[str]:
     """Return the smallest changes that together would start the job; none if every gate is open."""
     closed = [one.gate for one in judged if one.is_open is False]
-    if predicates.RESERVATION in closed and predicates.BACKOFF in closed:
-        closed.remove(predicates.BACKOFF)  # the backoff ends with the reservation
-        closed = [gate for gate in closed if gate is not predicates.ROOM]
     if predicates.DEPENDENCIES in closed:
         closed.remove(predicates.STATE)  # the job is queued as soon as its dependencies are met
     return [_change(gate, found) for gate in closed]
@@ -386,8 +373,6 @@ def _change(gate: Predicate, found: Evidence) -> str:
             return "release it"
         case predicates.BACKOFF.name:
             return f"wait {max(0.0, float(job['rest'])):.1f} s"
-        case predicates.RESERVATION.name:
-            return f"wait at most {round(float(job['reserved_for']), 3):.1f} s for the bot that is being freed for it"
         case predicates.DRAIN.name:
             return f"end the drain of instance '{job['instance_name']}'"
         case predicates.QUOTA.name:
@@ -410,6 +395,10 @@ def _change(gate: Predicate, found: Evidence) -> str:
             return f"a matching bot with {_units_text(job['units'])}; the largest has {bots['largest']}"
         case _ if not bots["trusted"]:
             return "a success of a matching bot on probation, or the end of that"
+        case _ if bots["kept"]:
+            return (
+                f"wait at most {max(0.0, float(bots['kept_seconds'])):.1f} s for what is being freed for its instance"
+            )
         case _:
             missing = job["units"] - bots["roomiest"]
             return f"{missing} more free {'unit' if missing == 1 else 'units'} on a matching bot"

@@ -26,7 +26,7 @@ from schema.moves import retention as retention_moves
 from schema.moves.cancel import ask_stop
 from schema.moves.dependencies import any_open_graph, count_dead_ends, unblock_due
 from schema.moves.graphs import cancel_left_over, delete_graph, finish_graphs
-from schema.moves.preempt import expire_reservations
+from schema.moves.preempt import release_kept_units
 from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.retention import delete_finished
@@ -129,14 +129,14 @@ class UpkeepSettings(BaseModel):
 class RoundResult:
     """The counts of one round of upkeep.
 
-    session: expired sessions. reservation: expired reservations. overdue: overdue leases asked to stop. drained: leases
-    asked to stop because a drain's deadline passed. stubborn: bots closed because they did not stop a lease. waited:
-    jobs that reached their queue timeout. probation: bots put on probation. graph: nodes queued or cancelled.
-    retention: deleted jobs.
+    session: expired sessions. kept: bots that kept units for an instance in vain. overdue: overdue leases asked to
+    stop. drained: leases asked to stop because a drain's deadline passed. stubborn: bots closed because they did not
+    stop a lease. waited: jobs that reached their queue timeout. probation: bots put on probation. graph: nodes queued
+    or cancelled. retention: deleted jobs.
     """
 
     session: int = 0
-    reservation: int = 0
+    kept: int = 0
     overdue: int = 0
     drained: int = 0
     stubborn: int = 0
@@ -180,7 +180,9 @@ class Upkeep:
         done.drained = self._database.run(self._drained, urgent=True)
         done.waited = self._database.run(lambda connection: time_out(connection, LIMIT, actor=self.name))
         self._graphs(done)
-        done.reservation = self._database.run(lambda connection: expire_reservations(connection, LIMIT))
+        for released in self._database.run(lambda connection: release_kept_units(connection, LIMIT)):
+            done.kept += 1
+            log.warning("leasehold.kept_units_unused", **asdict(released))
         done.probation = self._probation()
         review_waiting_jobs(self._database, actor=self.name)
         self._overflow.run_once()

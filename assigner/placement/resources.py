@@ -16,7 +16,7 @@ from assigner.placement.strategy import Group, Policy, SamplingSettings, Snapsho
 from schema.accounting.counters import Counter, declared_resources, resource_counter
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
-from schema.moves.grant import Granted, Placement
+from schema.moves.grant import Placement, lock_bots
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.pick import ReadyJob
 from schema.validation import KINDS, MAX_UNITS, Kind
@@ -213,23 +213,26 @@ def read_resource_snapshot(
 
 
 def resource_charges(
-    connection: Connection, heads: Sequence[QueueHead], granted: Sequence[Granted]
+    connection: Connection, heads: Sequence[QueueHead], placements: Sequence[Placement]
 ) -> dict[int, Mapping[str, float]]:
-    """What the leases take of the resources that their bots have declared, by job. The caller holds the bots' rows."""
+    """What the placed jobs take of the resources that their bots have declared, by job. Locks these bots."""
     queues = {head.queue.id: head.queue for head in heads}
     of_queues = {place: need for place, queue in queues.items() if (need := need_of(queue))}
     if not of_queues:
         return {}
     needs = {head.job.id: of_queues[head.queue.id] for head in heads if head.queue.id in of_queues}
-    leases = [lease for lease in granted if needs.get(lease.job_id)]
-    known = declared_resources(connection, sorted({lease.bot_id for lease in leases}), KINDS)
+    placed = [each for each in placements if each.job_id in needs]
+    if not placed:
+        return {}
+    lock_bots(connection, placed)
+    known = declared_resources(connection, sorted({each.bot_id for each in placed}), KINDS)
     return {
-        lease.job_id: {
+        each.job_id: {
             name: float(amount)
-            for kind, amount in needs[lease.job_id].items()
-            if (name := resource_counter(lease.bot_id, kind)) in known
+            for kind, amount in needs[each.job_id].items()
+            if (name := resource_counter(each.bot_id, kind)) in known
         }
-        for lease in leases
+        for each in placed
     }
 
 

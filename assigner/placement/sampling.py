@@ -98,6 +98,7 @@ class FreeBots:
         self._everything = joined([cell.ids for cell in self._cells])
         self._known: dict[int, FreeBot | None] = {}
         self._left: dict[int, int] = {}
+        self._keeping: list[FreeBot] = []
         self._expected = max(fleet.share, 1 / max(len(fleet), 1))
         self._begin()
 
@@ -169,7 +170,27 @@ class FreeBots:
                 self._shuffled[domain, units] = ShuffledBots(self._bots(domain), units, self._left)
             found = self._shuffled[domain, units].following(count, self._chance)
         own = () if self.is_complete else (bot for bot in draw.own if self._room(bot) >= units)
-        return [*found, *islice(own, count - len(found))]
+        found = [*found, *islice(own, count - len(found))]
+        return self._with_kept(draw, found) if self._keeping else found
+
+    def _with_kept(self, draw: Draw, found: Sequence[FreeBot]) -> list[FreeBot]:
+        """The bots that keep units for the group's instance, and then the others; none of those if the first ones have
+        enough for all of its jobs."""
+        want = draw.want
+        keeping = [
+            seen
+            for bot in self._keeping
+            if bot.kept_for == want.instance
+            and (seen := bot.for_instance(want.instance)) is not bot
+            and seen.free_units >= want.units
+            and (cell := self._fleet.cell_of(bot.id)) is not None
+            and cell in draw.domain.cells
+            and self._fleet.offers(cell, draw.domain)
+        ]
+        if sum(bot.free_units // want.units for bot in keeping) >= draw.jobs:
+            return keeping
+        ids = {bot.id for bot in keeping}
+        return [*keeping, *(bot for bot in found if bot.id not in ids)]
 
     def is_enough(self, draw: Draw, found: Sequence[FreeBot], *, sample_size: int) -> bool:
         """Whether the group needs no more bots than these: there are no more, or it wants no more, or they are a sample
@@ -252,13 +273,20 @@ class FreeBots:
     def _learn(self, bot_ids: Iterable[int]) -> None:
         unknown = sorted(bot_id for bot_id in bot_ids if bot_id not in self._known)
         self._known.update(dict.fromkeys(unknown))
-        self._known.update((bot.id, bot) for bot in candidates.free_among(self._connection, unknown))
+        self._remember(candidates.free_among(self._connection, unknown))
 
     def _read_all(self) -> None:
         self._begin()
         self._drawn.update(self._everything)
-        self._file(candidates.all_free(self._connection, {cell.service.cohort for cell in self._cells}))
+        free = candidates.all_free(self._connection, {cell.service.cohort for cell in self._cells})
+        self._keeping.clear()
+        self._remember(free)
+        self._file(free)
         self.is_complete = True
+
+    def _remember(self, free: Sequence[FreeBot]) -> None:
+        self._known.update((bot.id, bot) for bot in free)
+        self._keeping += [bot for bot in free if bot.kept_units]
 
     def _file(self, bots: Iterable[FreeBot]) -> None:
         self._bots_of.clear()

@@ -30,8 +30,8 @@ class QuotaSettings(BaseModel):
         it makes instances that were evicted come back half as fast; 0 lets them come back at once.
     max_evictions: a job evicted so often is exempt. Doubling it lets one job lose twice as much work.
     min_run_time: a job that has run for less is left alone. Doubling it protects short jobs.
-    reservation: how long what an eviction frees is kept for the job that it was for, on top of the time the bot has to
-        stop. Doubling it leaves a bot idle twice as long when the job has gone meanwhile.
+    reservation: how long what an eviction frees is kept for the instance that it was for, on top of the time the bot
+        has to stop. Doubling it leaves a bot idle twice as long when the instance's jobs have gone meanwhile.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -144,7 +144,7 @@ class SyncCall:
     bot_capacity: BotCapacity = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bot_capacity = BotCapacity(self.bot.capacity, self.bot.in_use, self.bot.held, self.bot.reserved)
+        self.bot_capacity = BotCapacity(self.bot.capacity, self.bot.in_use, self.bot.held, self.bot.kept_units)
 
     @property
     def sync(self) -> Sync | None:

@@ -13,7 +13,6 @@ from schema.accounting import quotas
 from schema.moves.backoff import wake_queues, wake_queues_for_bots
 from schema.moves.end import BotCapacity, RetryPace
 from schema.moves.grant import Placement, grant_locked
-from schema.moves.preempt import lock_reserved_jobs
 from schema.picking import for_bot
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursors
@@ -192,21 +191,18 @@ def fetch_after_sync(
     cooldown: float,
     head_cursors: HeadCursors,
 ) -> None:
-    """Start what room was freed for, and fetch, but where it is the turn of jobs at gates; what room bots still have
-    and had not before is for the assigners, also for jobs at rest. The caller tells the bots what they have been given.
-    """
+    """Fetch, but where it is the turn of jobs at gates; what room bots still have and had not before is for the
+    assigners, also for jobs at rest, and so is what they keep for an instance. The caller tells the bots what they have
+    been given."""
     spoken = [sync_call for sync_call in settled if sync_call.sync is not None and sync_call.healthy]
     free = [sync_call for sync_call in spoken if sync_call.bot_capacity.units > 0]
-    for sync_call in spoken:
-        if sync_call.bot_capacity.reserved:
-            _grant_reserved(connection, sync_call, ack=ack, cooldown=cooldown)
-    units_before = {sync_call.bot.id: sync_call.bot_capacity.units for sync_call in free}
+    units_before = {sync_call.bot.id: sync_call.bot_capacity.unused for sync_call in spoken}
     capacities = {sync_call.bot.id: sync_call.bot_capacity for sync_call in free}
     requests = _fetch_requests(connection, [sync_call for sync_call in free if not sync_call.constrained_first])
     fetch(connection, settings, requests, capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
-    spare = [sync_call for sync_call in free if sync_call.bot_capacity.units > 0]
+    spare = [sync_call for sync_call in spoken if sync_call.bot_capacity.unused > 0]
     more = {
-        sync_call.bot.id: sync_call.bot_capacity.units
+        sync_call.bot.id: sync_call.bot_capacity.unused
         for sync_call in spare
         if units_before[sync_call.bot.id] > _free_units_before(sync_call)
     }
@@ -240,22 +236,7 @@ def _fetch_requests(connection: Connection, free: Sequence[SyncCall]) -> list[Fe
     return requests
 
 
-def _grant_reserved(connection: Connection, sync_call: SyncCall, *, ack: float, cooldown: float) -> None:
-    """Start the jobs for which an eviction has freed room here; this transaction holds their quotas."""
-    bot = sync_call.bot
-    ids = lock_reserved_jobs(connection, bot.id, free_units=sync_call.bot_capacity.unused)
-    grant_locked(
-        connection,
-        [Placement(job_id, bot.id, {"bot": bot.name, "strategy": "preemption"}) for job_id in ids],
-        {bot.id: sync_call.bot_capacity},
-        assigner=[sync_call.actor] * len(ids),
-        strategy="preemption",
-        ack=ack,
-        cooldown=cooldown,
-    )
-
-
 def _free_units_before(sync_call: SyncCall) -> int:
     """The units that others could have given the bot before its call."""
     bot = sync_call.bot
-    return int(bot.capacity - bot.in_use - bot.reserved) if bot.free else 0
+    return int(bot.capacity - bot.in_use) if bot.free else 0

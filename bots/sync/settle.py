@@ -28,7 +28,6 @@ from schema.clock import Monotonic
 from schema.errors import BadInput, Conflict, LeaseholdError
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
 from schema.moves.end import end
-from schema.moves.preempt import lock_quotas
 from schema.moves.sessions import SyncUpdate, close, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.engine import Database
@@ -47,7 +46,7 @@ WITH named AS MATERIALIZED (
     CROSS JOIN LATERAL {newest_version("bots", "name", "n.name", columns="id")} f ORDER BY f.id
 )
 SELECT b.id, b.name, b.epoch, b.session, b.sync_seq, b.status, b.draining, b.closing, b.cohort, b.instance, b.pool,
-    b.capacity, b.in_use, b.held, b.free, b.reserved, b.kind,
+    b.capacity, b.in_use, b.held, b.free, b.kept_units, b.kind,
     CASE WHEN :fetches AND {ANY_CONSTRAINED_READY}
         THEN EXISTS (SELECT FROM assigners a WHERE {assigner_is_placing("a")}) END AS gated
 FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
@@ -72,8 +71,8 @@ class SyncService:
 
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
         """Settle calls of different bots together, in one transaction and a number of statements that does not depend
-        on how many they are, but for those of bots that leave, keep room for evictors, or fetch near a maximum; an
-        error is that of one call alone and has changed nothing.
+        on how many they are, but for those of bots that leave or fetch near a maximum; an error is that of one call
+        alone and has changed nothing.
 
         A call that waited is answered, and so is a new one unless there is no news and the bot would wait. The report
         of a repeated call has been applied and is ignored; its answer is what the bot should have now. An error is
@@ -155,12 +154,9 @@ class SyncService:
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
         starts = [start for sync_call in spoken for start in sync_call.account.started]
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
-        reserved = any(sync_call.bot.reserved for sync_call in spoken)
         leaving = sum(sync_call.leaves for sync_call in spoken)
-        if reserved or bool(starts) + bool(endings) + leaving > 1:
+        if bool(starts) + bool(endings) + leaving > 1:
             lock_for_moves(connection, [lease.job_id for sync_call in spoken for lease in sync_call.held])
-        if reserved:
-            lock_quotas(connection, [sync_call.bot.id for sync_call in spoken])
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
         acknowledge(connection, starts, sync=self._timing.sync)
         ended = end(

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -28,27 +27,7 @@ from schema.validation import check_name, escaped
 READ = text("""
 SELECT name, used::double precision, most::double precision FROM counters WHERE name = ANY (CAST(:names AS text[]))
 """)
-# A lease that was charged when its reservation began is not charged again. Jobs of one queue charge the same counters,
-# mostly with equal amounts, so each distinct charge is sent once.
-NOTE = text("""
-WITH kinds AS MATERIALIZED (
-    SELECT k.nth, ARRAY(SELECT jsonb_array_elements_text(k.taken->0)) AS names,
-        CAST(ARRAY(SELECT jsonb_array_elements_text(k.taken->1)) AS numeric[]) AS amounts
-    FROM jsonb_array_elements(CAST(:kinds AS jsonb)) WITH ORDINALITY AS k (taken, nth)
-)
-INSERT INTO charges (job_id, fence, names, amounts)
-SELECT c.job_id, c.fence, k.names, k.amounts
-FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:of_kind AS integer[]))
-    AS c (job_id, fence, kind)
-JOIN kinds k ON k.nth = c.kind
-WHERE NOT EXISTS (SELECT FROM charges d WHERE d.job_id = c.job_id AND d.fence = c.fence OFFSET 0)
-RETURNING job_id
-""")
 TAKE = text("SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)")
-CHARGES_OF = text("""
-SELECT t.name, t.amount FROM charges c CROSS JOIN LATERAL unnest(c.names, c.amounts) AS t (name, amount)
-WHERE c.job_id = :job_id
-""")
 SETTLE = text("SELECT settle(CAST(:spent AS jsonb))")
 LIMIT = text("""
 INSERT INTO counters (name, most) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET most = :most
@@ -85,14 +64,6 @@ class Counter:
     def leaves(self, amount: float) -> bool:
         """True if `amount` more may be taken. A limit that is reached refuses even an amount of 0."""
         return self.most is None or (self.used < self.most and self.used + amount <= self.most)
-
-
-class Charge(NamedTuple):
-    """The amounts that one lease takes, by counter name."""
-
-    job_id: int
-    fence: int
-    amounts: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -149,45 +120,24 @@ def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
     return {name: Counter(used, most) for name, used, most in rows}
 
 
-def charges_of(connection: Connection, job_id: int) -> dict[str, float]:
-    """The amounts charged for the job's live lease, or for its reservation, by counter name."""
-    return {row.name: float(row.amount) for row in connection.execute(CHARGES_OF, {"job_id": job_id})}
-
-
-def take(connection: Connection, charges: Sequence[Charge], *, may_overshoot: bool = False) -> None:
-    """Charge these leases to their counters, all or nothing.
+def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_overshoot: bool = False) -> None:
+    """Charge to their counters the amounts that leases take, given for each lease by counter name; all or nothing.
 
     With `may_overshoot`, the last charge may exceed a cost limit that was not yet reached. If a limit was reached since
     it was read, raises DBAPIError with the SQLSTATE of a serialization failure, so that `Database.run` repeats the
     transaction.
     """
-    taking = [charge for charge in charges if charge.amounts]
-    if not taking:
-        return
     # Equal amounts mostly are one object.
-    kinds: dict[int, tuple[int, Mapping[str, float]]] = {}
-    for charge in taking:
-        kinds.setdefault(id(charge.amounts), (len(kinds) + 1, charge.amounts))
-    noted = connection.execute(
-        NOTE,
-        {
-            "kinds": json.dumps([[list(amounts), list(amounts.values())] for _, amounts in kinds.values()]),
-            "job_ids": [charge.job_id for charge in taking],
-            "fences": [charge.fence for charge in taking],
-            "of_kind": [kinds[id(charge.amounts)][0] for charge in taking],
-        },
-    )
-    ids = set(noted.scalars().all())
-    new = [charge.amounts for charge in taking if charge.job_id in ids]
+    kinds = {id(each): each for each in amounts}
     sums: dict[str, Decimal] = defaultdict(Decimal)
-    for kind, times in Tally(map(id, new)).items():
-        for name, amount in kinds[kind][1].items():
+    for kind, times in Tally(map(id, amounts)).items():
+        for name, amount in kinds[kind].items():
             sums[name] += times * _exact(amount)
     last: dict[str, Decimal] = {}
     if may_overshoot:
         # The last charge is passed on its own, because only it may exceed a limit.
-        for amounts in new:
-            last |= {name: _exact(amount) for name, amount in amounts.items()}
+        for each in amounts:
+            last |= {name: _exact(amount) for name, amount in each.items()}
     parts = [*((name, amount - last.get(name, 0)) for name, amount in sums.items()), *last.items()]
     if parts:
         names, totals = zip(*parts, strict=True)
@@ -200,7 +150,7 @@ def _exact(amount: float) -> Decimal:
 
 
 def settle(connection: Connection, spent: Sequence[Settlement]) -> None:
-    """Give back the charges of these leases, once for each lease.
+    """Give back what these leases have taken. The caller has just ended them.
 
     The used part of a cost stays counted until it is older than the rolling window. It is what the bot reported in the
     unit of the instance's account. If the job has ended and the bot reported nothing, it is the estimate.

@@ -5,9 +5,9 @@ the order (cohort, instance), after bots, jobs and leases. A transaction that al
 rows that others hold. An instance without a quota in a cohort has no minimum and no maximum there, and its usage is not
 counted.
 
-Each bot's row stores the units of its live leases and reservations, and its number of live leases. These totals change
-together, on the locked row, wherever a lease or a reservation begins or ends. A total that is too high leaves a bot
-idle. One that is too low gives a bot more than it can hold, or hides its oldest lease from it.
+Each bot's row stores the units of its live leases and their number. These totals change together, on the locked row,
+wherever a lease begins or ends. A total that is too high leaves a bot idle. One that is too low gives a bot more than
+it can hold, or hides its oldest lease from it.
 """
 
 from collections.abc import Iterable
@@ -39,24 +39,20 @@ EFFECTIVE_MAX = _EFFECTIVE_MAX.format(
 #: The same of a row `q` that has the number of its evictions within the cooldown, `q.evicted`.
 LIMIT = _EFFECTIVE_MAX.format(evicted="q.evicted")
 
-#: Units reserved on bots for queued jobs, with cohort and instance. They count as used, because otherwise other jobs
-#: would take the part of the quota that an eviction has freed.
-KEPT = """
-    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
-    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
-    WHERE v.until >= now() AND v.until >= clock_timestamp()"""
+#: The units that an instance with quota `q`, which may be a row of nulls, may still receive; NULL = unlimited.
+HEADROOM = f"({EFFECTIVE_MAX}) - q.usage"
 
-#: The units that an instance may still receive, NULL = unlimited. `q` is its quota and `k` the sum of the units
-#: reserved for its jobs; either may be a row of nulls.
-HEADROOM = f"({EFFECTIVE_MAX}) - q.usage - coalesce(k.units, 0)"
+#: Units that are being freed on bots, with the cohort and the instance that they are kept for. Once all that a bot
+#: keeps is free, its units are not among them any more.
+BEING_FREED = """
+    SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
+    WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for"""
 
 LIMITED = text("SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL)")
 SHORT_AMONG = text(f"""
 SELECT EXISTS (
     SELECT FROM (SELECT CAST(:cohort AS integer) AS cohort, unnest(CAST(:instances AS integer[])) AS instance) w
     CROSS JOIN LATERAL {newest_quota("w", columns="*")} q
-    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM ({KEPT}) kept GROUP BY cohort, instance) k
-        ON k.cohort = q.cohort AND k.instance = q.instance
     WHERE q.max_quota IS NOT NULL AND {HEADROOM} < :units)
 """)
 DRIFT = text("""
@@ -263,29 +259,27 @@ def _key(connection: Connection, cohort: str, instance: str) -> dict[str, int]:
 # The totals on the rows of bots.
 
 
-# A transaction that begins or ends leases or reservations of a bot holds its row. Such a bot is skipped until the next
+# A transaction that begins or ends leases of a bot holds its row. Such a bot is skipped until the next
 # round.
 LOCK_CAPACITY = text("""
 SELECT b.id FROM bots b
 LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l ON l.bot_id = b.id
-LEFT JOIN (SELECT bot_id, sum(units) AS units FROM reservations GROUP BY bot_id) r ON r.bot_id = b.id
-WHERE b.in_use <> coalesce(l.units, 0) OR b.held <> coalesce(l.leases, 0) OR b.reserved <> coalesce(r.units, 0)
+WHERE b.in_use <> coalesce(l.units, 0) OR b.held <> coalesce(l.leases, 0)
 ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
 # Compared again on the locked rows, because the query before this one may have seen a row newer than the leases.
 REPAIR_CAPACITY = text("""
 WITH wrong AS MATERIALIZED (
-    SELECT b.id, b.name, b.in_use, b.held, b.reserved, s.leased, s.leases, s.kept FROM bots b
+    SELECT b.id, b.name, b.in_use, b.held, s.leased, s.leases FROM bots b
     CROSS JOIN LATERAL (SELECT
         (SELECT coalesce(sum(l.units), 0) FROM live l WHERE l.bot_id = b.id) AS leased,
-        (SELECT count(*) FROM live l WHERE l.bot_id = b.id) AS leases,
-        (SELECT coalesce(sum(r.units), 0) FROM reservations r WHERE r.bot_id = b.id) AS kept) s
-    WHERE b.id = ANY (CAST(:bot_ids AS bigint[])) AND (b.in_use, b.held, b.reserved) <> (s.leased, s.leases, s.kept)
+        (SELECT count(*) FROM live l WHERE l.bot_id = b.id) AS leases) s
+    WHERE b.id = ANY (CAST(:bot_ids AS bigint[])) AND (b.in_use, b.held) <> (s.leased, s.leases)
 ), mended AS (
-    UPDATE bots b SET in_use = w.leased, held = w.leases, reserved = w.kept, capacity = greatest(b.capacity, w.leased)
+    UPDATE bots b SET in_use = w.leased, held = w.leases, capacity = greatest(b.capacity, w.leased)
     FROM wrong w WHERE b.id = w.id
 )
-SELECT name, in_use, leased, held, leases, reserved, kept FROM wrong ORDER BY id
+SELECT name, in_use, leased, held, leases FROM wrong ORDER BY id
 """)
 
 
@@ -293,7 +287,7 @@ SELECT name, in_use, leased, held, leases, reserved, kept FROM wrong ORDER BY id
 class CapacityDrift:
     """A bot with a wrong total. Each pair is what was stored and what it should have been.
 
-    in_use, leased: units of its live leases. held, leases: their number. reserved, kept: units of its reservations.
+    in_use, leased: units of its live leases. held, leases: their number.
     """
 
     bot: str
@@ -301,12 +295,10 @@ class CapacityDrift:
     leased: int
     held: int
     leases: int
-    reserved: int
-    kept: int
 
 
 def reconcile_capacity(connection: Connection) -> list[CapacityDrift]:
-    """Compare the totals of every bot with its live leases and reservations; repair and return those that differ.
+    """Compare the totals of every bot with its live leases; repair and return those that differ.
 
     On a sound database none differs and nothing is locked. A drift is a defect, not routine.
     """
@@ -314,7 +306,4 @@ def reconcile_capacity(connection: Connection) -> list[CapacityDrift]:
     if not bot_ids:
         return []
     found = connection.execute(REPAIR_CAPACITY, {"bot_ids": bot_ids})
-    return [
-        CapacityDrift(row.name, row.in_use, int(row.leased), row.held, row.leases, row.reserved, int(row.kept))
-        for row in found
-    ]
+    return [CapacityDrift(row.name, row.in_use, int(row.leased), row.held, row.leases) for row in found]

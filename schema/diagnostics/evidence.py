@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, text
 
 from schema import graphs
-from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, KEPT
+from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM
 from schema.fleet import candidates
 from schema.postgres.fragments import JOB_REASON
 from schema.predicates import (
@@ -27,7 +27,6 @@ from schema.predicates import (
     QUOTA,
     READY_PLAIN,
     REQUIREMENTS,
-    RESERVATION,
     SERVES,
     STATE,
     UNITS,
@@ -35,6 +34,7 @@ from schema.predicates import (
     can_take,
     has_ready_jobs,
     ready_in,
+    room_for,
 )
 from schema.validation import Properties
 
@@ -70,23 +70,16 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_a
     q.cohort IS NOT NULL AS counted, q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max, h.headroom,
     (SELECT count(*) FROM evictions e WHERE e.cohort = j.cohort AND e.instance = j.instance
         AND e.at > clock_timestamp() - make_interval(secs => :cooldown)) AS evicted_lately,
-    b.name AS reserved_bot, v.units AS reserved_units, extract(epoch FROM v.until - clock_timestamp()) AS reserved_for,
     g.public_id AS graph, g.name AS graph_name, n.node_no, n.pending_deps, n.missing,
     {DEPENDENCIES.of(job="j")} AS "open_{DEPENDENCIES.name}",
     {STATE.of(job="j")} AS "open_{STATE.name}",
     coalesce(j.rests_until <= now(), true) AS "open_{BACKOFF.name}",
-    coalesce({RESERVATION.of(reservation="v")}, true) AS "open_{RESERVATION.name}",
     j.undrained AS "open_{DRAIN.name}",
     {QUOTA.of(job="j", headroom="h.headroom")} AS "open_{QUOTA.name}",
     {QUEUE_DEADLINE.of(job="j")} AS "open_{QUEUE_DEADLINE.name}"
 FROM job j
 LEFT JOIN quotas q ON q.cohort = j.cohort AND q.instance = j.instance
-CROSS JOIN LATERAL (
-    SELECT sum(units) AS units FROM ({KEPT}) o
-    WHERE o.cohort = j.cohort AND o.instance = j.instance AND o.job_id <> j.id) k
 CROSS JOIN LATERAL (SELECT {HEADROOM} AS headroom) h
-LEFT JOIN reservations v ON v.job_id = j.id
-LEFT JOIN bots b ON b.id = v.bot_id
 LEFT JOIN graph_nodes n ON n.job_id = j.id
 LEFT JOIN graphs g ON g.id = n.graph
 """)
@@ -128,7 +121,9 @@ WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
     UNION
     SELECT b.id FROM present b CROSS JOIN w WHERE {_SERVES} AND {REQUIREMENTS.of(bot="b", want="w")}
 ), matching AS MATERIALIZED (
-    SELECT b.name, b.status, b.draining, b.closing, b.capacity, b.capacity - b.in_use - b.reserved AS room,
+    SELECT b.name, b.status, b.draining, b.closing, b.capacity, {room_for("b", "w")} AS room,
+        CASE WHEN b.kept_for = w.instance THEN b.kept_units ELSE 0 END AS kept,
+        extract(epoch FROM b.kept_until - clock_timestamp()) AS kept_seconds,
         {SERVES.of(bot="b", want="w")} AS serving, {HEALTHY.of(bot="b")} AS healthy,
         {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {can_take("b", "w")} AS able
     FROM near CROSS JOIN w CROSS JOIN LATERAL (SELECT * FROM bots c WHERE c.id = near.id OFFSET 0) b
@@ -146,6 +141,8 @@ SELECT count(*) AS matching,
     count(*) FILTER (WHERE serving AND healthy AND large AND trusted) AS trusted,
     max(room) FILTER (WHERE serving AND healthy AND large AND trusted) AS roomiest,
     count(*) FILTER (WHERE able) AS able,
+    sum(kept) FILTER (WHERE serving) AS kept,
+    max(kept_seconds) FILTER (WHERE serving AND kept > 0) AS kept_seconds,
     (array_agg(name ORDER BY able DESC, serving AND healthy AND large DESC, room DESC, name))[1:{NAMES}] AS names
 FROM matching
 """)

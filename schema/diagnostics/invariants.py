@@ -57,14 +57,14 @@ JOB_AND_LEASE_AGREE = Invariant(
 
 CAPACITY_IS_KEPT = Invariant(
     "S3",
-    "bots whose stored units or lease count differ from their live leases or reservations, or exceed their capacity",
+    "bots whose stored units or lease count differ from their live leases, or exceed their capacity, and bots without a"
+    " session that keep units",
     """SELECT b.id
        FROM bots b
        LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l
            ON l.bot_id = b.id
-       LEFT JOIN (SELECT bot_id, sum(units) AS units FROM reservations GROUP BY bot_id) r ON r.bot_id = b.id
        WHERE b.in_use <> coalesce(l.units, 0) OR b.in_use NOT BETWEEN 0 AND b.capacity
-          OR b.held <> coalesce(l.leases, 0) OR b.reserved <> coalesce(r.units, 0)""",
+          OR b.held <> coalesce(l.leases, 0) OR b.kept_units > 0 AND b.status = 'gone'""",
 )
 
 USAGE_IS_COUNTED = Invariant(
@@ -125,8 +125,7 @@ NO_JOB_IS_DROPPED = Invariant(
        UNION ALL
        SELECT o.job_id
        FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
-             UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys
-             UNION SELECT job_id FROM reservations) o
+             UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys) o
        LEFT JOIN jobs j ON j.id = o.job_id
        WHERE j.id IS NULL""",
 )
@@ -195,31 +194,25 @@ ATTEMPTS_ARE_BOUNDED = Invariant(
 
 CHARGES_ARE_LIVE = Invariant(
     "S18",
-    "live leases of constrained jobs without a row of charges, and charges that belong to neither a live lease nor a"
-    " reservation",
-    """SELECT coalesce(c.job_id, l.job_id) AS id
-       FROM charges c
-       FULL JOIN (SELECT live.job_id, live.fence FROM live JOIN jobs j ON j.id = live.job_id
-                  WHERE j.constrained) l ON l.job_id = c.job_id AND l.fence = c.fence
-       WHERE c.job_id IS NULL OR l.job_id IS NULL AND NOT EXISTS (
-           SELECT FROM reservations v JOIN jobs j ON j.id = v.job_id
-           WHERE v.job_id = c.job_id AND c.fence = j.fence + 1)""",
+    "live leases of constrained jobs that have taken nothing, and those of other jobs that have taken something",
+    """SELECT l.job_id AS id FROM live l JOIN jobs j ON j.id = l.job_id
+       WHERE (l.taken IS NOT NULL) <> j.constrained""",
 )
 
 COUNTERS_ARE_RIGHT = Invariant(
     "S19",
-    "counters that differ from the charges of live leases plus, for costs, the usage within the window",
+    "counters that differ from what live leases have taken plus, for costs, the usage within the window",
     """SELECT c.name AS id
        FROM counters c
-       LEFT JOIN (SELECT t.name, sum(t.amount) AS amount FROM charges
-                  CROSS JOIN LATERAL unnest(names, amounts) AS t (name, amount) GROUP BY t.name) t ON t.name = c.name
+       LEFT JOIN (SELECT t.key AS name, sum(t.value::numeric) AS amount FROM live
+                  CROSS JOIN LATERAL jsonb_each_text(taken) t GROUP BY t.key) t ON t.name = c.name
        LEFT JOIN (SELECT name, sum(amount) AS amount FROM usage WHERE NOT rolled GROUP BY name) u ON u.name = c.name
        WHERE c.used <> coalesce(t.amount, 0) + coalesce(u.amount, 0)""",
 )
 
 RESOURCES_ARE_KEPT = Invariant(
     "S20",
-    "resources of bots with more in use than declared, and live leases without a charge for what their jobs need",
+    "resources of bots with more in use than declared, and live leases that have not taken what their jobs need",
     """SELECT name AS id FROM counters WHERE name LIKE 'bot:%' AND used > most
        UNION ALL
        SELECT live.job_id::text
@@ -227,9 +220,7 @@ RESOURCES_ARE_KEPT = Invariant(
        JOIN constraint_sets g ON g.id = q.constraint_set
        CROSS JOIN LATERAL jsonb_each_text(g.terms->'resources') n
        JOIN counters k ON k.name = 'bot:' || live.bot_id || ':' || n.key
-       LEFT JOIN charges c ON c.job_id = live.job_id AND c.fence = live.fence
-           AND c.amounts[array_position(c.names, k.name)] = n.value::numeric
-       WHERE c.job_id IS NULL""",
+       WHERE ((live.taken->>k.name)::numeric = n.value::numeric) IS NOT TRUE""",
 )
 
 # What a job repeats of its queue may be read without the queue.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 
 from schema.postgres.fragments import newest_version
-from schema.predicates import REQUIREMENTS, can_take
+from schema.predicates import REQUIREMENTS, ROOM, can_take
 
 # How a bot may serve an instance: for every one, for that one, for its pool. For bots of one kind each is one range of
 # the indexes of bots, so that a few bots of one tenant are found among any number of others'.
@@ -80,16 +80,30 @@ class CandidateRequest:
 
 
 class FreeBot(NamedTuple):
-    """A candidate: `free_units` is its free units when it was read, `capacity` all of its units."""
+    """A candidate as it was when it was read.
+
+    free_units: its free units less those that are kept for an instance; negative while these are not all free.
+    capacity: all of its units. kept_units: the units that are kept for the instance `kept_for`.
+    """
 
     id: int
     name: str
     priority: int
     free_units: int
     capacity: int
+    kept_units: int = 0
+    kept_for: int | None = None
+
+    def for_instance(self, instance: int) -> "FreeBot":
+        """The bot as this instance sees it: what is kept for it is free once all of it is."""
+        if not self.kept_units or self.kept_for != instance or self.free_units < 0:
+            return self
+        return self._replace(free_units=self.free_units + self.kept_units, kept_units=0)
 
 
-_COLUMNS = "b.id, b.name, b.priority, b.capacity - b.in_use - b.reserved AS room, b.capacity"
+_COLUMNS = (
+    "b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity, b.kept_units, b.kept_for"
+)
 # Lateral subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
 AMONG = text(f"""
 SELECT {_COLUMNS} FROM unnest(CAST(:bot_ids AS bigint[])) AS drawn (id)
@@ -101,7 +115,7 @@ _WANT = """
     SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
         CAST(:platform AS integer) AS platform, (SELECT pool FROM instances WHERE id = :instance) AS pool,
         CAST(:units AS integer) AS units"""
-_ROOMY = "free AND capacity - in_use - reserved >= w.units"
+_ROOMY = ROOM.of(bot="", want="w")
 # The last resort: any free bot that nobody else has locked, and it stays locked until we are done.
 ANY_FREE = text(f"""
 WITH w AS MATERIALIZED ({_WANT}), near AS MATERIALIZED (
@@ -119,7 +133,7 @@ SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_
 
 # Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
 WARM = text(f"""
-SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity
+SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity, s.kept_units, s.kept_for
 FROM (
     SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
     FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
@@ -159,7 +173,8 @@ def all_free(connection: Connection, cohorts: Collection[int]) -> list[FreeBot]:
 def any_free(connection: Connection, want: CandidateRequest) -> list[FreeBot]:
     """Lock up to `want.count` free bots that could take one of the jobs, the first that are not locked by others."""
     values = {**_values(want), "count": want.count, "look": max(MAX_BOTS_READ, want.count)}
-    return [FreeBot._make(row) for row in connection.execute(ANY_FREE, values).all()]
+    rows = connection.execute(ANY_FREE, values).all()
+    return [FreeBot._make(row).for_instance(want.instance) for row in rows]
 
 
 def is_any_free(connection: Connection, want: CandidateRequest) -> bool:
@@ -193,7 +208,7 @@ def warm(connection: Connection, wanted: Sequence[tuple[CandidateRequest, str]])
     )
     found: list[list[FreeBot]] = [[] for _ in wanted]
     for nth, *bot in rows.all():
-        found[nth - 1].append(FreeBot._make(bot))
+        found[nth - 1].append(FreeBot._make(bot).for_instance(wanted[nth - 1][0].instance))
     return found
 
 

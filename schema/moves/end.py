@@ -121,13 +121,13 @@ def credit(connection: Connection, credits: Sequence[Credit]) -> None:
 
 @dataclass
 class BotCapacity:
-    """A bot whose row this transaction holds: all of its units, those in use, its live leases, and units that are kept
-    for evictors. Whoever ends leases or grants some notes it here; `synced` writes it to the row."""
+    """A bot whose row this transaction holds: all of its units, those in use, its live leases, and the units that are
+    kept for an instance. Whoever ends leases or grants some notes it here; `record_syncs` writes it to the row."""
 
     capacity: int
     in_use: int
     held: int
-    reserved: int
+    kept: int
 
     @property
     def unused(self) -> int:
@@ -137,18 +137,18 @@ class BotCapacity:
     @property
     def units(self) -> int:
         """Units for anybody."""
-        return self.unused - self.reserved
+        return self.unused - self.kept
 
     def give_back(self, units: int) -> None:
         """A lease has ended."""
         self.in_use -= units
         self.held = max(0, self.held - 1)
 
-    def take(self, units: int, *, reserved: int) -> None:
-        """A lease has begun; so many of its units were reserved for it."""
+    def take(self, units: int, *, kept: int) -> None:
+        """A lease has begun; so many of its units had been kept for its instance."""
         self.in_use += units
         self.held += 1
-        self.reserved -= reserved
+        self.kept -= kept
 
 
 #: A live lease, in words that match no index of live leases: by its job and fence it is found by its primary key.

@@ -1,6 +1,8 @@
 """queued -> leased: grant."""
 
+import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
@@ -9,7 +11,14 @@ from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT
 from schema.moves.end import BotCapacity
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota, newest_version
-from schema.predicates import DRAIN, HEALTHY, REQUIREMENTS, RESERVATION, STATE, serves
+from schema.predicates import DRAIN, HEALTHY, REQUIREMENTS, STATE, serves
+
+#: The strategy of a lease for which preemption has freed the units (BuildGrid).
+PREEMPTION = "preemption"
+
+#: Amounts by counter name.
+Amounts = Mapping[str, float]
+NO_AMOUNTS: Mapping[int, Amounts] = MappingProxyType({})
 
 
 class Placement(NamedTuple):
@@ -21,53 +30,50 @@ class Placement(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """A lease that came to be; so many of its units were reserved for it."""
+    """A lease that came to be; so many of its units had been kept for its instance."""
 
     job_id: int
     public_id: str
     bot_id: int
     fence: int
     units: int
-    reserved: int
+    kept: int
     instance: int
 
 
 # Bots have been locked after jobs, out of order, hence SKIP LOCKED. A bot takes placements in the order in which they
 # are given for as long as they fit into the room that the locked row shows, and a quota likewise. The bot's row also
 # decides what the bot may have: since it was chosen, a new session may have given it other properties, or another
-# instance. A job's own reservation is room for that job, and for no other, on its bot and in its quota; it is read once
-# its bot is locked, because whoever gives it up holds that and not the job. A placement and its quota are brought
-# together by sorting: a join of two sets of unknown size might compare each with each.
+# instance. What a bot keeps for an instance is left alone by others, and by that instance until all of it is free. A
+# placement and its quota are brought together by sorting: a join of two sets of unknown size might compare each with
+# each.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
-    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions})
-        WITH ORDINALITY AS w (job_id, bot_id, actor, decision, nth)
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions},
+                CAST(:taking AS integer[]))
+        WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     JOIN jobs j ON j.id = w.job_id AND {queued}
     JOIN instances i ON i.id = j.instance AND {undrained}
-    LEFT JOIN reservations v ON v.job_id = w.job_id AND v.bot_id <> w.bot_id AND NOT {over}
-    WHERE v.job_id IS NULL
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
-        coalesce(r.unused, b.capacity - b.in_use) AS free,
-        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted, b.ctid
-    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
-        AS r (id, place, unused, units)
+        coalesce(r.unused, b.capacity - b.in_use) AS free, coalesce(r.kept, b.kept_units) AS kept, b.kept_for,
+        b.probation_until IS NULL AS trusted, b.ctid
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:kept AS integer[]))
+        AS r (id, place, unused, kept)
     CROSS JOIN LATERAL {locked_bot} b
     WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
-), kept AS MATERIALIZED (
-    SELECT job_id, bot_id, units FROM reservations
-    WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND bot_id = ANY (ARRAY(SELECT id FROM room)) FOR UPDATE
 ), filled AS MATERIALIZED (
-    SELECT w.*, coalesce(v.units, 0) AS reserved, r.epoch, r.free, r.units AS room, r.trusted,
-        sum(w.units) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS upto,
-        sum(w.units - coalesce(v.units, 0)) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS unreserved
+    SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
+        sum(own.units) OVER upto AS own_upto
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
         AND {serves} AND {offers}
-    LEFT JOIN kept v ON v.job_id = w.job_id AND v.bot_id = w.bot_id
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN r.kept_for = w.instance AND r.kept <= r.free THEN w.units ELSE 0 END) own (units)
+    WINDOW upto AS (PARTITION BY w.bot_id ORDER BY w.nth)
 ), seated AS MATERIALIZED (
-    SELECT f.* FROM filled f
-    WHERE f.upto <= f.free AND f.unreserved <= greatest(f.room, 0) AND (f.trusted OR f.upto = f.units)
+    SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
+    WHERE f.upto + greatest(f.kept - f.own_upto, 0) <= f.free AND (f.trusted OR f.upto = f.units)
 ), limited AS MATERIALIZED (
     SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
     CROSS JOIN LATERAL {quota} q ORDER BY d.cohort, d.instance
@@ -75,24 +81,22 @@ WITH wanted AS MATERIALIZED (
     SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
     LEFT JOIN LATERAL {locked_quota} q ON true
 ), left_over AS MATERIALIZED (
-    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {limit} - q.usage AS headroom, q.kept
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {limit} - q.usage AS headroom
     FROM ROWS FROM (
         unnest(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed),
                ARRAY(SELECT min_quota FROM allowed), ARRAY(SELECT max_quota FROM allowed),
                ARRAY(SELECT usage FROM allowed)),
-        withheld(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
-    ) AS q (cohort, instance, min_quota, max_quota, usage, kept, evicted)
+        recent_evictions(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
+    ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
-    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, units, reserved,
-        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom, CAST(NULL AS bigint) AS kept FROM seated
+    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
+        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
-    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom, kept FROM left_over
+    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom FROM left_over
 ), within AS MATERIALIZED (
     SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
         WHEN max(headroom) OVER quota IS NULL THEN true
-        ELSE sum(units) OVER upto <= max(headroom) OVER quota
-            AND sum(units - reserved) OVER upto <= greatest(max(headroom - kept) OVER quota, 0)
-        END AS fits
+        ELSE sum(units) OVER upto <= max(headroom) OVER quota END AS fits
     FROM weighed w
     WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
 ), moved AS (
@@ -101,19 +105,19 @@ WITH wanted AS MATERIALIZED (
     FROM within f
     WHERE j.id = f.job_id AND f.fits AND {queued}
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
-        f.decision, f.reserved
+        f.decision, f.taking, f.taken_of_kept
 ), taken AS (
-    UPDATE bots b SET in_use = b.in_use + s.units, reserved = b.reserved - s.reserved, held = b.held + s.leases
-    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.reserved) AS reserved, count(*) AS leases
+    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
           FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
     WHERE {written} AND b.ctid = s.ctid
-), claimed AS (
-    DELETE FROM reservations v WHERE v.job_id = ANY (ARRAY(SELECT id FROM moved WHERE reserved > 0))
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at)
-    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor, :strategy,
-        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END
+                        delivered_at, taken)
+    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
+        CASE WHEN taken_of_kept > 0 THEN '{preemption}' ELSE :strategy END,
+        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
+        (CAST(:takings AS jsonb[]))[taking]
     FROM moved
 ), counted AS (
     UPDATE quotas q SET usage = q.usage + s.units
@@ -121,11 +125,12 @@ WITH wanted AS MATERIALIZED (
     WHERE q.cohort = s.cohort AND q.instance = s.instance
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT id, 'grant', 'queued', 'leased', fence, actor, decision FROM moved
+    SELECT id, 'grant', 'queued', 'leased', fence, actor,
+        CASE WHEN taken_of_kept > 0 THEN decision || '{{"strategy": "{preemption}"}}' ELSE decision END FROM moved
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id::text, bot_id, fence, units, reserved, instance, (SELECT count(*) FROM told) FROM moved
+SELECT id, public_id::text, bot_id, fence, units, taken_of_kept, instance, (SELECT count(*) FROM told) FROM moved
 """
 
 
@@ -137,7 +142,6 @@ def _grant(*, again: bool, held: bool = False) -> TextClause:
             decisions=fragments.json_array("decisions"),
             queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
-            over=f"({RESERVATION.of(reservation='v')})",
             locked_bot=newest_bot if held else "(SELECT *, ctid FROM bots WHERE ctid = r.place OFFSET 0)",
             written=str(not held).lower(),
             serves=serves("r", "w"),
@@ -149,6 +153,7 @@ def _grant(*, again: bool, held: bool = False) -> TextClause:
                 lock=f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}",
             ),
             limit=LIMIT,
+            preemption=PREEMPTION,
         )
     )
 
@@ -175,6 +180,7 @@ def grant(
     notify: bool = True,
     again: bool = False,
     cooldown: float = EVICTION_COOLDOWN,
+    taken: Mapping[int, Amounts] = NO_AMOUNTS,
 ) -> list[Granted]:
     """Give each job to its bot, where the bot is still there, free, allowed to have it and not locked by somebody else,
     and where the instance's quota allows it.
@@ -184,18 +190,19 @@ def grant(
     acknowledge. `notify` wakes the bots' long polls; without it the caller tells the bots of their leases itself,
     before the transaction ends, and they count as delivered. `again` says that this transaction has granted or ended
     leases before and so may hold quotas already: then those that somebody else holds count as used up, because waiting
-    for them out of order could deadlock. `cooldown` is that of evictions, in seconds.
+    for them out of order could deadlock. `cooldown` is that of evictions, in seconds. `taken`: the amounts of counters
+    that the leases of constrained jobs take, by job; the caller charges the counters.
     """
     if not placements:
         return []
     values = {
-        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify),
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify, taken=taken),
         "cooldown": cooldown,
     }
     bots = connection.execute(LOCK, {"bot_ids": values["bot_ids"]}).all()
     if not bots:
         return []
-    locked = {"rooms": [row.id for row in bots], "places": [row.ctid for row in bots], "unused": [], "units": []}
+    locked = {"rooms": [row.id for row in bots], "places": [row.ctid for row in bots], "unused": [], "kept": []}
     return _granted(connection, GRANT[again], {**values, **locked})
 
 
@@ -215,24 +222,43 @@ def grant_locked(
     if not placements:
         return []
     values = {
-        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=False),
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=False, taken=NO_AMOUNTS),
         "cooldown": cooldown,
     }
     bots = sorted(set(values["bot_ids"]))
     left = {
         "unused": [capacities[bot_id].unused for bot_id in bots],
-        "units": [capacities[bot_id].units for bot_id in bots],
+        "kept": [capacities[bot_id].kept for bot_id in bots],
     }
     granted = _granted(connection, GRANT_LOCKED, {**values, **left, "rooms": bots, "places": []})
     for lease in granted:
-        capacities[lease.bot_id].take(lease.units, reserved=lease.reserved)
+        capacities[lease.bot_id].take(lease.units, kept=lease.kept)
     return granted
 
 
+def lock_bots(connection: Connection, placements: Sequence[Placement]) -> None:
+    """Lock the bots of the placements as `grant` does, so that the caller can read first what they have declared."""
+    connection.execute(LOCK, {"bot_ids": [placement.bot_id for placement in placements]})
+
+
 def _values(
-    placements: Sequence[Placement], *, assigner: str | Sequence[str], strategy: str, ack: float, notify: bool
+    placements: Sequence[Placement],
+    *,
+    assigner: str | Sequence[str],
+    strategy: str,
+    ack: float,
+    notify: bool,
+    taken: Mapping[int, Amounts],
 ) -> dict[str, Any]:
+    # The jobs of one queue take the same amounts, which mostly are one object. Each object is sent once.
+    kinds: dict[int, tuple[int, Amounts]] = {}
+    taking: list[int | None] = []
+    for placement in placements:
+        amounts = taken.get(placement.job_id)
+        taking.append(None if amounts is None else kinds.setdefault(id(amounts), (len(kinds) + 1, amounts))[0])
     return {
+        "taking": taking,
+        "takings": [json.dumps(dict(amounts)) for _, amounts in kinds.values()],
         "job_ids": [placement.job_id for placement in placements],
         "bot_ids": [placement.bot_id for placement in placements],
         "decisions": fragments.json_documents(placement.decision for placement in placements),

@@ -80,7 +80,7 @@ def park(
 ) -> list[HoldResult]:
     """Hold queued jobs aside until they are released; those in another state are left as they are.
 
-    Only jobs of `instances` are seen, None means all. Room that is reserved for a held job is given up by upkeep.
+    Only jobs of `instances` are seen, None means all.
     Who withdrew from a shared job cannot hold
     it for the others. Answers are in the order of `public_ids`, which must be UUIDs.
     """

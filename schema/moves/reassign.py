@@ -20,9 +20,9 @@ WITH concerned AS MATERIALIZED (
 ), belongs AS MATERIALIZED (
     SELECT labels, cohort_of(labels) AS cohort FROM (SELECT DISTINCT labels FROM concerned) sets
 ), moved AS (
-    UPDATE bots b SET cohort = s.cohort FROM concerned c JOIN belongs s ON s.labels = c.labels
+    UPDATE bots b SET cohort = s.cohort, kept_units = 0 FROM concerned c JOIN belongs s ON s.labels = c.labels
     WHERE b.id = c.id AND b.cohort <> s.cohort
-    RETURNING b.id, b.capacity - b.in_use - b.reserved AS room
+    RETURNING b.id, b.capacity - b.in_use AS room
 )
 SELECT id, room FROM moved ORDER BY id
 """)
@@ -57,10 +57,8 @@ def reassign_cohorts(connection: Connection, *, of_bots: Iterable[str], of_jobs:
 # Their state stays, so these moves write no event. They are placed all the while, from whichever queue they are in.
 
 
-#: What was counted, or not, for a job that room is reserved for stays so until the room is given up.
-_UNRESERVED = "NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = jobs.id)"
 _READY_IN_QUEUE = f"""
-    SELECT id FROM jobs WHERE {ready_in("q")} AND {_UNRESERVED}
+    SELECT id FROM jobs WHERE {ready_in("q")}
     ORDER BY queue LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED"""
 
 # Nobody knows what else was said when they were submitted, but they asked for nothing then.

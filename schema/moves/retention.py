@@ -14,7 +14,6 @@ WITH old AS MATERIALIZED (
         AND finished_at < now() - make_interval(secs => CASE state
             WHEN 'succeeded' THEN :succeeded WHEN 'failed' THEN :failed
             WHEN 'cancelled' THEN :cancelled ELSE :dead END)
-        AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = jobs.id)
     ORDER BY finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ), payloads AS (DELETE FROM job_payloads WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 outputs AS (DELETE FROM job_outputs WHERE job_id = ANY (ARRAY(SELECT id FROM old))),

@@ -13,7 +13,6 @@ from schema.accounting.counters import declare_resources
 from schema.errors import NotFound
 from schema.moves.backoff import wake_queues_for_bots
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
-from schema.moves.preempt import drop_reservations
 from schema.postgres import advisory
 from schema.postgres.fragments import newest_leases, newest_version
 from schema.postgres.notify import wake
@@ -34,8 +33,9 @@ WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
 """)
 OPEN = text("""
 UPDATE bots SET epoch = epoch + 1, session = :session, sync_seq = 0, status = 'ok', closing = false,
-    instance = :instance, pool = :pool, labels = CAST(:labels AS text[]), cohort = cohort_of(CAST(:labels AS text[])),
-    priority = :priority, capacity = :capacity, kind = intern_kind(CAST(:properties AS jsonb)), opened_at = now(),
+    kept_units = 0, instance = :instance, pool = :pool, labels = CAST(:labels AS text[]),
+    cohort = cohort_of(CAST(:labels AS text[])), priority = :priority, capacity = :capacity,
+    kind = intern_kind(CAST(:properties AS jsonb)), opened_at = now(),
     expires_at = now() + make_interval(secs => :ttl)
 WHERE id = :id RETURNING epoch
 """)
@@ -44,7 +44,7 @@ SELECT id FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AN
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 CLOSE = text("""
-UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false
+UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
 WHERE id = ANY (CAST(:bot_ids AS bigint[]))
 """)
 # Begins with the overdue leases, of which there are few, and looks their bots up by id.
@@ -62,14 +62,14 @@ UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING 
 # that is found is the one to change, and can name it by its place.
 RECORD_SYNCS = text(f"""
 UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = s.capacity, in_use = s.in_use, held = s.held,
-    reserved = s.reserved,
+    kept_units = s.kept,
     expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
         THEN now() + make_interval(secs => :ttl) ELSE b.expires_at END
 FROM (
     SELECT s.*, place.ctid FROM unnest(
         CAST(:ids AS bigint[]), CAST(:seqs AS bigint[]), CAST(:states AS text[]), CAST(:capacities AS integer[]),
-        CAST(:in_use AS integer[]), CAST(:held AS integer[]), CAST(:reserved AS integer[]))
-        AS s (id, seq, status, capacity, in_use, held, reserved)
+        CAST(:in_use AS integer[]), CAST(:held AS integer[]), CAST(:kept AS integer[]))
+        AS s (id, seq, status, capacity, in_use, held, kept)
     CROSS JOIN LATERAL {newest_version("bots", "id", "s.id", columns="ctid")} place
 ) s
 WHERE b.ctid = s.ctid
@@ -86,9 +86,9 @@ WITH due AS MATERIALIZED (
 UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl) FROM due WHERE b.id = due.id
 """)
 DRAIN = text("""
-UPDATE bots SET draining = :draining,
+UPDATE bots SET draining = :draining, kept_units = 0,
     drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
-WHERE name = :name RETURNING id, capacity - in_use - reserved AS room
+WHERE name = :name RETURNING id, capacity - in_use AS room
 """)
 
 
@@ -148,7 +148,6 @@ def open_session(
         reason="its bot started anew",
         hold_until=None if dead is not None and dead == bot.session else bot.expires_at,
     )
-    drop_reservations(connection, [bot.id], actor=f"bot:{name}")
     epoch = connection.execute(
         OPEN,
         {
@@ -186,7 +185,7 @@ def record_syncs(connection: Connection, words: Sequence[SyncUpdate], *, ttl: fl
             "capacities": [word.bot_capacity.capacity for word in words],
             "in_use": [word.bot_capacity.in_use for word in words],
             "held": [word.bot_capacity.held for word in words],
-            "reserved": [word.bot_capacity.reserved for word in words],
+            "kept": [word.bot_capacity.kept for word in words],
             "ttl": ttl,
         },
     )
@@ -228,9 +227,7 @@ def drain(
     action = "drain" if draining else "undrain"
     details = {"reason": reason} | ({"deadline": deadline} if deadline is not None else {})
     audit.write(connection, action, actor=actor, subject=f"bot:{name}", details=details)
-    if draining:
-        drop_reservations(connection, [bot.id], actor=actor)
-    else:
+    if not draining:
         wake_queues_for_bots(connection, {bot.id: bot.room})
     wake(connection, "bots", [str(bot.id)])
     wake(connection, "jobs")
@@ -247,7 +244,6 @@ def _end_sessions(
     connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
 ) -> list[EndedAttempt]:
     ended = _end_all(connection, bot_ids, verdict=verdict, actor=actor, reason=reason)
-    drop_reservations(connection, bot_ids, actor=actor)
     connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
     wake(connection, "jobs")
     return ended

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, text
 
 from schema.accounting import rates
+from schema.accounting.quotas import BEING_FREED
 from schema.picking.pick import COLUMNS, ReadyJob
 from schema.picking.queues import AWAKE, CONSTRAINED
 from schema.picking.ready import OFFERED, ROOM, Scope, queues_in_scope
@@ -50,12 +51,14 @@ WITH RECURSIVE steps AS (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
 )
 SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units, k.last,
-    greatest(q.min_quota - q.usage, 0) AS missing_units, statement_timestamp() AS now, {rates.ANY_ADVICE} AS pressed
+    greatest(q.min_quota - q.usage - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
+    {rates.ANY_ADVICE} AS pressed
 FROM walk k LEFT JOIN (
     judged g
     JOIN constraint_sets t ON t.id = g.constraint_set
     JOIN instances i ON i.id = g.instance
-    LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance) ON true
+    LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
+    LEFT JOIN ({BEING_FREED}) f ON f.cohort = g.cohort AND f.instance = g.instance) ON true
 ORDER BY g.queue DESC
 """)
 
@@ -129,8 +132,8 @@ WHERE j.id = :id
 class ConstrainedQueue:
     """Jobs that are alike for the choice of a bot and ask for the same constraints.
 
-    `headroom`: units that the instance's quota leaves, None for any number; `owed`: those that are missing to its
-    minimum; `managed`: the instance has a share of the pool.
+    `headroom`: units that the instance's quota leaves, None for any number; `missing_units`: those that are missing
+    to its minimum and are not being freed for it; `managed`: the instance has a share of the pool.
     """
 
     id: QueueId

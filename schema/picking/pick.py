@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Connection, Row, TextClause
 
-from schema.accounting.quotas import KEPT
+from schema.accounting.quotas import BEING_FREED
 from schema.picking import head_cursor
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.queues import HAS_AWAKE_JOBS, ready_ranks
@@ -69,11 +69,10 @@ class Asker:
     instances: str
 
 
-# Units that instances lack of their minimum, less those that bots are being freed for.
+# Units that instances lack of their minimum, less those that are being freed for them.
 _MISSING = f"""
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
-    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM ({KEPT}) each GROUP BY cohort, instance) k
-        ON k.cohort = q.cohort AND k.instance = q.instance
+    LEFT JOIN ({BEING_FREED}) k ON k.cohort = q.cohort AND k.instance = q.instance
     WHERE q.min_quota - q.usage > coalesce(k.units, 0)"""
 # Of whom nothing may be offered, nothing is kept from others. The front does not tell who has jobs behind it.
 _MISSING_OF_OFFERED = f"{_MISSING} AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)"

@@ -1,7 +1,7 @@
 """What preemption looks at: jobs of instances below their minimum that wait too long, and who holds what they need."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, TextClause, text
 from schema.fleet.candidates import able_bots
 from schema.picking.ready import Scope
 from schema.postgres.fragments import newest_leases
-from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, UNITS
+from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, REQUIREMENTS, UNITS
 from schema.timing import KILL_GRACE
 
 #: Bots looked at for victims of one job.
@@ -23,8 +23,9 @@ MAX_JOBS_READ = 500
 class StarvedJob:
     """A queued job, locked, whose instance is below its minimum, and that has waited `waited` seconds.
 
-    `short`: units that its instance lacks beside those that bots already free for it. `rule` is its cohort's:
-    `lower_priority_only` or `any`.
+    short: units that its instance lacks of its minimum beside those that are kept for it, `kept` in all.
+    kept_bots: the units that each bot keeps for it on which this job could run, by the bot's id.
+    rule: that of its cohort, `lower_priority_only` or `any`.
     """
 
     id: int
@@ -41,6 +42,8 @@ class StarvedJob:
     min_quota: int
     short: int
     rule: str
+    kept: int = 0
+    kept_bots: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ class Occupant:
 
 @dataclass(frozen=True)
 class OccupiedBot:
-    """A healthy bot that could run the job if it had room; `room` is what is free, or will be once those who have been
-    asked to stop have done so, and is not reserved."""
+    """A healthy bot that could run the job if it had room. `free_units`: what is free, or will be once those who have
+    been asked to stop have done so, and is not kept for an instance."""
 
     id: int
     name: str
@@ -85,7 +88,8 @@ IN_TIME = (
 # for one, nothing can for the next.
 _HEADS = f"""
     SELECT w.cohort, w.instance, h.* FROM below b
-    JOIN queues w ON w.cohort = b.cohort AND w.instance = b.instance AND w.units <= b.short AND w.constraint_set IS NULL
+    JOIN queues w ON w.cohort = b.cohort AND w.instance = b.instance AND w.units <= b.short + b.kept
+        AND w.constraint_set IS NULL
     CROSS JOIN LATERAL (
         SELECT row_number() OVER (ORDER BY rank, queued_at, id) AS nth, id, rank, queued_at
         FROM (
@@ -93,22 +97,27 @@ _HEADS = f"""
             ORDER BY queue, rank, queued_at, id LIMIT :look) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
             AND {IN_TIME.format(job="")}
-            AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = first.id)
-        ORDER BY nth LIMIT :limit) h"""
+        ORDER BY nth LIMIT :limit + b.kept) h"""
 
-# What is reserved for jobs of the instance already counts as if they ran.
+# What is kept for an instance is as good as used, by the first of its jobs.
 _BELOW = f"""below AS MATERIALIZED (
-    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, q.min_quota - q.usage - coalesce((
-        SELECT sum(v.units) FROM reservations v JOIN jobs j ON j.id = v.job_id
-        WHERE j.cohort = q.cohort AND j.instance = q.instance AND j.state = 'queued'), 0) AS short
+    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, k.units AS kept,
+        q.min_quota - q.usage - k.units AS short
     FROM quotas q JOIN instances i ON i.id = q.instance JOIN cohorts c ON c.id = q.cohort
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(kept_units), 0)::integer AS units FROM bots
+        WHERE kept_units > 0 AND kept_for = q.instance AND cohort = q.cohort OFFSET 0) k
     WHERE q.usage < q.min_quota AND {DRAIN.of(instance="i")}
         AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
 )"""
-_FOUND = """SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
+_KEPT_BOTS = f"""(
+        SELECT jsonb_object_agg(k.id, k.kept_units) FROM bots k
+        WHERE k.kept_units >= j.units AND k.kept_units > 0 AND k.kept_for = j.instance AND k.cohort = j.cohort
+            AND {REQUIREMENTS.of(bot="k", want="j")} OFFSET 0)"""
+_FOUND = f"""SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
-    clock_timestamp() AS now, b.short
+    clock_timestamp() AS now, b.short, b.kept, CASE WHEN b.kept > 0 THEN {_KEPT_BOTS} END AS kept_bots
 FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
 """
 
@@ -119,7 +128,7 @@ WITH {_BELOW}, heads AS MATERIALIZED (
     SELECT id FROM ({_HEADS}) found
     ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, rank, queued_at, id),
         rank, queued_at, id
-    LIMIT :limit
+    LIMIT :limit + (SELECT coalesce(sum(kept), 0) FROM below)
 ), held AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
     ORDER BY rank, queued_at, id FOR NO KEY UPDATE SKIP LOCKED
@@ -136,16 +145,21 @@ WITH {_BELOW}, held AS MATERIALIZED (
 ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
 """)
 
-_OCCUPIED = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND {PROBATION.of(bot='')}"
-# A lease that is asked to stop counts as gone from its bot, where what is reserved may be what it frees, and from what
-# its instance has to spare.
+#: A bot keeps units for an instance, and may not keep more for this one: only what is freed at the same time for one
+#: instance is gathered on one bot, so that nobody waits for what others have stopped later.
+KEPT_BY_OTHERS = (
+    "(kept_units > 0 AND (kept_for <> :instance OR kept_until <> now() + make_interval(secs => :patience)))"
+)
+_OCCUPIED = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND {PROBATION.of(bot='')} AND NOT {KEPT_BY_OTHERS}"
+# A lease that is asked to stop counts as gone from its bot, where what is kept may be what it frees, and from what its
+# instance has to spare.
 OCCUPIED_BOTS = text(f"""
 WITH want AS MATERIALIZED (
     SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
         (SELECT pool FROM instances WHERE id = :instance) AS pool, CAST(:platform AS integer) AS platform,
         CAST(:units AS integer) AS units
 ), able AS MATERIALIZED (
-    SELECT b.id, b.name, b.capacity, b.held, b.capacity - b.in_use - b.reserved AS room
+    SELECT b.id, b.name, b.capacity, b.held, b.capacity - b.in_use - b.kept_units AS room
     FROM want w CROSS JOIN LATERAL ({able_bots("b.*", "w", which=_OCCUPIED, limit=":look")} LIMIT :look) b
     WHERE {UNITS.of(bot="b", want="w")}
 ), stopping AS MATERIALIZED (
@@ -213,13 +227,16 @@ def _read_starved(
                 row.min_quota,
                 row.short,
                 row.reclaim_min,
+                row.kept,
+                {int(bot_id): units for bot_id, units in (row.kept_bots or {}).items()},
             )
         )
     return found, now
 
 
-def occupied_bots(connection: Connection, job: StarvedJob) -> Sequence[OccupiedBot]:
-    """The healthy bots of the job's cohort that satisfy it and serve its instance, with what runs on each."""
+def occupied_bots(connection: Connection, job: StarvedJob, *, patience: float) -> Sequence[OccupiedBot]:
+    """The healthy bots of the job's cohort that satisfy it, serve its instance, and keep nothing but what this
+    transaction keeps for the same instance, with what runs on each. `patience`: the seconds for which they keep it."""
     rows = connection.execute(
         OCCUPIED_BOTS,
         {
@@ -228,6 +245,7 @@ def occupied_bots(connection: Connection, job: StarvedJob) -> Sequence[OccupiedB
             "platform": job.platform,
             "units": job.units,
             "look": MAX_VICTIM_BOTS,
+            "patience": patience,
         },
     ).all()
     bots: dict[int, tuple[str, int, int, list[Occupant]]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, text
 
 from schema import predicates
-from schema.accounting.quotas import HEADROOM, KEPT
+from schema.accounting.quotas import HEADROOM
 from schema.predicates import ANY_CONSTRAINED_READY, AT_REST, DRAIN, DUE, IN_FRONT, has_ready_jobs
 
 #: Queue `k` does not rest.
@@ -19,21 +19,17 @@ PLAIN, CONSTRAINED = "k.constraint_set IS NULL", "k.constraint_set IS NOT NULL"
 
 # What a quota leaves is found once for all queues of an instance. The rows of a table are gathered in an array, so that
 # the planner's guess of their number is of no account.
-_OPEN = f"""
-    WITH kept AS MATERIALIZED (
-        SELECT cohort, instance, sum(units) AS units FROM ({KEPT}) each GROUP BY cohort, instance
-    )
+_OPEN = """
     SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
-        SELECT g.cohort, g.instance, g.members, i.pool, {{headroom}} AS headroom
+        SELECT g.cohort, g.instance, g.members, i.pool, {headroom} AS headroom
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
-              WHERE k.id = ANY (ARRAY(SELECT queue FROM {{waiting}})) AND {{which}}
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM {waiting})) AND {which}
               GROUP BY k.cohort, k.instance) g
-        JOIN instances i ON i.id = g.instance AND {{undrained}}
+        JOIN instances i ON i.id = g.instance AND {undrained}
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
-        LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
         OFFSET 0
     ) w CROSS JOIN LATERAL unnest(w.members) AS k
-    WHERE {{allowed}}"""
+    WHERE {allowed}"""
 
 _PRIORITIES = """
     WITH RECURSIVE ranks AS (

@@ -16,7 +16,7 @@ from schema.fleet.candidates import FREE_KINDS, IS_FREE_KIND, able_bots
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Asker, Order, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import AWAKE, PLAIN, open_queues
-from schema.predicates import COHORT, HEALTHY, REQUIREMENTS, ready_queues, serves
+from schema.predicates import COHORT, HEALTHY, REQUIREMENTS, ready_queues, room_for, serves
 
 _WANTED = """wanted AS MATERIALIZED (
     {open}
@@ -24,19 +24,21 @@ _WANTED = """wanted AS MATERIALIZED (
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 )"""
 
+_ANY_ROOM = f"free AND {room_for('', 'w')} > 0"
 # Each look ends with the first hit; where bots are alike, the first one decides it, at bots that have been read before.
 _SERVED = f"""
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
-        WHERE {COHORT.of(bot="b", want="w")} AND {serves("b", "w")} AND {REQUIREMENTS.of(bot="b", want="w")} OFFSET 0)
-    OR EXISTS ({able_bots("b.id", "w", which="free", limit="1", among=IS_FREE_KIND)} OFFSET 0)"""
+        WHERE {COHORT.of(bot="b", want="w")} AND {room_for("b", "w")} > 0 AND {serves("b", "w")}
+            AND {REQUIREMENTS.of(bot="b", want="w")} OFFSET 0)
+    OR EXISTS ({able_bots("b.id", "w", which=_ANY_ROOM, limit="1", among=IS_FREE_KIND)} OFFSET 0)"""
 
 #: No more jobs are picked, and locked, than there are free units for.
 ROOM = f"""{FREE_KINDS}, roomy AS MATERIALIZED (
-    SELECT id, kind, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
+    SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
-    SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
+    SELECT least(:batch, coalesce(sum(capacity - in_use), 0)) AS jobs FROM roomy
 )"""
 
 #: Those of the queues `wanted` for which a free bot is there.

@@ -1,4 +1,4 @@
-"""Tables of constrained jobs and their limits: constraint sets, counters, charges, rates, classes, windows, meters.
+"""Tables of constrained jobs and their limits: constraint sets, counters, rates, classes, windows, meters.
 
 A job without constraints has no row in any of them; in the row of its queue, `constraint_set` is null.
 """
@@ -69,18 +69,6 @@ counters = Table(
     CheckConstraint("used >= 0 AND used <> 'NaN'", name="counters_used_positive"),
     CheckConstraint("most >= 0 AND most <> 'NaN'", name="counters_most_positive"),
     Index("counters_of_instances", "name", postgresql_where=text("name LIKE 'instance:%'")),
-)
-
-# Amounts that a live lease has taken of counters. They are returned when the lease ends.
-charges = Table(
-    "charges",
-    metadata,
-    Column("job_id", BigInteger, nullable=False),
-    Column("fence", BigInteger, nullable=False),
-    Column("names", ARRAY(Text), nullable=False),
-    Column("amounts", ARRAY(AMOUNT), nullable=False),
-    PrimaryKeyConstraint("job_id", "fence"),
-    CheckConstraint("cardinality(names) = cardinality(amounts)", name="charges_paired"),
 )
 
 # Real usage of ended attempts, by counter and minute. `rolled`: older than the window and subtracted from the counter.

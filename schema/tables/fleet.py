@@ -1,4 +1,4 @@
-"""The tables of the fleet: bots, what they offer and remember, their leases, and reserved capacity."""
+"""The tables of the fleet: bots, what they offer and remember, and their leases."""
 
 from sqlalchemy import (
     BigInteger,
@@ -23,19 +23,6 @@ from schema.tables.columns import NO_LABELS, NOW, TIME, identity, metadata, name
 LIVE = "state IN ('pending', 'active', 'cancelling')"
 #: A live lease, as the index `leases_live_of_bot` states it, and no other index.
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
-
-reservations = Table(
-    "reservations",
-    metadata,
-    Column("job_id", BigInteger, autoincrement=False, nullable=False),
-    Column("bot_id", BigInteger, nullable=False),
-    Column("units", Integer, nullable=False),
-    Column("until", TIME, nullable=False),
-    PrimaryKeyConstraint("job_id"),
-    CheckConstraint("units >= 1", name="reservations_units_positive"),
-    Index("reservations_of_bot", "bot_id"),
-    Index("reservations_until", "until"),
-)
 
 # Kinds of bots: bots of one kind offer the same properties.
 kinds = Table(
@@ -80,7 +67,10 @@ bots = Table(
     Column("labels", ARRAY(Text), nullable=False, server_default=NO_LABELS),
     Column("cohort", Integer, nullable=False, server_default=text("0")),
     Column("pool", Text),
-    Column("reserved", Integer, nullable=False, server_default=text("0")),
+    # Units that an eviction frees, or has freed, for one instance: no other instance gets them.
+    Column("kept_units", Integer, nullable=False, server_default=text("0")),
+    Column("kept_for", Integer),
+    Column("kept_until", TIME),
     Column("drain_deadline", TIME),
     Column("held", Integer, nullable=False, server_default=text("0")),
     Column("kind", Integer),
@@ -89,7 +79,7 @@ bots = Table(
         "free",
         Boolean,
         Computed(
-            "status = 'ok' AND NOT draining AND NOT closing AND in_use + reserved < capacity"
+            "status = 'ok' AND NOT draining AND NOT closing AND in_use < capacity"
             " AND (probation_until IS NULL OR in_use = 0)",
             persisted=True,
         ),
@@ -105,8 +95,10 @@ bots = Table(
     Index("bots_present", "id", postgresql_where=text("status <> 'gone'")),
     CheckConstraint(name_form("pool"), name="bots_pool_form"),
     CheckConstraint("instance IS NULL OR pool IS NULL", name="bots_serve_instance_or_pool"),
-    CheckConstraint("reserved >= 0", name="bots_reserved_positive"),
+    CheckConstraint("kept_units >= 0", name="bots_kept_positive"),
+    CheckConstraint("kept_units = 0 OR kept_for IS NOT NULL AND kept_until IS NOT NULL", name="bots_kept_for_somebody"),
     CheckConstraint("held >= 0", name="bots_held_positive"),
+    Index("bots_kept", "kept_for", postgresql_where=text("kept_units > 0")),
     Index("bots_probation", "id", postgresql_where=text("probation_until IS NOT NULL")),
     Index("bots_free", "cohort", "kind", "instance", "pool", postgresql_where=text("free")),
     Index("bots_of_cohort", "cohort", "kind", "instance", "pool", postgresql_where=text("status <> 'gone'")),
@@ -152,6 +144,8 @@ leases = Table(
     Column("due_at", TIME),
     Column("ended_at", TIME),
     Column("cohort", Integer, nullable=False, server_default=text("0")),
+    # The amounts of counters that the lease takes, by counter name; null for a job without constraints.
+    Column("taken", JSONB),
     PrimaryKeyConstraint("job_id", "fence"),
     CheckConstraint(
         "state IN ('pending', 'active', 'cancelling', 'completed', 'cancelled')", name="leases_state_known"

@@ -1,4 +1,4 @@
-"""Tables of jobs, bots and leases, with all that belongs to them: payloads, outputs, keys, events, reservations.
+"""Tables of jobs, bots and leases, with all that belongs to them: payloads, outputs, keys, events.
 
 The baseline revision creates all tables from this package; later revisions must lead to the same tables. `jobs` and
 `leases` hold ids of queues, instances and cohorts without foreign keys. Those rows are hardly ever deleted, and on

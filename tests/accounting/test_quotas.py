@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting import quotas as quotas_accounting
 from schema.accounting.quotas import QuotaDrift
-from tests.support.pool import Pool, completed
+from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, outcome
 from tests.support.tenancy import EAGER, Tenancy, assign, contested
 
@@ -87,6 +87,7 @@ def test_bg_20_a_victim_keeps_its_age_is_not_charged_and_can_be_told_why(pool: P
     assign(pool)
     assert (tenancy.usage("team-b"), tenancy.usage("team-a")) == (1, 0), "until it has stopped"
     bot.sync(completed(work, "stopped"))
+    assign(pool)
     assert (tenancy.usage("team-b"), tenancy.usage("team-a")) == (0, 1)
     row = pool.job(victim)
     assert (row.state, row.queued_at, row.attempts, row.evictions) == ("queued", queued_at, 0, 1)
@@ -114,7 +115,9 @@ def test_bg_16_a_job_of_an_instance_below_its_minimum_evicts_after_the_delay(poo
     answer = bot.sync(*[{"job": w["job"], "fence": w["fence"], "state": "active"} for w in held])
     (stopped,) = [work for work in answer["leases"] if work["state"] == "cancelling"]
     (kept,) = [work for work in answer["leases"] if work["state"] == "active"]
-    answer = bot.sync(completed(stopped, "stopped"), {"job": kept["job"], "fence": kept["fence"], "state": "active"})
+    bot.sync(completed(stopped, "stopped"), active(kept))
+    tenancy.assigner(quotas).run_once()
+    answer = bot.sync(active(kept))
     assert {work["job"] for work in answer["leases"]} == {kept["job"], job}, "the room was kept for it"
     victim = pool.job(stopped["job"])
     assert (victim.state, victim.attempts, victim.evictions) == ("queued", 0, 1)

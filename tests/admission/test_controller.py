@@ -210,9 +210,10 @@ def start(pool: Pool, keeper: AdmissionController, *, free_units: int) -> Sequen
         admitted = keeper.pick(connection, Scope(), batch=free_units, pace=1.0)
         bot = connection.execute(text("SELECT id FROM bots")).scalar_one()
         wanted = [Placement(head.job.id, bot, {}) for head in admitted.heads]
-        granted = grant(connection, wanted, assigner="test", strategy="capacity", ack=60.0)
+        taken = keeper.amounts(admitted)
+        granted = grant(connection, wanted, assigner="test", strategy="capacity", ack=60.0, taken=taken)
         assert len(granted) == len(wanted)
-        keeper.charge(connection, admitted, granted)
+        keeper.charge(connection, admitted, [*taken.items()])
         return admitted.heads
 
     started = pool.database.run(placed)

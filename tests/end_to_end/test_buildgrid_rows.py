@@ -283,14 +283,14 @@ def test_a_28_units_that_are_not_what_the_leases_make_them_are_found_repaired_an
     """The leases are the truth and the units in use a copy: a wrong one neither idles a bot nor overloads it."""
     pool.running()
     pool.bot("idle", capacity=3)
-    pool.change("UPDATE bots SET in_use = CASE name WHEN 'idle' THEN 2 ELSE 0 END, held = in_use + 4, reserved = 1")
+    pool.change("UPDATE bots SET in_use = CASE name WHEN 'idle' THEN 2 ELSE 0 END, held = in_use + 4")
     assert {finding.id: finding.rows for finding in invariants.verify(pool.database) if finding.rows} == {"S3": 2}
     upkeep = pool.upkeep()
     with capture_logs() as logs:
         upkeep.run_once()
-    shown = ("bot", "in_use", "leased", "held", "leases", "reserved", "kept")
+    shown = ("bot", "in_use", "leased", "held", "leases")
     told = [tuple(entry[key] for key in shown) for entry in logs]
-    assert sorted(told) == [("bot-1", 0, 1, 5, 1, 1, 0), ("idle", 2, 0, 4, 0, 1, 0)]
+    assert sorted(told) == [("bot-1", 0, 1, 5, 1), ("idle", 2, 0, 4, 0)]
     assert {entry["log_level"] for entry in logs} == {"error"}
     assert pool.database.run(quotas.reconcile_capacity) == []
 

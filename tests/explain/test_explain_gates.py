@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from schema.tenancy import drains
-from tests.support.explain import closed, cohort, explained, gates_of, park, reserve, rest, status
+from tests.support.explain import closed, cohort, explained, gates_of, keep, park, rest, status
 from tests.support.pool import Pool, graph_of, submitted, taken, work_off
 from tests.support.race import cancel
 from tests.support.tenancy import Tenancy
@@ -64,18 +64,28 @@ def test_a_retry_rests_after_its_attempt(pool: Pool) -> None:
     pool.change("UPDATE jobs SET attempts = 0")
 
 
-def test_a_job_that_a_bot_is_being_freed_for_waits_for_that_bot(pool: Pool) -> None:
-    (job,) = pool.submit()
-    pool.bot("bot-1", capacity=1)
-    reserve(pool, job, "bot-1", seconds=20)
+def test_a_job_whose_instance_a_bot_is_being_freed_for_waits_for_that_bot(pool: Pool) -> None:
+    pool.submit(instance="team-b")
+    pool.given(pool.bot("bot-1", capacity=1))
+    (job,) = pool.submit(instance="team-a")
+    (other,) = pool.submit(instance="team-c")
+    keep(pool, "bot-1", "team-a", seconds=20)
     found = explained(pool, job)
-    assert closed(found) == ["backoff", "reservation", "room"]
-    gate = gates_of(found)["reservation"]
-    assert (gate.evidence["bot"], gate.evidence["units"]) == ("bot-1", 1)
-    assert 15 < gate.evidence["left_seconds"] <= 20
+    assert closed(found) == ["room"]
+    gate = gates_of(found)["room"]
+    assert gate.evidence["kept_units"] == 1
+    assert 15 < gate.evidence["kept_seconds"] <= 20
     (change,) = found.change
-    left = f"{gate.evidence['left_seconds']:.1f} s"
-    assert change == f"wait at most {left} for the bot that is being freed for it"
+    assert change == f"wait at most {gate.evidence['kept_seconds']:.1f} s for what is being freed for its instance"
+    assert explained(pool, other).change == ["2 more free units on a matching bot"]
+
+
+def test_what_is_kept_for_another_instance_is_no_room(pool: Pool) -> None:
+    (job,) = pool.submit(instance="team-a")
+    pool.bot("bot-1", capacity=2)
+    keep(pool, "bot-1", "team-b", units=2)
+    found = explained(pool, job)
+    assert (closed(found), found.change) == (["room"], ["1 more free unit on a matching bot"])
 
 
 def test_a_drained_instance_starts_nothing(pool: Pool) -> None:

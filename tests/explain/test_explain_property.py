@@ -18,7 +18,7 @@ from schema.moves.hold import defer
 from schema.policy import meters, time_windows
 from schema.policy.time_windows import WindowSettings
 from schema.tenancy import drains
-from tests.support.explain import closed, cohort, explained, park, reserve, rest, status
+from tests.support.explain import closed, cohort, explained, keep, park, rest, status
 from tests.support.pool import Pool, graph_of, taken
 from tests.support.tenancy import Tenancy
 
@@ -26,9 +26,9 @@ EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
 EXAMPLES = 50
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_outputs, submit_keys, bots, bot_changes, bot_localities, kinds,
-    kind_platforms, leases, job_events, queues, platforms, instances, ticks, audit, quotas, evictions, reservations,
+    kind_platforms, leases, job_events, queues, platforms, instances, ticks, audit, quotas, evictions,
     assigners, constraint_sets,
-    job_constraints, counters, charges, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours,
+    job_constraints, counters, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours,
     rate_buckets, backpressure RESTART IDENTITY;
 DELETE FROM cohorts WHERE id <> 0"""
 SEED = text("SELECT setseed(0.25)")
@@ -83,7 +83,7 @@ def machine(chance: random.Random) -> Machine:
         labels=chance.choice([*[[]] * 10, ["gpu"], ["unknown"]]),
         serves=chance.choice([*[{}] * 4, {"instance": "team-a"}, {"instance": "team-b"}, {"pool": "p"}]),
         resources=chance.choice([{}, {}, {"cpu_milli": 500}, {"cpu_milli": 1500, "memory_mib": 64}]),
-        state=chance.choice([*["ok"] * 5, "unhealthy", "draining", "closing", "drained", "reserved"]),
+        state=chance.choice([*["ok"] * 5, "unhealthy", "draining", "closing", "drained", "kept", "kept"]),
     )
 
 
@@ -142,7 +142,7 @@ def at_random(chance: random.Random) -> World:
             "label": chance.choice([*[""] * 7, "gpu", "other"]),
         },
         fate=chance.choice(
-            [*["ready"] * 16, *("rested", "rested", "resting", "parked", "reserved", "deferred"), *NODES, "blocked"]
+            [*["ready"] * 16, *("rested", "rested", "resting", "parked", "deferred"), *NODES, "blocked"]
         ),
     )
 
@@ -220,13 +220,8 @@ def build(pool: Pool, world: World) -> str:
                 status(pool, f"bot-{nth}", closing=True)
             case "drained":
                 status(pool, f"bot-{nth}", draining=True)
-            case "reserved":
-                pool.change(
-                    "WITH kept AS (INSERT INTO reservations (job_id, bot_id, units, until)"
-                    " SELECT -id, id, 1, now() + interval '1 hour' FROM bots WHERE name = :bot)"
-                    " UPDATE bots SET reserved = reserved + 1 WHERE name = :bot",
-                    bot=f"bot-{nth}",
-                )
+            case "kept":
+                keep(pool, f"bot-{nth}", INSTANCES[nth % 2])
     for instance in world.drained:
         pool.database.run(lambda c, name=instance: drains.drain_instance(c, name, draining=True, actor="test"))
     match world.fate:
@@ -236,8 +231,6 @@ def build(pool: Pool, world: World) -> str:
             rest(pool, job, 60)
         case "parked":
             park(pool, job)
-        case "reserved":
-            reserve(pool, job, "bot-0", seconds=60)
         case "deferred":
             assert pool.database.run(lambda c: defer(c, 1, normal=-100, most=0, actor="test")) == [job]
     return job

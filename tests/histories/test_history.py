@@ -30,7 +30,7 @@ from schema.diagnostics import invariants
 from schema.errors import Conflict, NotFound
 from schema.moves import submit as submit_moves
 from schema.moves.backoff import promote
-from schema.moves.preempt import expire_reservations
+from schema.moves.preempt import release_kept_units
 from schema.moves.sessions import close_overdue
 from schema.moves.submit import Submitted
 from schema.validation import normal_properties
@@ -80,17 +80,11 @@ SYNC: dict[str, Any] = {
 #: Evictions count among the effective maximum for ever, and a job may be evicted at most twice.
 PATIENT = QuotaSettings(preemption_delay=0, max_evictions=2)
 CLEAR_TENANTS = """
-TRUNCATE quotas, evictions, reservations, grown_too_far;
+TRUNCATE quotas, evictions, grown_too_far;
 DELETE FROM cohorts WHERE id <> 0;
 INSERT INTO cohorts (id, name, labels, position, reclaim_min) VALUES (1, 'blue', '{blue}', 1, 'any');
 INSERT INTO instances (name, pool) VALUES ('default', NULL), ('other', 'twins')"""
-OVER = """
-WITH over AS (UPDATE reservations SET until = now() - interval '1 s' RETURNING job_id)
-UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE id IN (SELECT job_id FROM over)
-    AND schedule_after IS NOT NULL"""
-UNFOUNDED = """
-SELECT v.job_id FROM reservations v JOIN jobs j ON j.id = v.job_id
-WHERE j.state IN ('leased', 'running', 'cancelling') AND v.until > now()"""
+OVER = "UPDATE bots SET kept_until = now() - interval '1 s' WHERE kept_units > 0"
 COHORTS = st.sampled_from(["default", "default", "blue"])
 
 
@@ -376,16 +370,15 @@ class TenantHistory(History):
         self.pool.assigner().run_once()
 
     @rule()
-    def give_reservations_up(self) -> None:
+    def release_kept_units(self) -> None:
         self.pool.change(OVER)
-        self.pool.database.run(lambda connection: expire_reservations(connection, 100))
+        self.pool.database.run(lambda connection: release_kept_units(connection, 100))
 
     @invariant()
     def everything_is_in_order(self) -> None:
-        """Also no usage has ever grown beyond what was allowed, and what is reserved is for jobs that wait."""
+        """Also no usage has ever grown beyond what was allowed."""
         super().everything_is_in_order()
         assert grown_too_far(self.pool) == []
-        assert self.pool.rows(UNFOUNDED) == []
 
     def _submit(self, requests: list[dict[str, Any]]) -> list[Submitted]:
         labels = [{"label": "blue"} if request["priority"] == 1 else {} for request in requests]

@@ -89,26 +89,6 @@ def test_the_time_a_job_is_held_does_not_count_towards_its_queue_timeout(pool: P
     assert 30 <= last_event(pool, job).details["held_seconds"] < 40
 
 
-def test_room_reserved_for_a_held_job_is_given_up_by_upkeep(pool: Pool) -> None:
-    (job,) = pool.submit()
-    bot = pool.bot()
-    row = pool.job(job)
-    pool.change(
-        "WITH kept AS (UPDATE bots SET reserved = 1 RETURNING id), rests AS (UPDATE jobs SET"
-        " schedule_after = now() + interval '1 h' WHERE id = :id)"
-        " INSERT INTO reservations (job_id, bot_id, units, until)"
-        " SELECT :id, id, 1, now() + interval '1 h' FROM kept",
-        id=row.id,
-    )
-    park(pool, job, reason="wait")
-    pool.upkeep().run_once()
-    assert pool.row("SELECT reserved FROM bots").reserved == 0
-    assert pool.job(job).reason == "held: wait"
-    unpark(pool, job)
-    pool.assigner().run_once()
-    assert [work["job"] for work in bot.sync()["leases"]] == [job], "it need not wait for a reservation that is over"
-
-
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_assigner_passes_over_a_job_that_is_being_held(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit()

@@ -92,20 +92,6 @@ def test_a_parked_job_does_not_time_out(pool: Pool) -> None:
     assert pool.job(ids[0]).state == "parked"
 
 
-def test_a_job_that_dies_frees_what_was_reserved_for_it(pool: Pool) -> None:
-    (job,) = pool.submit(queue_timeout_seconds=60)
-    pool.bot(capacity=2)
-    pool.change(
-        "INSERT INTO reservations (job_id, bot_id, units, until)"
-        " SELECT j.id, b.id, 1, now() + interval '1 h' FROM jobs j, bots b"
-    )
-    pool.change("UPDATE bots SET reserved = 1")
-    pool.change(LATE)
-    pool.upkeep().run_once()
-    assert pool.job(job).state == "dead"
-    assert (pool.row("SELECT reserved FROM bots").reserved, pool.rows("SELECT * FROM reservations")) == (0, [])
-
-
 def test_a_job_that_is_about_to_be_granted_is_passed_by(pool: Pool, race: Race) -> None:
     (job,) = pool.submit(queue_timeout_seconds=60)
     pool.bot()

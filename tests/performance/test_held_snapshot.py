@@ -19,7 +19,7 @@ CAPACITY, CALLS = 5, 100
 GROWTH = 15
 #: The statements of a call that look for its bot, by words of theirs.
 STATEMENTS = {
-    "lock": "b.reserved, b.kind",
+    "lock": "b.kept_units, b.kind",
     "held": "l.fence, l.state FROM found",
     "write": "SET sync_seq",
     "due": "p.payload",

@@ -203,7 +203,7 @@ def test_s_3_what_is_in_use_of_a_resource_is_what_live_leases_take(pool: Pool) -
     pool.change("UPDATE counters SET most = 2000, used = 400 WHERE name LIKE '%cpu_milli'")
     assert broken(pool) == {"S19": [row.name]}
     pool.change("UPDATE counters SET used = 400 WHERE name LIKE '%cpu_milli'")
-    pool.change("UPDATE charges SET amounts[array_position(names, :name)] = 400", name=row.name)
+    pool.change("UPDATE leases SET taken = taken || jsonb_build_object(CAST(:name AS text), 400)", name=row.name)
     assert broken(pool) == {"S20": [str(pool.job(name).id)]}
 
 

@@ -45,7 +45,7 @@ SETTINGS = {
     "scheduling",
     "windows",
 }
-TABLES = ("jobs", "job_constraints", "charges", "leases", "bots", "kind_platforms")
+TABLES = ("jobs", "job_constraints", "leases", "bots", "kind_platforms")
 LIVE = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
 FREE = text("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
 
@@ -79,9 +79,10 @@ def _start(_: Held, connection: Connection, **ordering: Any) -> None:
     assert len(admitted.heads) == BATCH
     bots = connection.execute(FREE, {"limit": BATCH}).scalars()
     placements = [Placement(head.job.id, bot, {}) for head, bot in zip(admitted.heads, bots, strict=True)]
-    granted = grant(connection, placements, assigner="test", strategy="test", ack=60.0)
+    taken = controller.amounts(admitted)
+    granted = grant(connection, placements, assigner="test", strategy="test", ack=60.0, taken=taken)
     assert len(granted) == BATCH
-    controller.charge(connection, admitted, granted)
+    controller.charge(connection, admitted, [*taken.items()])
 
 
 def _end(verdict: Verdict) -> Act:

@@ -12,7 +12,7 @@ from schema.moves import grant as grant_moves
 from schema.moves import preempt as preempt_moves
 from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.grant import Placement
-from schema.moves.preempt import expire_reservations, lock_reserved_jobs
+from schema.moves.preempt import release_kept_units
 from schema.picking import for_bot, preemption, queues, ready
 from schema.picking.for_bot import FetchingBot
 from schema.picking.pick import WIDTHS, Order
@@ -26,7 +26,7 @@ COHORTS, INSTANCES, BATCH = 3, 5, 10
 FREE, FULL = KINDS = ("free", "full")
 #: Of two sizes of jobs each.
 QUEUES = 2 * COHORTS * INSTANCES * len(KINDS)
-JOBS, BOTS, RESERVED = 30_000, 6_000, 50
+JOBS, BOTS, KEPT = 30_000, 6_000, 50
 #: Tables with one row for each thing that an operator has set; everything else is never read whole.
 SETTINGS = {"quotas", "cohorts", "instances"}
 # Three cohorts; every instance has a quota in each, below the minimum but for i-0, whose jobs hold the full bots.
@@ -44,11 +44,8 @@ PART = (
     "INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)"
     " SELECT 1 + n % 3, 1 + n % 5, n, 1, n, n, 1, 'any', '{}' FROM generate_series(1, 10000) n",
     "UPDATE evictions SET at = at - interval '1 h' WHERE id % 50 > 0",
-    "WITH kept AS (SELECT id, row_number() OVER (ORDER BY id) AS nth FROM jobs WHERE state = 'queued' ORDER BY id DESC"
-    " LIMIT 50), held AS (INSERT INTO reservations (job_id, bot_id, units, until) SELECT k.id, b.id, 1,"
-    " now() + interval '1 h' FROM kept k JOIN (SELECT id, row_number() OVER (ORDER BY id DESC) AS nth FROM bots"
-    " WHERE free LIMIT 50) b ON b.nth = k.nth - (SELECT min(nth) - 1 FROM kept) RETURNING bot_id)"
-    " UPDATE bots SET reserved = 1 WHERE id IN (SELECT bot_id FROM held)",
+    "UPDATE bots SET kept_units = 1, kept_for = 1 + id % 5, kept_until = now() + interval '1 h'"
+    " WHERE id = ANY (ARRAY(SELECT id FROM bots WHERE free ORDER BY id DESC LIMIT 50))",
 )
 
 
@@ -60,7 +57,6 @@ class Known:
     held: list[tuple[int, int, int, int]]
     jobs: list[int]
     free: list[int]
-    reserved: int
 
     def grant(self, connection: Connection, *, again: bool = False) -> None:
         requests = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=True)]
@@ -73,12 +69,14 @@ class Known:
             preemptor=job.id,
             units=1,
             cohort=job.cohort,
+            instance=job.instance,
+            kept=job.kept,
             bot_id=bot,
             victims=[(victim, fence)],
             rule="any",
             receipt={},
             sync=1,
-            reservation=1,
+            patience=1,
             actor="test",
         )
 
@@ -113,10 +111,9 @@ ACTS: dict[str, Act] = {
     ),
     "chores": lambda _, connection: queues.pending_work(connection),
     "starved": lambda _, connection: preemption.starved_jobs(connection, Scope(), delay=0, sync=1, limit=20),
-    "holders": lambda known, connection: preemption.occupied_bots(connection, known.starved),
+    "holders": lambda known, connection: preemption.occupied_bots(connection, known.starved, patience=1),
     "preempt": lambda known, connection: known.preempt(connection),
-    "claims": lambda known, connection: lock_reserved_jobs(connection, known.reserved, free_units=10),
-    "expire reservations": lambda _, connection: expire_reservations(connection, BATCH),
+    "release kept units": lambda _, connection: release_kept_units(connection, BATCH),
 }
 #: As many queues, jobs and bots as are looked through at most; elsewhere a few rows for each of the batch.
 HEADS, LOOKS = QUEUES * (2 + BATCH * WIDTHS[0]), QUEUES * 10
@@ -126,14 +123,14 @@ BOUNDS = {
     **{name: HEADS + LOOKS + 2 * BATCH * WIDTHS[0] for name in ACTS if name.startswith("pick")},
     "pick by age": HEADS + LOOKS + RANKS + 2 * BATCH * WIDTHS[0],
     "fetch": 2 * HEADS,
-    "starved": 4 * QUEUES * RESERVED + 2 * QUEUES * preemption.MAX_JOBS_READ,
+    "starved": 4 * QUEUES * KEPT + 2 * QUEUES * preemption.MAX_JOBS_READ,
     "holders": 8 * MAX_VICTIM_BOTS,
-    # Every eviction within the cooldown counts, of which there are 200 in 15 quotas; and each reservation once.
-    "preempt": 20 * BATCH + 3 * RESERVED,
-    "expire reservations": 20 * BATCH + 3 * RESERVED,
+    # Every eviction within the cooldown counts, of which there are 200 in 15 quotas; and each bot that keeps units.
+    "preempt": 20 * BATCH + 3 * KEPT,
+    "release kept units": 20 * BATCH + 3 * KEPT,
 }
 BOUND = 40 * BATCH
-TABLES = ("jobs", "leases", "bots", "kind_platforms", "evictions", "reservations", "quotas")
+TABLES = ("jobs", "leases", "bots", "kind_platforms", "evictions", "quotas")
 
 
 def _fill(connection: Connection) -> None:
@@ -162,7 +159,6 @@ def _known(connection: Connection) -> Known:
         [tuple(row) for row in connection.execute(held, {"limit": BATCH})],
         [row.id for row in connection.execute(jobs, {"limit": BATCH})],
         [row.id for row in connection.execute(free, {"limit": BATCH})],
-        connection.execute(text("SELECT min(bot_id) FROM reservations")).scalar_one(),
     )
 
 

@@ -1,91 +1,199 @@
-"""Preemption on a real pool: how much is evicted, for whom, what is kept for the job, and what the history says."""
+"""Preemption on a real pool: how much is evicted, for whom, what is kept for it, and what the history says."""
 
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
+from structlog.testing import capture_logs
 
 from schema.accounting import accounts, counters, rates
 from schema.accounting.accounts import Account
 from schema.moves import preempt as preempt_moves
-from schema.moves.cancel import cancel
-from schema.moves.grant import Placement, grant
 from schema.moves.reassign import add_constraints
-from tests.support.explain import closed, explained, gates_of, reserve, rest
+from tests.support.explain import closed, explained, gates_of, rest
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import drain
-from tests.support.tenancy import Tenancy, assign, contested
+from tests.support.tenancy import Tenancy, assign, contested, put_cohort
 
-KEPT = "SELECT (SELECT count(*) FROM reservations) AS reservations, sum(reserved) AS reserved FROM bots"
-LAST = """
-SELECT e.move, e.from_state, e.to_state, e.details FROM job_events e JOIN jobs j ON j.id = e.job_id
-WHERE j.public_id = CAST(:id AS uuid) ORDER BY e.id DESC LIMIT 1"""
+KEPT = "SELECT name, kept_units FROM bots WHERE kept_units > 0 ORDER BY name"
+OVER = "UPDATE bots SET kept_until = now() - interval '1 s' WHERE kept_units > 0"
 
 
-def test_what_stops_for_one_job_is_not_counted_against_the_next(pool: Pool, tenancy: Tenancy) -> None:
+def kept(pool: Pool) -> dict[str, int]:
+    """The units that each bot keeps for an instance."""
+    return {row.name: row.kept_units for row in pool.rows(KEPT)}
+
+
+def test_one_bot_keeps_units_for_one_instance_at_a_time(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=2)
     tenancy.quota("team-c", minimum=1)
     pool.submit(8, instance="team-b", priority=10)
-    bot = pool.bot(capacity=8)
-    pool.given(bot)
+    first, second = pool.bot("bot-1", capacity=4), pool.bot("bot-2", capacity=4)
+    assign(pool)
+    first.take()
+    second.take()
     pool.submit(instance="team-a", units=2)
     assign(pool)
     pool.submit(instance="team-c", priority=1)
     assign(pool)
     assert tenancy.stop_requests() == 2 + 1
-    assert tuple(pool.row(KEPT)) == (2, 3)
+    assert sorted(kept(pool).values()) == [1, 2]
+    pool.submit(instance="team-d", priority=-5)
+    tenancy.quota("team-d", minimum=1)
+    assign(pool)
+    assert tenancy.stop_requests() == 3, "both bots are being freed for others"
 
 
-def test_a_quota_that_an_eviction_has_freed_is_not_taken_by_others_of_the_instance(
+def test_evictions_of_one_cycle_for_one_instance_share_a_bot_and_later_ones_wait_for_them(
     pool: Pool, tenancy: Tenancy
 ) -> None:
+    """Or what has been freed for the first would have to wait for what is freed for the last."""
+    tenancy.quota("team-a", minimum=4)
+    pool.submit(4, instance="team-b", priority=10)
+    bot = pool.bot(capacity=4)
+    held = pool.given(bot)
+    pool.submit(3, instance="team-a")
+    assign(pool)
+    assert (tenancy.stop_requests(), kept(pool)) == (3, {"bot-1": 3})
+    pool.submit(instance="team-a", priority=-1)
+    assign(pool)
+    assert tenancy.stop_requests() == 3
+    answer = bot.sync(*map(active, held))
+    stopping = [work for work in answer["leases"] if work["state"] == "cancelling"]
+    running = [work for work in answer["leases"] if work["state"] == "active"]
+    bot.sync(completed(stopping[0], "stopped"), *map(active, [*stopping[1:], *running]))
+    assign(pool)
+    assert tenancy.usage("team-a") == 0, "all of it is gathered first"
+    bot.sync(completed(stopping[1], "stopped"), completed(stopping[2], "stopped"), *map(active, running))
+    assign(pool)
+    assert (tenancy.usage("team-a"), tenancy.stop_requests(), kept(pool)) == (3, 4, {"bot-1": 1})
+
+
+def test_no_more_is_evicted_than_jobs_wait_however_far_the_minimum_is(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=6)
+    pool.submit(6, instance="team-b", priority=10)
+    bots = [pool.bot(name, capacity=2) for name in ("bot-1", "bot-2", "bot-3")]
+    assign(pool)
+    for bot in bots:
+        bot.take()
+    pool.submit(2, instance="team-a")
+    for _ in range(4):
+        assign(pool)
+    assert (tenancy.stop_requests(), sum(kept(pool).values())) == (2, 2)
+
+
+def test_what_a_bot_keeps_that_cannot_run_a_job_does_not_count_for_it(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=2)
+    for kind in ("one", "two"):
+        pool.submit(instance="team-b", priority=10, properties={"kind": kind})
+        pool.given(pool.bot(kind, properties={"kind": kind}))
+    pool.submit(instance="team-a", properties={"kind": "one"})
+    assign(pool)
+    pool.submit(instance="team-a", properties={"kind": "two"}, priority=-5)
+    assign(pool)
+    assign(pool)
+    assert (tenancy.stop_requests(), kept(pool)) == (2, {"one": 1, "two": 1})
+
+
+@pytest.mark.parametrize("first", ["of the instance", "of another"])
+def test_units_that_are_kept_go_to_the_first_job_of_the_instance_and_to_no_other(
+    pool: Pool, tenancy: Tenancy, first: str
+) -> None:
+    _, wanting, bot, work = contested(pool, tenancy)
+    assign(pool)
+    (urgent,) = pool.submit(instance="team-a" if first == "of the instance" else "team-z", priority=-9)
+    assert bot.sync(completed(work, "stopped"))["leases"] == [], "it is left to the assigners"
+    assert kept(pool) == {"bot-1": 1}
+    pool.assigner().run_once()
+    (given,) = bot.take()
+    assert given["job"] == (urgent if first == "of the instance" else wanting)
+    assert pool.row("SELECT strategy FROM live").strategy == "preemption"
+    assert kept(pool) == {}
+
+
+def test_what_is_kept_is_used_before_other_bots_are(pool: Pool, tenancy: Tenancy) -> None:
+    _, wanting, bot, work = contested(pool, tenancy)
+    assign(pool)
+    bot.sync(completed(work, "stopped"))
+    for nth in range(20):
+        pool.bot(f"other-{nth}", priority=-100)
+    assign(pool)
+    assert [each["job"] for each in bot.take()] == [wanting]
+
+
+def test_small_jobs_take_nothing_of_what_is_gathered_for_a_large_one(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=3)
+    pool.submit(2, instance="team-b", priority=10)
+    bot = pool.bot(capacity=3)
+    held = pool.given(bot)
+    (large,) = pool.submit(instance="team-a", units=3)
+    assign(pool)
+    assert (tenancy.stop_requests(), kept(pool)) == (2, {"bot-1": 3})
+    pool.submit(2, instance="team-a", priority=5)
+    pool.submit(2, instance="team-z", priority=5)
+    assign(pool)
+    bot.sync(completed(held[0], "stopped"), active(held[1]))
+    assign(pool)
+    assert tenancy.usage("team-a") == 0
+    bot.sync(completed(held[1], "stopped"))
+    assign(pool)
+    assert [each["job"] for each in bot.take()] == [large]
+
+
+def test_an_instance_that_uses_its_maximum_elsewhere_leaves_what_is_kept_until_its_time_is_over(
+    pool: Pool, tenancy: Tenancy
+) -> None:
+    """Its quota has closed meanwhile: what was evicted was evicted in vain, and upkeep says so."""
     _, wanting, bot, work = contested(pool, tenancy, properties={"kind": "one"})
     tenancy.quota("team-a", minimum=1, maximum=1)
     assign(pool)
-    other = pool.bot("bot-2", properties={"kind": "two"}, capacity=2)
-    pool.submit(instance="team-z", properties={"kind": "two"})
     (sibling,) = pool.submit(instance="team-a", properties={"kind": "two"}, priority=-9)
+    pool.bot("bot-2", properties={"kind": "two"})
     assign(pool)
-    (own,) = other.take()
-    other.sync(completed(own))
-    wish = Placement(pool.job(sibling).id, pool.row("SELECT id FROM bots WHERE name = 'bot-2'").id, {})
-    assert pool.database.run(lambda c: grant(c, [wish], assigner="test", strategy="test", ack=9)) == []
-    assert pool.job(sibling).state == "queued"
-    answer = bot.sync(completed(work, "stopped"))
-    assert [lease["job"] for lease in answer["leases"]] == [wanting]
-    assert tenancy.usage("team-a") == 1
+    assert (pool.job(sibling).state, tenancy.usage("team-a")) == ("leased", 1)
+    bot.sync(completed(work, "stopped"))
+    assign(pool)
+    assert (pool.job(wanting).state, kept(pool)) == ("queued", {"bot-1": 1})
+    pool.change(OVER)
+    with capture_logs() as logs:
+        pool.upkeep().run_once()
+    (told,) = (entry for entry in logs if entry["event"] == "leasehold.kept_units_unused")
+    assert (told["bot"], told["instance"], told["units"]) == ("bot-1", "team-a", 1)
+    assert kept(pool) == {}
+    assign(pool)
+    assert tenancy.running() == {"team-a": 1, "team-b": 1}
 
 
-@pytest.mark.parametrize(("leaving", "kept"), [("drained", 0), ("unhealthy", 0), ("closing", 0), ("well", 1)])
-def test_a_bot_that_takes_no_work_keeps_no_room(pool: Pool, tenancy: Tenancy, leaving: str, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("leaving", "left"), [("drained", {}), ("unhealthy", {}), ("closing", {}), ("well", {"bot-1": 1})]
+)
+def test_a_bot_that_takes_no_work_keeps_no_units(
+    pool: Pool, tenancy: Tenancy, leaving: str, left: dict[str, int]
+) -> None:
     _, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
     if leaving == "drained":
         drain(pool)
-        assert tuple(pool.row(KEPT)) == (0, 0), "at once"
+        assert kept(pool) == {}, "at once"
     elif leaving == "closing":
         pool.change("UPDATE bots SET closing = true")
     else:
         bot.sync(active(work), status="ok" if leaving == "well" else leaving)
     pool.upkeep().run_once()
-    assert tuple(pool.row(KEPT)) == (kept, kept)
-    if kept:
+    assert kept(pool) == left
+    if left:
         return
-    event = pool.row(LAST, id=wanting)
-    assert (event.move, event.from_state, event.to_state) == ("unreserve", "queued", "queued")
-    assert event.details == {"reason": "the bot takes no work any more"}
     pool.bot("bot-2")
     assign(pool)
     assert pool.job(wanting).state == "leased", "it does not rest beside a free bot"
 
 
-def test_the_history_tells_that_a_reservation_was_over(pool: Pool, tenancy: Tenancy) -> None:
-    _, wanting, _, _ = contested(pool, tenancy)
+def test_a_bot_that_changes_its_cohort_keeps_no_units(pool: Pool, tenancy: Tenancy) -> None:
+    contested(pool, tenancy)
     assign(pool)
-    pool.change("UPDATE reservations SET until = now() - interval '1 s'")
-    pool.upkeep().run_once()
-    event = pool.row(LAST, id=wanting)
-    assert (event.move, event.details["reason"]) == ("unreserve", "the reservation is over")
+    pool.change("UPDATE bots SET labels = '{blue}'")
+    put_cohort(pool, "blue", "blue")
+    assert kept(pool) == {}
 
 
 @pytest.mark.parametrize(("timeout", "stop_requests"), [(3, 0), (600, 1)])
@@ -151,11 +259,7 @@ def test_an_eviction_is_one_once_the_job_has_lost_its_work(
     assert pool.job(victim).evictions == evictions
 
 
-# Preemption for jobs that ask for more than a place: only where their gates are open, and what they count is kept with
-# the room that is.
-
-
-CHARGED = "SELECT job_id, fence, names FROM charges"
+# Preemption for jobs that ask for more than a place: only where their gates are open.
 
 
 @pytest.fixture
@@ -186,18 +290,19 @@ def occupied(pool: Pool, **fields: Any) -> tuple[Bot, dict[str, Any]]:
     return bot, work
 
 
-def test_a_job_with_gates_of_an_instance_below_its_minimum_gets_the_place_of_another_and_counts_once(
+def test_a_job_with_gates_of_an_instance_below_its_minimum_gets_the_place_of_another(
     pool: Pool, below: Tenancy
 ) -> None:
     bot, work = occupied(pool)
     (job,) = pool.submit(instance="team-a", estimated_cost=3)
     assign(pool)
     assert below.stop_requests() == 1
-    assert (used(pool), used(pool, "cost")) == (1, 3)
-    assert closed(explained(pool, job)) == ["backoff", "reservation", "room"]
-    answer = bot.sync(completed(work, "stopped"))
-    (given,) = answer["leases"]
-    assert (given["job"], used(pool)) == (job, 1)
+    assert (used(pool), used(pool, "cost")) == (0, 0), "until it starts"
+    assert closed(explained(pool, job)) == ["room"]
+    bot.sync(completed(work, "stopped"))
+    assign(pool)
+    (given,) = bot.take()
+    assert (given["job"], used(pool), used(pool, "cost")) == (job, 1, 3)
     bot.sync(active(given))
     bot.sync(completed(given))
     assert (used(pool), used(pool, "cost")) == (0, 3)
@@ -232,66 +337,25 @@ def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool,
     pool.submit(4, instance="team-a")
     for _ in range(2):
         assign(pool)
-    assert (below.stop_requests(), used(pool)) == (2, 2)
+    assert below.stop_requests() == 2
 
 
-def test_a_job_that_room_is_reserved_for_keeps_its_lock_from_others(pool: Pool, below: Tenancy) -> None:
+def test_a_gate_that_closes_meanwhile_leaves_the_units_to_the_next_job_of_the_instance(
+    pool: Pool, below: Tenancy
+) -> None:
     bot, work = occupied(pool)
     (job,) = pool.submit(instance="team-a", terms={"locks": ["tree"]})
     assign(pool)
+    assert below.stop_requests() == 1
     (rival,) = pool.submit(instance="team-a", terms={"locks": ["tree"]}, priority=-5)
     other = pool.bot("bot-2")
     pool.assigner().run_once()
-    assert pool.job(rival).state == "queued"
-    assert gates_of(explained(pool, rival))["locks"].open is False
-    assert gates_of(explained(pool, job))["locks"].open is True
-    (given,) = bot.sync(completed(work, "stopped"))["leases"]
-    bot.sync(completed(given))
+    assert [each["job"] for each in other.take()] == [rival], "it has the lock"
+    (follower,) = pool.submit(instance="team-a", priority=9)
+    bot.sync(completed(work, "stopped"))
     pool.assigner().run_once()
-    assert [each["job"] for each in other.take()] == [rival]
-
-
-@pytest.mark.parametrize("end", ["over", "drained", "cancelled", "new session", "placed elsewhere"])
-def test_what_was_taken_for_a_job_goes_back_when_its_room_is_given_up(pool: Pool, below: Tenancy, end: str) -> None:
-    bot, _ = occupied(pool)
-    (job,) = pool.submit(instance="team-a", estimated_cost=3)
-    assign(pool)
-    assert len(pool.rows(CHARGED)) == 1
-    left: tuple[float, float] = (0, 0)
-    match end:
-        case "over":
-            pool.change("UPDATE reservations SET until = now() - interval '1 s'")
-        case "drained":
-            pool.change("UPDATE bots SET draining = true")
-        case "cancelled":
-            pool.database.run(lambda c: cancel(c, [job], instances=None, sync=1, actor="test"))
-        case "new session":
-            pool.restarted(bot)
-        case "placed elsewhere":
-            # Its rest is over, and nobody has given up the room on the other bot yet.
-            pool.change("UPDATE reservations SET until = now() - interval '1 s'")
-            pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE state = 'queued'")
-            pool.bot("bot-2")
-            pool.assigner().run_once()
-            assert pool.job(job).state == "leased"
-            left = (1, 3)
-    pool.upkeep().run_once()
-    assert pool.rows("SELECT FROM reservations") == []
-    assert (used(pool), used(pool, "cost")) == left
-
-
-def test_room_is_not_given_up_while_its_job_may_be_about_to_start_elsewhere(pool: Pool, below: Tenancy) -> None:
-    occupied(pool)
-    pool.submit(instance="team-a")
-    assign(pool)
-    pool.change("UPDATE reservations SET until = now() - interval '1 s'")
-    with pool.database.engine.connect() as other:
-        other.execute(text("SELECT FROM jobs WHERE state = 'queued' FOR NO KEY UPDATE"))
-        pool.upkeep().run_once()
-        assert len(pool.rows(CHARGED)) == len(pool.rows("SELECT FROM reservations")) == 1
-        other.rollback()
-    pool.upkeep().run_once()
-    assert pool.rows(CHARGED) == pool.rows("SELECT FROM reservations") == []
+    assert [each["job"] for each in bot.take()] == [follower]
+    assert gates_of(explained(pool, job))["locks"].open is False
 
 
 def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, below: Tenancy) -> None:
@@ -305,34 +369,30 @@ def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, 
     assert below.stop_requests() == 3
 
 
-def test_a_job_for_which_nothing_is_counted_any_more_goes_through_its_gates_again(pool: Pool, below: Tenancy) -> None:
-    bot, work = occupied(pool)
-    (job,) = pool.submit(instance="team-a")
-    reserve(pool, job, "bot-1")
-    assert bot.sync(completed(work))["leases"] == []
-    assert pool.job(job).state == "queued"
-
-
-def test_a_rate_is_kept_for_starts_and_takes_no_token_for_room_that_is_reserved(pool: Pool, below: Tenancy) -> None:
+def test_a_job_whose_rate_is_limited_takes_no_token_for_units_that_are_being_freed(pool: Pool, below: Tenancy) -> None:
     pool.database.run(lambda c: rates.set_rate(c, "llm", per_second=0.001, burst=5, actor="test"))
-    occupied(pool)
-    pool.submit(instance="team-a", terms={"resource_class": "llm"})
+    bot, work = occupied(pool)
+    (job,) = pool.submit(instance="team-a", terms={"resource_class": "llm"})
     assign(pool)
-    assert below.stop_requests() == 0
+    assert below.stop_requests() == 1
+    assert pool.row("SELECT tokens FROM rate_buckets").tokens == 5
+    bot.sync(completed(work, "stopped"))
+    assign(pool)
+    assert pool.job(job).state == "leased"
+    assert pool.row("SELECT tokens FROM rate_buckets").tokens < 5
 
 
-def test_an_instance_that_gets_a_share_while_room_is_reserved_for_its_job_takes_that_over_later(
-    pool: Pool, below: Tenancy
-) -> None:
+def test_an_instance_that_gets_a_share_while_units_are_kept_for_it_still_gets_them(pool: Pool, below: Tenancy) -> None:
     pool.database.run(lambda c: accounts.remove_account(c, "team-a", actor="test"))
     bot, work = occupied(pool)
     (job,) = pool.submit(instance="team-a")
     assign(pool)
     share(pool, max_concurrent=1)
-    adopted: int = pool.database.run(_adopt)
-    assert adopted == 0
-    assert [each["job"] for each in bot.sync(completed(work, "stopped"))["leases"]] == [job]
-    assert not pool.job(job).constrained
+    assert pool.database.run(_adopt) == 1
+    bot.sync(completed(work, "stopped"))
+    assign(pool)
+    assert [each["job"] for each in bot.take()] == [job]
+    assert pool.row("SELECT strategy FROM live").strategy == "preemption"
 
 
 def _adopt(connection: Connection) -> int:

@@ -1,22 +1,23 @@
-"""Preemption, two at once on one job, bot or reservation: who waits, who wins, and what is kept for whom."""
+"""Preemption, two at once on one job, bot or quota: who waits, who wins, and what is kept for whom."""
 
 import pytest
+from sqlalchemy import Connection
 
-from schema.moves.preempt import expire_reservations
+from assigner.preemption import reclaim as reclaim_module
+from schema.moves.preempt import release_kept_units
+from schema.picking import preemption
+from schema.picking.ready import Scope
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, at_service_of, cancel, expire
-from tests.support.tenancy import Tenancy, assign, contested
+from tests.support.tenancy import EAGER, Tenancy, assign, contested
 
-KEPT = "SELECT (SELECT count(*) FROM reservations) AS reservations, sum(reserved) AS reserved FROM bots"
-# A reservation and the rest of its job end together.
-OVER = """
-WITH over AS (UPDATE reservations SET until = now() - interval '1 s')
-UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE schedule_after IS NOT NULL"""
+OVER = "UPDATE bots SET kept_until = now() - interval '1 s' WHERE kept_units > 0"
 
 
-def kept(pool: Pool) -> tuple[int, int]:
-    """How many reservations there are, and units that bots keep for them."""
-    return tuple(pool.row(KEPT))
+def kept(pool: Pool) -> int:
+    """Units that bots keep for instances."""
+    units: int = pool.row("SELECT coalesce(sum(kept_units), 0) AS units FROM bots").units
+    return units
 
 
 # --- preempt × finish, cancel
@@ -36,10 +37,14 @@ def test_preempt_finish_a_victim_that_finishes_while_it_is_asked_to_stop_keeps_i
 ) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
     answer = race.in_turn(assign, lambda: bot.sync(completed(work)), commit=commit)
-    assert [lease["job"] for lease in answer["leases"]] == [wanting], "claimed, or fetched"
+    if commit:
+        assert (answer["leases"], kept(pool)) == ([], 1)
+        assign(pool)
+        answer = bot.sync()
+    assert [lease["job"] for lease in answer["leases"]] == [wanting], "kept for it, or fetched"
     row = pool.job(victim)
     assert (row.state, row.evictions, row.attempts) == ("succeeded", 0, 1)
-    assert kept(pool) == (0, 0)
+    assert kept(pool) == 0
     assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (1, 0)
 
 
@@ -57,8 +62,9 @@ def test_preempt_cancel_a_victim_that_is_being_cancelled_is_left_alone(
 def test_preempt_cancel_a_victim_that_is_cancelled_does_not_come_back(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
     assert race.in_turn(assign, lambda: cancel(pool, victim))[0].state == "cancelling"
-    answer = bot.sync(completed(work, "stopped"))
-    assert [lease["job"] for lease in answer["leases"]] == [wanting]
+    bot.sync(completed(work, "stopped"))
+    assign(pool)
+    assert [lease["job"] for lease in bot.sync()["leases"]] == [wanting]
     assert (pool.job(victim).state, pool.job(victim).evictions) == ("cancelled", 0)
 
 
@@ -71,15 +77,17 @@ def test_preempt_cancel_nothing_is_evicted_for_a_job_that_is_being_cancelled(
     assert tenancy.stop_requests() == 0
 
 
-def test_preempt_cancel_the_room_kept_for_a_job_that_is_cancelled_is_given_up(
+def test_preempt_cancel_what_is_kept_for_a_job_that_is_cancelled_is_for_its_instance_and_then_for_all(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
     assert race.in_turn(assign, lambda: cancel(pool, wanting))[0].state == "cancelled"
     assert bot.sync(completed(work, "stopped"))["leases"] == []
-    assert pool.job(victim).state == "queued"
+    assign(pool)
+    assert (pool.job(victim).state, kept(pool)) == ("queued", 1)
+    pool.change(OVER)
     pool.upkeep().run_once()
-    assert kept(pool) == (0, 0)
+    assert kept(pool) == 0
     assign(pool)
     assert pool.job(victim).state == "leased", "nobody wants the room any more"
 
@@ -94,8 +102,9 @@ def test_bg_17_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy:
     race.side_by_side(assign, lambda: assign(pool))
     assign(pool)
     assert tenancy.stop_requests() == 1
-    answer = bot.sync(completed(work, "stopped"))
-    assert [lease["job"] for lease in answer["leases"]] == [wanting]
+    bot.sync(completed(work, "stopped"))
+    assign(pool)
+    assert [lease["job"] for lease in bot.sync()["leases"]] == [wanting]
     assert pool.job(victim).evictions == 1
 
 
@@ -114,6 +123,30 @@ def test_bg_22_two_preemptors_of_one_instance_evict_no_more_than_its_minimum(
     assert tenancy.stop_requests() == 1
 
 
+def test_two_evictors_for_one_job_evict_once(pool: Pool, tenancy: Tenancy, race: Race) -> None:
+    """The second has read what is kept before the first has ended, and locked the job after that."""
+    tenancy.quota("team-a", minimum=2)
+    pool.submit(2, instance="team-b", priority=10)
+    bots = [pool.bot(name) for name in ("bot-1", "bot-2")]
+    assign(pool)
+    for bot in bots:
+        bot.take()
+    pool.submit(instance="team-a")
+    read = preemption.starved_jobs
+    with race.first() as first:
+        # It has the plan of a cycle that began before another evictor had ended, and goes on after that.
+        stale = pool.database.run(lambda c: read(c, Scope(), delay=0, sync=1, limit=20))
+        assign(first)
+        first.commit()
+    assert tenancy.stop_requests() == 1
+
+    def late(connection: Connection) -> int:
+        return reclaim_module._reclaim_for(connection, *stale, EAGER, 1.0, "test", again=False)
+
+    assert pool.database.run(late) == 0
+    assert (tenancy.stop_requests(), kept(pool)) == (1, 1)
+
+
 def test_an_eviction_counts_for_the_grant_that_waited_for_it(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     _, _, bot, work = contested(pool, tenancy, properties={"kind": "one"})
     tenancy.quota("team-b", maximum=2)
@@ -126,70 +159,53 @@ def test_an_eviction_counts_for_the_grant_that_waited_for_it(pool: Pool, tenancy
     assert tenancy.usage("team-b") == 1, "the effective maximum is one less since the eviction"
 
 
-# --- reservations
+# --- kept units
 
 
-def test_what_is_reserved_is_claimed_although_somebody_holds_its_quota(
+def test_what_is_kept_is_granted_once_the_quota_that_somebody_holds_is_free(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:
     _, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
-    answer = race.in_turn(
+    bot.sync(completed(work, "stopped"))
+    race.in_turn(
         lambda first: first.change(
             "SELECT FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = 'team-a' FOR NO KEY UPDATE OF q"
         ),
-        lambda: bot.sync(completed(work, "stopped")),
+        lambda: assign(pool),
         commit=False,
     )
-    assert [lease["job"] for lease in answer["leases"]] == [wanting]
+    assert [lease["job"] for lease in bot.sync()["leases"]] == [wanting]
 
 
-def test_a_reservation_that_is_over_ends_no_other_wait_of_its_job(pool: Pool, tenancy: Tenancy) -> None:
-    """It was placed elsewhere, and may still run there although that bot started anew."""
-    _, wanting, _, _ = contested(pool, tenancy)
-    assign(pool)
-    pool.change(OVER)
-    other = pool.bot("bot-2")
-    assign(pool)
-    other.take()
-    pool.bot("bot-2")
-    held_until = pool.job(wanting).schedule_after
-    assert held_until is not None
-    pool.upkeep().run_once()
-    assert kept(pool) == (0, 0)
-    assert pool.job(wanting).schedule_after == held_until
-
-
-def test_a_bot_that_is_lost_gives_its_reservation_up(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_bot_that_is_lost_keeps_nothing(pool: Pool, tenancy: Tenancy) -> None:
     victim, wanting, _, _ = contested(pool, tenancy)
     assign(pool)
-    assert kept(pool) == (1, 1)
+    assert kept(pool) == 1
     pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
     expire(pool)
-    assert kept(pool) == (0, 0)
-    assert (pool.job(victim).state, pool.job(wanting).schedule_after) == ("queued", None)
+    assert (kept(pool), pool.job(victim).state) == (0, "queued")
     pool.bot("bot-2")
     assign(pool)
     assert pool.job(wanting).state == "leased"
 
 
-def test_a_bot_that_starts_anew_gives_its_reservation_up(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_bot_that_starts_anew_keeps_nothing(pool: Pool, tenancy: Tenancy) -> None:
     victim, wanting, _, _ = contested(pool, tenancy)
     assign(pool)
     bot = pool.bot()
-    assert kept(pool) == (0, 0)
+    assert kept(pool) == 0
     assign(pool)
     assert [work["job"] for work in bot.sync()["leases"]] == [wanting]
     assert (pool.job(victim).state, pool.job(victim).kills) == ("queued", 1)
 
 
-def test_a_reservation_that_is_over_gives_the_job_and_the_room_back(pool: Pool, tenancy: Tenancy) -> None:
+def test_units_are_free_for_all_once_their_time_is_over(pool: Pool, tenancy: Tenancy) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
     pool.change(OVER)
     pool.upkeep().run_once()
-    assert kept(pool) == (0, 0)
-    assert (pool.job(wanting).state, pool.job(wanting).schedule_after) == ("queued", None)
+    assert kept(pool) == 0
     answer = bot.sync(completed(work, "stopped"))
     assert answer["leases"] == [], "a stop is no reason to fetch"
     assign(pool)
@@ -197,38 +213,42 @@ def test_a_reservation_that_is_over_gives_the_job_and_the_room_back(pool: Pool, 
     assert pool.job(victim).evictions == 1
 
 
-def test_a_job_whose_reservation_is_over_is_not_reserved_for_twice(pool: Pool, tenancy: Tenancy) -> None:
-    """Its rest ends with the reservation, which is there until upkeep looks."""
-    tenancy.quota("team-a", minimum=3)
-    pool.submit(2, instance="team-b", priority=10)
-    bot = pool.bot(capacity=2)
-    assign(pool)
-    bot.take()
-    (wanting,) = pool.submit(instance="team-a")
-    assign(pool)
-    pool.change(OVER)
-    assign(pool)
-    assert (tenancy.stop_requests(), kept(pool)) == (1, (1, 1))
-    pool.bot("bot-2")
-    assign(pool)
-    assert pool.job(wanting).state == "leased", "it need not wait for upkeep"
-    pool.upkeep().run_once()
-    assert kept(pool) == (0, 0)
-
-
-def test_a_reservation_that_is_given_up_while_it_is_claimed_is_counted_once(
-    pool: Pool, tenancy: Tenancy, race: Race
+@pytest.mark.parametrize("first", ["expiry", "grant"])
+def test_expiry_against_grant_units_that_are_kept_are_given_up_or_used_and_never_both(
+    pool: Pool, tenancy: Tenancy, race: Race, first: str
 ) -> None:
     _, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
+    bot.sync(completed(work, "stopped"))
     pool.change(OVER)
-    race.in_turn(
-        lambda first: first.database.run(lambda c: expire_reservations(c, 10)),
-        lambda: bot.sync(completed(work, "stopped")),
-    )
-    assert kept(pool) == (0, 0)
+    release = pool.database.run
+
+    def expiry(side: Pool) -> object:
+        return side.database.run(lambda c: release_kept_units(c, 10))
+
+    if first == "expiry":
+        race.side_by_side(expiry, lambda: assign(pool))
+        assign(pool)
+    else:
+        race.side_by_side(assign, lambda: release(lambda c: release_kept_units(c, 10)))
+    assert (kept(pool), pool.job(wanting).state) == (0, "leased")
+    strategy = pool.row("SELECT strategy FROM live").strategy
+    assert strategy == ("capacity" if first == "expiry" else "preemption")
+
+
+def test_two_evictors_for_two_instances_do_not_keep_one_bot(pool: Pool, tenancy: Tenancy, race: Race) -> None:
+    tenancy.quota("team-a", minimum=1)
+    tenancy.quota("team-c", minimum=1)
+    pool.submit(2, instance="team-b", priority=10)
+    pool.given(pool.bot(capacity=2))
+    pool.submit(instance="team-a")
+    pool.submit(instance="team-c")
+    with race.first() as first:
+        assign(first)
+        race.unhindered(lambda: assign(pool), by=first)
+        first.commit()
     assign(pool)
-    assert pool.job(wanting).state == "leased"
+    assert (tenancy.stop_requests(), kept(pool)) == (1, 1)
 
 
 def test_a_job_of_several_units_evicts_several_from_one_bot(pool: Pool, tenancy: Tenancy) -> None:
@@ -240,7 +260,7 @@ def test_a_job_of_several_units_evicts_several_from_one_bot(pool: Pool, tenancy:
     (wanting,) = pool.submit(instance="team-a", units=3)
     for _ in range(3):
         assign(pool)
-    assert pool.job(wanting).reason == "a bot is being freed for it", "though it rested, as no bot is large enough"
+    assert kept(pool) == 3, "though it rested, as no bot is large enough"
     stop_requests = pool.rows(
         "SELECT b.name, j.public_id FROM live l JOIN bots b ON b.id = l.bot_id JOIN jobs j"
         " ON j.id = l.job_id WHERE l.state = 'cancelling'"
@@ -250,6 +270,7 @@ def test_a_job_of_several_units_evicts_several_from_one_bot(pool: Pool, tenancy:
     assert len(stop_requests) == len(held[nth]), "no more than it needs, and all from one bot"
     for answered, work in enumerate(held[nth], start=1):
         rest = [active(each) for each in held[nth][answered:]]
-        answer = bots[nth].sync(completed(work, "stopped"), *rest)
-    assert [lease["job"] for lease in answer["leases"]] == [wanting]
+        bots[nth].sync(completed(work, "stopped"), *rest)
+    assign(pool)
+    assert [lease["job"] for lease in bots[nth].sync()["leases"]] == [wanting]
     assert tenancy.usage("team-a") == 3

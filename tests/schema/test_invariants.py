@@ -8,8 +8,8 @@ from schema.diagnostics import invariants
 from schema.postgres.engine import Database
 from tests.support.patience import MINUTE
 
-# One bot with three units in use, one with a unit kept for a job, quotas, and a job in each state a history can end in:
-# 1 queued again, 2 leased, 3 running, 4 cancelling, 5 succeeded, 6 cancelled while queued,
+# One bot with three units in use, one with a unit kept for an instance, quotas, and a job in each state a history can
+# end in: 1 queued again, 2 leased, 3 running, 4 cancelling, 5 succeeded, 6 cancelled while queued,
 # 7 dead after three kills, 8 blocked. All but 4 are nodes of a graph: 8 waits for 3 and for what is absent, 2 ran after
 # 5, 3 runs although 7 is dead, and 6 never could.
 SOUND = """
@@ -43,8 +43,7 @@ INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, as
     (4, 1, 1, 2, 1, 'cancelling', 1, 'a', 's', NULL),
     (5, 1, 1, 2, 1, 'completed', 1, 'a', 's', now());
 INSERT INTO quotas (cohort, instance, max_quota, usage) VALUES (0, 1, 10, 3), (0, 2, 10, 0);
-UPDATE bots SET reserved = 1 WHERE id = 2;
-INSERT INTO reservations (job_id, bot_id, units, until) VALUES (1, 2, 1, now());
+UPDATE bots SET kept_units = 1, kept_for = 1, kept_until = now() WHERE id = 2;
 INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor) VALUES
     (1, 'submit', NULL, 'queued', 0, 'x'), (1, 'grant', 'queued', 'leased', 1, 'x'),
     (1, 'expire', 'leased', 'queued', 2, 'x'),
@@ -84,9 +83,7 @@ BROKEN = [
     ("S3", "UPDATE bots SET held = 2 WHERE id = 1", ["1"]),
     ("S3", "UPDATE bots SET held = 1 WHERE id = 2", ["2"]),
     ("S3", "ALTER TABLE bots DROP CONSTRAINT bots_capacity_kept; UPDATE bots SET capacity = 2 WHERE id = 1", ["1"]),
-    ("S3", "UPDATE bots SET reserved = 0 WHERE id = 2", ["2"]),
-    ("S3", "UPDATE bots SET reserved = 1 WHERE id = 1", ["1"]),
-    ("S3", "DELETE FROM reservations", ["2"]),
+    ("S3", "UPDATE bots SET kept_units = 1, kept_for = 1, kept_until = now() WHERE id = 3", ["3"]),
     ("S4", "UPDATE quotas SET usage = 2 WHERE instance = 1", ["0/1"]),
     ("S4", "UPDATE quotas SET usage = 1 WHERE instance = 2", ["0/2"]),
     ("S4", "UPDATE leases SET units = 2 WHERE job_id = 3", ["0/1"]),
@@ -111,7 +108,6 @@ BROKEN = [
     ("S10", "INSERT INTO job_payloads (job_id, payload) VALUES (99, '{}')", ["99"]),
     ("S10", "INSERT INTO job_followers (job_id, actor, priority) VALUES (99, 'x', 0)", ["99"]),
     ("S10", "INSERT INTO submit_keys (instance, key, request_hash, job_id) VALUES (1, 'k', '', 99)", ["99"]),
-    ("S10", "INSERT INTO reservations (job_id, bot_id, units, until) VALUES (99, 2, 1, now())", ["99"]),
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'grant'", ["3"]),
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'submit'", ["3"]),
     ("S13", "UPDATE jobs SET platform = 3 WHERE id = 2", ["2"]),
@@ -135,7 +131,7 @@ BROKEN = [
     ("S16", "ALTER TABLE jobs DROP CONSTRAINT jobs_sound; UPDATE jobs SET attempts = 6 WHERE id = 1", ["1"]),
     ("S16", "UPDATE jobs SET kills = 3 WHERE id = 3", ["3"]),
     ("S18", "UPDATE jobs SET queue = 4, constrained = true WHERE id = 3", ["3"]),
-    ("S18", "INSERT INTO charges (job_id, fence, names, amounts) VALUES (1, 1, '{}', '{}')", ["1"]),
+    ("S18", "UPDATE leases SET taken = '{}' WHERE job_id = 3", ["3"]),
     ("S19", "INSERT INTO counters (name, used) VALUES ('lock:x', 1)", ["lock:x"]),
     ("S21", "UPDATE jobs SET queue = 77 WHERE id = 1", ["1"]),
     ("S21", "UPDATE jobs SET queue = 2 WHERE id = 1", ["1"]),

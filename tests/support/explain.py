@@ -10,14 +10,10 @@ from schema.moves import hold
 from tests.support.pool import Pool
 from tests.support.tenancy import Tenancy
 
-RESERVE = """
-WITH kept AS (
-    INSERT INTO reservations (job_id, bot_id, units, until)
-    SELECT j.id, b.id, :units, now() + make_interval(secs => :seconds) FROM jobs j, bots b
-    WHERE j.public_id = CAST(:job AS uuid) AND b.name = :bot RETURNING bot_id, units
-)
-UPDATE bots b SET reserved = b.reserved + k.units FROM kept k WHERE b.id = k.bot_id
-"""
+KEEP = """
+UPDATE bots SET kept_units = :units, kept_until = now() + make_interval(secs => :seconds),
+    kept_for = intern_instance(:instance)
+WHERE name = :bot"""
 
 
 def explained(pool: Pool, job: str, *, instances: list[str] | None = None) -> Explanation:
@@ -66,10 +62,9 @@ def park(pool: Pool, job: str, reason: str = "by hand") -> None:
     )
 
 
-def reserve(pool: Pool, job: str, bot: str, *, units: int = 1, seconds: float = 30.0) -> None:
-    """Reserve units of the bot for the job, which is in backoff until the reservation ends."""
-    pool.change(RESERVE, job=job, bot=bot, units=units, seconds=seconds)
-    rest(pool, job, seconds, looks=0, reason="a bot is being freed for it")
+def keep(pool: Pool, bot: str, instance: str, *, units: int = 1, seconds: float = 30.0) -> None:
+    """Keep units of the bot for the instance, as preemption does."""
+    pool.change(KEEP, bot=bot, instance=instance, units=units, seconds=seconds)
 
 
 def status(pool: Pool, bot: str, **columns: Any) -> None:

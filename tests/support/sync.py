@@ -22,7 +22,7 @@ TABLES = {
     "events": "SELECT job_id, move, from_state, to_state, fence, actor, details FROM job_events ORDER BY job_id, id",
     "outputs": "SELECT job_id, fence, start, data FROM job_outputs ORDER BY 1, 2, 3",
     "localities": "SELECT b.name, l.hint FROM bot_localities l JOIN bots b ON b.id = l.bot_id ORDER BY 1, l.seq",
-    "bots": "SELECT name, epoch, status, sync_seq, capacity, in_use, held, reserved FROM bots ORDER BY name",
+    "bots": "SELECT name, epoch, status, sync_seq, capacity, in_use, held, kept_units FROM bots ORDER BY name",
     "quotas": "SELECT cohort, instance, usage FROM quotas ORDER BY 1, 2",
 }
 

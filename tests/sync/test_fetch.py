@@ -3,6 +3,7 @@
 import pytest
 
 from bots.sync.fetch import FetchSettings
+from tests.support.explain import keep
 from tests.support.pool import Bot, Pool, active, busy_bot, completed
 from tests.support.tenancy import Tenancy
 
@@ -162,12 +163,8 @@ def test_a_06_without_any_headroom_nothing_is_fetched(pool: Pool, tenancy: Tenan
     assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (0, 1)
 
 
-def test_a_06_units_that_are_kept_for_an_evictor_are_not_fetched_into(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_06_units_that_are_kept_for_an_instance_are_not_fetched_into(pool: Pool) -> None:
     bot, work = busy(pool, instance="team-b", to_capacity=True)
-    pool.change(
-        "INSERT INTO reservations (job_id, bot_id, units, until) SELECT j.id, b.id, 1, now() + interval '1 h'"
-        " FROM bots b, jobs j"
-    )
-    pool.change("UPDATE bots SET reserved = 1")
+    keep(pool, "bot-1", "team-d")
     pool.submit(3, instance="team-c")
     assert offered_fetch_quotas(bot.sync(completed(work))) == []

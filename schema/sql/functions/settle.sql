@@ -12,11 +12,11 @@ DECLARE
     told_amounts numeric[];
     told_jobs integer[];
 BEGIN
-    WITH gone AS (
-        DELETE FROM charges c
-        USING jsonb_to_recordset(spent) AS t (job_id bigint, fence bigint, final boolean, seconds numeric, usage jsonb)
-        WHERE c.job_id = t.job_id AND c.fence = t.fence
-        RETURNING c.job_id, c.names, c.amounts, t.final, t.seconds, t.usage
+    WITH gone AS MATERIALIZED (
+        SELECT t.job_id, l.taken, t.final, t.seconds, t.usage
+        FROM jsonb_to_recordset(spent) AS t (job_id bigint, fence bigint, final boolean, seconds numeric, usage jsonb)
+        CROSS JOIN LATERAL (
+            SELECT taken FROM leases WHERE job_id = t.job_id AND fence = t.fence AND taken IS NOT NULL OFFSET 0) l
     ), known AS MATERIALIZED (
         SELECT g.*, i.name AS instance, round(coalesce((g.usage->>coalesce(a.unit, 'cost'))::numeric,
             CASE WHEN a.unit = 'seconds' THEN g.seconds END), 6) AS cost
@@ -26,7 +26,8 @@ BEGIN
         SELECT t.name, t.amount, k.final,
             CASE WHEN t.name LIKE '%:cost' THEN coalesce(k.cost, CASE WHEN k.final THEN t.amount ELSE 0 END)
                 ELSE 0 END AS used
-        FROM known k CROSS JOIN LATERAL unnest(k.names, k.amounts) AS t (name, amount)
+        FROM known k CROSS JOIN LATERAL (
+            SELECT key AS name, value::numeric AS amount FROM jsonb_each_text(k.taken)) t
     ), summed AS (
         SELECT array_agg(s.name) AS names, array_agg(s.taken) AS taken, array_agg(s.used) AS used,
             array_agg(s.jobs) AS jobs

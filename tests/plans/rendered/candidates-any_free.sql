@@ -6,16 +6,16 @@ WITH w AS MATERIALIZED (
     SELECT n.id FROM w CROSS JOIN LATERAL (
     (SELECT b.id FROM (
         SELECT kind AS offered FROM kind_platforms WHERE platform = w.platform AND (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND true OFFSET 0) k
-    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE free AND capacity - in_use - reserved >= w.units AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
- UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - reserved >= w.units AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
- UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - reserved >= w.units AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT :look)) b LIMIT :look)
+    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END >= w.units AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END >= w.units AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END >= w.units AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT :look)) b LIMIT :look)
     UNION ALL
-    (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND capacity - in_use - reserved >= w.units AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
- UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - reserved >= w.units AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
- UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - reserved >= w.units AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
+    (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END >= w.units AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END >= w.units AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END >= w.units AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
     WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT :look)) n LIMIT :look
 )
-SELECT b.id, b.name, b.priority, b.capacity - b.in_use - b.reserved AS room, b.capacity
+SELECT b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity, b.kept_units, b.kept_for
 FROM bots b CROSS JOIN w
-WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND b.cohort IS NOT DISTINCT FROM w.cohort AND b.free AND b.capacity - b.in_use - b.reserved >= w.units AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0)
+WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND b.cohort IS NOT DISTINCT FROM w.cohort AND b.free AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END >= w.units AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0)
 LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED

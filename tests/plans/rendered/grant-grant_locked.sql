@@ -1,33 +1,30 @@
 -- schema/moves/grant.py: GRANT_LOCKED
 WITH wanted AS MATERIALIZED (
-    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]))
-        WITH ORDINALITY AS w (job_id, bot_id, actor, decision, nth)
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]),
+                CAST(:taking AS integer[]))
+        WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     JOIN jobs j ON j.id = w.job_id AND j.state = 'queued'
     JOIN instances i ON i.id = j.instance AND NOT i.draining
-    LEFT JOIN reservations v ON v.job_id = w.job_id AND v.bot_id <> w.bot_id AND NOT (v.until < clock_timestamp())
-    WHERE v.job_id IS NULL
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
-        coalesce(r.unused, b.capacity - b.in_use) AS free,
-        coalesce(r.units, b.capacity - b.in_use - b.reserved) AS units, b.probation_until IS NULL AS trusted, b.ctid
-    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:units AS integer[]))
-        AS r (id, place, unused, units)
+        coalesce(r.unused, b.capacity - b.in_use) AS free, coalesce(r.kept, b.kept_units) AS kept, b.kept_for,
+        b.probation_until IS NULL AS trusted, b.ctid
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:kept AS integer[]))
+        AS r (id, place, unused, kept)
     CROSS JOIN LATERAL (SELECT *, ctid FROM bots WHERE true AND id >= r.id AND id <= r.id ORDER BY id DESC LIMIT 1 ) b
     WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
-), kept AS MATERIALIZED (
-    SELECT job_id, bot_id, units FROM reservations
-    WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND bot_id = ANY (ARRAY(SELECT id FROM room)) FOR UPDATE
 ), filled AS MATERIALIZED (
-    SELECT w.*, coalesce(v.units, 0) AS reserved, r.epoch, r.free, r.units AS room, r.trusted,
-        sum(w.units) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS upto,
-        sum(w.units - coalesce(v.units, 0)) OVER (PARTITION BY w.bot_id ORDER BY w.nth) AS unreserved
+    SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
+        sum(own.units) OVER upto AS own_upto
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
         AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = r.kind OFFSET 0)
-    LEFT JOIN kept v ON v.job_id = w.job_id AND v.bot_id = w.bot_id
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN r.kept_for = w.instance AND r.kept <= r.free THEN w.units ELSE 0 END) own (units)
+    WINDOW upto AS (PARTITION BY w.bot_id ORDER BY w.nth)
 ), seated AS MATERIALIZED (
-    SELECT f.* FROM filled f
-    WHERE f.upto <= f.free AND f.unreserved <= greatest(f.room, 0) AND (f.trusted OR f.upto = f.units)
+    SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
+    WHERE f.upto + greatest(f.kept - f.own_upto, 0) <= f.free AND (f.trusted OR f.upto = f.units)
 ), limited AS MATERIALIZED (
     SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
     CROSS JOIN LATERAL (SELECT usage FROM quotas WHERE cohort = d.cohort AND instance >= d.instance AND instance <= d.instance ORDER BY instance DESC LIMIT 1 ) q ORDER BY d.cohort, d.instance
@@ -35,24 +32,22 @@ WITH wanted AS MATERIALIZED (
     SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
     LEFT JOIN LATERAL (SELECT min_quota, max_quota, usage FROM quotas WHERE cohort = d.cohort AND instance >= d.instance AND instance <= d.instance ORDER BY instance DESC LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) q ON true
 ), left_over AS MATERIALIZED (
-    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - q.evicted) END - q.usage AS headroom, q.kept
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - q.evicted) END - q.usage AS headroom
     FROM ROWS FROM (
         unnest(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed),
                ARRAY(SELECT min_quota FROM allowed), ARRAY(SELECT max_quota FROM allowed),
                ARRAY(SELECT usage FROM allowed)),
-        withheld(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
-    ) AS q (cohort, instance, min_quota, max_quota, usage, kept, evicted)
+        recent_evictions(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
+    ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
-    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, units, reserved,
-        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom, CAST(NULL AS bigint) AS kept FROM seated
+    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
+        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
-    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom, kept FROM left_over
+    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom FROM left_over
 ), within AS MATERIALIZED (
     SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
         WHEN max(headroom) OVER quota IS NULL THEN true
-        ELSE sum(units) OVER upto <= max(headroom) OVER quota
-            AND sum(units - reserved) OVER upto <= greatest(max(headroom - kept) OVER quota, 0)
-        END AS fits
+        ELSE sum(units) OVER upto <= max(headroom) OVER quota END AS fits
     FROM weighed w
     WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
 ), moved AS (
@@ -61,19 +56,19 @@ WITH wanted AS MATERIALIZED (
     FROM within f
     WHERE j.id = f.job_id AND f.fits AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
-        f.decision, f.reserved
+        f.decision, f.taking, f.taken_of_kept
 ), taken AS (
-    UPDATE bots b SET in_use = b.in_use + s.units, reserved = b.reserved - s.reserved, held = b.held + s.leases
-    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.reserved) AS reserved, count(*) AS leases
+    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
           FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
     WHERE false AND b.ctid = s.ctid
-), claimed AS (
-    DELETE FROM reservations v WHERE v.job_id = ANY (ARRAY(SELECT id FROM moved WHERE reserved > 0))
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at)
-    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor, :strategy,
-        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END
+                        delivered_at, taken)
+    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
+        CASE WHEN taken_of_kept > 0 THEN 'preemption' ELSE :strategy END,
+        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
+        (CAST(:takings AS jsonb[]))[taking]
     FROM moved
 ), counted AS (
     UPDATE quotas q SET usage = q.usage + s.units
@@ -81,8 +76,9 @@ WITH wanted AS MATERIALIZED (
     WHERE q.cohort = s.cohort AND q.instance = s.instance
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT id, 'grant', 'queued', 'leased', fence, actor, decision FROM moved
+    SELECT id, 'grant', 'queued', 'leased', fence, actor,
+        CASE WHEN taken_of_kept > 0 THEN decision || '{"strategy": "preemption"}' ELSE decision END FROM moved
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id::text, bot_id, fence, units, reserved, instance, (SELECT count(*) FROM told) FROM moved
+SELECT id, public_id::text, bot_id, fence, units, taken_of_kept, instance, (SELECT count(*) FROM told) FROM moved

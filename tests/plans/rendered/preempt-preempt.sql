@@ -11,12 +11,7 @@ WITH asked AS (
         CAST(:receipt AS jsonb) || jsonb_build_object('rule', CAST(:rule AS text)) FROM asked
     UNION ALL
     SELECT id, 'preempt', 'queued', 'queued', fence, :actor, CAST(:receipt AS jsonb) FROM jobs WHERE id = :preemptor
-), rests AS (
-    UPDATE jobs j SET schedule_after = clock_timestamp() + make_interval(secs => :patience),
-        reason = 'a bot is being freed for it'
-    WHERE j.id = :preemptor RETURNING j.id, j.units, j.schedule_after
-), reserved AS (
-    INSERT INTO reservations (job_id, bot_id, units, until)
-    SELECT id, :bot_id, units, schedule_after FROM rests
 )
-UPDATE bots b SET reserved = b.reserved + r.units FROM rests r WHERE b.id = :bot_id
+UPDATE bots SET kept_for = :instance, kept_units = kept_units + :units,
+    kept_until = now() + make_interval(secs => :patience)
+WHERE id = :bot_id

@@ -10,9 +10,12 @@ WITH victims AS MATERIALIZED (
     GROUP BY l.instance
 ), asked AS (
     SELECT v.instance, sum(v.units) AS units FROM victims v GROUP BY v.instance
+), kept AS MATERIALIZED (
+    SELECT coalesce(sum(b.kept_units), 0) AS units FROM bots b
+    WHERE b.kept_units > 0 AND b.cohort = :cohort AND b.kept_for = :instance
 )
 SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
-    AND (SELECT b.capacity - b.in_use - b.reserved + (SELECT sum(units) FROM victims) + coalesce((
+    AND (SELECT b.capacity - b.in_use - b.kept_units + (SELECT sum(units) FROM victims) + coalesce((
              SELECT sum(l.units) FROM (SELECT units, state FROM leases WHERE bot_id = b.id AND state NOT IN ('completed', 'cancelled') ORDER BY granted_at DESC LIMIT greatest(b.held, 0)) l
              WHERE l.state = 'cancelling'), 0) >= :units
          FROM bots b WHERE b.id = :bot_id)
@@ -22,8 +25,6 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
         WHERE q.usage - coalesce(s.units, 0) - a.units < q.min_quota)
     AND EXISTS (
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
-        JOIN instances i ON i.id = p.instance AND NOT i.draining
-        WHERE p.id = :preemptor AND p.state = 'queued' AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0)) AND q.usage + p.units + coalesce((
-            SELECT sum(v.units) FROM reservations v JOIN jobs j ON j.id = v.job_id
-            WHERE j.cohort = p.cohort AND j.instance = p.instance AND j.state = 'queued'), 0) <= q.min_quota)
-    AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = :preemptor)
+        JOIN instances i ON i.id = p.instance AND NOT i.draining CROSS JOIN kept k
+        WHERE p.id = :preemptor AND p.state = 'queued' AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0)) AND k.units <= :kept
+            AND q.usage + p.units + k.units <= q.min_quota)

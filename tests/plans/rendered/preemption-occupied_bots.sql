@@ -4,17 +4,17 @@ WITH want AS MATERIALIZED (
         (SELECT pool FROM instances WHERE id = :instance) AS pool, CAST(:platform AS integer) AS platform,
         CAST(:units AS integer) AS units
 ), able AS MATERIALIZED (
-    SELECT b.id, b.name, b.capacity, b.held, b.capacity - b.in_use - b.reserved AS room
+    SELECT b.id, b.name, b.capacity, b.held, b.capacity - b.in_use - b.kept_units AS room
     FROM want w CROSS JOIN LATERAL (
     (SELECT b.* FROM (
         SELECT kind AS offered FROM kind_platforms WHERE platform = w.platform AND (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND true OFFSET 0) k
-    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
- UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
- UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT :look)) b LIMIT :look)
+    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND NOT (kept_units > 0 AND (kept_for <> :instance OR kept_until <> now() + make_interval(secs => :patience))) AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND NOT (kept_units > 0 AND (kept_for <> :instance OR kept_until <> now() + make_interval(secs => :patience))) AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT :look)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND NOT (kept_units > 0 AND (kept_for <> :instance OR kept_until <> now() + make_interval(secs => :patience))) AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT :look)) b LIMIT :look)
     UNION ALL
-    (SELECT b.* FROM ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
- UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
- UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
+    (SELECT b.* FROM ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND NOT (kept_units > 0 AND (kept_for <> :instance OR kept_until <> now() + make_interval(secs => :patience))) AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND NOT (kept_units > 0 AND (kept_for <> :instance OR kept_until <> now() + make_interval(secs => :patience))) AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND (probation_until IS NULL OR in_use = 0) AND NOT (kept_units > 0 AND (kept_for <> :instance OR kept_until <> now() + make_interval(secs => :patience))) AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
     WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT :look) LIMIT :look) b
     WHERE b.capacity >= w.units
 ), stopping AS MATERIALIZED (

@@ -1,9 +1,11 @@
 -- schema/picking/preemption.py: STARVED_AMONG
 WITH below AS MATERIALIZED (
-    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, q.min_quota - q.usage - coalesce((
-        SELECT sum(v.units) FROM reservations v JOIN jobs j ON j.id = v.job_id
-        WHERE j.cohort = q.cohort AND j.instance = q.instance AND j.state = 'queued'), 0) AS short
+    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, k.units AS kept,
+        q.min_quota - q.usage - k.units AS short
     FROM quotas q JOIN instances i ON i.id = q.instance JOIN cohorts c ON c.id = q.cohort
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(kept_units), 0)::integer AS units FROM bots
+        WHERE kept_units > 0 AND kept_for = q.instance AND cohort = q.cohort OFFSET 0) k
     WHERE q.usage < q.min_quota AND NOT i.draining
         AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
@@ -12,7 +14,10 @@ WITH below AS MATERIALIZED (
 )
 SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
-    clock_timestamp() AS now, b.short
+    clock_timestamp() AS now, b.short, b.kept, CASE WHEN b.kept > 0 THEN (
+        SELECT jsonb_object_agg(k.id, k.kept_units) FROM bots k
+        WHERE k.kept_units >= j.units AND k.kept_units > 0 AND k.kept_for = j.instance AND k.cohort = j.cohort
+            AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = j.platform AND o.kind = k.kind OFFSET 0) OFFSET 0) END AS kept_bots
 FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
 WHERE b.short > 0 AND j.queued_at <= clock_timestamp() - make_interval(secs => :delay)
 ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)

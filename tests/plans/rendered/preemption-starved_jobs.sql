@@ -1,16 +1,19 @@
 -- schema/picking/preemption.py: STARVED_JOBS
 WITH below AS MATERIALIZED (
-    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, q.min_quota - q.usage - coalesce((
-        SELECT sum(v.units) FROM reservations v JOIN jobs j ON j.id = v.job_id
-        WHERE j.cohort = q.cohort AND j.instance = q.instance AND j.state = 'queued'), 0) AS short
+    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, k.units AS kept,
+        q.min_quota - q.usage - k.units AS short
     FROM quotas q JOIN instances i ON i.id = q.instance JOIN cohorts c ON c.id = q.cohort
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(kept_units), 0)::integer AS units FROM bots
+        WHERE kept_units > 0 AND kept_for = q.instance AND cohort = q.cohort OFFSET 0) k
     WHERE q.usage < q.min_quota AND NOT i.draining
         AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
 ), heads AS MATERIALIZED (
     SELECT id FROM (
     SELECT w.cohort, w.instance, h.* FROM below b
-    JOIN queues w ON w.cohort = b.cohort AND w.instance = b.instance AND w.units <= b.short AND w.constraint_set IS NULL
+    JOIN queues w ON w.cohort = b.cohort AND w.instance = b.instance AND w.units <= b.short + b.kept
+        AND w.constraint_set IS NULL
     CROSS JOIN LATERAL (
         SELECT row_number() OVER (ORDER BY rank, queued_at, id) AS nth, id, rank, queued_at
         FROM (
@@ -18,17 +21,19 @@ WITH below AS MATERIALIZED (
             ORDER BY queue, rank, queued_at, id LIMIT :look) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
             AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0))
-            AND NOT EXISTS (SELECT FROM reservations v WHERE v.job_id = first.id)
-        ORDER BY nth LIMIT :limit) h) found
+        ORDER BY nth LIMIT :limit + b.kept) h) found
     ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, rank, queued_at, id),
         rank, queued_at, id
-    LIMIT :limit
+    LIMIT :limit + (SELECT coalesce(sum(kept), 0) FROM below)
 ), held AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
     ORDER BY rank, queued_at, id FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
-    clock_timestamp() AS now, b.short
+    clock_timestamp() AS now, b.short, b.kept, CASE WHEN b.kept > 0 THEN (
+        SELECT jsonb_object_agg(k.id, k.kept_units) FROM bots k
+        WHERE k.kept_units >= j.units AND k.kept_units > 0 AND k.kept_for = j.instance AND k.cohort = j.cohort
+            AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = j.platform AND o.kind = k.kind OFFSET 0) OFFSET 0) END AS kept_bots
 FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
 ORDER BY j.rank, j.queued_at, j.id

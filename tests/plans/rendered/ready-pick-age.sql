@@ -6,32 +6,25 @@ WITH RECURSIVE free_kinds AS (
         SELECT cohort, kind FROM bots WHERE free AND (cohort, kind) > (f.cohort, f.kind)
         ORDER BY cohort, kind LIMIT 1) b
 ), roomy AS MATERIALIZED (
-    SELECT id, kind, cohort, instance, pool, capacity - in_use - reserved AS units FROM bots
+    SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
-    SELECT least(:batch, coalesce(sum(units), 0)) AS jobs FROM roomy
+    SELECT least(:batch, coalesce(sum(capacity - in_use), 0)) AS jobs FROM roomy
 ), waiting AS (
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
     UNION ALL
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
 ), wanted AS MATERIALIZED (
 
-    WITH kept AS MATERIALIZED (
-        SELECT cohort, instance, sum(units) AS units FROM (
-    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
-    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
-    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance
-    )
     SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - coalesce(k.units, 0) AS headroom
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
               WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
               GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
-        LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
         OFFSET 0
     ) w CROSS JOIN LATERAL unnest(w.members) AS k
     WHERE (w.headroom IS NULL OR k.units <= w.headroom)
@@ -41,25 +34,24 @@ WITH RECURSIVE free_kinds AS (
     SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
-        WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0)
+        WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END > 0 AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
+            AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0)
     OR EXISTS (
     (SELECT b.id FROM (
         SELECT kind AS offered FROM kind_platforms WHERE platform = w.platform AND (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND (kind IN (SELECT f.kind FROM free_kinds f)) IS TRUE OFFSET 0) k
-    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE free AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
- UNION ALL (SELECT * FROM bots WHERE free AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
- UNION ALL (SELECT * FROM bots WHERE free AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT 1)) b LIMIT 1)
+    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT 1)) b LIMIT 1)
     UNION ALL
-    (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
- UNION ALL (SELECT * FROM bots WHERE free AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
- UNION ALL (SELECT * FROM bots WHERE free AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
+    (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
     WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0))
 ), missing AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
-    LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM (
-    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
-    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
-    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance) k
-        ON k.cohort = q.cohort AND k.instance = q.instance
+    LEFT JOIN (
+    SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
+    WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for) k ON k.cohort = q.cohort AND k.instance = q.instance
     WHERE q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
 ), lanes AS MATERIALIZED (
     SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed

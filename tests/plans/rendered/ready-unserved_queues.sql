@@ -5,22 +5,15 @@ WITH RECURSIVE waiting AS (
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
 ), wanted AS MATERIALIZED (
 
-    WITH kept AS MATERIALIZED (
-        SELECT cohort, instance, sum(units) AS units FROM (
-    SELECT j.cohort, j.instance, v.job_id, v.units FROM reservations v
-    CROSS JOIN LATERAL (SELECT cohort, instance FROM jobs WHERE id = v.job_id AND state = 'queued' OFFSET 0) j
-    WHERE v.until >= now() AND v.until >= clock_timestamp()) each GROUP BY cohort, instance
-    )
     SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - coalesce(k.units, 0) AS headroom
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
               WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
               GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
-        LEFT JOIN kept k ON k.cohort = g.cohort AND k.instance = g.instance
         OFFSET 0
     ) w CROSS JOIN LATERAL unnest(w.members) AS k
     WHERE (w.headroom IS NULL OR k.units <= w.headroom)
