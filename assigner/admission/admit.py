@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from assigner.admission.gates import queue_admission
 from assigner.admission.state import AdmissionState
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 
@@ -131,12 +132,12 @@ def admit(
     while free_units > 0 and (head := next(sequence, None)) is not None:
         asked.append(head)
         queue = head.queue
-        queue_admission = admission_state.queue_admission(queue)
-        if queue_admission.units.leaves(head.job.units):
-            found = queue_admission.closed(head)
+        admission = queue_admission(queue, admission_state)
+        if admission.units.leaves(head.job.units):
+            found = admission.closed(head)
             if found is None:
                 free_units -= 1
-                queue_admission.take(head)
+                admission.take(head)
                 admitted.append(head)
             elif closed is not None:
                 closed[found[0].name] += 1

@@ -12,15 +12,15 @@ import structlog
 from sqlalchemy import Connection
 
 from assigner import metrics
-from assigner.admission import admit, fair_share, gates, graph_share, state
+from assigner.admission import admit, fair_share, gates, graph_share
 from assigner.admission import ordering as orders
 from assigner.admission import rules as admission_rules
 from assigner.admission.admit import Rank
 from assigner.admission.checkers import FAILURES
-from assigner.admission.gates import POOL_JOBS, BackpressureGate, RateGate, ReleaseTime
+from assigner.admission.gates import ReleaseTime, queue_admission
 from assigner.admission.ordering import OrderingPolicy
 from assigner.admission.rules import Rules
-from assigner.admission.state import AdmissionState
+from assigner.admission.state import POOL_JOBS, AdmissionState
 from assigner.placement import resources
 from assigner.placement.fleet import Fleet
 from schema import graphs as graph_reads
@@ -263,7 +263,7 @@ class AdmissionController:
             connection, self._ordering_policy, free_units=free_units, now=admission_state.now, usual=self._usual
         )
         for lot, until in self._queue_batches(queues, admission_state, free_units=free_units):
-            most = [min(state.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
+            most = [min(gates.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
             left += heads.first(lot, most)
             while len(admitted) < free_units:
                 found = admit.admit(
@@ -316,7 +316,7 @@ class AdmissionController:
         queues = {head.queue.id: head.queue for head in started}
         wanted = Counter[str]()
         for place, queue in queues.items():
-            wanted.update(dict.fromkeys(self._state.queue_admission(queue).buckets, times[place]))
+            wanted.update(dict.fromkeys(queue_admission(queue, self._state).buckets, times[place]))
         rates.draw_tokens(connection, wanted)
         graphs = {graph for queue in queues.values() if (graph := graph_share.graph_of(queue.constraints)) is not None}
         if self._state.graph_share is not None:
@@ -327,7 +327,7 @@ class AdmissionController:
 
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
         """What each of the jobs takes of counters, by its id, but for what bots have declared."""
-        return {head.job.id: state.job_charges(head, self._state) for head in admitted.heads}
+        return {head.job.id: gates.job_charges(head, self._state) for head in admitted.heads}
 
     def charge(self, connection: Connection, admitted: AdmissionResult, taken: Sequence[tuple[int, Amounts]]) -> None:
         """Count what the leases of these jobs have taken. A limit that was reached meanwhile undoes the transaction."""
@@ -412,29 +412,16 @@ class AdmissionController:
 
     def _returns(self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> ReleaseTime | None:
         """When the first of the queues that wait for nothing else may start a job again."""
-        found: list[ReleaseTime] = []
         if not admission_state.rates and not admission_state.waits:
             return None
-        for queue in queues:
-            gate = state.closing_gate(queue, admission_state)
-            if isinstance(gate, RateGate):
-                buckets = [
-                    admission_state.rates[name]
-                    for name in rates.bucket_names(queue.constraints)
-                    if name in admission_state.rates
-                ]
-                empty = [bucket for bucket in buckets if bucket.tokens < 1.0]
-                if empty:
-                    slowest = max(empty, key=lambda bucket: bucket.due)
-                    found.append(ReleaseTime(slowest.due, slowest.slack))
-            elif isinstance(gate, BackpressureGate) and (wait := admission_state.waits.get(_class_of(queue), 0.0)) > 0:
-                found.append(ReleaseTime(wait, wait))
-        return min(found, key=lambda each: each.due, default=None)
+        closed = [(queue, gates.closing_gate(queue, admission_state)) for queue in queues]
+        found = [gate.release_time(queue, admission_state) for queue, gate in closed if gate is not None]
+        return min((each for each in found if each is not None), key=lambda each: each.due, default=None)
 
 
 def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> list[ConstrainedQueue]:
     """Those that no gate closes as a whole."""
-    return [queue for queue in queues if admission_state.queue_admission(queue).shut is None]
+    return [queue for queue in queues if queue_admission(queue, admission_state).shut is None]
 
 
 def _class_of(queue: ConstrainedQueue) -> str:

@@ -1,49 +1,73 @@
-"""Gates of what is counted for the pool and for an instance: jobs that run, their cost, locks and slots."""
+"""The gates on constrained jobs, and what one queue's jobs are judged by.
 
+A gate is a condition that is judged on a working copy of what is counted (`AdmissionState`), without a look at the
+database. The assigner's cycle and `explain` ask the same gates. To add a gate, write its class, add it to `GATES`, and
+describe it in ops/docs/constraints.md. A gate that counts says so in `charges`: its counters are then read, charged
+with the grant, and given back when the lease ends.
+"""
+
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
 
+from assigner.admission.graph_share import graph_counter, graph_of
+from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
 from schema.accounting import rates as rate_rows
-from schema.accounting.counters import Counter, instance_counter, lock_counter
-from schema.accounting.fair_share import Shares
-from schema.accounting.rates import Advice, Bucket
+from schema.accounting.counters import instance_counter, lock_counter
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.policy import time_windows
-from schema.policy.time_windows import PreferredHours, WindowSchedule
+from schema.policy.time_windows import PreferredHours
 from schema.validation import load_zone
+
+
+@dataclass(frozen=True)
+class ReleaseTime:
+    """Seconds until something that waits may start, and those by which one may be late without a loss."""
+
+    due: float
+    slack: float
+
+
+class Gate:
+    """One condition. `name`: what it is called; `requirement`: the condition in words for people."""
+
+    name: str
+    requirement: str
+
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:  # noqa: ARG002
+        """Return why no job of the queue may start; None if they may, or if it depends on the job."""
+        return None
+
+    def closed_for_job(self, head: QueueHead, state: AdmissionState) -> str | None:
+        """Return why this job may not start now."""
+        return self.closed_for_queue(head.queue, state)
+
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:  # noqa: ARG002
+        """Return what a job of the queue takes of counters while it runs, by name; None for what it is estimated at."""
+        return {}
+
+    def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:  # noqa: ARG002
+        """Return when the closed gate opens for the queue, if time alone opens it and the assigner knows when."""
+        return None
+
 
 # Quotas of owners and of projects: what their jobs may cost within the rolling window.
 
 
-class Counted(Protocol):
-    """Something that knows counters by their names."""
-
-    def of(self, name: str) -> Counter:
-        """The counter of that name."""
-
-
-def owner_counters(queue: ConstrainedQueue) -> list[str]:
-    """The counters of the owner and the project of the queue's jobs, if they have any."""
-    return [name for name, _ in _limited_owners(queue)]
-
-
-@dataclass(frozen=True)
-class OwnerQuotaGate:
+class OwnerQuotaGate(Gate):
     """A job whose owner or project has used its quota waits until enough of that is older than the window."""
 
-    name: str = "owner quota"
-    requirement: str = "the quotas of its owner and its project leave enough"
+    name = "owner quota"
+    requirement = "the quotas of its owner and its project leave enough"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Counted) -> str | None:
-        return _closed_reason(queue, admission_state, 0.0)
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
+        return _closed_reason(queue, state, 0.0)
 
-    def closed_for_job(self, head: QueueHead, admission_state: Counted) -> str | None:
-        return _closed_reason(head.queue, admission_state, head.estimate)
+    def closed_for_job(self, head: QueueHead, state: AdmissionState) -> str | None:
+        return _closed_reason(head.queue, state, head.estimate)
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
-        return dict.fromkeys(owner_counters(queue))
+        return {name: None for name, _ in _limited_owners(queue)}
 
 
 def _limited_owners(queue: ConstrainedQueue) -> Iterator[tuple[str, str]]:
@@ -52,73 +76,52 @@ def _limited_owners(queue: ConstrainedQueue) -> Iterator[tuple[str, str]]:
             yield f"{kind}:{queue.instance_name}:{queue.constraints[kind]}:cost", word
 
 
-def _closed_reason(queue: ConstrainedQueue, admission_state: Counted, estimate: float) -> str | None:
+def _closed_reason(queue: ConstrainedQueue, state: AdmissionState, estimate: float) -> str | None:
     for name, word in _limited_owners(queue):
-        counter = admission_state.of(name)
+        counter = state.of(name)
         if not counter.leaves(estimate):
             needs = f", and this job is estimated at {estimate:g}" if estimate else ""
             return f"{word} quota exceeded: {counter.used:g} of {counter.most:g} used{needs}"
     return None
 
 
-#: The names of counters that all jobs of the pool take of.
-POOL_JOBS, POOL_COST = "pool:jobs", "pool:cost"
-
-
-class Tally(Counted, Protocol):
-    """What these gates look at."""
-
-    @property
-    def reserve(self) -> bool:
-        """An estimate has to fit into what is left of a budget."""
-
-    @property
-    def shares(self) -> Shares | None:
-        """Of the instances, None where none is managed."""
-
-
-@dataclass(frozen=True)
-class ConcurrencyGate:
+class ConcurrencyGate(Gate):
     """Live leases of the pool and of an instance."""
 
-    name: str = "concurrency"
-    requirement: str = "fewer jobs run than may run at once"
+    name = "concurrency"
+    requirement = "fewer jobs run than may run at once"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Tally) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         for counted, whose in (
             (POOL_JOBS, "the pool"),
             (instance_counter(queue.instance_name, "jobs"), "its instance"),
         ):
-            counter = admission_state.of(counted)
+            counter = state.of(counted)
             if not counter.leaves(1.0):
                 return f"{whose} runs {counter.used:g} of at most {counter.most:g} jobs"
         return None
-
-    def closed_for_job(self, head: QueueHead, admission_state: Tally) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return {POOL_JOBS: 1.0, instance_counter(queue.instance_name, "jobs"): 1.0}
 
 
-@dataclass(frozen=True)
-class BudgetGate:
+class BudgetGate(Gate):
     """Cost of the pool and of an instance, within the rolling window or reserved for what runs."""
 
-    name: str = "budget"
-    requirement: str = "what was used and what is reserved leave enough of the budget"
+    name = "budget"
+    requirement = "what was used and what is reserved leave enough of the budget"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Tally) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         for counted, whose in self._counted(queue):
-            counter = admission_state.of(counted)
+            counter = state.of(counted)
             if not counter.leaves(0.0):
                 return f"{whose} has used {counter.used:g} of its budget of {counter.most:g}"
         return None
 
-    def closed_for_job(self, head: QueueHead, admission_state: Tally) -> str | None:
+    def closed_for_job(self, head: QueueHead, state: AdmissionState) -> str | None:
         for counted, whose in self._counted(head.queue):
-            counter = admission_state.of(counted)
-            if not counter.leaves(head.estimate if admission_state.reserve else 0.0):
+            counter = state.of(counted)
+            if not counter.leaves(head.estimate if state.reserve else 0.0):
                 return (
                     f"{whose} has used {counter.used:g} of its budget of {counter.most:g}, "
                     f"and this job is estimated at {head.estimate:g}"
@@ -133,44 +136,36 @@ class BudgetGate:
         return (POOL_COST, "the pool"), (instance_counter(queue.instance_name, "cost"), "its instance")
 
 
-@dataclass(frozen=True)
-class LocksGate:
+class LocksGate(Gate):
     """Named locks of an instance; each is held by so many jobs at once as it has slots, by one if nobody says."""
 
-    name: str = "locks"
-    requirement: str = "the locks that it names are free"
+    name = "locks"
+    requirement = "the locks that it names are free"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Tally) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         for lock in queue.constraints.get("locks", ()):
-            counter = admission_state.of(lock_counter(queue.instance_name, lock))
+            counter = state.of(lock_counter(queue.instance_name, lock))
             if not counter.leaves(1.0):
                 return f"lock '{lock}' is held {counter.used:g} times of {counter.most:g}"
         return None
-
-    def closed_for_job(self, head: QueueHead, admission_state: Tally) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return {lock_counter(queue.instance_name, lock): 1.0 for lock in queue.constraints.get("locks", ())}
 
 
-@dataclass(frozen=True)
-class SlotsGate:
+class SlotsGate(Gate):
     """Places in which an instance's jobs work, one for each; an instance for which nobody says has any number."""
 
-    name: str = "slots"
-    requirement: str = "its instance has a slot free"
+    name = "slots"
+    requirement = "its instance has a slot free"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Tally) -> str | None:
-        counter = admission_state.of(instance_counter(queue.instance_name, "slots"))
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
+        counter = state.of(instance_counter(queue.instance_name, "slots"))
         if not counter.leaves(1.0):
             return f"its instance uses {counter.used:g} of {counter.most:g} slots"
-        if counter.most is None and admission_state.shares is not None and admission_state.shares.slotted:
+        if counter.most is None and state.shares is not None and state.shares.slotted:
             return "its instance has no slots, while others have"
         return None
-
-    def closed_for_job(self, head: QueueHead, admission_state: Tally) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return {instance_counter(queue.instance_name, "slots"): 1.0}
@@ -184,24 +179,20 @@ def class_counters(queue: ConstrainedQueue) -> list[str]:
     return [f"class:{queue.constraints['job_class']}:jobs"] if "job_class" in queue.constraints else []
 
 
-@dataclass(frozen=True)
-class ClassLimitGate:
+class ClassLimitGate(Gate):
     """Live leases of a class; what is not left to it stays free for more urgent work."""
 
-    name: str = "class limit"
-    requirement: str = "fewer jobs of its class run than may run at once"
+    name = "class limit"
+    requirement = "fewer jobs of its class run than may run at once"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Counted) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         for name in class_counters(queue):
-            counter = admission_state.of(name)
+            counter = state.of(name)
             if not counter.leaves(1.0):
                 return (
                     f"class '{queue.constraints['job_class']}' runs {counter.used:g} of at most {counter.most:g} jobs"
                 )
         return None
-
-    def closed_for_job(self, head: QueueHead, admission_state: Counted) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
         return dict.fromkeys(class_counters(queue), 1.0)
@@ -210,56 +201,34 @@ class ClassLimitGate:
 # Gates of time: windows in which jobs of a class may start, and hours that a job prefers.
 
 
-class Timed(Protocol):
-    """What these gates are judged by: the database's time, and the windows."""
-
-    now: datetime
-    openings: WindowSchedule
-
-
-class _NoCharge:
-    """What waits for a time takes of nothing."""
-
-    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:  # noqa: ARG002 - as every gate is asked
-        return {}
-
-
-@dataclass(frozen=True)
-class WindowsGate(_NoCharge):
+class WindowsGate(Gate):
     """A window is open that takes the job's class, and the meter that it goes by has not come too far."""
 
-    name: str = "window"
-    requirement: str = "a window is open in which jobs of its class may start"
+    name = "window"
+    requirement = "a window is open in which jobs of its class may start"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Timed) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         job_class = queue.constraints.get("job_class")
-        return None if job_class is None else admission_state.openings.closed_for_class(job_class, admission_state.now)
-
-    def closed_for_job(self, head: QueueHead, admission_state: Timed) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
+        return None if job_class is None else state.openings.closed_for_class(job_class, state.now)
 
 
-@dataclass(frozen=True)
-class PreferredHoursGate(_NoCharge):
+class PreferredHoursGate(Gate):
     """It is one of the hours of the day at which the job wants to start."""
 
-    name: str = "preferred hours"
-    requirement: str = "it is one of the hours that it prefers"
+    name = "preferred hours"
+    requirement = "it is one of the hours that it prefers"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Timed) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         try:
             preferred = _preferred_hours(queue)
         except ValueError as error:
             # Only who submits in SQL can say so.
             return f"the zone of the hours that it prefers cannot be used: {error}"
-        if preferred is None or preferred.open_at(admission_state.now):
+        if preferred is None or preferred.open_at(state.now):
             return None
-        opens = preferred.opens(admission_state.now)
+        opens = preferred.opens(state.now)
         when = "never" if opens is None else f"from {time_windows.local_time(opens, preferred.zone)} on"
         return f"it may start {when}, at the next of the hours that it prefers"
-
-    def closed_for_job(self, head: QueueHead, admission_state: Timed) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
 
 
 def waits_for_windows(queue: ConstrainedQueue) -> bool:
@@ -274,86 +243,201 @@ def _preferred_hours(queue: ConstrainedQueue) -> PreferredHours | None:
     return PreferredHours(frozenset(wanted), load_zone(queue.constraints.get("preferred_zone", "UTC")))
 
 
+class GraphShareGate(Gate):
+    """The cap of a graph: jobs that it runs at once, whatever its score."""
+
+    name = "graph share"
+    requirement = "its graph runs less than it may have of the pool"
+
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
+        graph, share = graph_of(queue.constraints), state.graph_share
+        if graph is None or share is None or state.running_jobs(graph) < share.cap:
+            return None
+        now = state.running_jobs(graph)
+        return f"its graph runs {now:g} jobs, its share is {share.share:g} and the most is {share.cap}"
+
+    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
+        graph = graph_of(queue.constraints)
+        return {} if graph is None else {graph_counter(graph): 1.0}
+
+
+class ResourcesGate(Gate):
+    """A bot with room has enough left of everything that the job takes. What it takes of it is known with the bot."""
+
+    name = "resources"
+    requirement = "a bot has enough left of the resources that it takes"
+
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
+        return state.lacking.get(queue.id)
+
+
 # The gate of rates: how fast jobs of a resource class, or of a model of it, may start.
 
 
-@dataclass(frozen=True)
-class ReleaseTime:
-    """Seconds until something that waits may start, and those by which one may be late without a loss."""
-
-    due: float
-    slack: float
-
-
-class Paced(Protocol):
-    """What the gate looks at: the buckets of the queues, by name."""
-
-    @property
-    def rates(self) -> Mapping[str, Bucket]:
-        """One that is not there has no limit."""
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """Resources of which a checker says that they are limited, or cannot say anything, and what it says."""
-
-
-@dataclass(frozen=True)
-class RateGate:
+class RateGate(Gate):
     """Tokens of the class and of the model that a job uses. They are taken when it starts, and do not come back."""
 
-    name: str = "rate"
-    requirement: str = "the rates of what it uses leave a token"
+    name = "rate"
+    requirement = "the rates of what it uses leave a token"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Paced) -> str | None:
-        refused = admission_state.refused.get(rate_rows.resource_of(queue.constraints) or "")
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
+        refused = state.refused.get(rate_rows.resource_of(queue.constraints) or "")
         if refused is not None:
             return refused
         for name in rate_rows.bucket_names(queue.constraints):
-            bucket = admission_state.rates.get(name)
+            bucket = state.rates.get(name)
             if bucket is not None and bucket.tokens < 1.0:
                 wait = (1.0 - bucket.tokens) / bucket.rate
                 used = name.removeprefix(rate_rows.PREFIX)
                 return f"'{used}' may start {bucket.rate:g} jobs per second, the next one in {wait:.2f} s"
         return None
 
-    def closed_for_job(self, head: QueueHead, admission_state: Paced) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
-
-    def charges(self, _queue: ConstrainedQueue) -> Mapping[str, float | None]:
-        return {}
+    def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:
+        buckets = [state.rates[name] for name in rate_rows.bucket_names(queue.constraints) if name in state.rates]
+        empty = [bucket for bucket in buckets if bucket.tokens < 1.0]
+        if not empty:
+            return None
+        slowest = max(empty, key=lambda bucket: bucket.due)
+        return ReleaseTime(slowest.due, slowest.slack)
 
 
 # The gate of backpressure: advice to start nothing for now, or to wait between starts.
 
 
-class Advised(Protocol):
-    """What the gate looks at."""
-
-    @property
-    def advice(self) -> Mapping[str, Advice]:
-        """By resource class, '' for all."""
-
-    @property
-    def waits(self) -> Mapping[str, float]:
-        """Seconds that this assigner still waits before it starts jobs of a class, '' for those of none."""
-
-
-@dataclass(frozen=True)
-class BackpressureGate:
+class BackpressureGate(Gate):
     """Advice of operators, and of a checker. It is best effort: what runs goes on."""
 
-    name: str = "backpressure"
-    requirement: str = "nobody advises to hold it back"
+    name = "backpressure"
+    requirement = "nobody advises to hold it back"
 
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Advised) -> str | None:
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         used = queue.constraints.get("resource_class")
-        if not rate_rows.advice_for(admission_state.advice, used).allowed:
+        if not rate_rows.advice_for(state.advice, used).allowed:
             return f"to start jobs{'' if used is None else f' that use {used!r}'} is advised against for now"
-        wait = admission_state.waits.get(used or rate_rows.ALL_CLASSES, 0.0)
+        wait = self._wait(queue, state)
         return f"the wait that is advised between starts goes on for another {wait:.2f} s" if wait > 0 else None
 
-    def closed_for_job(self, head: QueueHead, admission_state: Advised) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
+    def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:
+        wait = self._wait(queue, state)
+        return ReleaseTime(wait, wait) if wait > 0 else None
 
-    def charges(self, _queue: ConstrainedQueue) -> Mapping[str, float | None]:
-        return {}
+    @staticmethod
+    def _wait(queue: ConstrainedQueue, state: AdmissionState) -> float:
+        return state.waits.get(queue.constraints.get("resource_class") or rate_rows.ALL_CLASSES, 0.0)
+
+
+#: Every gate on what jobs ask for, in the order in which they are asked.
+GATES: tuple[Gate, ...] = (
+    WindowsGate(),
+    PreferredHoursGate(),
+    BudgetGate(),
+    OwnerQuotaGate(),
+    SlotsGate(),
+    LocksGate(),
+    ClassLimitGate(),
+    ConcurrencyGate(),
+    GraphShareGate(),
+    ResourcesGate(),
+    BackpressureGate(),
+    RateGate(),
+)
+
+
+class QueueAdmission:
+    """What has to be looked at for each job of a queue, found once for all of them.
+
+    shut: the gate that closed the queue as a whole when nothing had been taken yet. units: those that its instance has
+    been given since. counters: those that a job takes of, with the amount, None for what it is estimated at. buckets:
+    those that it takes a token of, where they exist.
+    """
+
+    def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
+        self._state, self.shut = state, closing_gate(queue, state)
+        self._charges: dict[str, float | None] = {}
+        for gate in GATES:
+            self._charges.update(gate.charges(queue))
+        self.units = state.given_units(queue)
+        self.buckets = rate_rows.bucket_names(queue.constraints)
+        self.counters = [(state.counter(name), amount) for name, amount in self._charges.items()]
+        self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
+        # What closes a gate beside the limits of counters is so from the beginning, or has to be asked each time.
+        self._is_asked = (
+            any(name in state.rates for name in self.buckets)
+            or (state.graph_share is not None and graph_of(queue.constraints) is not None)
+            or self.shut is not None
+        )
+        self._amounts: dict[float, Mapping[str, float]] = {}
+
+    def closed(self, head: QueueHead) -> tuple[Gate, str] | None:
+        """The first gate that is closed for the job, and why."""
+        if not self._is_asked:
+            for counter, amount in self._limited:
+                if not counter.leaves(head.estimate if amount is None else amount):
+                    break
+            else:
+                return None
+        for gate in GATES:
+            why = gate.closed_for_job(head, self._state)
+            if why is not None:
+                return gate, why
+        return None
+
+    @property
+    def left(self) -> Iterator[float]:
+        """What each of the counters of whole jobs still leaves."""
+        return ((counter.most or 0.0) - counter.used for counter, amount in self._limited if amount is not None)
+
+    def take(self, head: QueueHead) -> None:
+        """The job starts: count what it takes."""
+        self.units.used += head.job.units
+        for counter, amount in self.counters:
+            counter.used += head.estimate if amount is None else amount
+        for name in self.buckets:
+            if name in self._state.rates:
+                self._state.rates[name] = self._state.rates[name].minus(1)
+
+    def amounts(self, estimate: float) -> Mapping[str, float]:
+        """What a job of that estimate takes of counters while it runs; the same object for each of them."""
+        found = self._amounts.get(estimate)
+        if found is None:
+            taken = {name: estimate if amount is None else amount for name, amount in self._charges.items()}
+            found = self._amounts[estimate] = taken
+        return found
+
+
+def job_charges(head: QueueHead, state: AdmissionState) -> Mapping[str, float]:
+    """What the job takes of counters while it runs."""
+    return queue_admission(head.queue, state).amounts(head.estimate)
+
+
+def first_closed_gate(head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:
+    """The first gate that is closed for the job, and why."""
+    return queue_admission(head.queue, state).closed(head)
+
+
+def closing_gate(queue: ConstrainedQueue, state: AdmissionState) -> Gate | None:
+    """The first gate that closes the queue as a whole."""
+    return next((gate for gate in GATES if gate.closed_for_queue(queue, state) is not None), None)
+
+
+def max_starts(queue: ConstrainedQueue, state: AdmissionState) -> float:
+    """Jobs of the queue that may start at once, as far as tokens, caps and counters of whole jobs tell."""
+    left = [*queue_admission(queue, state).left]
+    left += [state.rates[name].tokens for name in rate_rows.bucket_names(queue.constraints) if name in state.rates]
+    graph = graph_of(queue.constraints)
+    if graph is not None and state.graph_share is not None:
+        left.append(state.graph_share.cap - state.running_jobs(graph))
+    return max(0.0, min(left, default=math.inf))
+
+
+def queue_admission(queue: ConstrainedQueue, state: AdmissionState) -> QueueAdmission:
+    """What is looked at for each job of the queue, found once."""
+    found: QueueAdmission | None = state.queue_admissions.get(queue)
+    if found is None:
+        found = state.queue_admissions[queue] = QueueAdmission(queue, state)
+    return found
+
+
+def queue_counters(queue: ConstrainedQueue) -> set[str]:
+    """The names of the counters that jobs of the queue take of."""
+    return {name for gate in GATES for name in gate.charges(queue)}

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from schema.accounting.counters import Counter
-from schema.picking.constrained import ConstrainedQueue, QueueHead
+from schema.picking.constrained import QueueHead
 
 #: The urgency of a graph that names none.
 PRIORITY = 5
@@ -72,32 +71,6 @@ def graph_counter(graph: str) -> str:
     return f"graph:{graph}:jobs"
 
 
-class Shared(Protocol):
-    """What the gate and the order look at."""
-
-    @property
-    def graph_share(self) -> GraphShare | None:
-        """None: nobody has a share."""
-
-    def of(self, name: str) -> Counter:
-        """The counter of that name."""
-
-
-def running_jobs(graph: str, admission_state: Shared) -> float:
-    """Jobs that the graph runs, with those that start now."""
-    return admission_state.of(graph_counter(graph)).used
-
-
-def penalty_of(head: QueueHead, admission_state: Shared) -> float:
-    """What is added to the job's score because of what its graph runs."""
-    graph = graph_of(head.queue.constraints)
-    return (
-        0.0
-        if graph is None or admission_state.graph_share is None
-        else admission_state.graph_share.penalty(running_jobs(graph, admission_state))
-    )
-
-
 def unpenalised_score(head: QueueHead) -> float:
     """The job's score without the penalty, which all jobs of its graph share."""
     constraints = head.queue.constraints
@@ -108,29 +81,3 @@ def unpenalised_score(head: QueueHead) -> float:
         cost=head.estimate,
         penalty=0.0,
     )
-
-
-@dataclass(frozen=True)
-class GraphShareGate:
-    """The cap of a graph: jobs that it runs at once, whatever its score."""
-
-    name: str = "graph share"
-    requirement: str = "its graph runs less than it may have of the pool"
-
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Shared) -> str | None:
-        graph = graph_of(queue.constraints)
-        if (
-            graph is None
-            or admission_state.graph_share is None
-            or running_jobs(graph, admission_state) < admission_state.graph_share.cap
-        ):
-            return None
-        now, share = running_jobs(graph, admission_state), admission_state.graph_share
-        return f"its graph runs {now:g} jobs, its share is {share.share:g} and the most is {share.cap}"
-
-    def closed_for_job(self, head: QueueHead, admission_state: Shared) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
-
-    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
-        graph = graph_of(queue.constraints)
-        return {} if graph is None else {graph_counter(graph): 1.0}

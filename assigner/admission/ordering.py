@@ -185,9 +185,11 @@ class GraphOrder:
 
 def graph_score(head: QueueHead, admission_state: AdmissionState) -> Score:
     """Lower starts sooner."""
+    graph, share = graph_share.graph_of(head.queue.constraints), admission_state.graph_share
+    penalty = 0.0 if graph is None or share is None else share.penalty(admission_state.running_jobs(graph))
     return (
         not head_below_minimum(head, admission_state),
-        graph_share.unpenalised_score(head) + graph_share.penalty_of(head, admission_state),
+        graph_share.unpenalised_score(head) + penalty,
         rank_and_age(head),
     )
 

@@ -7,11 +7,10 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from assigner.admission import gates, graph_share, state
+from assigner.admission import gates, graph_share
 from assigner.admission.checkers import CheckerSettings
-from assigner.admission.gates import POOL_JOBS
 from assigner.admission.ordering import OrderingSettings
-from assigner.admission.state import AdmissionState
+from assigner.admission.state import POOL_JOBS, AdmissionState
 from assigner.placement import resources
 from assigner.placement.fleet import Fleet
 from schema import graphs
@@ -46,7 +45,7 @@ def read_admission_state(
     pressed: bool = True,
 ) -> AdmissionState:
     """All that the gates of these queues are judged by; `pressed`: there may be advice to hold back."""
-    names = sorted({name for queue in queues for name in state.queue_counters(queue)})
+    names = sorted({name for queue in queues for name in gates.queue_counters(queue)})
     buckets = sorted({name for queue in queues for name in rates.bucket_names(queue.constraints)})
     classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
     admission_state = AdmissionState(

@@ -264,7 +264,7 @@ def explain(
         if found is None
         else explained_gates.judge_gates(found, explained_gates.judge_constraints(connection, row_id, rules))
     )
-    change = [] if found is None else explained_gates.changes(found, judged)
+    change = [] if found is None else explained_gates.changes(judged)
     return Explanation(
         **_facts(public_id, job, state=job["state"]),
         sentence=_past_sentence(job, tried) if found is None else _waiting_sentence(found, judged),
@@ -318,9 +318,7 @@ def _past_sentence(job: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -
 
 def _gate_answer(one: explained_gates.GateVerdict, *, everything: bool) -> GateAnswer:
     shown = {name: value for name, value in one.evidence.items() if everything or name not in ("bot", "bots")}
-    return GateAnswer(
-        gate=one.gate.name, asks=one.gate.requirement, open=one.is_open, sentence=one.sentence, evidence=shown
-    )
+    return GateAnswer(gate=one.name, asks=one.requirement, open=one.is_open, sentence=one.sentence, evidence=shown)
 
 
 def _count(order: JobsAhead) -> Count:

@@ -6,13 +6,13 @@ gates before it. Once no bot is left, the gates that follow are neither open nor
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection
 
 from assigner.admission import rules as admission_rules
-from assigner.admission import state
+from assigner.admission.gates import GATES
 from assigner.admission.rules import Rules
 from assigner.placement.fleet import Fleet
 from schema import predicates
@@ -25,22 +25,29 @@ from schema.validation import escaped
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """The result of one gate. `is_open` is None if no bot passed the gates before it."""
+    """The result of one gate, `name`, and what it asks for. `remedy`: the smallest change that would open it.
 
-    gate: Predicate
+    `is_open` is None if no bot passed the gates before it.
+    """
+
+    name: str
+    requirement: str
     is_open: bool | None
     sentence: str
     evidence: Mapping[str, Any]
+    remedy: str = ""
 
 
 def judge_gates(found: Evidence, asked: Sequence[GateVerdict] = ()) -> list[GateVerdict]:
     """Return every gate of the job, in the order in which they are asked. `asked`: the gates on its constraints."""
     judged = [*judge_job(found.job), *asked]
-    for one in (_cohort, _requirements, _instance, _healthy, _units, _probation, _room):
-        previous, following = judged[-1], one(found)
-        if previous.is_open is not True and previous.gate in _BOT_GATES:
-            following = GateVerdict(following.gate, None, "no bot is left to ask it of", {})
-        judged.append(following)
+    is_any_left = True
+    for judge in (_cohort, _requirements, _instance, _healthy, _units, _probation, _room):
+        verdict = judge(found)
+        if not is_any_left:
+            verdict = replace(verdict, is_open=None, sentence="no bot is left to ask it of", evidence={})
+        judged.append(verdict)
+        is_any_left = verdict.is_open is True
     if found.pool["known"] or found.pool["silence"] is not None:
         judged.append(_assigners(found))
     return [*judged, _queue_deadline(found.job)]
@@ -50,17 +57,6 @@ def judge_job(job: Row) -> list[GateVerdict]:
     """Return the gates on the job itself, its instance and its quota, which no bot can open."""
     before = [] if job["node_no"] is None else [_dependencies(job)]
     return [*before, _state(job), _backoff(job), _drain(job), _quota(job)]
-
-
-_BOT_GATES = (
-    predicates.COHORT,
-    predicates.REQUIREMENTS,
-    predicates.SERVES,
-    predicates.HEALTHY,
-    predicates.UNITS,
-    predicates.PROBATION,
-    predicates.ROOM,
-)
 
 
 def _dependencies(job: Row) -> GateVerdict:
@@ -79,10 +75,14 @@ def _dependencies(job: Row) -> GateVerdict:
         because = "" if job["hopeless"] == job["node_no"] else f", because of node {job['hopeless']}"
         sentence = f"BLOCKED_FOREVER: {sentence}; it can never run{because}"
     parents = [one | {"job": None if one["job"] is None else str(one["job"])} for one in unmet]
+    remedy = f"wait for {job['pending_deps']} of the nodes that it depends on"
+    if job["hopeless"] is not None:
+        remedy = "nothing will: cancel it, or submit its graph again"
     return _verdict(
         job,
         predicates.DEPENDENCIES,
         sentence,
+        remedy=remedy,
         **facts,
         waits_for=job["pending_deps"],
         parents=parents,
@@ -94,7 +94,7 @@ def _dependencies(job: Row) -> GateVerdict:
 def _state(job: Row) -> GateVerdict:
     why = f" ({escaped(job['reason'])})" if job["reason"] else ""
     sentence = "it waits in the queue" if _open(job, predicates.STATE) else f"it is {job['state']}{why}"
-    return _verdict(job, predicates.STATE, sentence, state=job["state"], reason=job["reason"])
+    return _verdict(job, predicates.STATE, sentence, remedy="release it", state=job["state"], reason=job["reason"])
 
 
 def _backoff(job: Row) -> GateVerdict:
@@ -110,6 +110,7 @@ def _backoff(job: Row) -> GateVerdict:
         job,
         predicates.BACKOFF,
         sentence,
+        remedy="" if rest is None else f"wait {rest:.1f} s",
         rest_seconds=rest,
         considered=job["considered"],
         attempts=job["attempts"],
@@ -123,7 +124,8 @@ def _drain(job: Row) -> GateVerdict:
     sentence = f"instance '{name}' " + (
         "starts jobs" if _open(job, predicates.DRAIN) else "is drained: it starts nothing"
     )
-    return _verdict(job, predicates.DRAIN, sentence, instance=name, deadline_seconds=left)
+    remedy = f"end the drain of instance '{name}'"
+    return _verdict(job, predicates.DRAIN, sentence, remedy=remedy, instance=name, deadline_seconds=left)
 
 
 def _quota(job: Row) -> GateVerdict:
@@ -139,7 +141,10 @@ def _quota(job: Row) -> GateVerdict:
     of = f"{limit}" + (f" (its maximum {job['max_quota']} less {lowered} lately evicted)" if lowered else "")
     sign = "<=" if _open(job, predicates.QUOTA) else ">"
     sentence = f"{where} uses {usage} of {of}, this job needs {units}: {usage} + {units} {sign} {limit}"
-    return _verdict(job, predicates.QUOTA, sentence, **numbers)
+    needed = usage + units + job["evicted_lately"]
+    who = f"{job['instance_name']} in cohort {job['cohort_name']}"
+    remedy = f"raise the maximum of {who} from {job['max_quota']} to {needed}"
+    return _verdict(job, predicates.QUOTA, sentence, remedy=remedy, **numbers)
 
 
 def _cohort(found: Evidence) -> GateVerdict:
@@ -151,7 +156,8 @@ def _cohort(found: Evidence) -> GateVerdict:
     bots = f"{cohort['healthy']} of {_plural(cohort['present'], 'bot')} healthy"
     if cohort["more"]:
         bots += " among those looked at"
-    return GateVerdict(
+    return _on_bots(
+        found,
         predicates.COHORT,
         cohort["healthy"] > 0,
         f"{belongs} to cohort '{job['cohort_name']}', with {bots}",
@@ -173,7 +179,7 @@ def _requirements(found: Evidence) -> GateVerdict:
     }
     is_open = bots["matching"] > 0
     if not wanted:
-        return GateVerdict(predicates.REQUIREMENTS, is_open, "it requires nothing of a bot", evidence)
+        return _on_bots(found, predicates.REQUIREMENTS, is_open, "it requires nothing of a bot", evidence)
     matching = f"{counted_bots(found, bots['matching'], 'bot')}"
     verb = "offers" if bots["matching"] <= 1 else "offer"
     sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job['cohort_name']}' {verb} {wanted}"
@@ -187,7 +193,7 @@ def _requirements(found: Evidence) -> GateVerdict:
         sentence += f"; {_escaped(scarce)} leaves the fewest: {_plural(scarce.alone, 'bot')} with it"
         if len(found.clauses) > 1:
             sentence += f", {scarce.others} with all the rest"
-    return GateVerdict(predicates.REQUIREMENTS, is_open, sentence, evidence)
+    return _on_bots(found, predicates.REQUIREMENTS, is_open, sentence, evidence)
 
 
 def _instance(found: Evidence) -> GateVerdict:
@@ -197,7 +203,7 @@ def _instance(found: Evidence) -> GateVerdict:
     if elsewhere:
         sentence += f", {elsewhere} only for other instances or pools"
     evidence = {"instance": name, "pool": found.job["pool"], "serving": bots["serving"], "elsewhere": elsewhere}
-    return GateVerdict(predicates.SERVES, bots["serving"] > 0, sentence, evidence)
+    return _on_bots(found, predicates.SERVES, bots["serving"] > 0, sentence, evidence)
 
 
 def _healthy(found: Evidence) -> GateVerdict:
@@ -206,7 +212,7 @@ def _healthy(found: Evidence) -> GateVerdict:
     if bots["leaving"] or bots["unhealthy"]:
         sentence += f", {bots['leaving']} draining or closing, {bots['unhealthy']} unhealthy"
     evidence = {"healthy": bots["healthy"], "draining": bots["leaving"], "unhealthy": bots["unhealthy"]}
-    return GateVerdict(predicates.HEALTHY, bots["healthy"] > 0, sentence, evidence)
+    return _on_bots(found, predicates.HEALTHY, bots["healthy"] > 0, sentence, evidence)
 
 
 def _units(found: Evidence) -> GateVerdict:
@@ -216,7 +222,7 @@ def _units(found: Evidence) -> GateVerdict:
     if not bots["large"]:
         sentence += f" or more: the largest has {bots['largest']}"
     evidence = {"units": units, "large_enough": bots["large"], "largest": bots["largest"]}
-    return GateVerdict(predicates.UNITS, bots["large"] > 0, sentence, evidence)
+    return _on_bots(found, predicates.UNITS, bots["large"] > 0, sentence, evidence)
 
 
 def _probation(found: Evidence) -> GateVerdict:
@@ -229,7 +235,7 @@ def _probation(found: Evidence) -> GateVerdict:
         sentence = f"{busy} of {such} on probation with the one lease that it may have"
     else:
         sentence = f"{counted_bots(found, busy, 'such bot')}, all on probation with the one lease that each may have"
-    return GateVerdict(predicates.PROBATION, bots["trusted"] > 0, sentence, {"on_probation_with_lease": busy})
+    return _on_bots(found, predicates.PROBATION, bots["trusted"] > 0, sentence, {"on_probation_with_lease": busy})
 
 
 def _room(found: Evidence) -> GateVerdict:
@@ -245,13 +251,14 @@ def _room(found: Evidence) -> GateVerdict:
         left = max(0.0, round(float(bots["kept_seconds"]), 3))
         evidence |= {"kept_units": bots["kept"], "kept_seconds": left}
         sentence += f"; {_plural(bots['kept'], 'unit')} of bots being freed for its instance, for at most {left:.1f} s"
-    return GateVerdict(predicates.ROOM, bots["able"] > 0, sentence, evidence)
+    return _on_bots(found, predicates.ROOM, bots["able"] > 0, sentence, evidence)
 
 
 def _assigners(found: Evidence) -> GateVerdict:
-    pool = found.pool
+    pool, job = found.pool, found.job
     silence = None if pool["silence"] is None else round(float(pool["silence"]), 1)
     elsewhere = pool["at_work"] - pool["working"]
+    where = f"instance '{job['instance_name']}' in cohort '{job['cohort_name']}'"
     evidence = {
         "working": pool["working"],
         "elsewhere": elsewhere,
@@ -259,17 +266,21 @@ def _assigners(found: Evidence) -> GateVerdict:
         "upkeep_seconds_ago": silence,
     }
     if pool["known"]:
+        is_open = pool["working"] > 0
         sentence = f"{_plural(pool['working'], 'assigner')} at work"
         if elsewhere:
-            job = found.job
-            where = f"instance '{job['instance_name']}' in cohort '{job['cohort_name']}'"
             sentence += f" for {where}, {elsewhere} only for others"
         if pool["draining"]:
             sentence += f", {pool['draining']} draining"
-        return GateVerdict(predicates.ASSIGNERS, pool["working"] > 0, sentence, evidence)
-    alive = silence is not None and silence <= DEAD_AFTER
-    sentence = f"the last sign of life of an assigner process is {silence} s old"
-    return GateVerdict(predicates.ASSIGNERS, alive, sentence, evidence)
+    else:
+        is_open = silence is not None and silence <= DEAD_AFTER
+        sentence = f"the last sign of life of an assigner process is {silence} s old"
+    if pool["at_work"]:
+        remedy = f"an assigner that serves {where}"
+    else:
+        remedy = "end the drain of an assigner, or start one" if pool["draining"] else "start an assigner"
+    gate = predicates.ASSIGNERS
+    return GateVerdict(gate.name, gate.requirement, is_open, sentence, evidence, remedy)
 
 
 def _queue_deadline(job: Row) -> GateVerdict:
@@ -293,8 +304,17 @@ def _open(job: Row, gate: Predicate) -> bool:
     return bool(job[f"open_{gate.name}"])
 
 
-def _verdict(job: Row, gate: Predicate, sentence: str, **evidence: Any) -> GateVerdict:
-    return GateVerdict(gate, _open(job, gate), sentence, evidence)
+def _verdict(job: Row, gate: Predicate, sentence: str, *, remedy: str = "", **evidence: Any) -> GateVerdict:
+    """The verdict of a gate on the job itself, which the database has judged."""
+    remedy = remedy or f"wait until {gate.requirement}"
+    return GateVerdict(gate.name, gate.requirement, _open(job, gate), sentence, evidence, remedy)
+
+
+def _on_bots(
+    found: Evidence, gate: Predicate, is_open: bool, sentence: str, evidence: Mapping[str, Any]
+) -> GateVerdict:
+    """The verdict of a gate on bots; what is missing is a bot that passes all of them."""
+    return GateVerdict(gate.name, gate.requirement, is_open, sentence, evidence, "" if is_open else _missing_bot(found))
 
 
 def _wanted(found: Evidence) -> str:
@@ -331,85 +351,43 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
         connection, [head.queue], fleet=Fleet(), chance=random.Random(), now=now, rules=rules
     )
     judged = []
-    for gate in state.GATES:
+    for gate in GATES:
         why = gate.closed_for_queue(head.queue, admission_state) or gate.closed_for_job(head, admission_state)
-        judged.append(GateVerdict(Predicate(gate.name, "", gate.requirement), why is None, why or gate.requirement, {}))
+        remedy = f"wait until {gate.requirement}"
+        judged.append(GateVerdict(gate.name, gate.requirement, why is None, why or gate.requirement, {}, remedy))
     return judged
 
 
 # What would start a waiting job: one concrete change for each closed gate.
 
 
-_BOT_GATE_NAMES = frozenset(
-    gate.name
-    for gate in (
-        predicates.COHORT,
-        predicates.REQUIREMENTS,
-        predicates.SERVES,
-        predicates.HEALTHY,
-        predicates.UNITS,
-        predicates.PROBATION,
-        predicates.ROOM,
-    )
-)
-
-
-def changes(found: Evidence, judged: Sequence[GateVerdict]) -> list[str]:
+def changes(judged: Sequence[GateVerdict]) -> list[str]:
     """Return the smallest changes that together would start the job; none if every gate is open."""
-    closed = [one.gate for one in judged if one.is_open is False]
-    if predicates.DEPENDENCIES in closed:
-        closed.remove(predicates.STATE)  # the job is queued as soon as its dependencies are met
-    return [_change(gate, found) for gate in closed]
+    closed = {one.name: one.remedy for one in judged if one.is_open is False}
+    if predicates.DEPENDENCIES.name in closed:
+        del closed[predicates.STATE.name]  # the job is queued as soon as its dependencies are met
+    return list(closed.values())
 
 
-def _change(gate: Predicate, found: Evidence) -> str:
+def _missing_bot(found: Evidence) -> str:
+    """Describe the bot that is missing, or what is missing on the bots that come nearest."""
     job, bots = found.job, found.bots
-    match gate.name:
-        case predicates.DEPENDENCIES.name if job["hopeless"] is not None:
-            return "nothing will: cancel it, or submit its graph again"
-        case predicates.DEPENDENCIES.name:
-            return f"wait for {job['pending_deps']} of the nodes that it depends on"
-        case predicates.STATE.name:
-            return "release it"
-        case predicates.BACKOFF.name:
-            return f"wait {max(0.0, float(job['rest'])):.1f} s"
-        case predicates.DRAIN.name:
-            return f"end the drain of instance '{job['instance_name']}'"
-        case predicates.QUOTA.name:
-            return _raise_maximum(found)
-        case predicates.ASSIGNERS.name if found.pool["at_work"]:
-            return f"an assigner that serves instance '{job['instance_name']}' in cohort '{job['cohort_name']}'"
-        case predicates.ASSIGNERS.name:
-            return "end the drain of an assigner, or start one" if found.pool["draining"] else "start an assigner"
-        case name if name not in _BOT_GATE_NAMES:
-            return f"wait until {gate.requirement}"
-        case _ if not bots["matching"]:
-            return _bot(found)
-        case _ if not bots["serving"]:
-            return f"{_bot(found)} that serves instance '{job['instance_name']}'"
-        case _ if not bots["healthy"]:
-            if bots["leaving"]:
-                return "end the drain of a matching bot, or start another"
-            return "a matching bot that is healthy again"
-        case _ if not bots["large"]:
-            return f"a matching bot with {_units_text(job['units'])}; the largest has {bots['largest']}"
-        case _ if not bots["trusted"]:
-            return "a success of a matching bot on probation, or the end of that"
-        case _ if bots["kept"]:
-            return (
-                f"wait at most {max(0.0, float(bots['kept_seconds'])):.1f} s for what is being freed for its instance"
-            )
-        case _:
-            missing = job["units"] - bots["roomiest"]
-            return f"{missing} more free {'unit' if missing == 1 else 'units'} on a matching bot"
-
-
-def _raise_maximum(found: Evidence) -> str:
-    """Return the maximum quota with which the job would fit, recent evictions included."""
-    job = found.job
-    needed = job["usage"] + job["units"] + job["evicted_lately"]
-    who = f"{job['instance_name']} in cohort {job['cohort_name']}"
-    return f"raise the maximum of {who} from {job['max_quota']} to {needed}"
+    if not bots["matching"]:
+        return _bot(found)
+    if not bots["serving"]:
+        return f"{_bot(found)} that serves instance '{job['instance_name']}'"
+    if not bots["healthy"]:
+        if bots["leaving"]:
+            return "end the drain of a matching bot, or start another"
+        return "a matching bot that is healthy again"
+    if not bots["large"]:
+        return f"a matching bot with {_units_text(job['units'])}; the largest has {bots['largest']}"
+    if not bots["trusted"]:
+        return "a success of a matching bot on probation, or the end of that"
+    if bots["kept"]:
+        return f"wait at most {max(0.0, float(bots['kept_seconds'])):.1f} s for what is being freed for its instance"
+    missing = job["units"] - bots["roomiest"]
+    return f"{missing} more free {'unit' if missing == 1 else 'units'} on a matching bot"
 
 
 def _bot(found: Evidence) -> str:

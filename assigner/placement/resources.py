@@ -6,7 +6,6 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from sqlalchemy import Connection
 
@@ -27,29 +26,6 @@ MAX_BOTS_READ = 256
 ROUNDS = 20
 
 Need = Mapping[Kind, int]
-
-
-class Stocked(Protocol):
-    """What the gate is judged by: what no bot has left of what a queue's jobs need, in words."""
-
-    lacking: Mapping[QueueId, str]
-
-
-@dataclass(frozen=True)
-class ResourcesGate:
-    """A bot with room has enough left of everything that the job takes."""
-
-    name: str = "resources"
-    requirement: str = "a bot has enough left of the resources that it takes"
-
-    def closed_for_queue(self, queue: ConstrainedQueue, admission_state: Stocked) -> str | None:
-        return admission_state.lacking.get(queue.id)
-
-    def closed_for_job(self, head: QueueHead, admission_state: Stocked) -> str | None:
-        return self.closed_for_queue(head.queue, admission_state)
-
-    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:  # noqa: ARG002 - which ones is known with the bot
-        return {}
 
 
 class RemainingResources:

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from sqlalchemy import Engine, event
 
 from assigner.admission import rules
+from assigner.admission.gates import ResourcesGate
 from assigner.explain.answer import explain
-from assigner.placement import resources as resources_placement
 from assigner.placement.fleet import Fleet
 from assigner.placement.registry import load
 from assigner.placement.resources import ResourceSnapshot
@@ -57,7 +57,7 @@ def closed(pool: Pool) -> list[str]:
         return [
             why
             for queue, admission_state in opened
-            if (why := resources_placement.ResourcesGate().closed_for_queue(queue, admission_state)) is not None
+            if (why := ResourcesGate().closed_for_queue(queue, admission_state)) is not None
         ]
 
     return pool.database.run(read)

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from assigner.admission import state
+from assigner.admission import gates
 from assigner.api import submission
 from assigner.operator_resources.priorities import reprice
 from schema.accounting import counters
@@ -244,14 +244,14 @@ def test_sa_32_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
     limited = queue(project="site", owner="ann")
     full = admission_state(counters={"project:default:site:cost": counters.Counter(10.0, 10.0)})
     near = admission_state(counters={"owner:default:ann:cost": counters.Counter(9.0, 10.0)})
-    closed = state.first_closed_gate(head(1, 0, of=limited), full)
+    closed = gates.first_closed_gate(head(1, 0, of=limited), full)
     assert closed is not None
     assert closed[1] == "Project quota exceeded: 10 of 10 used, and this job is estimated at 1"
-    assert state.closing_gate(limited, full) is not None
-    assert state.first_closed_gate(head(1, 0, of=limited), near) is None
+    assert gates.closing_gate(limited, full) is not None
+    assert gates.first_closed_gate(head(1, 0, of=limited), near) is None
     small = head(1, 0, of=limited)
-    near.queue_admission(limited).take(small)
-    again = state.first_closed_gate(small, near)
+    gates.queue_admission(limited, near).take(small)
+    again = gates.first_closed_gate(small, near)
     assert again is not None
     assert again[1].startswith("User quota exceeded: 10 of 10 used")
 
