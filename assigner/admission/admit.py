@@ -1,6 +1,6 @@
 """Which of the jobs that ask for more than a place may start now, in which order. Pure."""
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from assigner.admission.gates import queue_admission
 from assigner.admission.state import AdmissionState
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
+from schema.picking.pick import ReadyJob
 
 #: Where queues stand before any of their jobs is known: lower is sooner.
 Rank = tuple[int, float]
@@ -96,6 +97,28 @@ def head_below_minimum(head: QueueHead, admission_state: AdmissionState) -> bool
 def queue_below_minimum(queue: ConstrainedQueue, admission_state: AdmissionState) -> bool:
     """Whether the instance of the queue is still below its minimum quota."""
     return bool(queue.missing_units) and queue.missing_units > admission_state.given_units(queue).used
+
+
+def merge(plain: Sequence[ReadyJob], heads: Sequence[QueueHead], *, by_age: bool) -> list[ReadyJob | QueueHead]:
+    """The jobs without constraints and the heads that may start, each in their own order: at every step the one that
+    comes first by rank and age, or `by_age` alone, of those that an instance needs to reach its minimum and then of the
+    others.
+    """
+    found: list[ReadyJob | QueueHead] = []
+    given: Counter[tuple[int, int]] = Counter()
+    jobs, admitted = deque(plain), deque(heads)
+    while jobs and admitted:
+        job, head = jobs[0], admitted[0]
+        instance = head.job.cohort, head.job.instance
+        beyond = given[instance] >= head.queue.missing_units
+        assert job.queued_at is not None
+        ranks = (0.0, 0.0) if by_age else (job.priority, head.rank)
+        if (beyond, ranks[1], head.queued_at, head.job.id) < (job.beyond, ranks[0], job.queued_at, job.id):
+            found.append(admitted.popleft())
+            given[instance] += head.job.units
+        else:
+            found.append(jobs.popleft())
+    return [*found, *jobs, *admitted]
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ class AdmissionResult:
     """Jobs that may start, locked, in their order.
 
     `closed_queues`, `closed_jobs`: how many a gate has kept waiting, by its name; `empty`: why there are no jobs at
-    all, if no gate has; `returns`: when the first of them may start.
+    all, if no gate has; `returns`: when the first of them may start; `free_units`: those of the pool, None if they are
+    enough for a whole batch.
     """
 
     heads: Sequence[QueueHead] = ()
@@ -159,6 +160,7 @@ class AdmissionResult:
     closed_jobs: Mapping[str, int] = field(default_factory=dict)
     empty: str | None = None
     returns: ReleaseTime | None = None
+    free_units: int | None = None
 
 
 class AdmissionController:
@@ -182,7 +184,7 @@ class AdmissionController:
     def pick(self, connection: Connection, scope: Scope, *, batch: int, pace: float) -> AdmissionResult:
         """Lock up to `batch` jobs that go through their gates and for which a free bot is there. `pace`: seconds within
         which no job's failed check is counted twice."""
-        self._noting = {}
+        self._noting, self._started_graph_jobs = {}, []
         found = constrained.queues(connection, scope, batch=batch, after=self._after)
         self._after = found.last
         if found.now is None or not found.queues or not found.free_units:
@@ -218,7 +220,8 @@ class AdmissionController:
             if queue_admission.shut is not None
         )
         empty = None if admitted or closed or closed_queues else "others have them"
-        return AdmissionResult(admitted, closed_queues, closed, empty, self._returns(queues, admission_state))
+        room = found.free_units if found.free_units < batch else None
+        return AdmissionResult(admitted, closed_queues, closed, empty, self._returns(queues, admission_state), room)
 
     def _record_demand(self, connection: Connection, queues: Sequence[ConstrainedQueue]) -> Sequence[ConstrainedQueue]:
         """Note, now and then, who asks for something; leaves out those of whom somebody else notes that they have come
@@ -295,7 +298,7 @@ class AdmissionController:
             return []
         if any(map(gates.waits_for_windows, queues)):
             meters.lock_meters(connection)
-        self._state = admission_state = admission_rules.read_admission_state(
+        admission_state = admission_rules.read_admission_state(
             connection,
             queues,
             fleet=self._fleet,

@@ -3,12 +3,12 @@
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import ceil
 
 from sqlalchemy import Connection
 
 from assigner import metrics
+from assigner.admission.admit import merge
 from assigner.admission.controller import AdmissionController, AdmissionResult
 from assigner.admission.rules import RULES, Rules
 from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer, concurrent_batches
@@ -38,34 +38,24 @@ from schema.timing import Timing
 
 @dataclass
 class CycleResult:
-    """What one cycle did. `deferred`: it was put off; `constrained_first`: it left jobs without constraints for later;
-    `part`: the part of the fleet where it places a large batch; `amounts`: what picked jobs with constraints
-    take of counters, `taken`: what their leases have taken."""
+    """What one cycle did.
+
+    holds_quotas: its transaction may hold locks on quotas. deferred: it was put off, because others have all slots.
+    part: the part of the fleet where it places a large batch. amounts: what picked jobs with constraints take of
+    counters. taken: what their leases have taken.
+    """
 
     picked: int = 0
     granted: list[Granted] = field(default_factory=list)
-    amounts: dict[int, Amounts] = field(default_factory=dict)
-    taken: list[tuple[int, Amounts]] = field(default_factory=list)
     rested: int = 0
     lost: int = 0
     evicted: int = 0
-    has_written_leases: bool = False
+    holds_quotas: bool = False
     deferred: bool = False
     part: Part | None = None
-    constrained: bool = False
-    constrained_first: bool = False
-    constrained_below_minimum: bool = False
     admitted: AdmissionResult | None = None
-
-    def add(self, other: "CycleResult") -> None:
-        """Another transaction did this as well."""
-        self.picked += other.picked
-        self.granted += other.granted
-        self.rested += other.rested
-        self.lost += other.lost
-        self.evicted += other.evicted
-        self.deferred = self.deferred or other.deferred
-        self.admitted = other.admitted or self.admitted
+    amounts: dict[int, Amounts] = field(default_factory=dict)
+    taken: list[tuple[int, Amounts]] = field(default_factory=list)
 
 
 #: Picks in one cycle while each of them only found queues that are to rest: what lies behind those must not wait for
@@ -76,9 +66,6 @@ MAX_PICKS = 6
 PARTS = 8
 #: Seconds, more or less, after which an assigner that has got no slot asks for one again.
 RETRY_SECONDS = 0.5
-
-#: Part of the cycles in which jobs at gates come before the others.
-CONSTRAINED_FIRST_SHARE = 0.5
 
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
@@ -132,19 +119,20 @@ class PriorityAgeAssigner:
     def run_once(self) -> float:
         """One cycle; returns the seconds to sleep before the next one."""
         began = self._now()
-        cycle = self._database.run(self._cycle, undone=self._forget)
+        cycle = self._conflict_backoff.run(self._database, self._cycle, undone=self._forget) or CycleResult(lost=1)
         if cycle.deferred:
-            return self._retry_pause()
-        if cycle.constrained_below_minimum and self._quotas.preemption and self._now() >= self._next_claim:
-            self._next_claim = self._now() + self._settings.interval
-            cycle.evicted += self._conflict_backoff.run(self._database, self._claim) or 0
-        if cycle.constrained:
-            cycle.add(self._place_constrained())
-        if cycle.constrained_first:
-            cycle.add(self._database.run(partial(self._cycle, constrained_first=False), undone=self._forget))
+            return Again(self._chance.uniform(0.5, 1.5) * RETRY_SECONDS)
+        if cycle.admitted is not None:
+            self._admission.after_commit()
+            admitted = cycle.admitted
+            metrics.observe_gates(
+                queues=admitted.closed_queues,
+                jobs=admitted.closed_jobs,
+                picked=len(admitted.heads),
+                empty=admitted.empty,
+            )
         seconds = self._now() - began
-        if cycle.granted or not cycle.deferred:
-            self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
+        self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
             granted=len(cycle.granted),
@@ -154,8 +142,6 @@ class PriorityAgeAssigner:
             strategy=self._settings.strategy.kind,
         )
         busy = bool(cycle.granted or cycle.lost or cycle.evicted)
-        if cycle.deferred and not busy:
-            return self._retry_pause()
         returns = None if cycle.admitted is None else cycle.admitted.returns
         return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
 
@@ -163,96 +149,52 @@ class PriorityAgeAssigner:
         """Nothing is known of the front; a transaction that has not happened may have seen writes of its own there."""
         self._head_cursor, self._unserved_throttle = HeadCursor(self._now), Throttle(self._now)
 
-    def _cycle(self, connection: Connection, *, constrained_first: bool = True) -> CycleResult:
+    def _cycle(self, connection: Connection) -> CycleResult:
         settings, cycle = self._settings, CycleResult()
-        seen = queues.pending_work(connection)
-        cycle.constrained, cycle.constrained_below_minimum = seen.constrained, seen.constrained_below_minimum
-        # Neither jobs at gates nor the others keep each other waiting for as long as they come in. What instances lack
-        # of their minimum comes before both.
-        cycle.constrained_first = (
-            constrained_first and seen.constrained and seen.plain and self._chance.random() < CONSTRAINED_FIRST_SHARE
-        )
-        if not seen.below_minimum and (cycle.constrained_first or not (seen.plain or seen.backoff_elapsed)):
+        pending = queues.pending_work(connection)
+        if not (pending.plain or pending.constrained or pending.backoff_elapsed):
             return cycle
         if not self._take_slot(connection, cycle):
             return cycle
-        if seen.backoff_elapsed:
-            back = promote(connection, settings.batch).constrained > 0
-            # Among them may be some of an instance below its minimum: who looks for these finds out.
-            cycle.constrained, cycle.constrained_below_minimum = (
-                cycle.constrained or back,
-                cycle.constrained_below_minimum or back,
-            )
+        has_plain, has_constrained, is_below = pending.plain, pending.constrained, pending.constrained_below_minimum
+        if pending.backoff_elapsed:
+            # Among those that are ready again may be some of an instance below its minimum: the search for them tells.
+            is_back = promote(connection, settings.batch).constrained > 0
+            has_plain, has_constrained, is_below = True, has_constrained or is_back, is_below or is_back
         scope = self._scope(connection)
-        urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
-        order = Order.PRIORITY if urgent_first else Order.AGE
-        if (seen.plain or seen.backoff_elapsed) and (seen.below_minimum or not cycle.constrained_first):
-            self._pick_and_place(connection, scope, order, cycle)
-        if cycle.constrained_first:
-            return cycle
+        may_charge = has_constrained and self._conflict_backoff.may_charge(connection)
+        if is_below and may_charge and self._quotas.preemption and self._now() >= self._next_claim:
+            self._next_claim = self._now() + settings.interval
+            self._reclaim_admitted(connection, scope, cycle)
+        self._pick_and_place(connection, scope, cycle, plain=has_plain, constrained=may_charge)
         if not cycle.picked and advisory.try_block_new_sessions(connection) and self._unserved_throttle.try_begin():
             began = self._now()
             unserved = ready.unserved_queues(connection, scope, limit=settings.batch)
             self._unserved_throttle.finished(self._now() - began)
             self._rest(connection, unserved, NO_BOT, cycle)
-        if self._quotas.preemption and seen.below_minimum and (not cycle.granted or self._now() >= self._next_reclaim):
+        is_due = not cycle.granted or self._now() >= self._next_reclaim
+        if self._quotas.preemption and pending.below_minimum and is_due:
             self._next_reclaim = self._now() + settings.interval
-            cycle.evicted = reclaim(
+            cycle.evicted += reclaim(
                 connection,
                 scope,
                 self._quotas,
                 sync=self._timing.sync,
                 actor=self.name,
-                again=cycle.has_written_leases,
+                again=cycle.holds_quotas,
             )
         return cycle
 
-    def _claim(self, connection: Connection) -> int:
-        """Evict for jobs that ask for more than a place, where their gates are open now. They may be closed by the time
-        the room is free. Returns the victims."""
-        scope, quotas = self._scope(connection), self._quotas
+    def _reclaim_admitted(self, connection: Connection, scope: Scope, cycle: CycleResult) -> None:
+        """Evict for jobs with constraints whose gates are open now, which they may not be any more when the room is
+        free. This comes before the pick, which lets the queues of such jobs rest."""
+        quotas = self._quotas
         heads = self._admission.pick_below_minimum(connection, scope, most=BATCH, delay=quotas.preemption_delay)
-        if not heads:
-            return 0
         ids = [head.job.id for head in heads]
-        return reclaim_admitted(connection, scope, ids, quotas, sync=self._timing.sync, actor=self.name)
-
-    def _place_constrained(self) -> CycleResult:
-        """What became of jobs that ask for more than a place; who loses every race to others tries again soon."""
-        cycle = self._conflict_backoff.run(self._database, self._constrained_transaction)
-        if cycle is None:
-            return CycleResult(lost=1)
-        if cycle.admitted is not None:
-            self._admission.after_commit()
-            seen = cycle.admitted
-            metrics.observe_gates(
-                queues=seen.closed_queues, jobs=seen.closed_jobs, picked=len(seen.heads), empty=seen.empty
-            )
-        return cycle
-
-    def _constrained_transaction(self, connection: Connection) -> CycleResult:
-        """Place jobs that ask for more than a place, in a transaction that a limit reached meanwhile undoes."""
-        cycle = CycleResult()
-        if not self._take_slot(connection, cycle):
-            return cycle
-        batch = self._batch.size(self._settings.batch)
-        scope, pace = self._scope(connection), self._settings.interval
-        cycle.admitted = self._admission.pick(connection, scope, batch=batch, pace=pace)
-        heads = cycle.admitted.heads
-        if heads:
-            cycle.picked, cycle.amounts = len(heads), self._admission.amounts(cycle.admitted)
-            needy, others = resources.split_by_resources(heads)
-            if needy:
-                strategy = self._settings.strategy
-                seen = resources.read_resource_snapshot(
-                    connection, self._fleet, needy, strategy.sampling, chance=self._chance
-                )
-                seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
-                self._commit(connection, seen, cycle, round_number=1, needy=needy)
-            if others:
-                self._place(connection, others, cycle)
-            self._admission.charge(connection, cycle.admitted, cycle.taken)
-        return cycle
+        if ids:
+            sync, actor = self._timing.sync, self.name
+            cycle.evicted = reclaim_admitted(connection, scope, ids, quotas, sync=sync, actor=actor)
+            cycle.holds_quotas = True
 
     def _take_slot(self, connection: Connection, cycle: CycleResult) -> bool:
         """Take a slot if the batch is large, and with it a part of the fleet. False: others have all slots. They place
@@ -268,9 +210,6 @@ class PriorityAgeAssigner:
         of_each = ceil(PARTS / slots)
         return Part(slot + slots * self._chance.randrange(of_each), slots * of_each)
 
-    def _retry_pause(self) -> Again:
-        return Again(self._chance.uniform(0.5, 1.5) * RETRY_SECONDS)
-
     @property
     def _served(self) -> str:
         """Which jobs it places, in the words of all that are told to place the same ones; nothing if it is all."""
@@ -281,27 +220,61 @@ class PriorityAgeAssigner:
         instances = ready.instance_ids(connection, names) if names else None
         return Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
 
-    def _pick_and_place(self, connection: Connection, scope: Scope, order: Order, cycle: CycleResult) -> None:
+    def _pick_and_place(
+        self, connection: Connection, scope: Scope, cycle: CycleResult, *, plain: bool, constrained: bool
+    ) -> None:
         """Pick and place until something was placed, or no further queue was found that is to rest."""
+        settings = self._settings
+        batch = self._batch.size(settings.batch)
+        urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
+        order = Order.PRIORITY if urgent_first else Order.AGE
+        heads: Sequence[QueueHead] = ()
+        if constrained:
+            cycle.admitted = self._admission.pick(connection, scope, batch=batch, pace=settings.interval)
+            heads, cycle.amounts = cycle.admitted.heads, self._admission.amounts(cycle.admitted)
         for _ in range(MAX_PICKS):
-            batch = self._batch.size(self._settings.batch)
-            jobs = ready.pick(
-                connection,
-                scope,
-                order=order,
-                batch=batch,
-                cursor=self._head_cursor,
-                only_minimums=cycle.constrained_first,
-            )
-            cycle.picked += len(jobs)
-            if not jobs:
+            jobs = ready.pick(connection, scope, order=order, batch=batch, cursor=self._head_cursor) if plain else []
+            cycle.picked += len(jobs) + len(heads)
+            if not jobs and not heads:
                 return
             before = cycle.rested
-            self._place(connection, jobs, cycle)
+            self._place_merged(connection, jobs, heads, cycle, by_age=order is Order.AGE)
             if cycle.granted or cycle.rested == before:
-                return
+                break
+            heads = ()
+        if cycle.admitted is not None and cycle.taken:
+            self._admission.charge(connection, cycle.admitted, cycle.taken)
 
-    def _place(self, connection: Connection, jobs: list[ReadyJob], cycle: CycleResult) -> None:
+    def _place_merged(
+        self,
+        connection: Connection,
+        jobs: Sequence[ReadyJob],
+        heads: Sequence[QueueHead],
+        cycle: CycleResult,
+        *,
+        by_age: bool,
+    ) -> None:
+        """Place jobs without constraints and with constraints that may start; together no more than there are free
+        units, the first ones."""
+        if not heads or cycle.admitted is None:
+            self._place(connection, jobs, cycle)
+            return
+        merged = merge(jobs, heads, by_age=by_age)[: cycle.admitted.free_units]
+        needy, _ = resources.split_by_resources([each for each in merged if isinstance(each, QueueHead)])
+        if needy:
+            strategy = self._settings.strategy
+            seen = resources.read_resource_snapshot(
+                connection, self._fleet, needy, strategy.sampling, chance=self._chance
+            )
+            seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
+            self._commit(connection, seen, cycle, round_number=1, needy=needy)
+        ids = {head.job.id for head in needy}
+        others = [each.job if isinstance(each, QueueHead) else each for each in merged]
+        others = [job for job in others if job.id not in ids]
+        if others:
+            self._place(connection, others, cycle)
+
+    def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
         """Sampling rounds, then any healthy bot once, and only then backoff."""
         strategy = self._settings.strategy
         sampling = strategy.sampling
@@ -352,13 +325,12 @@ class PriorityAgeAssigner:
             assigner=self.name,
             strategy=strategy.kind,
             ack=self._timing.ack,
-            again=cycle.has_written_leases,
+            again=cycle.holds_quotas,
             cooldown=self._quotas.eviction_cooldown,
             taken=taken,
         )
-        if taken:
-            cycle.taken += [(lease.job_id, taken[lease.job_id]) for lease in granted]
-        cycle.has_written_leases = True
+        cycle.taken += [(lease.job_id, taken[lease.job_id]) for lease in granted if lease.job_id in taken]
+        cycle.holds_quotas = True
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}

@@ -119,29 +119,28 @@ CAREFUL = 5.0
 
 
 class ConflictBackoff:
-    """What one assigner remembers of its last defeat."""
+    """What one assigner remembers of its last transaction that was undone."""
 
     def __init__(self, now: Monotonic) -> None:
         self._now = now
         self._until = now()
 
-    def run(self, database: Database, work: Callable[[Connection], T]) -> T | None:
-        """`work` in one transaction, begun anew when it is undone; None where the turn is another's, or where every try
-        was undone, which is no error: those who did it have gone on."""
+    def run(self, database: Database, work: Callable[[Connection], T], *, undone: Callable[[], None]) -> T | None:
+        """Run `work` in one transaction, begun anew when it is undone, for which `undone` is called. Return None if
+        every try was undone, which is no error: those who did it have gone on."""
 
-        def once(connection: Connection) -> T | None:
-            return work(connection) if self._mine(connection) else None
+        def note() -> None:
+            undone()
+            self._until = self._now() + CAREFUL
 
         try:
-            return database.run(once, undone=self._undone)
+            return database.run(work, undone=note)
         except DBAPIError as error:
             if not is_conflict(error):
                 raise
             return None
 
-    def _undone(self) -> None:
-        self._until = self._now() + CAREFUL
-
-    def _mine(self, connection: Connection) -> bool:
-        """Whether nothing was undone lately, or nobody else has the turn, which this transaction keeps then."""
+    def may_charge(self, connection: Connection) -> bool:
+        """Return whether this transaction may grant against limits: nothing was undone lately, or nobody else that is
+        careful does so, who then has to wait for this transaction."""
         return self._now() >= self._until or advisory.try_take_exclusive(connection)

@@ -192,7 +192,7 @@ class QueueScan:
 
 def queues(connection: Connection, scope: Scope, *, batch: int, after: QueueId) -> QueueScan:
     """Up to `MAX_QUEUES` queues behind `after`."""
-    values = {**scope.values(), "after": after, "queues": MAX_QUEUES, "batch": batch}
+    values = {**scope.values(), "after": after, "queues": MAX_QUEUES, "batch": batch, "scope": scope.name}
     rows = connection.execute(QUEUES, values).all()
     found = [(row, _queue(row)) for row in rows if row.open]
     seen = rows[0]
@@ -263,7 +263,7 @@ def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
     values: Sequence[Any] = row
     rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[10:17]
     return QueueHead(
-        ReadyJob._make(values[:10]),
+        ReadyJob(*values[:10]),
         queue,
         rank,
         queued_at,

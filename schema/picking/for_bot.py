@@ -88,7 +88,6 @@ def pick_for_bot(
         "limit": limit,
         "any": any_wait,
         "literal": literal,
-        "only_minimums": False,
     }
     return pick_jobs(
         connection,

@@ -7,6 +7,7 @@ be placed. It gives nothing while an instance is below its minimum, because the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +36,11 @@ class Order(Enum):
 
 
 class ReadyJob(NamedTuple):
-    """A queued job, locked by the transaction that picked it. `tried`: its queue has been looked into in vain."""
+    """A queued job, locked by the transaction that picked it.
+
+    tried: its queue has been looked into in vain. queued_at, beyond: of a job without constraints, when it was queued,
+    and whether its instance has its minimum without it.
+    """
 
     id: int
     public_id: str
@@ -47,9 +52,11 @@ class ReadyJob(NamedTuple):
     units: int
     locality_hint: str | None
     tried: bool
+    queued_at: datetime | None = None
+    beyond: bool = True
 
 
-#: Columns of a job that is picked, before `tried`.
+#: Columns of a job that is picked, up to `tried`.
 COLUMNS = "id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint"
 
 
@@ -87,7 +94,7 @@ _FROM_FRONT = """missing AS MATERIALIZED ({missing}
             THEN row_number() OVER (PARTITION BY o.queue ORDER BY f.rank, f.queued_at, f.id) END AS nth
     FROM front f JOIN offered o USING (queue)
 ), heads AS MATERIALIZED (
-    SELECT id, false AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
+    SELECT id, true AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
 )"""
 
 # By age, each rank of a queue is looked into. A job is beyond the minimum of its instance if those before it fill that.
@@ -108,7 +115,7 @@ _FROM_QUEUES = """{waiting}, {offered}, missing AS MATERIALIZED ({missing}
         SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue{same_lane} AND {ready}
         ORDER BY {order} LIMIT least(o.headroom / o.units * :reach, s.heads)) h
 ), ranked AS MATERIALIZED (
-    SELECT *, false AS beyond FROM first_heads WHERE NOT :only_minimums AND NOT EXISTS (SELECT FROM missing)
+    SELECT *, true AS beyond FROM first_heads WHERE NOT EXISTS (SELECT FROM missing)
     UNION ALL
     SELECT h.*, coalesce(
         sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY {order}) - h.units >= m.units, true)
@@ -123,19 +130,20 @@ _FROM_QUEUES = """{waiting}, {offered}, missing AS MATERIALIZED ({missing}
     ORDER BY {full_order} LIMIT 1
 ), heads AS MATERIALIZED (
     SELECT id, beyond FROM ranked
-    WHERE coalesce(({full_order}) <= (SELECT {full_order} FROM cut), true) AND NOT (:only_minimums AND beyond)
+    WHERE coalesce(({full_order}) <= (SELECT {full_order} FROM cut), true)
     ORDER BY {full_order} LIMIT (SELECT jobs FROM room) * :reach
 )"""
 
 # The heads are looked up as one array, and looked at again in words that fit no index of ready jobs, which leaves the
-# planner nothing but their primary key. Nearly always none is beyond a minimum, as nobody is below one.
+# planner nothing but their primary key. Nearly always all are beyond a minimum, as nobody is below one.
 _PICK = """
 WITH RECURSIVE {room}, {heads}, picked AS MATERIALIZED (
-    SELECT {columns} FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND {still_ready}
-    ORDER BY id = ANY (ARRAY(SELECT id FROM heads WHERE beyond)), {order}
+    SELECT {columns}, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND {still_ready}
+    ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), {order}
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT r.*, {scan} AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+SELECT r.*, {scan} AS scan, {picked}, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
+    p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
     EXISTS (SELECT FROM missing) AS below) r
 LEFT JOIN picked p ON true
@@ -147,8 +155,8 @@ class Pick:
     """One statement that picks jobs, as a string.
 
     First come the jobs that instances below their minimum need to reach it, then the others, both in `order`. The
-    parameters are those of the asker and of the source; `reach`, the number of heads that are read for each job that is
-    wanted; and of a pick from the queues `only_minimums`, which leaves out the others.
+    parameters are those of the asker and of the source, and `reach`, the number of heads that are read for each job
+    that is wanted.
     """
 
     asker: Asker
@@ -161,6 +169,7 @@ class Pick:
             room=self.asker.room,
             heads=self._front() if front else self._queues(),
             columns=COLUMNS,
+            picked=", ".join(f"p.{column.split()[-1]}" for column in COLUMNS.split(", ")),
             order=self.order.value,
             still_ready=STILL_READY,
             scan=f"CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END"

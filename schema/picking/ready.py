@@ -33,12 +33,18 @@ _SERVED = f"""
             AND {REQUIREMENTS.of(bot="b", want="w")} OFFSET 0)
     OR EXISTS ({able_bots("b.id", "w", which=_ANY_ROOM, limit="1", among=IS_FREE_KIND)} OFFSET 0)"""
 
-#: No more jobs are picked, and locked, than there are free units for.
+#: No more jobs are picked, and locked, than there are free units for. Where these are fewer than a batch, only one of
+#: the assigners that place the same jobs picks at a time. Of two, one would pass over the jobs that the other has
+#: locked, and could give the last units to less urgent ones.
 ROOM = f"""{FREE_KINDS}, roomy AS MATERIALIZED (
     SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
-    SELECT least(:batch, coalesce(sum(capacity - in_use), 0)) AS jobs FROM roomy
+    SELECT CASE
+        WHEN units >= :batch THEN :batch
+        WHEN pg_try_advisory_xact_lock(hashtext('leasehold.room'), hashtext(CAST(:scope AS text))) THEN units
+        ELSE 0 END AS jobs
+    FROM (SELECT coalesce(sum(capacity - in_use), 0) AS units FROM roomy) r
 )"""
 
 #: Those of the queues `wanted` for which a free bot is there.
@@ -79,6 +85,11 @@ class Scope:
     cohorts: Sequence[int] | None = None
     cooldown: float = EVICTION_COOLDOWN
 
+    @property
+    def name(self) -> str:
+        """The same for all assigners that place the same jobs, in one configuration."""
+        return f"{self.cohorts} {self.instances}"
+
     def values(self) -> dict[str, Any]:
         """What the queries ask for."""
         return {
@@ -95,21 +106,19 @@ def pick(
     order: Order,
     batch: int,
     cursor: HeadCursor | None = None,
-    only_minimums: bool = False,
 ) -> list[ReadyJob]:
     """Lock jobs for which a free bot is there: up to `batch`, and no more than there are free units.
 
-    First come those that instances below their minimum need to reach it (BuildGrid), with `only_minimums` no others;
-    then by `order`. Of a queue under a quota come no more jobs than fit into what its instance may still have; of
-    several queues of one instance, together, there may be too many. `cursor`: what the caller remembers of the front,
-    for picks by priority; without it each queue is looked into.
+    First come those that instances below their minimum need to reach it (BuildGrid), then the others, both by `order`.
+    Of a queue under a quota come no more jobs than fit into what its instance may still have; of several queues of one
+    instance, together, there may be too many. `cursor`: what the caller remembers of the front, for picks by priority;
+    without it each queue is looked into.
     """
-    values = {**scope.values(), "batch": batch}
     return pick_jobs(
         connection,
-        front=PICK_FROM_FRONT if order is Order.PRIORITY and not only_minimums else None,
+        front=PICK_FROM_FRONT if order is Order.PRIORITY else None,
         queues=PICK[order],
-        values={**values, "only_minimums": only_minimums},
+        values={**scope.values(), "batch": batch, "scope": scope.name},
         cursor=cursor,
     )
 

@@ -8,7 +8,8 @@ from schema.moves.priority import set_priority
 from schema.picking import constrained
 from schema.picking.ready import Scope
 from tests.support.pool import Pool, active, completed
-from tests.support.tenancy import used
+from tests.support.race import Race
+from tests.support.tenancy import Tenancy, used
 
 
 def limit(pool: Pool, name: str, most: float) -> None:
@@ -138,11 +139,51 @@ def staffed(pool: Pool) -> Pool:
     return pool
 
 
-@pytest.mark.parametrize("priority", [-100, 1])
-def test_jobs_at_gates_do_not_starve_behind_others(staffed: Pool, priority: int) -> None:
+def test_urgent_jobs_at_gates_do_not_starve_behind_others(staffed: Pool) -> None:
     staffed.submit(2 * PATIENCE)
-    staffed.submit(4, terms={"locks": ["door"]}, priority=priority)
+    staffed.submit(4, terms={"locks": ["door"]}, priority=-100)
     assert order(staffed, until="GGGG", turns=PATIENCE).count("G") == 4
+
+
+@pytest.mark.parametrize("urgent", ["constrained", "plain"])
+def test_of_both_kinds_the_more_urgent_job_starts_first(pool: Pool, urgent: str) -> None:
+    terms = {"locks": ["door"]}
+    first, second = (terms, {}) if urgent == "constrained" else ({}, terms)
+    (later,) = pool.submit(terms=second)
+    (sooner,) = pool.submit(terms=first, priority=-1)
+    bot = pool.bot()
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    assert work["job"] == sooner
+    pool.change("UPDATE bots SET draining = true")
+    bot.sync(completed(work))
+    pool.change("UPDATE bots SET draining = false")
+    pool.assigner().run_once()
+    assert pool.job(later).state == "leased"
+
+
+def test_what_an_instance_needs_for_its_minimum_comes_first_among_both_kinds(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("acme", minimum=1)
+    pool.submit(3, priority=-50)
+    (needed,) = pool.submit(instance="acme", terms={"locks": ["door"]}, priority=50)
+    bot = pool.bot()
+    pool.assigner().run_once()
+    assert [work["job"] for work in bot.take()] == [needed]
+
+
+def test_a_conflict_at_a_limit_delays_no_job_without_constraints(pool: Pool, race: Race) -> None:
+    """The charge waits for another transaction that takes the last of the limit, fails, and is tried again."""
+    limit(pool, "class:build:jobs", 1)
+    pool.submit(terms={"job_class": "build"}, priority=-5)
+    (plain,) = pool.submit()
+    pool.bot(capacity=4)
+    take = "UPDATE counters SET used = used + 1 WHERE name = 'class:build:jobs'"
+    race.in_turn(lambda first: first.change(take), pool.assigner().run_once)
+    assert race.errors == ["40001"]
+    race.errors.clear()
+    assert pool.job(plain).state == "leased"
+    assert used(pool, "class:build:jobs") == 1
+    pool.change("UPDATE counters SET used = 0 WHERE name = 'class:build:jobs'")
 
 
 def test_others_do_not_starve_behind_jobs_at_gates(staffed: Pool) -> None:

@@ -138,15 +138,3 @@ def test_jobs_behind_those_that_others_hold_are_found_among_many_queues(pool: Po
     assert found
     assert not held & {job.id for job in found}
     assert {job.priority for job in found} == {-20}
-
-
-def test_a_pick_only_for_minimums_finds_nothing_where_none_is_missing(pool: Pool, tenancy: Tenancy) -> None:
-    pool.submit(3)
-    pool.bot(capacity=5)
-
-    def picked(connection: Connection) -> list[ReadyJob]:
-        return ready.pick(connection, Scope(), order=Order.PRIORITY, batch=5, only_minimums=True)
-
-    assert pool.database.run(picked) == []
-    tenancy.quota("default", minimum=2)
-    assert len(pool.database.run(picked)) == 2

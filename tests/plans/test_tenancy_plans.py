@@ -88,20 +88,18 @@ class Known:
 Act = Callable[[Known, Connection], object]
 
 
-def _pick(order: Order, cohorts: list[int] | None = None, *, only_minimums: bool = False) -> Act:
+def _pick(order: Order, cohorts: list[int] | None = None) -> Act:
     return lambda _, connection: ready.pick(
         connection,
         Scope(cohorts=cohorts),
         order=order,
         batch=BATCH,
-        only_minimums=only_minimums,
     )
 
 
 ACTS: dict[str, Act] = {
     "pick by priority": _pick(Order.PRIORITY),
     "pick by age": _pick(Order.AGE),
-    "pick only for minimums": _pick(Order.PRIORITY, only_minimums=True),
     "pick in a cohort": _pick(Order.PRIORITY, [2]),
     "fetch": lambda known, connection: known.fetch(connection),
     "grant": lambda known, connection: known.grant(connection),

@@ -375,3 +375,31 @@ def test_two_batches_that_join_the_same_jobs_in_another_order_do_not_block_each_
         first.commit()
         assert len(outcome(late)) == 2
     assert states(pool) == ["queued", "queued"]
+
+
+def test_starts_follow_the_order_whatever_the_number_of_assigners(pool: Pool, race: Race) -> None:
+    """Where there is less room than a batch, one picks at a time; two would give the unit to a less urgent job."""
+    jobs = [pool.submit(priority=nth)[0] for nth in reversed(range(8))][::-1]
+    bot = pool.bot(sync_service=pool.sync_service(enabled=False))
+    for nth, job in enumerate(jobs):
+        race.side_by_side(lambda first: first.assigner().run_once(), pool.assigner().run_once)
+        (work,) = bot.take()
+        assert work["job"] == job, f"round {nth}"
+        bot.sync(completed(work))
+
+
+def test_an_assigner_that_gives_up_leaves_the_turn_to_the_next(pool: Pool, race: Race) -> None:
+    (job,) = pool.submit()
+    pool.bot()
+    race.side_by_side(lambda first: first.assigner().run_once(), pool.assigner().run_once, commit=False)
+    assert pool.job(job).state == "queued", "the other one found nothing to do"
+    pool.assigner().run_once()
+    assert pool.job(job).state == "leased"
+
+
+def test_where_there_is_room_for_a_batch_two_assigners_place_at_once(pool: Pool, race: Race) -> None:
+    pool.submit(8)
+    for nth in range(8):
+        pool.bot(f"bot-{nth}", capacity=2)
+    race.side_by_side(lambda first: first.assigner(batch=4).run_once(), pool.assigner(batch=4).run_once)
+    assert pool.row("SELECT count(*) AS n FROM live").n == 8

@@ -340,7 +340,7 @@ TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.gates'))")
 def test_who_planned_for_the_last_slot_that_another_takes_begins_anew_and_leaves_it(pool: Pool, race: Race) -> None:
     share(pool, "acme", max_concurrent=1)
     pool.submit(20, instance="acme")
-    bots = [pool.bot(f"bot-{nth}") for nth in range(4)]
+    bots = [pool.bot(f"bot-{nth}", capacity=50) for nth in range(4)]
     pool.upkeep().run_once()
     with race.first() as one:
         one.assigner().run_once()
@@ -356,7 +356,7 @@ def test_who_planned_for_a_slot_that_is_given_back_gets_it(pool: Pool, race: Rac
     share(pool, "acme", max_concurrent=1)
     pool.submit(20, instance="acme")
     for nth in range(4):
-        pool.bot(f"bot-{nth}")
+        pool.bot(f"bot-{nth}", capacity=50)
     pool.upkeep().run_once()
     with race.first() as one:
         one.assigner().run_once()
@@ -429,6 +429,8 @@ def test_four_assigners_that_fight_for_a_small_limit_end_in_no_error_and_get_eve
 def test_a_transaction_that_is_undone_at_every_try_is_no_error_and_any_other_error_is_one(pool: Pool) -> None:
     raised = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{}'; END $$"
     turns = ConflictBackoff(lambda: 0.0)
-    assert turns.run(pool.database, lambda c: c.execute(text(raised.format("serialization_failure")))) is None
+    assert (
+        turns.run(pool.database, lambda c: c.execute(text(raised.format("serialization_failure"))), undone=list) is None
+    )
     with pytest.raises(DBAPIError):
-        turns.run(pool.database, lambda c: c.execute(text(raised.format("check_violation"))))
+        turns.run(pool.database, lambda c: c.execute(text(raised.format("check_violation"))), undone=list)

@@ -32,7 +32,11 @@ WITH RECURSIVE steps AS (
     SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
-    SELECT least(:batch, coalesce(sum(capacity - in_use), 0)) AS jobs FROM roomy
+    SELECT CASE
+        WHEN units >= :batch THEN :batch
+        WHEN pg_try_advisory_xact_lock(hashtext('leasehold.room'), hashtext(CAST(:scope AS text))) THEN units
+        ELSE 0 END AS jobs
+    FROM (SELECT coalesce(sum(capacity - in_use), 0) AS units FROM roomy) r
 ), offered AS MATERIALIZED (
     SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
     EXISTS (

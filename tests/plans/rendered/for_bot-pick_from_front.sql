@@ -53,10 +53,10 @@ stretches AS MATERIALIZED (
             THEN row_number() OVER (PARTITION BY o.queue ORDER BY f.rank, f.queued_at, f.id) END AS nth
     FROM front f JOIN offered o USING (queue)
 ), heads AS MATERIALIZED (
-    SELECT id, false AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
+    SELECT id, true AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY id = ANY (ARRAY(SELECT id FROM heads WHERE beyond)), rank, queued_at, id
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), rank, queued_at, id
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT r.*, CASE WHEN row_number() OVER () = 1 THEN (
@@ -64,7 +64,8 @@ SELECT r.*, CASE WHEN row_number() OVER () = 1 THEN (
         SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
         FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
               ORDER BY cohort, rank, queued_at, id) lane))
-    FROM front) END AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+    FROM front) END AS scan, p.id, p.public_id, p.queue, p.cohort, p.instance, p.platform, p.priority, p.units, p.locality_hint, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
+    p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
     EXISTS (SELECT FROM missing) AS below) r
 LEFT JOIN picked p ON true

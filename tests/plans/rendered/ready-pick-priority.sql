@@ -9,7 +9,11 @@ WITH RECURSIVE free_kinds AS (
     SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
 ), room AS MATERIALIZED (
-    SELECT least(:batch, coalesce(sum(capacity - in_use), 0)) AS jobs FROM roomy
+    SELECT CASE
+        WHEN units >= :batch THEN :batch
+        WHEN pg_try_advisory_xact_lock(hashtext('leasehold.room'), hashtext(CAST(:scope AS text))) THEN units
+        ELSE 0 END AS jobs
+    FROM (SELECT coalesce(sum(capacity - in_use), 0) AS units FROM roomy) r
 ), waiting AS (
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
     UNION ALL
@@ -68,7 +72,7 @@ WITH RECURSIVE free_kinds AS (
         SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
         ORDER BY rank, queued_at, id LIMIT least(o.headroom / o.units * :reach, s.heads)) h
 ), ranked AS MATERIALIZED (
-    SELECT *, false AS beyond FROM first_heads WHERE NOT :only_minimums AND NOT EXISTS (SELECT FROM missing)
+    SELECT *, true AS beyond FROM first_heads WHERE NOT EXISTS (SELECT FROM missing)
     UNION ALL
     SELECT h.*, coalesce(
         sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY rank, queued_at, id) - h.units >= m.units, true)
@@ -83,14 +87,15 @@ WITH RECURSIVE free_kinds AS (
     ORDER BY beyond, rank, queued_at, id LIMIT 1
 ), heads AS MATERIALIZED (
     SELECT id, beyond FROM ranked
-    WHERE coalesce((beyond, rank, queued_at, id) <= (SELECT beyond, rank, queued_at, id FROM cut), true) AND NOT (:only_minimums AND beyond)
+    WHERE coalesce((beyond, rank, queued_at, id) <= (SELECT beyond, rank, queued_at, id FROM cut), true)
     ORDER BY beyond, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY id = ANY (ARRAY(SELECT id FROM heads WHERE beyond)), rank, queued_at, id
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), rank, queued_at, id
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT r.*, EXISTS (SELECT FROM cut) AS scan, p.*, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried
+SELECT r.*, EXISTS (SELECT FROM cut) AS scan, p.id, p.public_id, p.queue, p.cohort, p.instance, p.platform, p.priority, p.units, p.locality_hint, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
+    p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
     EXISTS (SELECT FROM missing) AS below) r
 LEFT JOIN picked p ON true
