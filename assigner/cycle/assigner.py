@@ -1,6 +1,7 @@
 """One assigner: pick, snapshot, choose, commit, over and over."""
 
 import random
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil
@@ -23,7 +24,7 @@ from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic, Throttle
 from schema.moves.backoff import promote, rest_queues, wake_queues
-from schema.moves.grant import Amounts, Granted, grant
+from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
 from schema.picking import queues, ready
 from schema.picking.constrained import QueueHead
 from schema.picking.head_cursor import HeadCursor
@@ -40,16 +41,19 @@ from schema.timing import Timing
 class CycleResult:
     """What one cycle did.
 
-    holds_quotas: its transaction may hold locks on quotas. deferred: it was put off, because others have all slots.
-    part: the part of the fleet where it places a large batch. amounts: what picked jobs with constraints take of
-    counters. taken: what their leases have taken.
+    kept_units: those that bots kept for instances before it. used_kept: those of each bot that are for jobs which
+    therefore evict nobody. holds_quotas: its transaction may hold locks on quotas. deferred: it was put off, because
+    others have all slots. part: the part of the fleet where it places a large batch. amounts: what picked jobs with
+    constraints take of counters. taken: what their leases have taken.
     """
 
+    kept_units: int = 0
     picked: int = 0
     granted: list[Granted] = field(default_factory=list)
     rested: int = 0
     lost: int = 0
     evicted: int = 0
+    used_kept: Counter[int] = field(default_factory=Counter)
     holds_quotas: bool = False
     deferred: bool = False
     part: Part | None = None
@@ -150,8 +154,8 @@ class PriorityAgeAssigner:
         self._head_cursor, self._unserved_throttle = HeadCursor(self._now), Throttle(self._now)
 
     def _cycle(self, connection: Connection) -> CycleResult:
-        settings, cycle = self._settings, CycleResult()
-        pending = queues.pending_work(connection)
+        settings, pending = self._settings, queues.pending_work(connection)
+        cycle = CycleResult(kept_units=pending.kept_units)
         if not (pending.plain or pending.constrained or pending.backoff_elapsed):
             return cycle
         if not self._take_slot(connection, cycle):
@@ -182,6 +186,7 @@ class PriorityAgeAssigner:
                 sync=self._timing.sync,
                 actor=self.name,
                 again=cycle.holds_quotas,
+                used=cycle.used_kept,
             )
         return cycle
 
@@ -189,11 +194,14 @@ class PriorityAgeAssigner:
         """Evict for jobs with constraints whose gates are open now, which they may not be any more when the room is
         free. This comes before the pick, which lets the queues of such jobs rest."""
         quotas = self._quotas
-        heads = self._admission.pick_below_minimum(connection, scope, most=BATCH, delay=quotas.preemption_delay)
+        most = BATCH + cycle.kept_units
+        heads = self._admission.pick_below_minimum(connection, scope, most=most, delay=quotas.preemption_delay)
         ids = [head.job.id for head in heads]
         if ids:
             sync, actor = self._timing.sync, self.name
-            cycle.evicted = reclaim_admitted(connection, scope, ids, quotas, sync=sync, actor=actor)
+            cycle.evicted = reclaim_admitted(
+                connection, scope, ids, quotas, sync=sync, actor=actor, used=cycle.used_kept
+            )
             cycle.holds_quotas = True
 
     def _take_slot(self, connection: Connection, cycle: CycleResult) -> bool:
@@ -275,9 +283,17 @@ class PriorityAgeAssigner:
             self._place(connection, others, cycle)
 
     def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
-        """Sampling rounds, then any healthy bot once, and only then backoff."""
+        """First what bots keep for instances of these jobs, then sampling rounds, then any healthy bot once, and only
+        then backoff."""
         strategy = self._settings.strategy
         sampling = strategy.sampling
+        if cycle.kept_units:
+            placed = self._grant(
+                connection, jobs, samples.place_on_kept(connection, jobs), cycle, strategy=PREEMPTION, on_kept=True
+            )
+            jobs = [job for job in jobs if job.id not in placed]
+            if not jobs:
+                return
         for attempt in range(1, sampling.max_attempts + 1):
             seen = samples.sample_snapshot(
                 connection,
@@ -314,30 +330,48 @@ class PriorityAgeAssigner:
         take of the resources of bots."""
         strategy = self._settings.strategy
         how = {"strategy": strategy.kind, "round": round_number}
-        placements = seen.chosen_by(strategy.strategy, strategy, how=how)
-        taken = cycle.amounts
+        placements = chosen = seen.chosen_by(strategy.strategy, strategy, how=how)
         if needy:
-            of_bots = resources.resource_charges(connection, needy, placements)
-            taken = taken | {job_id: {**taken[job_id], **more} for job_id, more in of_bots.items()}
+            placements = lock_bots(connection, chosen)
+            for job_id, more in resources.resource_charges(connection, needy, placements).items():
+                cycle.amounts[job_id] = {**cycle.amounts[job_id], **more}
+            cycle.lost += len(chosen) - len(placements)
+        placed = self._grant(connection, seen.jobs, placements, cycle, strategy=strategy.kind)
+        if strategy.kind == SUCCESS:
+            metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
+        return [job for job in seen.jobs if job.id not in placed]
+
+    def _grant(
+        self,
+        connection: Connection,
+        jobs: Sequence[ReadyJob],
+        placements: Sequence[Placement],
+        cycle: CycleResult,
+        *,
+        strategy: str,
+        on_kept: bool = False,
+    ) -> set[int]:
+        """Grant these placements of the jobs; returns the ids of the jobs that have a lease now."""
+        if not placements:
+            return set()
         granted = grant(
             connection,
             placements,
             assigner=self.name,
-            strategy=strategy.kind,
+            strategy=strategy,
             ack=self._timing.ack,
             again=cycle.holds_quotas,
             cooldown=self._quotas.eviction_cooldown,
-            taken=taken,
+            taken=cycle.amounts,
+            on_kept=on_kept,
         )
-        cycle.taken += [(lease.job_id, taken[lease.job_id]) for lease in granted if lease.job_id in taken]
+        cycle.taken += [(lease.job_id, amounts) for lease in granted if (amounts := cycle.amounts.get(lease.job_id))]
         cycle.holds_quotas = True
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}
-        wake_queues(connection, {job.queue for job in seen.jobs if job.tried and job.id in placed})
-        if strategy.kind == SUCCESS:
-            metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
-        return [job for job in seen.jobs if job.id not in placed]
+        wake_queues(connection, {job.queue for job in jobs if job.tried and job.id in placed})
+        return placed
 
     def _rest(self, connection: Connection, queues: Collection[int], reason: str, cycle: CycleResult) -> None:
         cycle.rested += rest_queues(

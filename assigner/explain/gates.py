@@ -243,15 +243,20 @@ def _room(found: Evidence) -> GateVerdict:
     if bots["able"]:
         sentence = f"{counted_bots(found, bots['able'], 'bot')} with room for it now"
     else:
-        most = max(0, bots["roomiest"] or 0)
         trusted = counted_bots(found, bots["trusted"], "bot")
-        sentence = f"none of {trusted} has {_plural(units, 'free unit')}: the most is {most}"
+        sentence = f"none of {trusted} has {_plural(units, 'free unit')}: the most is {bots['roomiest']}"
     evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
     if bots["kept"]:
-        left = max(0.0, round(float(bots["kept_seconds"]), 3))
-        evidence |= {"kept_units": bots["kept"], "kept_seconds": left}
-        sentence += f"; {_plural(bots['kept'], 'unit')} of bots being freed for its instance, for at most {left:.1f} s"
+        evidence |= {"kept_units": bots["kept"], "kept_seconds": _kept_seconds(found)}
+        sentence += f"; {_plural(bots['kept'], 'unit')} kept for its instance, for at most {_kept_seconds(found):.1f} s"
+    if bots["kept_for_others"] and not bots["able"]:
+        evidence["kept_for_others"] = bots["kept_for_others"]
+        sentence += f"; {_plural(bots['kept_for_others'], 'unit')} kept for other instances"
     return _on_bots(found, predicates.ROOM, bots["able"] > 0, sentence, evidence)
+
+
+def _kept_seconds(found: Evidence) -> float:
+    return max(0.0, round(float(found.bots["kept_seconds"]), 3))
 
 
 def _assigners(found: Evidence) -> GateVerdict:
@@ -385,7 +390,7 @@ def _missing_bot(found: Evidence) -> str:
     if not bots["trusted"]:
         return "a success of a matching bot on probation, or the end of that"
     if bots["kept"]:
-        return f"wait at most {max(0.0, float(bots['kept_seconds'])):.1f} s for what is being freed for its instance"
+        return f"wait at most {_kept_seconds(found):.1f} s for what is being freed for its instance"
     missing = job["units"] - bots["roomiest"]
     return f"{missing} more free {'unit' if missing == 1 else 'units'} on a matching bot"
 

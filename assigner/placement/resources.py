@@ -15,7 +15,7 @@ from assigner.placement.strategy import Group, Policy, SamplingSettings, Snapsho
 from schema.accounting.counters import Counter, declared_resources, resource_counter
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
-from schema.moves.grant import Placement, lock_bots
+from schema.moves.grant import Placement
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.pick import ReadyJob
 from schema.validation import KINDS, MAX_UNITS, Kind
@@ -191,16 +191,13 @@ def read_resource_snapshot(
 def resource_charges(
     connection: Connection, heads: Sequence[QueueHead], placements: Sequence[Placement]
 ) -> dict[int, Mapping[str, float]]:
-    """What the placed jobs take of the resources that their bots have declared, by job. Locks these bots."""
+    """What the placed jobs take of the resources that their bots have declared, by job. The caller holds these bots."""
     queues = {head.queue.id: head.queue for head in heads}
     of_queues = {place: need for place, queue in queues.items() if (need := need_of(queue))}
     if not of_queues:
         return {}
     needs = {head.job.id: of_queues[head.queue.id] for head in heads if head.queue.id in of_queues}
     placed = [each for each in placements if each.job_id in needs]
-    if not placed:
-        return {}
-    lock_bots(connection, placed)
     known = declared_resources(connection, sorted({each.bot_id for each in placed}), KINDS)
     return {
         each.job_id: {

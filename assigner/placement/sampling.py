@@ -15,6 +15,7 @@ from assigner.placement.strategy import Group, Snapshot, group_jobs
 from schema.fleet import candidates, success
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.members import Service
+from schema.moves.grant import PREEMPTION, Placement
 from schema.picking.pick import ReadyJob
 
 # Samples. Bots are drawn in memory from the fleet that the assigner remembers. The database then tells what these bots
@@ -98,7 +99,6 @@ class FreeBots:
         self._everything = joined([cell.ids for cell in self._cells])
         self._known: dict[int, FreeBot | None] = {}
         self._left: dict[int, int] = {}
-        self._keeping: list[FreeBot] = []
         self._expected = max(fleet.share, 1 / max(len(fleet), 1))
         self._begin()
 
@@ -170,27 +170,7 @@ class FreeBots:
                 self._shuffled[domain, units] = ShuffledBots(self._bots(domain), units, self._left)
             found = self._shuffled[domain, units].following(count, self._chance)
         own = () if self.is_complete else (bot for bot in draw.own if self._room(bot) >= units)
-        found = [*found, *islice(own, count - len(found))]
-        return self._with_kept(draw, found) if self._keeping else found
-
-    def _with_kept(self, draw: Draw, found: Sequence[FreeBot]) -> list[FreeBot]:
-        """The bots that keep units for the group's instance, and then the others; none of those if the first ones have
-        enough for all of its jobs."""
-        want = draw.want
-        keeping = [
-            seen
-            for bot in self._keeping
-            if bot.kept_for == want.instance
-            and (seen := bot.for_instance(want.instance)) is not bot
-            and seen.free_units >= want.units
-            and (cell := self._fleet.cell_of(bot.id)) is not None
-            and cell in draw.domain.cells
-            and self._fleet.offers(cell, draw.domain)
-        ]
-        if sum(bot.free_units // want.units for bot in keeping) >= draw.jobs:
-            return keeping
-        ids = {bot.id for bot in keeping}
-        return [*keeping, *(bot for bot in found if bot.id not in ids)]
+        return [*found, *islice(own, count - len(found))]
 
     def is_enough(self, draw: Draw, found: Sequence[FreeBot], *, sample_size: int) -> bool:
         """Whether the group needs no more bots than these: there are no more, or it wants no more, or they are a sample
@@ -273,20 +253,13 @@ class FreeBots:
     def _learn(self, bot_ids: Iterable[int]) -> None:
         unknown = sorted(bot_id for bot_id in bot_ids if bot_id not in self._known)
         self._known.update(dict.fromkeys(unknown))
-        self._remember(candidates.free_among(self._connection, unknown))
+        self._known.update((bot.id, bot) for bot in candidates.free_among(self._connection, unknown))
 
     def _read_all(self) -> None:
         self._begin()
         self._drawn.update(self._everything)
-        free = candidates.all_free(self._connection, {cell.service.cohort for cell in self._cells})
-        self._keeping.clear()
-        self._remember(free)
-        self._file(free)
+        self._file(candidates.all_free(self._connection, {cell.service.cohort for cell in self._cells}))
         self.is_complete = True
-
-    def _remember(self, free: Sequence[FreeBot]) -> None:
-        self._known.update((bot.id, bot) for bot in free)
-        self._keeping += [bot for bot in free if bot.kept_units]
 
     def _file(self, bots: Iterable[FreeBot]) -> None:
         self._bots_of.clear()
@@ -454,3 +427,28 @@ def with_rates(connection: Connection, seen: S) -> S:
     labels = success.job_labels(connection, [job.id for job in seen.jobs])
     bot_ids = sorted({bot.id for bots in seen.candidates for bot in bots})
     return replace(seen, labels=labels, rates=success.success_rates(connection, bot_ids, sorted({*labels.values()})))
+
+
+# Kept units: what preemption has freed on bots for instances below their minimum quota. They are placed before the
+# strategy chooses among samples. A bot that keeps units has more room for one instance than for the others, while a
+# strategy knows one number for each bot.
+
+
+def place_on_kept(connection: Connection, jobs: Sequence[ReadyJob]) -> list[Placement]:
+    """Place these jobs, in their order, on units that bots keep for their instances and that are all free.
+
+    A job goes to the bot that keeps the fewest units of those that keep enough, so that small jobs do not take what was
+    gathered for a large one.
+    """
+    groups = group_jobs(jobs)
+    found = candidates.keeping(connection, [group.wanted(1) for group in groups])
+    bots = {job.id: those for group, those in zip(groups, found, strict=True) if those for job in group.jobs}
+    used: Counter[int] = Counter()
+    placements: list[Placement] = []
+    for job in jobs:
+        fitting = [bot for bot in bots.get(job.id, ()) if bot.kept_units - used[bot.id] >= job.units]
+        if fitting:
+            bot = min(fitting, key=lambda each: (each.kept_units - used[each.id], each.id))
+            used[bot.id] += job.units
+            placements.append(Placement(job.id, bot.id, {"bot": bot.name, "strategy": PREEMPTION}))
+    return placements

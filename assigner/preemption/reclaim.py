@@ -20,22 +20,37 @@ BATCH = 20
 
 
 def reclaim(
-    connection: Connection, scope: Scope, settings: QuotaSettings, *, sync: float, actor: str, again: bool
+    connection: Connection,
+    scope: Scope,
+    settings: QuotaSettings,
+    *,
+    sync: float,
+    actor: str,
+    again: bool,
+    used: Counter[int],
 ) -> int:
     """Evict for jobs whose match has failed for `preemption_delay` seconds; returns the victims that were asked.
 
-    A job for which a free bot is there is left to the next pick. `again`: this transaction has granted leases.
+    A job for which a free bot is there is left to the next pick. `again`: this transaction has granted leases. `used`:
+    units of each bot that keeps some which are for jobs that have been looked at before; those of these jobs are added.
     """
     waiting, now = preemption.starved_jobs(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
-    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=again)
+    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=again, used=used)
 
 
 def reclaim_admitted(
-    connection: Connection, scope: Scope, job_ids: Sequence[int], settings: QuotaSettings, *, sync: float, actor: str
+    connection: Connection,
+    scope: Scope,
+    job_ids: Sequence[int],
+    settings: QuotaSettings,
+    *,
+    sync: float,
+    actor: str,
+    used: Counter[int],
 ) -> int:
     """As `reclaim`, for jobs that have gone through their gates, whose rows are locked."""
     waiting, now = preemption.starved_among(connection, scope, job_ids, delay=settings.preemption_delay, sync=sync)
-    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=False)
+    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=False, used=used)
 
 
 def _reclaim_for(
@@ -47,19 +62,19 @@ def _reclaim_for(
     actor: str,
     *,
     again: bool,
+    used: Counter[int],
 ) -> int:
     """Evict for these jobs, most urgent first, but for those that have what is kept for their instance already."""
     freed: Counter[tuple[int, int]] = Counter()
-    used: Counter[int] = Counter()
     evicted, patience = 0, sync + KILL_GRACE + settings.reservation
+    wanting = Counter(bot_id for job in waiting for bot_id in job.kept_bots)
     # Jobs come most urgent first: where none could be evicted for one, none can for the next that is like it.
     hopeless: set[CandidateRequest] = set()
     for job in waiting:
         assert now is not None
         wanted = CandidateRequest(job.cohort, job.instance, job.platform, job.units, 1)
         of = job.cohort, job.instance
-        keeping = next((bot_id for bot_id, units in job.kept_bots.items() if units - used[bot_id] >= job.units), None)
-        if keeping is not None:
+        if (keeping := _covering(job, used, wanting)) is not None:
             used[keeping] += job.units
             continue
         if wanted in hopeless or freed[of] + job.units > job.short or candidates.any_free(connection, wanted):
@@ -74,7 +89,7 @@ def _reclaim_for(
             units=job.units,
             cohort=job.cohort,
             instance=job.instance,
-            kept=job.kept + freed[of],
+            seen=job.kept_until,
             bot_id=eviction.bot.id,
             victims=[(victim.job_id, victim.fence) for victim in eviction.victims],
             rule=eviction.rule,
@@ -90,3 +105,11 @@ def _reclaim_for(
         # Also one that came to nothing keeps the quotas that it has locked.
         again = True
     return evicted
+
+
+def _covering(job: StarvedJob, used: Counter[int], wanting: Counter[int]) -> int | None:
+    """The bot that keeps units for the job: the one with the fewest left that are enough, and of those the one that the
+    fewest of the waiting jobs could use. None if there is none."""
+    left = {bot_id: units - used[bot_id] for bot_id, units in job.kept_bots.items()}
+    fitting = [bot_id for bot_id, units in left.items() if units >= job.units]
+    return min(fitting, key=lambda bot_id: (left[bot_id], wanting[bot_id], bot_id), default=None)

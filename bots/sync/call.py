@@ -186,7 +186,9 @@ class SyncCall:
         """Take the capacity that the bot says it has. One that says less than it uses keeps what it uses until that
         has ended."""
         said = None if self.sync is None else self.sync.capacity
-        self.bot_capacity.capacity = max(self.bot_capacity.capacity if said is None else said, self.bot_capacity.in_use)
+        capacity = self.bot_capacity
+        capacity.capacity = max(capacity.capacity if said is None else said, capacity.in_use)
+        capacity.kept = min(capacity.kept, capacity.capacity)
 
 
 def _seq(call: Call) -> int:

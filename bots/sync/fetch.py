@@ -94,8 +94,8 @@ def fetch(
 ) -> None:
     """Grant the bots the most urgent jobs that they may have, to those that are alike together.
 
-    The caller holds the bots' rows, writes to them later what `rooms` say then, and tells the bots before the
-    transaction ends. `fronts` is what the process remembers of the jobs in front.
+    The caller holds the bots' rows, writes to them later what `capacities` say then, and tells the bots before the
+    transaction ends. `head_cursors` is what the process remembers of the jobs in front.
     """
     alike: dict[tuple[object, ...], list[FetchAllowance]] = {}
     for request in requests:

@@ -123,6 +123,7 @@ WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
 ), matching AS MATERIALIZED (
     SELECT b.name, b.status, b.draining, b.closing, b.capacity, {room_for("b", "w")} AS room,
         CASE WHEN b.kept_for = w.instance THEN b.kept_units ELSE 0 END AS kept,
+        CASE WHEN b.kept_for <> w.instance THEN b.kept_units ELSE 0 END AS kept_for_others,
         extract(epoch FROM b.kept_until - clock_timestamp()) AS kept_seconds,
         {SERVES.of(bot="b", want="w")} AS serving, {HEALTHY.of(bot="b")} AS healthy,
         {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {can_take("b", "w")} AS able
@@ -139,9 +140,9 @@ SELECT count(*) AS matching,
     max(capacity) FILTER (WHERE serving AND healthy) AS largest,
     count(*) FILTER (WHERE serving AND healthy AND large) AS large,
     count(*) FILTER (WHERE serving AND healthy AND large AND trusted) AS trusted,
-    max(room) FILTER (WHERE serving AND healthy AND large AND trusted) AS roomiest,
+    greatest(0, max(room) FILTER (WHERE serving AND healthy AND large AND trusted)) AS roomiest,
     count(*) FILTER (WHERE able) AS able,
-    sum(kept) FILTER (WHERE serving) AS kept,
+    sum(kept) FILTER (WHERE serving) AS kept, sum(kept_for_others) FILTER (WHERE serving) AS kept_for_others,
     max(kept_seconds) FILTER (WHERE serving AND kept > 0) AS kept_seconds,
     (array_agg(name ORDER BY able DESC, serving AND healthy AND large DESC, room DESC, name))[1:{NAMES}] AS names
 FROM matching

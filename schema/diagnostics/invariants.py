@@ -57,14 +57,15 @@ JOB_AND_LEASE_AGREE = Invariant(
 
 CAPACITY_IS_KEPT = Invariant(
     "S3",
-    "bots whose stored units or lease count differ from their live leases, or exceed their capacity, and bots without a"
-    " session that keep units",
+    "bots whose stored units or lease count differ from their live leases, or exceed their capacity, and bots that keep"
+    " more units than they have, or keep some without a session",
     """SELECT b.id
        FROM bots b
        LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l
            ON l.bot_id = b.id
        WHERE b.in_use <> coalesce(l.units, 0) OR b.in_use NOT BETWEEN 0 AND b.capacity
-          OR b.held <> coalesce(l.leases, 0) OR b.kept_units > 0 AND b.status = 'gone'""",
+          OR b.held <> coalesce(l.leases, 0)
+          OR b.kept_units > CASE WHEN b.status = 'gone' THEN 0 ELSE b.capacity END""",
 )
 
 USAGE_IS_COUNTED = Invariant(

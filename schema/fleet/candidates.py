@@ -80,30 +80,17 @@ class CandidateRequest:
 
 
 class FreeBot(NamedTuple):
-    """A candidate as it was when it was read.
-
-    free_units: its free units less those that are kept for an instance; negative while these are not all free.
-    capacity: all of its units. kept_units: the units that are kept for the instance `kept_for`.
-    """
+    """A candidate: `free_units` is its free units when it was read, but for those that are kept for an instance;
+    `capacity` all of its units."""
 
     id: int
     name: str
     priority: int
     free_units: int
     capacity: int
-    kept_units: int = 0
-    kept_for: int | None = None
-
-    def for_instance(self, instance: int) -> "FreeBot":
-        """The bot as this instance sees it: what is kept for it is free once all of it is."""
-        if not self.kept_units or self.kept_for != instance or self.free_units < 0:
-            return self
-        return self._replace(free_units=self.free_units + self.kept_units, kept_units=0)
 
 
-_COLUMNS = (
-    "b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity, b.kept_units, b.kept_for"
-)
+_COLUMNS = "b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity"
 # Lateral subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
 AMONG = text(f"""
 SELECT {_COLUMNS} FROM unnest(CAST(:bot_ids AS bigint[])) AS drawn (id)
@@ -133,7 +120,7 @@ SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_
 
 # Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
 WARM = text(f"""
-SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity, s.kept_units, s.kept_for
+SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity
 FROM (
     SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
     FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
@@ -150,6 +137,22 @@ CROSS JOIN LATERAL (
     ORDER BY near.seq DESC LIMIT w.count
 ) s
 ORDER BY w.nth, s.seq DESC
+""")
+
+# Bots that keep units for the instance of the jobs, all of which are free.
+KEEPING = text(f"""
+SELECT w.nth, b.id, b.name, b.kept_units
+FROM (
+    SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
+    FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
+                CAST(:units AS integer[])) WITH ORDINALITY AS g (cohort, instance, platform, units, nth)
+    OFFSET 0
+) w
+CROSS JOIN LATERAL (
+    SELECT * FROM bots WHERE kept_units >= w.units AND kept_units > 0 AND kept_for = w.instance
+        AND kept_units <= capacity - in_use OFFSET 0) b
+WHERE {can_take("b", "w")}
+ORDER BY w.nth, b.kept_units, b.id
 """)
 
 HINTED = text("""
@@ -174,7 +177,7 @@ def any_free(connection: Connection, want: CandidateRequest) -> list[FreeBot]:
     """Lock up to `want.count` free bots that could take one of the jobs, the first that are not locked by others."""
     values = {**_values(want), "count": want.count, "look": max(MAX_BOTS_READ, want.count)}
     rows = connection.execute(ANY_FREE, values).all()
-    return [FreeBot._make(row).for_instance(want.instance) for row in rows]
+    return [FreeBot._make(row) for row in rows]
 
 
 def is_any_free(connection: Connection, want: CandidateRequest) -> bool:
@@ -208,7 +211,32 @@ def warm(connection: Connection, wanted: Sequence[tuple[CandidateRequest, str]])
     )
     found: list[list[FreeBot]] = [[] for _ in wanted]
     for nth, *bot in rows.all():
-        found[nth - 1].append(FreeBot._make(bot).for_instance(wanted[nth - 1][0].instance))
+        found[nth - 1].append(FreeBot._make(bot))
+    return found
+
+
+class KeepingBot(NamedTuple):
+    """A bot that keeps so many units for an instance, all of which are free."""
+
+    id: int
+    name: str
+    kept_units: int
+
+
+def keeping(connection: Connection, wanted: Sequence[CandidateRequest]) -> list[list[KeepingBot]]:
+    """Read, for each of `wanted`, the bots that keep enough units for one of the jobs, without locks."""
+    rows = connection.execute(
+        KEEPING,
+        {
+            "cohorts": [want.cohort for want in wanted],
+            "instances": [want.instance for want in wanted],
+            "platforms": [want.platform for want in wanted],
+            "units": [want.units for want in wanted],
+        },
+    )
+    found: list[list[KeepingBot]] = [[] for _ in wanted]
+    for nth, *bot in rows.all():
+        found[nth - 1].append(KeepingBot._make(bot))
     return found
 
 

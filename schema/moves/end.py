@@ -144,11 +144,10 @@ class BotCapacity:
         self.in_use -= units
         self.held = max(0, self.held - 1)
 
-    def take(self, units: int, *, kept: int) -> None:
-        """A lease has begun; so many of its units had been kept for its instance."""
+    def take(self, units: int) -> None:
+        """A lease has begun."""
         self.in_use += units
         self.held += 1
-        self.kept -= kept
 
 
 #: A live lease, in words that match no index of live leases: by its job and fence it is found by its primary key.

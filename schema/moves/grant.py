@@ -30,21 +30,20 @@ class Placement(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """A lease that came to be; so many of its units had been kept for its instance."""
+    """A lease that came to be."""
 
     job_id: int
     public_id: str
     bot_id: int
     fence: int
     units: int
-    kept: int
     instance: int
 
 
 # Bots have been locked after jobs, out of order, hence SKIP LOCKED. A bot takes placements in the order in which they
 # are given for as long as they fit into the room that the locked row shows, and a quota likewise. The bot's row also
 # decides what the bot may have: since it was chosen, a new session may have given it other properties, or another
-# instance. What a bot keeps for an instance is left alone by others, and by that instance until all of it is free. A
+# instance. What a bot keeps for an instance is left alone, but by placements on kept units once all of it is free. A
 # placement and its quota are brought together by sorting: a join of two sets of unknown size might compare each with
 # each.
 _GRANT = """
@@ -69,7 +68,8 @@ WITH wanted AS MATERIALIZED (
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
         AND {serves} AND {offers}
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN r.kept_for = w.instance AND r.kept <= r.free THEN w.units ELSE 0 END) own (units)
+        SELECT CASE WHEN {on_kept} AND r.kept_for = w.instance AND r.kept <= r.free
+            THEN w.units ELSE 0 END) own (units)
     WINDOW upto AS (PARTITION BY w.bot_id ORDER BY w.nth)
 ), seated AS MATERIALIZED (
     SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
@@ -115,8 +115,7 @@ WITH wanted AS MATERIALIZED (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
                         delivered_at, taken)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
-        CASE WHEN taken_of_kept > 0 THEN '{preemption}' ELSE :strategy END,
-        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
+        :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
         (CAST(:takings AS jsonb[]))[taking]
     FROM moved
 ), counted AS (
@@ -126,11 +125,11 @@ WITH wanted AS MATERIALIZED (
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'grant', 'queued', 'leased', fence, actor,
-        CASE WHEN taken_of_kept > 0 THEN decision || '{{"strategy": "{preemption}"}}' ELSE decision END FROM moved
+        decision FROM moved
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id::text, bot_id, fence, units, taken_of_kept, instance, (SELECT count(*) FROM told) FROM moved
+SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved
 """
 
 
@@ -153,7 +152,7 @@ def _grant(*, again: bool, held: bool = False) -> TextClause:
                 lock=f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}",
             ),
             limit=LIMIT,
-            preemption=PREEMPTION,
+            on_kept="false" if held else "CAST(:on_kept AS boolean)",
         )
     )
 
@@ -181,6 +180,7 @@ def grant(
     again: bool = False,
     cooldown: float = EVICTION_COOLDOWN,
     taken: Mapping[int, Amounts] = NO_AMOUNTS,
+    on_kept: bool = False,
 ) -> list[Granted]:
     """Give each job to its bot, where the bot is still there, free, allowed to have it and not locked by somebody else,
     and where the instance's quota allows it.
@@ -191,13 +191,15 @@ def grant(
     before the transaction ends, and they count as delivered. `again` says that this transaction has granted or ended
     leases before and so may hold quotas already: then those that somebody else holds count as used up, because waiting
     for them out of order could deadlock. `cooldown` is that of evictions, in seconds. `taken`: the amounts of counters
-    that the leases of constrained jobs take, by job; the caller charges the counters.
+    that the leases of constrained jobs take, by job; the caller charges the counters. `on_kept`: the placements are on
+    units that bots keep for the instances of the jobs.
     """
     if not placements:
         return []
     values = {
         **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify, taken=taken),
         "cooldown": cooldown,
+        "on_kept": on_kept,
     }
     bots = connection.execute(LOCK, {"bot_ids": values["bot_ids"]}).all()
     if not bots:
@@ -216,8 +218,8 @@ def grant_locked(
     ack: float,
     cooldown: float,
 ) -> list[Granted]:
-    """As `grant` with `again` and without `tell`, for bots whose calls are settled: the caller has locked their rows,
-    found them healthy, and writes them later. `rooms` has one for each of them, says what it has left, and takes note.
+    """As `grant` with `again` and without `notify`, for bots whose calls are settled: the caller has locked their rows,
+    found them healthy, and writes them later. `capacities` says what each of them has left, and takes note.
     """
     if not placements:
         return []
@@ -232,13 +234,18 @@ def grant_locked(
     }
     granted = _granted(connection, GRANT_LOCKED, {**values, **left, "rooms": bots, "places": []})
     for lease in granted:
-        capacities[lease.bot_id].take(lease.units, kept=lease.kept)
+        capacities[lease.bot_id].take(lease.units)
     return granted
 
 
-def lock_bots(connection: Connection, placements: Sequence[Placement]) -> None:
-    """Lock the bots of the placements as `grant` does, so that the caller can read first what they have declared."""
-    connection.execute(LOCK, {"bot_ids": [placement.bot_id for placement in placements]})
+def lock_bots(connection: Connection, placements: Sequence[Placement]) -> list[Placement]:
+    """Lock the bots of the placements as `grant` does, so that the caller can read first what they have declared.
+
+    Returns the placements on bots that could be locked; the others are lost.
+    """
+    rows = connection.execute(LOCK, {"bot_ids": [placement.bot_id for placement in placements]})
+    locked = {row.id for row in rows.all()}
+    return [placement for placement in placements if placement.bot_id in locked]
 
 
 def _values(

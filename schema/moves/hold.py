@@ -80,9 +80,8 @@ def park(
 ) -> list[HoldResult]:
     """Hold queued jobs aside until they are released; those in another state are left as they are.
 
-    Only jobs of `instances` are seen, None means all.
-    Who withdrew from a shared job cannot hold
-    it for the others. Answers are in the order of `public_ids`, which must be UUIDs.
+    Only jobs of `instances` are seen, None means all. Who withdrew from a shared job cannot hold it for the others.
+    Answers are in the order of `public_ids`, which must be UUIDs.
     """
     known = cancel.find_submissions(connection, public_ids, instances=instances)
     ids = cancel.wanted_job_ids(known.values())

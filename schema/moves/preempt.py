@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -14,7 +15,10 @@ from schema.postgres.notify import wake
 from schema.predicates import DRAIN, HEALTHY
 from schema.timing import KILL_GRACE
 
-# The caller holds the preemptor's job. The bot and the victims' jobs come after it, out of order, hence SKIP LOCKED.
+# The bot and the victims' jobs come after the preemptor's, out of order, hence SKIP LOCKED.
+LOCK_PREEMPTOR = text("""
+SELECT id FROM jobs WHERE id = :preemptor AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
+""")
 LOCK_BOT = text(f"""
 SELECT id FROM bots
 WHERE id = :bot_id AND {HEALTHY.of(bot="")} AND NOT {KEPT_BY_OTHERS} FOR NO KEY UPDATE SKIP LOCKED
@@ -38,8 +42,8 @@ WITH involved AS MATERIALIZED (
 SELECT (SELECT count(*) FROM locked) = (SELECT count(*) FROM involved)
 """
 LOCK_QUOTAS = {again: text(_LOCK_QUOTAS.format(locked="SKIP LOCKED" if again else "")) for again in (False, True)}
-# Everything that the plan rested on, once more on the locked rows. Whoever keeps more for the instance holds its quota,
-# so that nobody does meanwhile; and if more is kept than the plan has seen, some of it is for this job.
+# Everything that the plan rested on, once more on the locked rows. Whoever keeps units for an instance has locked its
+# quota. If a bot keeps some that the plan has not seen, not of this transaction, they may be for this job.
 STILL_VALID = text(f"""
 WITH victims AS MATERIALIZED (
     SELECT l.job_id, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
@@ -53,7 +57,11 @@ WITH victims AS MATERIALIZED (
 ), asked AS (
     SELECT v.instance, sum(v.units) AS units FROM victims v GROUP BY v.instance
 ), kept AS MATERIALIZED (
-    SELECT coalesce(sum(b.kept_units), 0) AS units FROM bots b
+    SELECT coalesce(sum(b.kept_units), 0) AS units,
+        count(*) FILTER (WHERE s.bot_id IS NULL AND b.kept_until <> now() + make_interval(secs => :patience)) AS unseen
+    FROM bots b
+    LEFT JOIN unnest(CAST(:seen_bots AS bigint[]), CAST(:seen_untils AS timestamptz[])) AS s (bot_id, until)
+        ON s.bot_id = b.id AND s.until = b.kept_until
     WHERE b.kept_units > 0 AND b.cohort = :cohort AND b.kept_for = :instance
 )
 SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
@@ -68,7 +76,7 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
     AND EXISTS (
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
         JOIN instances i ON i.id = p.instance AND {DRAIN.of(instance="i")} CROSS JOIN kept k
-        WHERE p.id = :preemptor AND p.state = 'queued' AND {IN_TIME.format(job="p.")} AND k.units <= :kept
+        WHERE p.id = :preemptor AND p.state = 'queued' AND {IN_TIME.format(job="p.")} AND k.unseen = 0
             AND q.usage + p.units + k.units <= q.min_quota)
 """)
 PREEMPT = text(f"""
@@ -121,7 +129,7 @@ def preempt(
     units: int,
     cohort: int,
     instance: int,
-    kept: int,
+    seen: Mapping[int, datetime],
     bot_id: int,
     victims: Sequence[tuple[int, int]],
     rule: str,
@@ -137,8 +145,8 @@ def preempt(
     `receipt` is kept with both jobs and, where a victim is evicted, in the log of evictions, for which it has to name
     the preemptor's public id as `preemptor.job`.
 
-    The caller holds the preemptor's row. False if anything that the plan rested on has changed, which leaves all as it
-    was. `kept`: the units that were kept for the instance in the cohort when the plan was made. `sync` is the bots'
+    False if anything that the plan rested on has changed, which leaves all as it
+    was. `seen`: the time until which each bot kept units for the instance when the plan was made. `sync` is the bots'
     sync period and `patience` how long to keep the units, both in seconds. `again` says that this transaction has
     granted leases or preempted before and so may hold quotas already: then one that somebody else holds counts as a
     change, because waiting out of order could deadlock.
@@ -153,6 +161,8 @@ def preempt(
         "units": units,
     }
     bot = {"bot_id": bot_id, "instance": instance, "patience": patience}
+    if connection.execute(LOCK_PREEMPTOR, plan).one_or_none() is None:
+        return False
     if connection.execute(LOCK_BOT, bot).one_or_none() is None:
         return False
     if len(connection.execute(LOCK_VICTIMS, {"job_ids": plan["job_ids"]}).all()) < len(job_ids):
@@ -161,7 +171,15 @@ def preempt(
     quotas = {"cohort": cohort, "job_ids": plan["job_ids"], "preemptor": preemptor}
     if not connection.execute(LOCK_QUOTAS[again], quotas).scalar_one():
         return False
-    if not connection.execute(STILL_VALID, {**plan, "cohort": cohort, "kept": kept, "sync": sync}).scalar_one():
+    still = {
+        **plan,
+        "cohort": cohort,
+        "sync": sync,
+        "patience": patience,
+        "seen_bots": list(seen),
+        "seen_untils": list(seen.values()),
+    }
+    if not connection.execute(STILL_VALID, still).scalar_one():
         return False
     connection.execute(
         PREEMPT,

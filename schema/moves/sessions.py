@@ -86,9 +86,9 @@ WITH due AS MATERIALIZED (
 UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl) FROM due WHERE b.id = due.id
 """)
 DRAIN = text("""
-UPDATE bots SET draining = :draining, kept_units = 0,
+UPDATE bots SET draining = :draining, kept_units = CASE WHEN :draining THEN 0 ELSE kept_units END,
     drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
-WHERE name = :name RETURNING id, capacity - in_use AS room
+WHERE name = :name RETURNING id, capacity - in_use - kept_units AS room
 """)
 
 

@@ -21,10 +21,11 @@ MAX_JOBS_READ = 500
 
 @dataclass(frozen=True)
 class StarvedJob:
-    """A queued job, locked, whose instance is below its minimum, and that has waited `waited` seconds.
+    """A queued job whose instance is below its minimum, and that has waited `waited` seconds.
 
-    short: units that its instance lacks of its minimum beside those that are kept for it, `kept` in all.
+    short: units that its instance lacks of its minimum beside those that are kept for it.
     kept_bots: the units that each bot keeps for it on which this job could run, by the bot's id.
+    kept_until: the time until which each bot keeps units for it, by the bot's id.
     rule: that of its cohort, `lower_priority_only` or `any`.
     """
 
@@ -42,8 +43,8 @@ class StarvedJob:
     min_quota: int
     short: int
     rule: str
-    kept: int = 0
     kept_bots: Mapping[int, int] = field(default_factory=dict)
+    kept_until: Mapping[int, datetime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,31 +95,40 @@ _HEADS = f"""
         SELECT row_number() OVER (ORDER BY rank, queued_at, id) AS nth, id, rank, queued_at
         FROM (
             SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND {READY_PLAIN}
-            ORDER BY queue, rank, queued_at, id LIMIT :look) first
+            ORDER BY queue, rank, queued_at, id LIMIT :look + b.kept) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
             AND {IN_TIME.format(job="")}
         ORDER BY nth LIMIT :limit + b.kept) h"""
 
 # What is kept for an instance is as good as used, by the first of its jobs.
 _BELOW = f"""below AS MATERIALIZED (
-    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, k.units AS kept,
+    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, k.units AS kept, k.bot_ids, k.untils,
         q.min_quota - q.usage - k.units AS short
     FROM quotas q JOIN instances i ON i.id = q.instance JOIN cohorts c ON c.id = q.cohort
     CROSS JOIN LATERAL (
-        SELECT coalesce(sum(kept_units), 0)::integer AS units FROM bots
+        SELECT coalesce(sum(kept_units), 0)::integer AS units, array_agg(id) AS bot_ids,
+            array_agg(kept_until) AS untils FROM bots
         WHERE kept_units > 0 AND kept_for = q.instance AND cohort = q.cohort OFFSET 0) k
     WHERE q.usage < q.min_quota AND {DRAIN.of(instance="i")}
         AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
 )"""
-_KEPT_BOTS = f"""(
-        SELECT jsonb_object_agg(k.id, k.kept_units) FROM bots k
-        WHERE k.kept_units >= j.units AND k.kept_units > 0 AND k.kept_for = j.instance AND k.cohort = j.cohort
-            AND {REQUIREMENTS.of(bot="k", want="j")} OFFSET 0)"""
-_FOUND = f"""SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
+# Which of the bots that keep units could run a job is found once for all jobs that are alike.
+_KEEPING = f"""keeping AS MATERIALIZED (
+    SELECT g.*, k.bots FROM (
+        SELECT DISTINCT w.cohort, w.instance, w.platform, w.units
+        FROM wanting w JOIN below b ON b.cohort = w.cohort AND b.instance = w.instance AND b.kept > 0) g
+    CROSS JOIN LATERAL (
+        SELECT jsonb_object_agg(k.id, k.kept_units) AS bots FROM bots k
+        WHERE k.kept_units >= g.units AND k.kept_units > 0 AND k.kept_for = g.instance AND k.cohort = g.cohort
+            AND {REQUIREMENTS.of(bot="k", want="g")} OFFSET 0) k
+)"""
+_FOUND = """SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
-    clock_timestamp() AS now, b.short, b.kept, CASE WHEN b.kept > 0 THEN {_KEPT_BOTS} END AS kept_bots
-FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
+    clock_timestamp() AS now, b.short, b.bot_ids, b.untils, k.bots AS kept_bots
+FROM wanting j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
+LEFT JOIN keeping k ON k.cohort = j.cohort AND k.instance = j.instance AND k.platform = j.platform
+    AND k.units = j.units
 """
 
 # Every instance, and in it every queue, gets its share of the batch, however urgent the jobs are for which nothing can
@@ -129,18 +139,17 @@ WITH {_BELOW}, heads AS MATERIALIZED (
     ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, rank, queued_at, id),
         rank, queued_at, id
     LIMIT :limit + (SELECT coalesce(sum(kept), 0) FROM below)
-), held AS MATERIALIZED (
+), wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
-    ORDER BY rank, queued_at, id FOR NO KEY UPDATE SKIP LOCKED
-)
+), {_KEEPING}
 {_FOUND}ORDER BY j.rank, j.queued_at, j.id
 """)
 
 # Jobs that ask for more than a place, and that the caller has locked.
 STARVED_AMONG = text(f"""
-WITH {_BELOW}, held AS MATERIALIZED (
+WITH {_BELOW}, wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued' AND {IN_TIME.format(job="")}
-)
+), {_KEEPING}
 {_FOUND}WHERE b.short > 0 AND j.queued_at <= clock_timestamp() - make_interval(secs => :delay)
 ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
 """)
@@ -185,9 +194,11 @@ ORDER BY a.id, l.job_id
 def starved_jobs(
     connection: Connection, scope: Scope, *, delay: float, sync: float, limit: int
 ) -> tuple[list[StarvedJob], datetime | None]:
-    """Lock up to `limit` jobs of instances below their minimum that have been ready for a bot and queued for `delay`
-    seconds, most urgent first, each of which would fit into its instance's minimum and may still wait until somebody
-    has stopped for it; with the database's time. `sync` is the bots' sync period in seconds.
+    """Find jobs of instances below their minimum that have been ready for a bot and queued for `delay` seconds.
+
+    They come most urgent first, not locked, with the database's time. Each would fit into its instance's minimum and
+    may still wait until somebody has stopped for it. There are up to `limit`, and one more for each unit that is kept.
+    `sync` is the bots' sync period in seconds.
     """
     where = {**scope.values(), "delay": delay, "sync": sync, "limit": limit, "look": MAX_JOBS_READ}
     where.pop("cooldown")
@@ -197,7 +208,7 @@ def starved_jobs(
 def starved_among(
     connection: Connection, scope: Scope, job_ids: Sequence[int], *, delay: float, sync: float
 ) -> tuple[list[StarvedJob], datetime | None]:
-    """Those of these jobs, which the caller has locked, that `starved` would find if they asked for nothing but a
+    """Those of these jobs, which the caller has locked, that `starved_jobs` would find if they asked for nothing but a
     place, in the order in which they are given; with the database's time."""
     where = {**scope.values(), "delay": delay, "sync": sync, "job_ids": list(job_ids)}
     where.pop("cooldown")
@@ -227,8 +238,8 @@ def _read_starved(
                 row.min_quota,
                 row.short,
                 row.reclaim_min,
-                row.kept,
                 {int(bot_id): units for bot_id, units in (row.kept_bots or {}).items()},
+                dict(zip(row.bot_ids or (), row.untils or (), strict=True)),
             )
         )
     return found, now

@@ -69,7 +69,8 @@ SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND {DUE}) AS backoff_elapsed,
     EXISTS ({_BELOW_MINIMUM.format(which=PLAIN)}) AS below_minimum,
     EXISTS ({_BELOW_MINIMUM.format(which=CONSTRAINED)}) AS constrained_below_minimum,
     g.constrained,
-    CASE WHEN g.constrained THEN EXISTS (SELECT FROM jobs WHERE {IN_FRONT}) ELSE true END AS plain
+    CASE WHEN g.constrained THEN EXISTS (SELECT FROM jobs WHERE {IN_FRONT}) ELSE true END AS plain,
+    (SELECT coalesce(sum(kept_units), 0)::integer FROM bots WHERE kept_units > 0) AS kept_units
 FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 """)
 
@@ -83,6 +84,7 @@ class PendingWork:
         constraints or with.
     constrained: there are ready jobs with constraints.
     plain: there are ready jobs without; true without a look if there are none with constraints.
+    kept_units: units that bots keep for instances below their minimum.
     """
 
     backoff_elapsed: bool
@@ -90,11 +92,17 @@ class PendingWork:
     constrained_below_minimum: bool
     constrained: bool
     plain: bool
+    kept_units: int = 0
 
 
 def pending_work(connection: Connection) -> PendingWork:
     """Whether there is anything to do. One look, which nearly always finds nothing."""
     row = connection.execute(PENDING_WORK).one()
     return PendingWork(
-        row.backoff_elapsed, row.below_minimum, row.constrained_below_minimum, row.constrained, row.plain
+        row.backoff_elapsed,
+        row.below_minimum,
+        row.constrained_below_minimum,
+        row.constrained,
+        row.plain,
+        row.kept_units,
     )

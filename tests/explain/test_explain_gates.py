@@ -77,7 +77,7 @@ def test_a_job_whose_instance_a_bot_is_being_freed_for_waits_for_that_bot(pool: 
     assert 15 < gate.evidence["kept_seconds"] <= 20
     (change,) = found.change
     assert change == f"wait at most {gate.evidence['kept_seconds']:.1f} s for what is being freed for its instance"
-    assert explained(pool, other).change == ["2 more free units on a matching bot"]
+    assert explained(pool, other).change == ["1 more free unit on a matching bot"]
 
 
 def test_what_is_kept_for_another_instance_is_no_room(pool: Pool) -> None:
@@ -86,6 +86,10 @@ def test_what_is_kept_for_another_instance_is_no_room(pool: Pool) -> None:
     keep(pool, "bot-1", "team-b", units=2)
     found = explained(pool, job)
     assert (closed(found), found.change) == (["room"], ["1 more free unit on a matching bot"])
+    assert (
+        gates_of(found)["room"].sentence
+        == "none of 1 bot has 1 free unit: the most is 0; 2 units kept for other instances"
+    )
 
 
 def test_a_drained_instance_starts_nothing(pool: Pool) -> None:

@@ -1,14 +1,16 @@
 """Jobs that take of a bot's CPU, memory, disk and GPU beside its units."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from assigner.admission import rules
 from assigner.admission.gates import ResourcesGate
+from assigner.cycle import assigner as cycle
 from assigner.explain.answer import explain
 from assigner.placement.fleet import Fleet
 from assigner.placement.registry import load
@@ -19,11 +21,13 @@ from bots.sync import sessions
 from schema.accounting import counters
 from schema.diagnostics import invariants
 from schema.fleet.candidates import FreeBot
+from schema.moves.grant import Placement
 from schema.picking import constrained
 from schema.picking.pick import ReadyJob
 from schema.picking.ready import Scope
 from schema.requests import JobRequest
 from tests.support.pool import Bot, Pool, completed
+from tests.support.race import Race
 
 SMALL = {"cpu_milli": 2000, "memory_mib": 1024}
 
@@ -265,3 +269,26 @@ def test_sa_30_a_batch_fits_by_its_resources_too() -> None:
 
 def test_sa_30_a_batch_key_is_a_name_of_its_instance() -> None:
     assert JobRequest(command=["true"], batch_key="compile").normal()["terms"] == COMPILE
+
+
+def test_a_bot_that_declares_other_resources_meanwhile_is_passed_over(
+    pool: Pool, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a lease takes there is read from what the bot had declared before."""
+    pool.bot("bot-1")
+    (name,) = job(pool, need={"cpu_milli": 500})
+    read, write = cycle.lock_bots, cycle.grant
+    with race.first() as first:
+
+        def lock_bots(connection: Connection, placements: Sequence[Placement]) -> list[Placement]:
+            first.bot("bot-1", resources={"cpu_milli": 100})
+            return read(connection, placements)
+
+        def grant(connection: Connection, placements: Sequence[Placement], **fields: Any) -> Any:
+            first.commit()
+            return write(connection, placements, **fields)
+
+        monkeypatch.setattr(cycle, "lock_bots", lock_bots)
+        monkeypatch.setattr(cycle, "grant", grant)
+        pool.assigner().run_once()
+    assert pool.job(name).state == "queued"

@@ -70,7 +70,7 @@ class Known:
             units=1,
             cohort=job.cohort,
             instance=job.instance,
-            kept=job.kept,
+            seen=job.kept_until,
             bot_id=bot,
             victims=[(victim, fence)],
             rule="any",

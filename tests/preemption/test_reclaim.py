@@ -10,7 +10,7 @@ from schema.accounting import accounts, counters, rates
 from schema.accounting.accounts import Account
 from schema.moves import preempt as preempt_moves
 from schema.moves.reassign import add_constraints
-from tests.support.explain import closed, explained, gates_of, rest
+from tests.support.explain import closed, explained, gates_of, keep, rest
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import drain
 from tests.support.tenancy import Tenancy, assign, contested, put_cohort
@@ -119,6 +119,92 @@ def test_what_is_kept_is_used_before_other_bots_are(pool: Pool, tenancy: Tenancy
         pool.bot(f"other-{nth}", priority=-100)
     assign(pool)
     assert [each["job"] for each in bot.take()] == [wanting]
+
+
+@pytest.mark.parametrize("strategy", ["capacity", "success"])
+def test_units_that_are_kept_are_placed_beside_other_instances_jobs_that_prefer_other_bots(
+    pool: Pool, tenancy: Tenancy, strategy: str
+) -> None:
+    pool.bot("bot-1", capacity=4)
+    keep(pool, "bot-1", "team-a", units=3)
+    pool.bot("bot-2", capacity=1, priority=-100)
+    tenancy.quota("team-a", minimum=3)
+    (large,) = pool.submit(instance="team-a", units=3)
+    pool.submit(instance="team-z", priority=5)
+    pool.assigner(strategy={"kind": strategy}).run_once()
+    assert (pool.job(large).state, tenancy.usage("team-a"), kept(pool)) == ("leased", 3, {})
+
+
+def test_a_small_job_goes_where_as_much_is_kept_as_it_needs(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=4)
+    for name, units in (("bot-1", 3), ("bot-2", 1)):
+        pool.bot(name, capacity=units)
+        keep(pool, name, "team-a", units=units)
+    pool.submit(instance="team-a", priority=-5)
+    pool.submit(instance="team-a", units=3)
+    pool.assigner().run_once()
+    assert (tenancy.usage("team-a"), kept(pool)) == (4, {})
+
+
+def test_what_is_kept_covers_the_job_that_it_fits_best(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=20)
+    for name, capacity in (("bot-1", 3), ("bot-2", 1)):
+        pool.submit(capacity, instance="team-b", priority=10, properties={"on": name})
+        pool.given(pool.bot(name, capacity=capacity, properties={"on": name}))
+        keep(pool, name, "team-a", units=capacity)
+    pool.submit(instance="team-a", priority=-5)
+    pool.submit(instance="team-a", units=3)
+    assign(pool)
+    assert tenancy.stop_requests() == 0
+
+
+def test_a_bot_that_calls_gives_nothing_away_of_what_it_keeps(pool: Pool, tenancy: Tenancy) -> None:
+    """Not even to a small job of the same instance, which fits into the rest."""
+    sync_service = pool.sync_service(to_capacity=True)
+    pool.submit(4)
+    bot = pool.bot("bot-1", capacity=4, sync_service=sync_service)
+    held = pool.given(bot)
+    keep(pool, "bot-1", "team-a", units=3)
+    (large,) = pool.submit(instance="team-a", units=3, priority=5)
+    pool.submit(instance="team-a")
+    pool.submit(3, instance="team-z", priority=1)
+    answer = bot.sync(*map(completed, held))
+    assert (len(answer["leases"]), kept(pool)) == (1, {"bot-1": 3})
+    answer = bot.sync(active(answer["leases"][0]))
+    assert (len(answer["leases"]), kept(pool)) == (1, {"bot-1": 3})
+    pool.assigner().run_once()
+    assert pool.job(large).state == "leased"
+
+
+def test_a_bot_keeps_no_more_than_it_has(pool: Pool, tenancy: Tenancy) -> None:
+    bot = pool.bot("bot-1", capacity=4)
+    keep(pool, "bot-1", "team-a", units=3)
+    bot.sync(capacity=2)
+    assert kept(pool) == {"bot-1": 2}
+    pool.submit(2, instance="team-a")
+    pool.assigner().run_once()
+    assert kept(pool) == {}
+
+
+def test_the_end_of_a_drain_that_was_none_leaves_what_is_kept(pool: Pool, tenancy: Tenancy) -> None:
+    contested(pool, tenancy)
+    assign(pool)
+    drain(pool, draining=False)
+    assert kept(pool) == {"bot-1": 1}
+
+
+def test_plain_and_constrained_jobs_of_one_instance_do_not_count_on_the_same_units(
+    pool: Pool, tenancy: Tenancy
+) -> None:
+    tenancy.quota("team-a", minimum=2)
+    for name in ("bot-1", "bot-2"):
+        pool.submit(instance="team-b", priority=10, properties={"on": name})
+        pool.given(pool.bot(name, properties={"on": name}))
+    pool.submit(instance="team-a")
+    pool.submit(instance="team-a", terms={"locks": ["tree"]})
+    assign(pool)
+    assign(pool)
+    assert (tenancy.stop_requests(), kept(pool)) == (2, {"bot-1": 1, "bot-2": 1})
 
 
 def test_small_jobs_take_nothing_of_what_is_gathered_for_a_large_one(pool: Pool, tenancy: Tenancy) -> None:

@@ -1,5 +1,7 @@
 """Preemption, two at once on one job, bot or quota: who waits, who wins, and what is kept for whom."""
 
+from collections import Counter
+
 import pytest
 from sqlalchemy import Connection
 
@@ -141,10 +143,36 @@ def test_two_evictors_for_one_job_evict_once(pool: Pool, tenancy: Tenancy, race:
     assert tenancy.stop_requests() == 1
 
     def late(connection: Connection) -> int:
-        return reclaim_module._reclaim_for(connection, *stale, EAGER, 1.0, "test", again=False)
+        return reclaim_module._reclaim_for(connection, *stale, EAGER, 1.0, "test", again=False, used=Counter())
 
     assert pool.database.run(late) == 0
     assert (tenancy.stop_requests(), kept(pool)) == (1, 1)
+
+
+def test_an_evictor_with_an_old_plan_sees_what_others_keep_although_as_much_has_been_used(
+    pool: Pool, tenancy: Tenancy
+) -> None:
+    tenancy.quota("team-a", minimum=3)
+    pool.submit(3, instance="team-b", priority=10)
+    bots = {name: pool.bot(name) for name in ("bot-1", "bot-2", "bot-3")}
+    assign(pool)
+    held = {name: bot.take() for name, bot in bots.items()}
+    pool.submit(instance="team-a", priority=-5)
+    assign(pool)
+    name = pool.row("SELECT name FROM bots WHERE kept_units > 0").name
+    pool.submit(instance="team-a")
+    stale = pool.database.run(lambda c: preemption.starved_jobs(c, Scope(), delay=0, sync=1, limit=20))
+    assign(pool)
+    assert tenancy.stop_requests() == 2
+    bots[name].sync(completed(held[name][0], "stopped"))
+    pool.assigner().run_once()
+    assert (tenancy.usage("team-a"), kept(pool)) == (1, 1), "as much is kept as the old plan has seen"
+
+    def late(connection: Connection) -> int:
+        return reclaim_module._reclaim_for(connection, *stale, EAGER, 1.0, "test", again=False, used=Counter())
+
+    assert pool.database.run(late) == 0
+    assert tenancy.stop_requests() == 2
 
 
 def test_an_eviction_counts_for_the_grant_that_waited_for_it(pool: Pool, tenancy: Tenancy, race: Race) -> None:

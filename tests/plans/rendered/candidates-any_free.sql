@@ -15,7 +15,7 @@ WITH w AS MATERIALIZED (
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END >= w.units AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
     WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT :look)) n LIMIT :look
 )
-SELECT b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity, b.kept_units, b.kept_for
+SELECT b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity
 FROM bots b CROSS JOIN w
 WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND b.cohort IS NOT DISTINCT FROM w.cohort AND b.free AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END >= w.units AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0)
 LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED

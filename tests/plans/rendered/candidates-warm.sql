@@ -1,5 +1,5 @@
 -- schema/fleet/candidates.py: WARM
-SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity, s.kept_units, s.kept_for
+SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity
 FROM (
     SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
     FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
@@ -11,7 +11,7 @@ CROSS JOIN LATERAL (
     SELECT b.*, near.seq
     FROM (SELECT bot_id, seq FROM bot_localities WHERE hint = w.hint ORDER BY seq DESC LIMIT :look) near
     CROSS JOIN LATERAL (
-        SELECT b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity, b.kept_units, b.kept_for FROM (SELECT * FROM bots WHERE true AND id >= near.bot_id AND id <= near.bot_id ORDER BY id DESC LIMIT 1 ) b WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.free AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END >= w.units AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0
+        SELECT b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity FROM (SELECT * FROM bots WHERE true AND id >= near.bot_id AND id <= near.bot_id ORDER BY id DESC LIMIT 1 ) b WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.free AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END >= w.units AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0
     ) b
     ORDER BY near.seq DESC LIMIT w.count
 ) s

@@ -20,7 +20,8 @@ WITH wanted AS MATERIALIZED (
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
         AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = r.kind OFFSET 0)
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN r.kept_for = w.instance AND r.kept <= r.free THEN w.units ELSE 0 END) own (units)
+        SELECT CASE WHEN CAST(:on_kept AS boolean) AND r.kept_for = w.instance AND r.kept <= r.free
+            THEN w.units ELSE 0 END) own (units)
     WINDOW upto AS (PARTITION BY w.bot_id ORDER BY w.nth)
 ), seated AS MATERIALIZED (
     SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
@@ -66,8 +67,7 @@ WITH wanted AS MATERIALIZED (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
                         delivered_at, taken)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
-        CASE WHEN taken_of_kept > 0 THEN 'preemption' ELSE :strategy END,
-        now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
+        :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
         (CAST(:takings AS jsonb[]))[taking]
     FROM moved
 ), counted AS (
@@ -77,8 +77,8 @@ WITH wanted AS MATERIALIZED (
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'grant', 'queued', 'leased', fence, actor,
-        CASE WHEN taken_of_kept > 0 THEN decision || '{"strategy": "preemption"}' ELSE decision END FROM moved
+        decision FROM moved
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id::text, bot_id, fence, units, taken_of_kept, instance, (SELECT count(*) FROM told) FROM moved
+SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved

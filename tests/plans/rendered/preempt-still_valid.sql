@@ -11,7 +11,11 @@ WITH victims AS MATERIALIZED (
 ), asked AS (
     SELECT v.instance, sum(v.units) AS units FROM victims v GROUP BY v.instance
 ), kept AS MATERIALIZED (
-    SELECT coalesce(sum(b.kept_units), 0) AS units FROM bots b
+    SELECT coalesce(sum(b.kept_units), 0) AS units,
+        count(*) FILTER (WHERE s.bot_id IS NULL AND b.kept_until <> now() + make_interval(secs => :patience)) AS unseen
+    FROM bots b
+    LEFT JOIN unnest(CAST(:seen_bots AS bigint[]), CAST(:seen_untils AS timestamptz[])) AS s (bot_id, until)
+        ON s.bot_id = b.id AND s.until = b.kept_until
     WHERE b.kept_units > 0 AND b.cohort = :cohort AND b.kept_for = :instance
 )
 SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
@@ -26,5 +30,5 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
     AND EXISTS (
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
         JOIN instances i ON i.id = p.instance AND NOT i.draining CROSS JOIN kept k
-        WHERE p.id = :preemptor AND p.state = 'queued' AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0)) AND k.units <= :kept
+        WHERE p.id = :preemptor AND p.state = 'queued' AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0)) AND k.unseen = 0
             AND q.usage + p.units + k.units <= q.min_quota)

@@ -1,23 +1,31 @@
 -- schema/picking/preemption.py: STARVED_AMONG
 WITH below AS MATERIALIZED (
-    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, k.units AS kept,
+    SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, k.units AS kept, k.bot_ids, k.untils,
         q.min_quota - q.usage - k.units AS short
     FROM quotas q JOIN instances i ON i.id = q.instance JOIN cohorts c ON c.id = q.cohort
     CROSS JOIN LATERAL (
-        SELECT coalesce(sum(kept_units), 0)::integer AS units FROM bots
+        SELECT coalesce(sum(kept_units), 0)::integer AS units, array_agg(id) AS bot_ids,
+            array_agg(kept_until) AS untils FROM bots
         WHERE kept_units > 0 AND kept_for = q.instance AND cohort = q.cohort OFFSET 0) k
     WHERE q.usage < q.min_quota AND NOT i.draining
         AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[])))
         AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
-), held AS MATERIALIZED (
+), wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued' AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0))
+), keeping AS MATERIALIZED (
+    SELECT g.*, k.bots FROM (
+        SELECT DISTINCT w.cohort, w.instance, w.platform, w.units
+        FROM wanting w JOIN below b ON b.cohort = w.cohort AND b.instance = w.instance AND b.kept > 0) g
+    CROSS JOIN LATERAL (
+        SELECT jsonb_object_agg(k.id, k.kept_units) AS bots FROM bots k
+        WHERE k.kept_units >= g.units AND k.kept_units > 0 AND k.kept_for = g.instance AND k.cohort = g.cohort
+            AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = g.platform AND o.kind = k.kind OFFSET 0) OFFSET 0) k
 )
 SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
-    clock_timestamp() AS now, b.short, b.kept, CASE WHEN b.kept > 0 THEN (
-        SELECT jsonb_object_agg(k.id, k.kept_units) FROM bots k
-        WHERE k.kept_units >= j.units AND k.kept_units > 0 AND k.kept_for = j.instance AND k.cohort = j.cohort
-            AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = j.platform AND o.kind = k.kind OFFSET 0) OFFSET 0) END AS kept_bots
-FROM held j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
+    clock_timestamp() AS now, b.short, b.bot_ids, b.untils, k.bots AS kept_bots
+FROM wanting j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
+LEFT JOIN keeping k ON k.cohort = j.cohort AND k.instance = j.instance AND k.platform = j.platform
+    AND k.units = j.units
 WHERE b.short > 0 AND j.queued_at <= clock_timestamp() - make_interval(secs => :delay)
 ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
