@@ -1,4 +1,4 @@
-"""Which of the jobs that ask for more than a place may start now, in which order. Pure."""
+"""Decide which constrained jobs may start now and in which order, and merge them with plain jobs. Pure."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
@@ -10,12 +10,12 @@ from assigner.admission.state import AdmissionState
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.pick import ReadyJob
 
-#: Where queues stand before any of their jobs is known: lower is sooner.
+#: The rank of a queue before any of its jobs is known: lower is sooner.
 Rank = tuple[int, float]
 
 
 class Ordering(Protocol):
-    """In which order jobs are asked to start."""
+    """The order in which jobs are asked to start."""
 
     def sequence(
         self,
@@ -24,31 +24,31 @@ class Ordering(Protocol):
         *,
         until: Rank | None = None,
     ) -> Iterator[QueueHead]:
-        """Each of the heads once. Between two of them `book` changes: who starts is counted before the next is asked
-        for. Those of queues that have come to stand behind `until` are left out."""
+        """Yield each head once. The state changes between two of them, because a job that starts is counted before the
+        next one is asked for. Heads of queues whose rank has come to lie behind `until` are left out."""
 
     def ranked(
         self,
         queues: Sequence[ConstrainedQueue],
         admission_state: AdmissionState,
     ) -> Sequence[tuple[Rank, Sequence[ConstrainedQueue]]]:
-        """The queues in the order of their ranks, those together between which only their jobs tell."""
+        """Return the queues by rank; queues whose order depends on their jobs share one entry."""
 
 
 class JobOrder(Protocol):
-    """In which order the jobs of one instance start."""
+    """The order in which the jobs of one instance start."""
 
     def key(self, head: QueueHead, admission_state: AdmissionState) -> tuple[float, ...]:
-        """By which jobs of different instances are compared: lower is sooner."""
+        """Return the key by which jobs of different instances are compared: lower is sooner."""
 
     def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
-        """The jobs of one instance in their order."""
+        """Return the jobs of one instance in their order."""
 
 
 @dataclass(frozen=True)
 class InstanceOrder:
-    """Each time the instance that comes first, and of its jobs the one that comes first in its line. Instances below
-    their minimum quota come first, then whatever job comes first in its line."""
+    """At each step the first job of all instances, compared by the order of jobs. Instances below their minimum quota
+    come first."""
 
     job_order: JobOrder
 
@@ -80,7 +80,7 @@ class InstanceOrder:
         return [((0, 0.0), [*queues])]
 
     def lanes(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> dict[int, list[QueueHead]]:
-        """The jobs of each instance, the next one last."""
+        """Return the jobs of each instance, the next one last."""
         found: dict[int, list[QueueHead]] = defaultdict(list)
         for head in heads:
             found[head.job.instance].append(head)
@@ -90,19 +90,20 @@ class InstanceOrder:
 
 
 def head_below_minimum(head: QueueHead, admission_state: AdmissionState) -> bool:
-    """Whether the job's instance is still below its minimum quota."""
+    """Return whether the job's instance is still below its minimum quota."""
     return queue_below_minimum(head.queue, admission_state)
 
 
 def queue_below_minimum(queue: ConstrainedQueue, admission_state: AdmissionState) -> bool:
-    """Whether the instance of the queue is still below its minimum quota."""
+    """Return whether the instance of the queue is still below its minimum quota."""
     return bool(queue.missing_units) and queue.missing_units > admission_state.given_units(queue).used
 
 
 def merge(plain: Sequence[ReadyJob], heads: Sequence[QueueHead], *, by_age: bool) -> list[ReadyJob | QueueHead]:
-    """The jobs without constraints and the heads that may start, each in their own order: at every step the one that
-    comes first by rank and age, or `by_age` alone, of those that an instance needs to reach its minimum and then of the
-    others.
+    """Merge plain jobs and heads that may start; each kind keeps its own order.
+
+    At each step the first plain job is compared with the first head. A job that its instance needs to reach its minimum
+    comes first, then the lower rank, then the older job; with `by_age` only the age counts.
     """
     found: list[ReadyJob | QueueHead] = []
     given: Counter[tuple[int, int]] = Counter()
@@ -123,8 +124,8 @@ def merge(plain: Sequence[ReadyJob], heads: Sequence[QueueHead], *, by_age: bool
 
 @dataclass(frozen=True)
 class Admission:
-    """`heads`: those that may start, in the order in which they are to be placed; `left`: those that were not asked;
-    `is_dry`: more have to be read before any of these is."""
+    """heads: those that may start, in the order in which they are to be placed. left: those that were not asked.
+    is_exhausted: more heads have to be read before the next one is asked."""
 
     heads: list[QueueHead]
     left: Sequence[QueueHead] = ()
@@ -141,12 +142,12 @@ def admit(
     cut: Collection[QueueId] = (),
     until: Rank | None = None,
 ) -> Admission:
-    """Up to `room` of the heads that go through their gates.
+    """Return up to `free_units` of the heads whose gates are open.
 
-    What each takes is counted in `book`, so that those behind it are judged by what is left. A job that may not start
-    keeps nobody behind it waiting; in `closed` it is counted by the gate that was closed for it. `cut`: the queues that
-    have more than these heads; where the last one of such a queue has been asked, nobody knows who comes next.
-    `until`: where the first of those queues stands of which no heads have been read.
+    What each of them takes is counted in the state, so that the next ones are judged by what is left. A job whose gate
+    is closed keeps no other job waiting; `closed` counts such jobs by gate. cut: the queues that hold more jobs than
+    these heads. Once the last head of such a queue has been asked, the order of the others is not known. until: the
+    rank of the first queue of which no heads have been read.
     """
     admitted: list[QueueHead] = []
     asked: list[QueueHead] = []

@@ -1,4 +1,4 @@
-"""The way of jobs that ask for more than a place: their queues are read, those that may start go through and count."""
+"""Admission of constrained jobs: read their queues, ask the gates, lock the jobs that may start, and charge them."""
 
 import math
 import random
@@ -36,23 +36,24 @@ from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.ready import Scope
 from schema.policy import meters
 
-# The first jobs of queues whose gates are open, locked: first about as many as will start, then more of those queues
-# that turn out to have more to start.
+# Heads are the first jobs of queues whose gates are open. They are read and locked in steps: first about as many as
+# will start, then more of those queues from which most have started.
 
 
-#: Heads that are read, and locked, for each job that may be placed, where any of them may start first; from each queue
-#: `LEAST` are read.
+#: Heads read for each job that may be placed, if the order cannot tell before the gates are asked which ones start.
+#: `LEAST`: the fewest that are read from a queue.
 SPARE, LEAST = 4.0, 8
-#: Where those that are read first also start first, more can be read when they are used up: so many for each job that
-#: is expected to start, and up to a few.
+#: Heads read for each job that is expected to start, if the heads of a queue start in the order in which they are read.
+#: More can be read when they are used up. `FEW`: the most heads that are read in addition.
 EXACT, FEW = 1.2, 3
 
 
 class HeadReader:
-    """`cut`: the ids of those queues that have more than has been read.
+    """Reads the heads of queues in steps, and locks them.
 
-    `usual`: which part of what started each queue had when it was looked at before; one that is not there is expected
-    to have as much as any other.
+    cut: the ids of the queues that hold more jobs than have been read.
+    usual: the share that each queue had in the jobs that started last time. A queue that is missing is expected to have
+    an equal share.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class HeadReader:
         now: datetime,
         usual: Mapping[QueueId, float] = MappingProxyType({}),
     ) -> None:
-        """`room` jobs can start."""
+        """Prepare to read; at most `free_units` jobs can start."""
         self._connection, self._ordering_policy, self._now = connection, arrangement, now
         self._queues, self._bounds = dict[QueueId, ConstrainedQueue](), dict[QueueId, int]()
         self._free_units, self._usual = free_units, usual
@@ -72,8 +73,10 @@ class HeadReader:
         self.cut: set[QueueId] = set()
 
     def first(self, queues: Sequence[ConstrainedQueue], most: Sequence[float] | None = None) -> list[QueueHead]:
-        """Of these queues so many that `room` can be filled, as far as one can tell before any has started. Of each
-        `most` jobs can start at once, where it is given."""
+        """Read the first heads of these queues, probably enough to fill the free units.
+
+        most: for each queue the number of its jobs that can start at once; without it any number.
+        """
         for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
             self._queues[queue.id] = queue
             self._bounds[queue.id] = int(min(self._free_units, LEAST + SPARE * each))
@@ -83,15 +86,17 @@ class HeadReader:
             found = self._next(
                 {queue_id: _with_spare(self._free_units * self._usual.get(queue_id, even)) for queue_id in ids}
             )
-            # Where jobs have deadlines, some of those behind may come before those in front.
+            # A job with a deadline may start before jobs in front of it.
             dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
             return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units * even)))
         return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
     def more(self, left: Sequence[QueueHead], started: Mapping[QueueId, int]) -> list[QueueHead]:
-        """Those that come next in the queues of which not enough are `left`, if it goes on as it has gone so far: so
-        many of each have `started`. Of a queue that is used up at least as many as have been read; none of one of which
-        some were asked and none has started."""
+        """Read the next heads of the queues of which too few are `left`.
+
+        `started`, the number of jobs of each queue that may start, tells how many will be needed. A queue that is used
+        up gets at least as many again as were read. A queue from which many were asked and none may start gets none.
+        """
         unasked = Counter(head.queue.id for head in left)
         admitted = sum(started.values())
         pace = (self._free_units - admitted) / max(1, admitted)
@@ -103,7 +108,7 @@ class HeadReader:
                 continue
             count = _with_spare(has_started * pace) - unasked[place]
             if not unasked[place]:
-                # Where none has started, all those that are asked before it is given up at once.
+                # No job of the queue has started: read at once all heads that are asked before the queue is given up.
                 count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
             if count > 0:
                 wanted[place] = count
@@ -121,7 +126,7 @@ class HeadReader:
             ageing=self._ordering_policy.ageing,
         )
         got = Counter(head.queue.id for head in found)
-        # Where others have let go of rows in front since, some of those behind are the ones that were read before.
+        # Others may have unlocked rows in front since. Then rows behind the offset were read before.
         found = [head for head in found if head.job.id not in self._known]
         self._known.update(head.job.id for head in found)
         for queue_id, limit in zip(ids, limits, strict=True):
@@ -137,12 +142,12 @@ def _with_spare(expected: float) -> int:
 
 log = structlog.get_logger()
 
-#: Heads that are looked at for each job that may be preempted for: some of them wait too short or are too large.
+#: Heads read for each job that may evict others. Some have not waited long enough, or are too large.
 HEADS_PER_PREEMPTION = 5
-#: Instances that are looked at beyond those that there is room for, because what others get moves all of them a little;
-#: and up to how many there are more where the last ones are alike, so that only their jobs tell who comes first.
+#: Instances that are looked at beyond the number of free units, because each start moves all instances a little; and
+#: the most of further instances with the same rank, among which only their jobs tell which one comes first.
 FEW_MORE, MANY_ALIKE = 2, 100
-#: Seconds for which an assigner need not look whether what it has noted of instances is to be noted again.
+#: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
 
 
@@ -150,9 +155,9 @@ DEMAND_RECHECK = DEMAND_INTERVAL / 2
 class AdmissionResult:
     """Jobs that may start, locked, in their order.
 
-    `closed_queues`, `closed_jobs`: how many a gate has kept waiting, by its name; `empty`: why there are no jobs at
-    all, if no gate has; `returns`: when the first of them may start; `free_units`: those of the pool, None if they are
-    enough for a whole batch.
+    closed_queues, closed_jobs: the numbers that each gate keeps waiting, by its name. empty: why there are no jobs, if
+    no gate is the reason. returns: when the first waiting job may start. free_units: those of the pool; None if they
+    are enough for a whole batch.
     """
 
     heads: Sequence[QueueHead] = ()
@@ -164,7 +169,11 @@ class AdmissionResult:
 
 
 class AdmissionController:
-    """What one assigner goes by, and what it keeps between two looks: how far it has come, and whom it lets wait."""
+    """Admits constrained jobs for one assigner.
+
+    Between two cycles it remembers the queue at which the last walk ended, the pauses that backpressure advises, and
+    which demand it has recorded.
+    """
 
     def __init__(self, rules: Rules, *, name: str, fleet: Fleet, chance: random.Random, now: Monotonic) -> None:
         self._name, self._fleet, self._chance, self._now = name, fleet, chance, now
@@ -178,12 +187,14 @@ class AdmissionController:
         self.reconfigure(rules)
 
     def reconfigure(self, rules: Rules) -> None:
-        """Go by other rules from the next look on."""
+        """Use other rules from the next cycle on."""
         self._rules, self._ordering_policy = rules, rules.ordering.policy()
 
     def pick(self, connection: Connection, scope: Scope, *, batch: int, pace: float) -> AdmissionResult:
-        """Lock up to `batch` jobs that go through their gates and for which a free bot is there. `pace`: seconds within
-        which no job's failed check is counted twice."""
+        """Lock up to `batch` jobs whose gates are open and for which a bot has room.
+
+        pace: seconds within which no job's failed check is counted twice.
+        """
         self._noting, self._started_graph_jobs = {}, []
         found = constrained.queues(connection, scope, batch=batch, after=self._after)
         self._after = found.last
@@ -224,8 +235,10 @@ class AdmissionController:
         return AdmissionResult(admitted, closed_queues, closed, empty, self._returns(queues, admission_state), room)
 
     def _record_demand(self, connection: Connection, queues: Sequence[ConstrainedQueue]) -> Sequence[ConstrainedQueue]:
-        """Note, now and then, who asks for something; leaves out those of whom somebody else notes that they have come
-        back."""
+        """Record the demand of instances, at most every `DEMAND_RECHECK` seconds.
+
+        Returns the queues without those of instances that another assigner is recording as returned.
+        """
         asking, now = admission_rules.instance_ids([queue for queue in queues if queue.managed]), self._now()
         if all(self._noted.get(each, 0.0) > now for each in asking):
             return queues
@@ -236,11 +249,14 @@ class AdmissionController:
     def _queue_batches(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
     ) -> Iterator[tuple[list[ConstrainedQueue], Rank | None]]:
-        """The queues that no gate closes, in lots, and where the first one behind each lot stands. The first lot is of
-        hardly more instances than there is room for: as each job that starts puts its instance behind others, no more
-        can be the first, unless gates are closed for their jobs alone or they have few."""
+        """Yield the open queues in lots, each with the rank of the first queue behind the lot.
+
+        The first lot holds hardly more instances than there are free units. Each job that starts puts its instance
+        behind others, so that no further instance can come first, unless gates are closed for single jobs or an
+        instance has few jobs.
+        """
         lot, known, last, enough = list[ConstrainedQueue](), 0, None, free_units + free_units // 8 + FEW_MORE
-        # Among many that are alike chance tells who is looked at.
+        # If many instances have the same rank, chance decides which are looked at.
         for rank, group in self._ordering_policy.ordering.ranked(
             self._chance.sample(queues, len(queues)), admission_state
         ):
@@ -287,9 +303,11 @@ class AdmissionController:
         return admitted
 
     def pick_below_minimum(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[QueueHead]:
-        """Lock up to `most` jobs that go through their gates and have been queued for `delay` seconds, of instances
-        below their minimum quota, whether a free bot is there or not. Jobs that take of a bot's resources, or that a
-        checker has to be asked about, are not among them."""
+        """Lock up to `most` jobs of instances below their minimum quota whose gates are open.
+
+        They have been queued for at least `delay` seconds. A bot need not have room for them. Jobs that take resources
+        of bots, and jobs about which a checker would have to be asked, are left out.
+        """
         found = constrained.queues(connection, scope, batch=most, after=constrained.FIRST_QUEUE)
         queues = [queue for queue in found.below_minimum if not resources.need_of(queue)]
         if self._rules.checkers.checks_limits:
@@ -314,7 +332,7 @@ class AdmissionController:
         return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
 
     def _started(self, connection: Connection, started: Sequence[QueueHead]) -> None:
-        """Take the tokens of these jobs, keep the caps of their graphs, and begin to wait where that is advised."""
+        """Take the tokens of these jobs, enforce the caps of their graphs, and begin the pauses that are advised."""
         times = Counter(head.queue.id for head in started)
         queues = {head.queue.id: head.queue for head in started}
         wanted = Counter[str]()
@@ -329,11 +347,14 @@ class AdmissionController:
             self._until[used] = self._now() + self._delays[used]
 
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
-        """What each of the jobs takes of counters, by its id, but for what bots have declared."""
+        """Return the amounts that each job takes of counters, by its id, without resources of bots."""
         return {head.job.id: gates.job_charges(head, self._state) for head in admitted.heads}
 
     def charge(self, connection: Connection, admitted: AdmissionResult, taken: Sequence[tuple[int, Amounts]]) -> None:
-        """Count what the leases of these jobs have taken. A limit that was reached meanwhile undoes the transaction."""
+        """Charge the counters with what the leases of these jobs have taken.
+
+        If a limit was reached meanwhile, the transaction is undone.
+        """
         counters.take(connection, [amounts for _, amounts in taken], may_overshoot=not self._rules.fair.budget_reserve)
         ids = {job_id for job_id, _ in taken}
         started = [head for head in admitted.heads if head.job.id in ids]
@@ -343,7 +364,7 @@ class AdmissionController:
         ]
 
     def after_commit(self) -> None:
-        """What was noted and charged last has been committed."""
+        """Take over what belongs to the last transaction, which has been committed."""
         if self._noting:
             self._noted, self._noting = self._noting, {}
         for head in self._started_graph_jobs:
@@ -357,7 +378,7 @@ class AdmissionController:
         self._started_graph_jobs = []
 
     def _advised(self, queues: Iterable[ConstrainedQueue], admission_state: AdmissionState) -> None:
-        """What is advised, and for how long this assigner still waits: the first time before anything starts."""
+        """Set the advice and the pauses that are left, which begin before the first start."""
         try:
             allowed, delay = self._rules.checkers.pressure.can_start()
         except FAILURES as error:
@@ -385,7 +406,7 @@ class AdmissionController:
         free_units: int,
         pace: float,
     ) -> None:
-        """Ask the checker once for each resource; count for the first jobs of a queue that it could not tell."""
+        """Ask the checker once for each resource. If it fails, count that for the first jobs of the queue."""
         settings = self._rules.checkers
         failed: dict[str, str] = {}
         for used in sorted({each for queue in queues if (each := rates.resource_of(queue.constraints)) is not None}):
@@ -414,7 +435,7 @@ class AdmissionController:
             log.error("leasehold.rate_limiter_error_exhausted", job=job, skips=most)
 
     def _returns(self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> ReleaseTime | None:
-        """When the first of the queues that wait for nothing else may start a job again."""
+        """Return when time alone opens the first queue that waits for nothing else."""
         if not admission_state.rates and not admission_state.waits:
             return None
         closed = [(queue, gates.closing_gate(queue, admission_state)) for queue in queues]
@@ -423,7 +444,7 @@ class AdmissionController:
 
 
 def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> list[ConstrainedQueue]:
-    """Those that no gate closes as a whole."""
+    """Return the queues that no gate closes as a whole."""
     return [queue for queue in queues if queue_admission(queue, admission_state).shut is None]
 
 

@@ -1,8 +1,8 @@
-"""Who comes first when instances share the pool: the one that has had least of what is its due. Pure.
+"""The deficit order: the instance that has received least compared with its share comes first. Pure.
 
-A cycle reads once what has been used, and admission (`assigner.admission.admit`) asks here after each job that it
-admits; what that job is estimated at is charged to the working copy at once, so that one instance does not take every
-bot because it was behind when the cycle began.
+A cycle reads the usage once. Admission (`assigner.admission.admit`) asks for the next job after each job that it
+admits. The estimate of an admitted job is charged to the working copy at once. So an instance that was behind when the
+cycle began does not take every bot.
 """
 
 import heapq
@@ -19,8 +19,8 @@ from schema.picking.constrained import ConstrainedQueue, QueueHead
 
 
 class DeficitOrder(InstanceOrder):
-    """Instances below their minimum quota first; then those that have not had their minimum of jobs; then the one with
-    the lowest deficit. One of weight 0 gets what those of positive weight leave."""
+    """Instances below their minimum quota come first, then those below their guaranteed number of jobs, then the one
+    with the lowest deficit. Instances of weight 0 get what the others leave."""
 
     def sequence(
         self, heads: Sequence[QueueHead], admission_state: AdmissionState, *, until: Rank | None = None
@@ -44,7 +44,7 @@ class DeficitOrder(InstanceOrder):
             yield first.heads.pop()
             before, behind = first.used, first.behind
             first.refresh()
-            # What starts changes nothing for the others but the sum.
+            # A start changes only the sum for the other instances.
             all_used += first.used - before
             if first.heads and first.behind == behind:
                 front.refresh()
@@ -75,7 +75,7 @@ class DeficitOrder(InstanceOrder):
 
 
 class InstanceLane:
-    """The jobs of one instance that wait, the next one last, and by what it is compared with the others."""
+    """The waiting jobs of one instance, the next one last, and the numbers by which instances are compared."""
 
     __slots__ = ("_cost", "_key", "_may_gain", "_state", "behind", "heads", "share", "target", "used", "weight")
 
@@ -94,7 +94,7 @@ class InstanceLane:
         self.refresh()
 
     def refresh(self) -> None:
-        """What the working copy says by now."""
+        """Take the current numbers from the working copy."""
         self.used = self._cost.used + self.share.lift
         if self._may_gain and self.heads:
             had = _has_had_minimum(self.share, self.weight, self._state)
@@ -103,13 +103,16 @@ class InstanceLane:
             self._may_gain = not had or any(head.queue.missing_units for head in self.heads)
 
     def __lt__(self, other: "InstanceLane") -> bool:
-        """Whether its next job comes before the other's, where nothing else tells."""
+        """Return whether its next job comes before the other's; this decides among equal instances."""
         return self._key(self.heads[-1]) < self._key(other.heads[-1])
 
 
 class DeficitHeap:
-    """The lanes that are furthest behind. Of those with equal targets the one that has used least is in front, whatever
-    all have used; only those in front are compared for each job that starts, in lists of numbers."""
+    """A heap that gives the instance with the lowest deficit.
+
+    Of instances with equal weights the one that has used least comes first, whatever the others have used. So only the
+    first instance of each weight is compared for each job that starts.
+    """
 
     def __init__(self, lanes: Sequence[InstanceLane]) -> None:
         behind = min(lane.behind for lane in lanes)
@@ -125,7 +128,7 @@ class DeficitHeap:
         self._nth = 0
 
     def first(self, scale: float) -> InstanceLane:
-        """The one with the lowest deficit, then by its next job; usage counts `scale` times."""
+        """Return the lane with the lowest deficit; among equals its next job decides. Usage counts `scale` times."""
         deficits = [used * scale - target for used, target in zip(self._used, self._targets, strict=True)]
         least = min(deficits)
         self._nth = deficits.index(least)
@@ -135,13 +138,13 @@ class DeficitHeap:
         return self._heaps[self._nth][0][1]
 
     def refresh(self) -> None:
-        """What the one that came first last has used by now."""
+        """Take the current usage of the lane that came first."""
         heap = self._heaps[self._nth]
         heapq.heapreplace(heap, (heap[0][1].used, heap[0][1]))
         self._used[self._nth] = heap[0][0]
 
     def drop(self) -> bool:
-        """Leave out the one that came first last; true if it was the last one."""
+        """Remove the lane that came first; returns true if it was the only one."""
         heap = self._heaps[self._nth]
         heapq.heappop(heap)
         if heap:
@@ -153,8 +156,8 @@ class DeficitHeap:
 
 @dataclass(frozen=True)
 class WeightedUsage:
-    """What the instances with jobs waiting have used and weigh, by id, and the sums of which these are parts. What all
-    have used counts as at least 1, so that nothing is divided by zero before anything was used."""
+    """Usage and weights of the instances with waiting jobs, by id, and their sums. The sum of usage is at least 1, so
+    that nothing is divided by zero."""
 
     used: dict[int, float]
     weights: dict[int, float]
@@ -162,12 +165,12 @@ class WeightedUsage:
     all_weights: float
 
     def target(self, instance: int) -> float:
-        """Its part of everything that is used."""
+        """Return the instance's share of all usage by its weight."""
         return self.weights[instance] / self.all_weights
 
 
 def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsage:
-    """With what the working copy says by now. Where all weights are zero they are equal."""
+    """Read usage and weights from the working copy. If all weights are zero, they count as equal."""
     used = {instance: _used(share, admission_state) for instance, share in shares.of.items()}
     all_used = sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used)
     weights = {instance: share.weight for instance, share in shares.of.items()}
@@ -180,7 +183,7 @@ def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsag
 
 
 def fairness_index(shares: Shares, admission_state: AdmissionState) -> float | None:
-    """How evenly the instances that have jobs waiting have been served for their weights; None if nobody is to be."""
+    """Return how evenly the instances with waiting jobs have been served for their weights; None without any."""
     return jain_index(_used(share, admission_state) / share.weight for share in shares.of.values() if share.weight > 0)
 
 
@@ -190,7 +193,7 @@ def _used(share: Share, admission_state: AdmissionState) -> float:
 
 
 def _has_had_minimum(share: Share, weight: float, admission_state: AdmissionState) -> bool:
-    """Whether it has had its minimum of jobs, if one is due to it; what runs is looked up only where it decides."""
+    """Return whether the instance has had its guaranteed number of jobs; running jobs are looked up only if needed."""
     guarantee = 0 if admission_state.shares is None else admission_state.shares.guarantee
     return (
         not weight or share.completed >= guarantee or share.completed + admission_state.of(share.jobs).used >= guarantee
@@ -198,5 +201,5 @@ def _has_had_minimum(share: Share, weight: float, admission_state: AdmissionStat
 
 
 def _behind(*, is_owed: bool, weight: float, had: bool) -> int:
-    """Lower comes sooner: of these the first that differs decides."""
+    """Return the sort key of the instance; lower comes sooner."""
     return 4 * (not is_owed) + 2 * (not weight) + had

@@ -22,7 +22,7 @@ from schema.validation import load_zone
 
 @dataclass(frozen=True)
 class ReleaseTime:
-    """Seconds until something that waits may start, and those by which one may be late without a loss."""
+    """When something that waits may start. due: seconds until then. slack: seconds of delay that cost nothing."""
 
     due: float
     slack: float
@@ -137,7 +137,7 @@ class BudgetGate(Gate):
 
 
 class LocksGate(Gate):
-    """Named locks of an instance; each is held by so many jobs at once as it has slots, by one if nobody says."""
+    """Named locks of an instance. A lock is held by one job at a time, or by as many as it has slots."""
 
     name = "locks"
     requirement = "the locks that it names are free"
@@ -154,7 +154,7 @@ class LocksGate(Gate):
 
 
 class SlotsGate(Gate):
-    """Places in which an instance's jobs work, one for each; an instance for which nobody says has any number."""
+    """Slots of an instance, one for each running job. Without a setting their number is not limited."""
 
     name = "slots"
     requirement = "its instance has a slot free"
@@ -180,7 +180,7 @@ def class_counters(queue: ConstrainedQueue) -> list[str]:
 
 
 class ClassLimitGate(Gate):
-    """Live leases of a class; what is not left to it stays free for more urgent work."""
+    """Live leases of a class. Its limit keeps the rest of the pool free for other classes."""
 
     name = "class limit"
     requirement = "fewer jobs of its class run than may run at once"
@@ -202,7 +202,7 @@ class ClassLimitGate(Gate):
 
 
 class WindowsGate(Gate):
-    """A window is open that takes the job's class, and the meter that it goes by has not come too far."""
+    """A window for the job's class is open, and its meter is below the threshold."""
 
     name = "window"
     requirement = "a window is open in which jobs of its class may start"
@@ -213,7 +213,7 @@ class WindowsGate(Gate):
 
 
 class PreferredHoursGate(Gate):
-    """It is one of the hours of the day at which the job wants to start."""
+    """The hours of the day at which the job prefers to start."""
 
     name = "preferred hours"
     requirement = "it is one of the hours that it prefers"
@@ -222,7 +222,7 @@ class PreferredHoursGate(Gate):
         try:
             preferred = _preferred_hours(queue)
         except ValueError as error:
-            # Only who submits in SQL can say so.
+            # Only a submit in SQL can store such a zone.
             return f"the zone of the hours that it prefers cannot be used: {error}"
         if preferred is None or preferred.open_at(state.now):
             return None
@@ -232,7 +232,7 @@ class PreferredHoursGate(Gate):
 
 
 def waits_for_windows(queue: ConstrainedQueue) -> bool:
-    """Whether its jobs wait for windows, if there are any."""
+    """Return whether the jobs of the queue wait for windows, if there are any."""
     return "job_class" in queue.constraints
 
 
@@ -244,7 +244,7 @@ def _preferred_hours(queue: ConstrainedQueue) -> PreferredHours | None:
 
 
 class GraphShareGate(Gate):
-    """The cap of a graph: jobs that it runs at once, whatever its score."""
+    """The most jobs that a graph runs at once, whatever its score."""
 
     name = "graph share"
     requirement = "its graph runs less than it may have of the pool"
@@ -262,7 +262,7 @@ class GraphShareGate(Gate):
 
 
 class ResourcesGate(Gate):
-    """A bot with room has enough left of everything that the job takes. What it takes of it is known with the bot."""
+    """Resources of bots. What a job takes of them is charged once its bot is known."""
 
     name = "resources"
     requirement = "a bot has enough left of the resources that it takes"
@@ -275,7 +275,7 @@ class ResourcesGate(Gate):
 
 
 class RateGate(Gate):
-    """Tokens of the class and of the model that a job uses. They are taken when it starts, and do not come back."""
+    """Tokens of the resource class and of the model that a job uses. They are taken at its start and not given back."""
 
     name = "rate"
     requirement = "the rates of what it uses leave a token"
@@ -305,7 +305,7 @@ class RateGate(Gate):
 
 
 class BackpressureGate(Gate):
-    """Advice of operators, and of a checker. It is best effort: what runs goes on."""
+    """Advice of operators and of a checker to start less. Running jobs go on."""
 
     name = "backpressure"
     requirement = "nobody advises to hold it back"
@@ -326,7 +326,7 @@ class BackpressureGate(Gate):
         return state.waits.get(queue.constraints.get("resource_class") or rate_rows.ALL_CLASSES, 0.0)
 
 
-#: Every gate on what jobs ask for, in the order in which they are asked.
+#: Every gate, in the order in which the gates are asked.
 GATES: tuple[Gate, ...] = (
     WindowsGate(),
     PreferredHoursGate(),
@@ -344,11 +344,11 @@ GATES: tuple[Gate, ...] = (
 
 
 class QueueAdmission:
-    """What has to be looked at for each job of a queue, found once for all of them.
+    """What each job of a queue is judged by, found once for all of them.
 
-    shut: the gate that closed the queue as a whole when nothing had been taken yet. units: those that its instance has
-    been given since. counters: those that a job takes of, with the amount, None for what it is estimated at. buckets:
-    those that it takes a token of, where they exist.
+    shut: the gate that closed the queue as a whole before any job started. units: units that its instance has been
+    given since. counters: the counters that a job takes of, each with the amount; None stands for the job's estimate.
+    buckets: names of the rates of which it takes a token.
     """
 
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
@@ -360,7 +360,7 @@ class QueueAdmission:
         self.buckets = rate_rows.bucket_names(queue.constraints)
         self.counters = [(state.counter(name), amount) for name, amount in self._charges.items()]
         self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
-        # What closes a gate beside the limits of counters is so from the beginning, or has to be asked each time.
+        # Without rates, a graph share and a closed gate, only the limits of counters can close a gate for one job.
         self._is_asked = (
             any(name in state.rates for name in self.buckets)
             or (state.graph_share is not None and graph_of(queue.constraints) is not None)
@@ -369,7 +369,7 @@ class QueueAdmission:
         self._amounts: dict[float, Mapping[str, float]] = {}
 
     def closed(self, head: QueueHead) -> tuple[Gate, str] | None:
-        """The first gate that is closed for the job, and why."""
+        """Return the first gate that is closed for the job, and why; None if all are open."""
         if not self._is_asked:
             for counter, amount in self._limited:
                 if not counter.leaves(head.estimate if amount is None else amount):
@@ -384,11 +384,11 @@ class QueueAdmission:
 
     @property
     def left(self) -> Iterator[float]:
-        """What each of the counters of whole jobs still leaves."""
+        """Yield what is left of each limited counter that counts jobs."""
         return ((counter.most or 0.0) - counter.used for counter, amount in self._limited if amount is not None)
 
     def take(self, head: QueueHead) -> None:
-        """The job starts: count what it takes."""
+        """Count what the job takes, because it starts."""
         self.units.used += head.job.units
         for counter, amount in self.counters:
             counter.used += head.estimate if amount is None else amount
@@ -397,7 +397,7 @@ class QueueAdmission:
                 self._state.rates[name] = self._state.rates[name].minus(1)
 
     def amounts(self, estimate: float) -> Mapping[str, float]:
-        """What a job of that estimate takes of counters while it runs; the same object for each of them."""
+        """Return what a job with this estimate takes of counters; the same object for equal estimates."""
         found = self._amounts.get(estimate)
         if found is None:
             taken = {name: estimate if amount is None else amount for name, amount in self._charges.items()}
@@ -406,22 +406,22 @@ class QueueAdmission:
 
 
 def job_charges(head: QueueHead, state: AdmissionState) -> Mapping[str, float]:
-    """What the job takes of counters while it runs."""
+    """Return what the job takes of counters while it runs."""
     return queue_admission(head.queue, state).amounts(head.estimate)
 
 
 def first_closed_gate(head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:
-    """The first gate that is closed for the job, and why."""
+    """Return the first gate that is closed for the job, and why; None if all are open."""
     return queue_admission(head.queue, state).closed(head)
 
 
 def closing_gate(queue: ConstrainedQueue, state: AdmissionState) -> Gate | None:
-    """The first gate that closes the queue as a whole."""
+    """Return the first gate that closes the queue as a whole."""
     return next((gate for gate in GATES if gate.closed_for_queue(queue, state) is not None), None)
 
 
 def max_starts(queue: ConstrainedQueue, state: AdmissionState) -> float:
-    """Jobs of the queue that may start at once, as far as tokens, caps and counters of whole jobs tell."""
+    """Return how many jobs of the queue may start at once, by tokens, caps and counters of jobs."""
     left = [*queue_admission(queue, state).left]
     left += [state.rates[name].tokens for name in rate_rows.bucket_names(queue.constraints) if name in state.rates]
     graph = graph_of(queue.constraints)
@@ -431,7 +431,7 @@ def max_starts(queue: ConstrainedQueue, state: AdmissionState) -> float:
 
 
 def queue_admission(queue: ConstrainedQueue, state: AdmissionState) -> QueueAdmission:
-    """What is looked at for each job of the queue, found once."""
+    """Return what each job of the queue is judged by. It is found once for each queue and state."""
     found: QueueAdmission | None = state.queue_admissions.get(queue)
     if found is None:
         found = state.queue_admissions[queue] = QueueAdmission(queue, state)
@@ -439,5 +439,5 @@ def queue_admission(queue: ConstrainedQueue, state: AdmissionState) -> QueueAdmi
 
 
 def queue_counters(queue: ConstrainedQueue) -> set[str]:
-    """The names of the counters that jobs of the queue take of."""
+    """Return the names of the counters that jobs of the queue take of."""
     return {name for gate in GATES for name in gate.charges(queue)}

@@ -1,5 +1,4 @@
-"""In which order jobs that ask for more than a place start, as configured: the job within its instance, and the
-instance. A new kind is a new entry of KINDS."""
+"""The configured orders in which constrained jobs start: of instances, and of the jobs of one instance."""
 
 import heapq
 from collections import defaultdict
@@ -22,9 +21,9 @@ from schema.validation import PRIORITY_MIN, escaped
 # The order of the jobs of one instance: by effective priority and age, or by a score. Pure.
 
 
-#: What a job without a prediction is expected to run, seconds, where the shortest comes first: longer than all others.
+#: The run time of a job without a prediction, seconds, if the shortest come first: longer than all others.
 UNKNOWN = float("inf")
-#: Most points that a priority counts in a score, and the wait in seconds that counts as much as any longer one.
+#: The most points that count in a score, and the wait in seconds from which on a longer one counts no more.
 MOST_POINTS, MOST_WAIT = 150.0, 86400.0
 
 #: By rank, then by age: what `ByRank.key` comes to where nothing else counts, at a third of the cost.
@@ -32,28 +31,28 @@ AS_QUEUED = attrgetter("rank", "queued_at", "job.id")
 
 
 def waited_seconds(head: QueueHead, admission_state: AdmissionState) -> float:
-    """Seconds for which it has been queued."""
+    """Return the seconds for which the job has been queued."""
     return max(0.0, (admission_state.now - head.queued_at).total_seconds())
 
 
 def effective_priority(head: QueueHead, admission_state: AdmissionState, ageing: Ageing | None) -> float:
-    """Its priority at this moment, lower = sooner: its rank less what it has gained by waiting."""
+    """Return the priority of the job now, lower = sooner: its rank less what it has gained by waiting."""
     return head.rank - (ageing.gain(waited_seconds(head, admission_state)) if ageing else 0.0)
 
 
 @dataclass(frozen=True)
 class RankOrder:
-    """The lowest effective priority first, then the oldest; where jobs with a deadline stand among others of the same
-    rank, the earliest deadline comes first in the first of their places, so that the others keep theirs.
+    """The lowest effective priority first, then the oldest.
 
-    `shortest_first`: within one effective priority the shortest come first, and then the oldest.
+    Jobs with a deadline swap places among themselves within one rank, the earliest deadline first, so that the other
+    jobs keep their places. shortest_first: within one effective priority the shortest come first, then the oldest.
     """
 
     ageing: Ageing | None = None
     shortest_first: bool = False
 
     def key(self, head: QueueHead, admission_state: AdmissionState) -> tuple[float, ...]:
-        """Lower is sooner."""
+        """Return the sort key of the job; lower is sooner."""
         seconds = admission_state.expected(head) if self.shortest_first else 0.0
         return (
             effective_priority(head, admission_state, self.ageing),
@@ -63,7 +62,7 @@ class RankOrder:
         )
 
     def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
-        """The heads in their order."""
+        """Return the heads in their order."""
         is_plain = self.ageing is None and not self.shortest_first
         found = sorted(heads, key=AS_QUEUED if is_plain else partial(self.key, admission_state=admission_state))
         places: dict[float, list[int]] = {}
@@ -79,8 +78,8 @@ class RankOrder:
 
 @dataclass(frozen=True)
 class Weights:
-    """What each term of a score counts. `raw`: points are not brought down to 0..1; `count_age_once`: what ageing gives
-    is left out while the wait has a weight."""
+    """The weights of the terms of a score. raw: points are not scaled to 0..1. count_age_once: points gained by ageing
+    do not count if the wait has a weight."""
 
     priority: float = 0.4
     wait: float = 0.3
@@ -115,7 +114,7 @@ class ScoreOrder:
     weights: Weights = Weights()
 
     def key(self, head: QueueHead, admission_state: AdmissionState) -> tuple[float, ...]:
-        """Lower is sooner."""
+        """Return the sort key of the job; lower is sooner."""
         if head.rank < PRIORITY_MIN:
             return (-1.0, head.rank, head.queued_at.timestamp(), head.job.id)
         wait = waited_seconds(head, admission_state)
@@ -130,7 +129,7 @@ class ScoreOrder:
         return (0.0, -found, head.queued_at.timestamp(), head.job.id)
 
     def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
-        """The heads in their order."""
+        """Return the heads in their order."""
         return sorted(heads, key=lambda head: self.key(head, admission_state))
 
 
@@ -143,8 +142,8 @@ Score = tuple[bool, float, tuple[float, float, int]]
 class GraphOrder:
     """Instances below their minimum quota first, then the lowest score, then rank and age.
 
-    Every job that starts adds to the penalty of its graph, so that scores are those of the moment at each pick. They
-    never fall while jobs start: only the one in front has to be looked at again, not all that wait.
+    Every job that starts adds to the penalty of its graph. Scores never fall while jobs start, so that only the first
+    job has to be compared again.
     """
 
     def sequence(
@@ -179,12 +178,12 @@ class GraphOrder:
         queues: Sequence[ConstrainedQueue],
         admission_state: AdmissionState,  # noqa: ARG002
     ) -> list[tuple[Rank, list[ConstrainedQueue]]]:
-        """All at once: which graph comes first depends on its jobs."""
+        """Return all queues in one entry, because the order of graphs depends on their jobs."""
         return [((0, 0.0), [*queues])]
 
 
 def graph_score(head: QueueHead, admission_state: AdmissionState) -> Score:
-    """Lower starts sooner."""
+    """Return the sort key of the job; lower is sooner."""
     graph, share = graph_share.graph_of(head.queue.constraints), admission_state.graph_share
     penalty = 0.0 if graph is None or share is None else share.penalty(admission_state.running_jobs(graph))
     return (
@@ -195,12 +194,12 @@ def graph_score(head: QueueHead, admission_state: AdmissionState) -> Score:
 
 
 def rank_and_age(head: QueueHead) -> tuple[float, float, int]:
-    """Lower is sooner: rank, then age."""
+    """Return the rank and the age as a sort key; lower is sooner."""
     return head.rank, head.queued_at.timestamp(), head.job.id
 
 
 class OrderingSettings(BaseModel):
-    """The order of jobs that ask for more than a place.
+    """The order of constrained jobs.
 
     kind: `rank` takes the lowest effective priority, then the oldest; `score` takes the highest sum of the weights;
         `graph` goes by the score of their graph, lower first, so that graphs share the pool:
@@ -249,18 +248,18 @@ class OrderingSettings(BaseModel):
 
     @property
     def ageing(self) -> Ageing | None:
-        """How waiting makes jobs more urgent, None if it does not."""
+        """Return how waiting makes jobs more urgent; None if it does not."""
         return Ageing(self.ageing_rate, self.ageing_cap) if self.ageing_rate and self.ageing_cap else None
 
     def policy(self) -> "OrderingPolicy":
-        """The order that `kind` names."""
+        """Return the order that `kind` names."""
         return KINDS[self.kind](self)
 
 
 @dataclass(frozen=True)
 class OrderingPolicy:
-    """The order of instances and of the jobs of each, and how waiting makes these more urgent. `exact`: jobs of one
-    queue start in the order in which they are read."""
+    """The order of instances and of their jobs, and the ageing of jobs. exact: jobs of one queue start in the order in
+    which they are read."""
 
     ordering: Ordering
     ageing: Ageing | None = None
@@ -295,5 +294,5 @@ KINDS: dict[str, Callable[[OrderingSettings], OrderingPolicy]] = {
     "graph": _graph_policy,
 }
 
-#: The order of a configuration that says nothing of it.
+#: The order of an empty configuration.
 BY_RANK = OrderingSettings()

@@ -1,4 +1,4 @@
-"""What the configuration says of jobs that ask for more than a place, and the book that they are judged by."""
+"""The configured rules for constrained jobs, and the read of the state by which their gates are judged."""
 
 import random
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from schema.policy.time_windows import WindowSchedule
 
 @dataclass(frozen=True)
 class Rules:
-    """What the configuration says of jobs that ask for more than a place."""
+    """The configured rules for constrained jobs."""
 
     ordering: OrderingSettings = field(default_factory=OrderingSettings)
     checkers: CheckerSettings = field(default_factory=CheckerSettings)
     fair: FairShareSettings = field(default_factory=FairShareSettings)
 
 
-#: Those of a configuration that says nothing of them.
+#: The rules of an empty configuration.
 RULES = Rules()
 
 
@@ -44,7 +44,7 @@ def read_admission_state(
     rules: Rules,
     pressed: bool = True,
 ) -> AdmissionState:
-    """All that the gates of these queues are judged by; `pressed`: there may be advice to hold back."""
+    """Read the state by which the gates of these queues are judged. `pressed`: there may be advice of backpressure."""
     names = sorted({name for queue in queues for name in gates.queue_counters(queue)})
     buckets = sorted({name for queue in queues for name in rates.bucket_names(queue.constraints)})
     classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
@@ -70,5 +70,5 @@ def read_admission_state(
 
 
 def instance_ids(queues: Sequence[ConstrainedQueue]) -> list[int]:
-    """Those whose queues these are, by id."""
+    """Return the ids of the instances of these queues."""
     return sorted({queue.instance for queue in queues})

@@ -20,11 +20,12 @@ POOL_JOBS, POOL_COST = "pool:jobs", "pool:cost"
 class AdmissionState:
     """A working copy of what is counted, at one moment of the database's time.
 
-    `units`: those that each (cohort, instance) has been given since, of those that its quota leaves; `shares`: None
-    where no instance is managed; `reserve`: an estimate has to fit into what is left of a budget; `rates`: buckets by
-    name; `refused`: what checkers say of resources; `advice` and `waits`: see `Backpressure`; `portion`: of each graph;
-    `scores`: by which jobs have started; `seconds`: how long jobs of a class are expected to run; `openings`: windows
-    and what their meters say; `lacking`: what no bot has left, by the places of queues; `tabs`: what `tab` has found.
+    units: units that each (cohort, instance) has been given since, with those that its quota leaves as the limit.
+    shares: shares of instances; None if no instance is managed. reserve: an estimate has to fit into what is left of a
+    budget. rates: buckets by name. refused: resources that a checker refuses, with the reason. advice, waits: advice of
+    backpressure, and seconds that are left of its pauses, by resource class. graph_share: what each graph may have.
+    scores: the score with which each job started. seconds: expected run time of jobs of each class. openings: windows
+    and their meters. lacking: the resource that no bot has left, by queue. queue_admissions: see `queue_admission`.
     """
 
     now: datetime
@@ -44,34 +45,34 @@ class AdmissionState:
     queue_admissions: dict[ConstrainedQueue, Any] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:
-        """The counter of that name; one that does not exist is a lock, of which there is one, or has no limit."""
+        """Return the counter of that name. One that does not exist has no limit, or the limit 1 if it is a lock."""
         return self.counters.get(name) or Counter(0.0, 1.0 if name.startswith("lock:") else None)
 
     def counter(self, name: str) -> Counter:
-        """The same, to count in it."""
+        """Return the same counter, to count in it."""
         found = self.counters.get(name)
         if found is None:
             found = self.counters[name] = self.of(name)
         return found
 
     def given_units(self, queue: ConstrainedQueue) -> Counter:
-        """The units that the queue's instance has been given in its cohort since, to count in."""
+        """Return the units that the queue's instance has been given in its cohort, to count in them."""
         return self.units.setdefault((queue.cohort, queue.instance), Counter(0.0, queue.headroom))
 
     def expected(self, head: QueueHead) -> float | None:
-        """Seconds for which the job is expected to run, None if nobody knows."""
+        """Return the seconds for which the job is expected to run; None if that is unknown."""
         return self.seconds.get(head.queue.constraints.get("job_class", "")) if head.seconds is None else head.seconds
 
     def efficiency(self, head: QueueHead) -> float:
-        """1 / (1 + the unit hours that it is expected to take), 1 if nobody knows: how little of the pool it takes."""
+        """Return 1 / (1 + the unit hours that the job is expected to take), or 1 if these are unknown."""
         seconds = self.expected(head)
         return 1.0 if seconds is None else 1.0 / (1.0 + head.job.units * seconds / 3600.0)
 
     def window(self, head: QueueHead) -> float:
-        """How well this hour suits it, 0 to 1: what the windows of its class have left."""
+        """Return how much the windows of its class have left, 0 to 1."""
         job_class = head.queue.constraints.get("job_class")
         return 1.0 if job_class is None else self.openings.spare(job_class, self.now)
 
     def running_jobs(self, graph: str) -> float:
-        """Jobs that the graph runs, with those that start now."""
+        """Return the number of jobs that the graph runs, including those that start now."""
         return self.of(graph_counter(graph)).used

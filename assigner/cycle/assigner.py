@@ -1,4 +1,4 @@
-"""One assigner: pick, snapshot, choose, commit, over and over."""
+"""One assigner: in each cycle it picks jobs, reads candidate bots, chooses, and grants."""
 
 import random
 from collections import Counter
@@ -34,8 +34,6 @@ from schema.postgres import advisory
 from schema.postgres.engine import Database
 from schema.timing import Timing
 
-# What becomes of a cycle.
-
 
 @dataclass
 class CycleResult:
@@ -62,13 +60,13 @@ class CycleResult:
     taken: list[tuple[int, Amounts]] = field(default_factory=list)
 
 
-#: Picks in one cycle while each of them only found queues that are to rest: what lies behind those must not wait for
-#: the next cycle, before which as many of them may have rested enough.
+#: The most picks in one cycle. A pick is repeated if it only found queues that have to rest now. Jobs behind these must
+#: not wait for the next cycle, because as many queues may have rested enough by then.
 MAX_PICKS = 6
 #: The fleet is divided into at least this many parts. A large batch goes to one of them, because fewer bots then have
 #: to be written.
 PARTS = 8
-#: Seconds, more or less, after which an assigner that has got no slot asks for one again.
+#: Seconds, half of them more or less, after which an assigner without a slot asks for one again.
 RETRY_SECONDS = 0.5
 
 NO_BOT = "no healthy bot offers what it requires"
@@ -78,14 +76,13 @@ NO_ROOM = "no bot that offers what it requires has enough free units"
 class PriorityAgeAssigner:
     """Places queued jobs by priority and age, up to the quotas of their instances.
 
-    Jobs that instances below their minimum need to reach it come first (BuildGrid): what they get here need not be
-    taken from others by evictions.
+    Jobs that an instance needs to reach its minimum come first (BuildGrid), so that fewer evictions are needed.
 
-    Any number may run in any number of processes. One with a `cohort` serves the bots and jobs of that cohort alone;
-    cohorts share no bots and no queues, so such assigners do not meet.
+    Any number of assigners may run in any number of processes. An assigner with a `cohort` serves the bots and jobs of
+    that cohort alone. Cohorts share neither bots nor queues, so that such assigners do not compete.
 
-    Each holds one connection at a time and no state but its pace and a cache of the fleet, so that killing it at any
-    moment loses nothing.
+    An assigner holds one connection at a time. Its only state is its pace and caches, so that a kill at any moment
+    loses nothing.
     """
 
     def __init__(
@@ -121,7 +118,7 @@ class PriorityAgeAssigner:
         self._admission.reconfigure(rules)
 
     def run_once(self) -> float:
-        """One cycle; returns the seconds to sleep before the next one."""
+        """Run one cycle; returns the seconds to sleep before the next one."""
         began = self._now()
         cycle = self._conflict_backoff.run(self._database, self._cycle, undone=self._forget) or CycleResult(lost=1)
         if cycle.deferred:
@@ -150,7 +147,7 @@ class PriorityAgeAssigner:
         return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
 
     def _forget(self) -> None:
-        """Nothing is known of the front; a transaction that has not happened may have seen writes of its own there."""
+        """Forget the place in the front, because an undone transaction may have seen its own writes there."""
         self._head_cursor, self._unserved_throttle = HeadCursor(self._now), Throttle(self._now)
 
     def _cycle(self, connection: Connection) -> CycleResult:
@@ -162,7 +159,7 @@ class PriorityAgeAssigner:
             return cycle
         has_plain, has_constrained, is_below = pending.plain, pending.constrained, pending.constrained_below_minimum
         if pending.backoff_elapsed:
-            # Among those that are ready again may be some of an instance below its minimum: the search for them tells.
+            # Jobs that are ready again may be of an instance below its minimum. The search for such jobs finds out.
             is_back = promote(connection, settings.batch).constrained > 0
             has_plain, has_constrained, is_below = True, has_constrained or is_back, is_below or is_back
         scope = self._scope(connection)
@@ -205,8 +202,10 @@ class PriorityAgeAssigner:
             cycle.holds_quotas = True
 
     def _take_slot(self, connection: Connection, cycle: CycleResult) -> bool:
-        """Take a slot if the batch is large, and with it a part of the fleet. False: others have all slots. They place
-        the same jobs, so that nothing waits for this assigner."""
+        """Take a slot and a part of the fleet, if the batch is large. False if other assigners hold all slots.
+
+        These place the same jobs, so that no job waits for this assigner.
+        """
         if self._batch.grown:
             slots = concurrent_batches(self._settings.at_once)
             slot = advisory.try_take_slot(connection, slots, chance=self._chance, among=self._served)
@@ -214,13 +213,13 @@ class PriorityAgeAssigner:
         return not cycle.deferred
 
     def _part_of(self, slot: int, slots: int) -> Part:
-        """A part of the fleet that belongs to the slot, where nobody places who has another slot."""
+        """Return a part of the fleet that belongs to the slot. Holders of other slots do not place there."""
         of_each = ceil(PARTS / slots)
         return Part(slot + slots * self._chance.randrange(of_each), slots * of_each)
 
     @property
     def _served(self) -> str:
-        """Which jobs it places, in the words of all that are told to place the same ones; nothing if it is all."""
+        """A name for the set of jobs that it places, the same for all assigners with this set; empty for all jobs."""
         return " ".join([*map(str, self._cohorts or ()), *sorted(self._settings.instances or ())])
 
     def _scope(self, connection: Connection) -> Scope:
@@ -231,7 +230,7 @@ class PriorityAgeAssigner:
     def _pick_and_place(
         self, connection: Connection, scope: Scope, cycle: CycleResult, *, plain: bool, constrained: bool
     ) -> None:
-        """Pick and place until something was placed, or no further queue was found that is to rest."""
+        """Pick and place until something is placed, or until a pick finds no further queue that has to rest."""
         settings = self._settings
         batch = self._batch.size(settings.batch)
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
@@ -262,8 +261,8 @@ class PriorityAgeAssigner:
         *,
         by_age: bool,
     ) -> None:
-        """Place jobs without constraints and with constraints that may start; together no more than there are free
-        units, the first ones."""
+        """Place plain jobs and constrained jobs that may start, in one order, and no more jobs than there are free
+        units."""
         if not heads or cycle.admitted is None:
             self._place(connection, jobs, cycle)
             return
@@ -283,8 +282,8 @@ class PriorityAgeAssigner:
             self._place(connection, others, cycle)
 
     def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
-        """First what bots keep for instances of these jobs, then sampling rounds, then any healthy bot once, and only
-        then backoff."""
+        """Place on kept units first, then by samples, then once on any healthy bot. Queues of which no job could be
+        placed rest."""
         strategy = self._settings.strategy
         sampling = strategy.sampling
         if cycle.kept_units:
@@ -326,8 +325,10 @@ class PriorityAgeAssigner:
         round_number: int,
         needy: Sequence[QueueHead] = (),
     ) -> list[ReadyJob]:
-        """Grant what the choice wants; returns the jobs that are still without a bot. `needy`: those of the jobs that
-        take of the resources of bots."""
+        """Grant what the strategy chooses; returns the jobs that are still without a bot.
+
+        needy: those of the jobs that take resources of bots.
+        """
         strategy = self._settings.strategy
         how = {"strategy": strategy.kind, "round": round_number}
         placements = chosen = seen.chosen_by(strategy.strategy, strategy, how=how)

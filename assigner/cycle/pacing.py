@@ -1,4 +1,4 @@
-"""How many jobs an assigner takes at a time, how long it sleeps between cycles, and its caution after a conflict."""
+"""The size of an assigner's batches, its pauses between cycles, and its caution after a conflict."""
 
 import os
 import random
@@ -14,12 +14,12 @@ from schema.clock import Monotonic
 from schema.postgres import advisory
 from schema.postgres.engine import Database, is_conflict
 
-#: An assigner that keeps failing to match sleeps at most so many times its usual pause.
+#: The longest pause of an assigner that keeps failing to match, as a multiple of its usual pause.
 SLOWEST = 2.0
 
 
 class Pauses(Protocol):
-    """The settings that decide; see `AssignerSettings`."""
+    """The settings of the pauses; see `AssignerSettings`."""
 
     @property
     def interval(self) -> float:
@@ -37,18 +37,20 @@ class Pauses(Protocol):
 class CyclePacer:
     """interval + random x jitter, times busy_sleep_factor after work, half an interval after a failed match.
 
-    A failed match is no work: the sleep doubles while nothing matches, so that a queue that nobody can serve is not
-    scanned at full speed. Losing every race to other assigners is busy. Nobody sleeps for longer than until a rate
-    or a delay that keeps jobs waiting allows the next one, and a random bit, so that assigners do not all come for the
-    same token.
+    A failed match is no work. The pause doubles while nothing matches, so that a queue that no bot can serve is not
+    scanned at full speed. A cycle that loses all its races to other assigners counts as work. An assigner sleeps no
+    longer than until a rate or an advised pause allows the next job, and a random time more, so that assigners do not
+    all come for the same token.
     """
 
     def __init__(self, chance: random.Random) -> None:
         self._chance, self._failures = chance, 0
 
     def pause(self, settings: Pauses, *, busy: bool, failed: bool, returns: ReleaseTime | None) -> float:
-        """Seconds to sleep after a cycle that was `busy`, or `failed` to match; `returns`: when the first of
-        what waits may start."""
+        """Return the seconds to sleep after a cycle that was `busy`, or `failed` to match.
+
+        returns: when the first waiting job may start, if time alone decides that.
+        """
         pause = settings.interval + self._chance.random() * settings.jitter
         if busy:
             self._failures = 0
@@ -63,37 +65,37 @@ class CyclePacer:
         return pause
 
 
-# How many jobs an assigner places together: few on a quiet pool, for latency, many under backlog, for throughput; and
-# how many assigners place many at the same time.
+# The size of batches: small on a quiet pool, for latency, and large under backlog, for throughput. And the number of
+# assigners that place large batches at the same time.
 
 
-#: The least that a cycle looks for: a few milliseconds' work, which no job behind it feels.
+#: The smallest batch. It takes a few milliseconds, so that the jobs behind it hardly wait longer.
 LEAST = 100
-#: A cycle that took less than so many seconds may take twice as many jobs, one that took more than `SLOW` half as many.
+#: After a cycle of less than `QUICK` seconds the batch may double; after one of more than `SLOW` seconds it is halved.
 QUICK, SLOW = 0.25, 0.75
 
-#: Assigners at least that may place many at the same time: while one of them waits for the server, another one works.
+#: At least so many assigners may place large batches at the same time: while one waits for the server, another works.
 MIN_CONCURRENT_BATCHES = 2
 
 
 class Batch:
-    """Doubles while cycles are quick and full, halves when they are slow or mostly empty; never above the limit that
-    is configured. A burst into a quiet pool thus sees its first leases after a few milliseconds."""
+    """The size of the next batch. It doubles while cycles are quick and full, and halves when they are slow or mostly
+    empty. A burst into a quiet pool thus receives its first leases after a few milliseconds."""
 
     def __init__(self) -> None:
         self._size = LEAST
 
     def size(self, limit: int) -> int:
-        """How many jobs the next cycle may take."""
+        """Return how many jobs the next cycle may take; at most the configured limit."""
         return min(self._size, limit)
 
     @property
     def grown(self) -> bool:
-        """Whether there has been much to place lately."""
+        """Return whether there has been much to place lately."""
         return self._size > LEAST
 
     def learn(self, *, placed: int, seconds: float, limit: int) -> None:
-        """A cycle placed so many jobs, and took so long."""
+        """Learn from a cycle that placed so many jobs in so many seconds."""
         size = self.size(limit)
         if seconds > SLOW or placed <= size // 4:
             self._size = max(LEAST, size // 2)
@@ -102,14 +104,13 @@ class Batch:
 
 
 def concurrent_batches(configured: int | None) -> int:
-    """How many assigners may place many at the same time: as configured, or as many as this host has cores."""
+    """Return how many assigners may place large batches at the same time: as configured, or one for each core."""
     return configured or max(MIN_CONCURRENT_BATCHES, os.cpu_count() or 0)
 
 
-# Caution after a conflict near a limit. Assigners plan on what they have read, and near a limit several of them plan
-# for the same rest of it. One of them gets it, so that the pool goes on; the others are undone. Each of these is
-# careful for a while: it places constrained jobs only where nobody else that is careful does so at the same time, and
-# otherwise leaves them to that one.
+# Caution after a conflict near a limit. Several assigners may plan with the same rest of a limit. One of them gets it,
+# and the transactions of the others are undone. These assigners are careful for a while: only one careful assigner at a
+# time places constrained jobs, and the others leave such jobs to it.
 
 
 T = TypeVar("T")

@@ -1,5 +1,4 @@
-"""Jobs that take of a bot's resources, or go to one bot together: the bots that they fit on, and what is left there
-while others are placed."""
+"""Placement of jobs that take resources of bots, and of batches that go to one bot together."""
 
 import math
 import random
@@ -22,14 +21,14 @@ from schema.validation import KINDS, MAX_UNITS, Kind
 
 #: The most bots with room whose resources are checked for one group of alike jobs.
 MAX_BOTS_READ = 256
-#: Choices that are made one after another, each on what the one before it has left.
+#: The most choices made one after another, each on what the one before it has left.
 ROUNDS = 20
 
 Need = Mapping[Kind, int]
 
 
 class RemainingResources:
-    """A working copy of what bots have left: units, and of what they have declared of resources."""
+    """A working copy of the units and the declared resources that bots have left."""
 
     def __init__(self, bots: Iterable[FreeBot], amounts: Mapping[str, float]) -> None:
         self._free_units_of = {bot.id: bot.free_units for bot in bots}
@@ -40,7 +39,7 @@ class RemainingResources:
         return bot._replace(free_units=self._free_units_of[bot.id])
 
     def times(self, bot_id: int, units: int, need: Need) -> int:
-        """How many jobs that take so much it has left enough for."""
+        """Return how many jobs of this size fit on the bot."""
         of_resources = (
             int(self._amounts[name] // amount)
             for kind, amount in need.items()
@@ -49,7 +48,7 @@ class RemainingResources:
         return min(self._free_units_of[bot_id] // units, *of_resources, MAX_UNITS)
 
     def take(self, bot_id: int, units: int, need: Need) -> None:
-        """A job that takes so much is to start there."""
+        """Take the units and resources of one job off the bot."""
         self._free_units_of[bot_id] -= units
         for kind, amount in need.items():
             name = resource_counter(bot_id, kind)
@@ -59,16 +58,18 @@ class RemainingResources:
 
 @dataclass(frozen=True)
 class ResourceSnapshot(Snapshot):
-    """A snapshot of jobs that take of resources, or of which some are to go to one bot. `needs`: what each takes;
-    `batched`: those that go together with others of their group; `amounts`: what is left of the counters of bots, as
-    far as there are any."""
+    """A snapshot of jobs that take resources or belong to a batch.
+
+    needs: what each job takes. batched: jobs that go to one bot together with others of their group. amounts: what is
+    left of the declared resources, by the name of the counter.
+    """
 
     needs: Mapping[int, Need] = field(default_factory=dict)
     batched: frozenset[int] = frozenset()
     amounts: Mapping[str, float] = field(default_factory=dict)
 
     def chosen_by(self, strategy: Strategy, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
-        """What the strategy wants, as far as it fits; what does not is offered the bots on which it still does."""
+        """Return the placements of the strategy that fit. A job that does not fit is offered the bots that are left."""
         remaining = RemainingResources((bot for bots in self.candidates for bot in bots), self.amounts)
         units = {job.id: job.units for job in self.jobs}
         placements = {each.job_id: each for each in self._together(strategy, policy, remaining, how=how)}
@@ -88,8 +89,8 @@ class ResourceSnapshot(Snapshot):
     def _together(
         self, strategy: Strategy, policy: Policy, remaining: RemainingResources, *, how: Mapping[str, object]
     ) -> list[Placement]:
-        """As many jobs of one batch as fit on one bot go there, chosen as if they were one job, and so do those that
-        are left, for as long as they are enough for a batch."""
+        """Place batches: as many jobs of one batch key as fit on one bot go there, chosen as if they were one job. This
+        is repeated while enough jobs for a batch are left."""
         placements: list[Placement] = []
         for group, bots in zip(self.groups, self.candidates, strict=True):
             jobs = list(group.jobs) if group.jobs[0].id in self.batched else []
@@ -132,7 +133,7 @@ class ResourceSnapshot(Snapshot):
 
 
 def split_by_resources(heads: Iterable[QueueHead]) -> tuple[list[QueueHead], list[ReadyJob]]:
-    """Those of the jobs that take of resources or belong to a batch, and the others."""
+    """Split the heads into jobs that take resources or belong to a batch, and the others."""
     needy: list[QueueHead] = []
     others: list[ReadyJob] = []
     asking: dict[QueueId, bool] = {}
@@ -148,7 +149,7 @@ def split_by_resources(heads: Iterable[QueueHead]) -> tuple[list[QueueHead], lis
 
 
 def need_of(queue: ConstrainedQueue) -> Need:
-    """What each job of the queue takes, by kind."""
+    """Return what each job of the queue takes of resources, by kind."""
     wanted = queue.constraints.get("resources") or {}
     return {kind: wanted[kind] for kind in KINDS if kind in wanted}
 
@@ -161,7 +162,7 @@ def read_resource_snapshot(
     *,
     chance: random.Random,
 ) -> ResourceSnapshot:
-    """Bots on which each of the jobs fits by itself, read without locks, and what is left there."""
+    """Read, without locks, bots on which each of the jobs fits by itself, and what is left there."""
     alike: dict[tuple[object, ...], list[QueueHead]] = defaultdict(list)
     for head in heads:
         alike[head.queue.id, head.job.units].append(head)
@@ -191,7 +192,7 @@ def read_resource_snapshot(
 def resource_charges(
     connection: Connection, heads: Sequence[QueueHead], placements: Sequence[Placement]
 ) -> dict[int, Mapping[str, float]]:
-    """What the placed jobs take of the resources that their bots have declared, by job. The caller holds these bots."""
+    """Return what the placed jobs take of declared resources, by job. The caller has locked the bots."""
     queues = {head.queue.id: head.queue for head in heads}
     of_queues = {place: need for place, queue in queues.items() if (need := need_of(queue))}
     if not of_queues:

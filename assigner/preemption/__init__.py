@@ -1,4 +1,4 @@
 """Which leases are stopped so that an instance below its minimum gets its units.
 
-It imports `assigner.placement`, `assigner.config` and `schema`. Read first: plan.py (the pure choice) and reclaim.py.
+It imports `schema`. Read first: plan.py (the pure choice) and reclaim.py.
 """

@@ -1,7 +1,6 @@
-"""Which running jobs to stop so that an instance gets its minimum: a pure function of what was read.
+"""Choose which running jobs to stop so that an instance gets its minimum: a pure function of what was read.
 
-Nothing is evicted for nothing: a plan names a bot on which the job is sure to start once its victims have stopped, and
-on which it would not start if any of them went on.
+A plan names a bot on which the job fits once its victims have stopped, and would not fit if any of them went on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +49,7 @@ ANY = "any"
 
 @dataclass(frozen=True)
 class Eviction:
-    """Victims on one bot, and the numbers that justify them, which both jobs keep as a receipt."""
+    """Victims on one bot, and the receipt: the numbers that justify them, stored with both jobs."""
 
     preemptor: StarvedJob
     bot: OccupiedBot
@@ -62,11 +61,11 @@ class Eviction:
 def plan(
     starved: StarvedJob, bots: Sequence[OccupiedBot], settings: QuotaSettings, *, now: datetime
 ) -> Eviction | None:
-    """The eviction that lets the job start and costs least, or None if none would, or if it could start without one.
+    """Return the cheapest eviction that lets the job start. None if there is none, or if the job fits without one.
 
-    On each bot victims are taken in the order least urgent first, then most recently queued (BuildGrid), until the
-    job fits beside what stays; of the bots the one with the fewest victims wins, then the one whose most urgent victim
-    is the least urgent and most recently queued. A victim's instance keeps its own minimum.
+    On each bot, victims are taken least urgent first, then most recently queued (BuildGrid), until the job fits beside
+    the jobs that stay. The bot with the fewest victims wins, then the one whose most urgent victim is least urgent and
+    most recently queued. A victim's instance keeps its own minimum.
     """
     if any(bot.free_units >= starved.units for bot in bots):
         return None
@@ -86,8 +85,11 @@ def plan(
 
 
 def evictable(starved: StarvedJob, occupant: Occupant, settings: QuotaSettings, *, now: datetime) -> bool:
-    """Whether the rules let the job at all be stopped for this one: another instance's, running, not shielded, and,
-    unless the cohort reclaims minimums from any, less urgent."""
+    """Return whether the rules allow stopping the occupant for this job.
+
+    It is of another instance, it is running, and neither its evictions nor its run time protect it. It is less urgent,
+    unless the cohort reclaims minimums from any job.
+    """
     return (
         occupant.instance != starved.instance
         and occupant.running
@@ -98,8 +100,8 @@ def evictable(starved: StarvedJob, occupant: Occupant, settings: QuotaSettings, 
 
 
 def _enough(starved: StarvedJob, bot: OccupiedBot, settings: QuotaSettings, now: datetime) -> tuple[Occupant, ...]:
-    """The first victims in order with which the job fits on the bot, without those that are not needed beside the later
-    ones; none if it fits with no number."""
+    """Return the first victims, in order, with which the job fits on the bot, without those that later ones make
+    unnecessary; none if the job does not fit with any number of victims."""
     missing = starved.units - bot.free_units
     if starved.units > bot.capacity:
         return ()
@@ -119,7 +121,7 @@ def _enough(starved: StarvedJob, bot: OccupiedBot, settings: QuotaSettings, now:
 
 
 def _needed(taken: Sequence[Occupant], *, too_many: int) -> tuple[Occupant, ...]:
-    """Those that remain when `too_many` units need not go; the most urgent are let off first."""
+    """Return the victims that remain if `too_many` units need not be freed; the most urgent are spared first."""
     needed: list[Occupant] = []
     for occupant in reversed(taken):
         if occupant.units <= too_many:

@@ -1,4 +1,4 @@
-"""Preemption in a cycle: find who is below the minimum and waits, plan, and ask bots to stop."""
+"""Preemption in a cycle: find waiting jobs of instances below their minimum, plan, and ask bots to stop jobs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from schema.picking.preemption import StarvedJob
 from schema.picking.ready import Scope
 from schema.timing import KILL_GRACE
 
-#: Jobs of instances below their minimum that one cycle reclaims for.
+#: The most jobs of instances below their minimum for which one cycle evicts.
 BATCH = 20
 
 
@@ -29,10 +29,10 @@ def reclaim(
     again: bool,
     used: Counter[int],
 ) -> int:
-    """Evict for jobs whose match has failed for `preemption_delay` seconds; returns the victims that were asked.
+    """Evict for jobs that have waited for `preemption_delay` seconds; returns the number of victims that were asked.
 
-    A job for which a free bot is there is left to the next pick. `again`: this transaction has granted leases. `used`:
-    units of each bot that keeps some which are for jobs that have been looked at before; those of these jobs are added.
+    A job for which some bot has room is left to the next pick. again: this transaction has granted leases. used: kept
+    units of each bot that cover jobs which were looked at before. The units that cover these jobs are added to it.
     """
     waiting, now = preemption.starved_jobs(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
     return _reclaim_for(connection, waiting, now, settings, sync, actor, again=again, used=used)
@@ -48,7 +48,7 @@ def reclaim_admitted(
     actor: str,
     used: Counter[int],
 ) -> int:
-    """As `reclaim`, for jobs that have gone through their gates, whose rows are locked."""
+    """Evict as `reclaim` does, for constrained jobs whose gates are open and whose rows are locked."""
     waiting, now = preemption.starved_among(connection, scope, job_ids, delay=settings.preemption_delay, sync=sync)
     return _reclaim_for(connection, waiting, now, settings, sync, actor, again=False, used=used)
 
@@ -64,11 +64,11 @@ def _reclaim_for(
     again: bool,
     used: Counter[int],
 ) -> int:
-    """Evict for these jobs, most urgent first, but for those that have what is kept for their instance already."""
+    """Evict for these jobs, most urgent first. Jobs that are covered by kept units of their instance are left out."""
     freed: Counter[tuple[int, int]] = Counter()
     evicted, patience = 0, sync + KILL_GRACE + settings.reservation
     wanting = Counter(bot_id for job in waiting for bot_id in job.kept_bots)
-    # Jobs come most urgent first: where none could be evicted for one, none can for the next that is like it.
+    # Jobs come most urgent first. If nothing can be evicted for one job, nothing can for the next one that is alike.
     hopeless: set[CandidateRequest] = set()
     for job in waiting:
         assert now is not None
@@ -102,14 +102,17 @@ def _reclaim_for(
         if has_evicted:
             freed[of] += job.units
             evicted += len(eviction.victims)
-        # Also one that came to nothing keeps the quotas that it has locked.
+        # An eviction that came to nothing has locked quotas, too.
         again = True
     return evicted
 
 
 def _covering(job: StarvedJob, used: Counter[int], wanting: Counter[int]) -> int | None:
-    """The bot that keeps units for the job: the one with the fewest left that are enough, and of those the one that the
-    fewest of the waiting jobs could use. None if there is none."""
+    """Return the bot whose kept units cover the job; None if there is none.
+
+    It is the bot with the fewest units left that are enough, and of equal bots the one that the fewest of the waiting
+    jobs could use.
+    """
     left = {bot_id: units - used[bot_id] for bot_id, units in job.kept_bots.items()}
     fitting = [bot_id for bot_id, units in left.items() if units >= job.units]
     return min(fitting, key=lambda bot_id: (left[bot_id], wanting[bot_id], bot_id), default=None)

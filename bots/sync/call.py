@@ -1,4 +1,5 @@
-"""Calls while they are settled: who may be let in, and what is known of each."""
+"""Calls while they are settled: the checks of session and sequence number, and the comparison of reports with
+leases."""
 
 import base64
 import binascii
@@ -20,16 +21,16 @@ from schema.postgres.fragments import newest_leases
 from schema.states import BotStatus, LeaseState
 from schema.tables.fleet import NOT_OVER
 
-# What a bot's report means for the leases it holds: pure, so that every case can be seen in one place.
+# The meaning of a bot's report for its leases: a pure function, so that every case is in one place.
 
 
-#: Verdicts after which proactive fetching replaces the job: the bot has done work.
+#: Verdicts after which proactive fetching replaces the job, because the bot has done work.
 COMPLETED = frozenset({Verdict.SUCCEEDED, Verdict.FAILED, Verdict.ERROR})
 
 
 @dataclass
 class ReportOutcome:
-    """The consequences of one sync: leases that began, leases that ended, and output."""
+    """The consequences of one report: leases that have begun, leases that have ended, and output."""
 
     started: list[Start] = field(default_factory=list)
     endings: list[AttemptEnd] = field(default_factory=list)
@@ -45,12 +46,11 @@ def compare(
     actor: str,
     leaves: bool = False,
 ) -> ReportOutcome:
-    """Compare the live leases of a bot with its report. Reports of other fences are not the bot's any more and
-    mean nothing; the answer will not list them, and the bot stops them.
+    """Compare the live leases of a bot with its report. Raises BadInput for a report that contradicts itself.
 
-    A held lease that is not reported: pending ones are on their way; cancelling ones have been stopped; active ones
-    the bot has lost, unless it `leaves`, which gives everything back. Raises BadInput for a report that contradicts
-    itself.
+    Reports of other fences are ignored. The answer will not list these leases, and the bot stops them. If a live lease
+    is not reported, it depends on its state: a pending one is on its way to the bot, a cancelling one has been stopped,
+    and an active one is lost. A bot that `leaves` gives all of them back.
     """
     said = {(report.job, report.fence): report for report in reported}
     account = ReportOutcome()
@@ -77,7 +77,7 @@ def compare(
 
 
 def decode_output(bot_id: int, epoch: int, job: str, fence: int, chunks: Sequence[Chunk]) -> list[Written]:
-    """Decode chunks of output. Raises BadInput where they are not base64."""
+    """Decode chunks of output. Raises BadInput for a chunk that is not base64."""
     try:
         return [
             Written(bot_id, epoch, job, fence, chunk.start, base64.b64decode(chunk.data, validate=True))
@@ -96,7 +96,7 @@ def _details(outcome: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NewCall:
-    """A call that came when the monotonic clock showed `began`."""
+    """A new call. `began`: the monotonic time at which it came."""
 
     sync: Sync
     began: float
@@ -104,8 +104,8 @@ class NewCall:
 
 @dataclass(frozen=True)
 class HeldCall:
-    """A sync without news: the answer may be held back for as long as the bot would wait, if its session is kept alive
-    meanwhile, or until a wake-up for the bot arrives."""
+    """A call without news. Its answer may be held back until a wake-up for the bot arrives, or for as long as the bot
+    is willing to wait; the session has to be renewed meanwhile."""
 
     bot: str
     bot_id: int
@@ -116,19 +116,20 @@ class HeldCall:
 
 Call = NewCall | HeldCall
 
-#: Of so many calls that may fetch, one leaves the bot's room to jobs at gates while some wait.
+#: One of so many calls that may fetch leaves the bot's room to constrained jobs, while such jobs wait.
 YIELDING = 4
-#: 2^32 over the golden ratio, by which multiples of it are spread most evenly (Knuth, TAOCP 3, 6.4).
+#: 2^32 divided by the golden ratio; its multiples are spread most evenly (Knuth, TAOCP 3, 6.4).
 GOLDEN = 2654435769
 
 
 @dataclass
 class SyncCall:
-    """One call that is being settled, the `nth` of them, by a bot whose row is locked.
+    """One call of a batch that is being settled; its bot's row is locked.
 
-    `held`: live leases before it, `due`: after it; `ended`: what became of jobs that it has ended; `before`: seconds
-    that had surely passed since the call was sent when the rest of the session was measured. `repeated`: a call of
-    this number has been settled, so its report has been applied.
+    nth: the number of the call in the batch. repeated: a call with this sequence number has been settled before, so
+    that its report has been applied. held, due: the bot's live leases before and after the call. ended: the attempts
+    that the call has ended. before: seconds that have surely passed between the sending of the call and the moment at
+    which the rest of the session was measured. remaining: the rest of the session at that moment, seconds.
     """
 
     nth: int
@@ -148,43 +149,45 @@ class SyncCall:
 
     @property
     def sync(self) -> Sync | None:
-        """The bot's report, None if it has been applied before."""
+        """Return the bot's report; None if it has been applied before."""
         return self.call.sync if isinstance(self.call, NewCall) and not self.repeated else None
 
     @property
     def seq(self) -> int:
-        """The number of the call in its session."""
+        """Return the sequence number of the call in its session."""
         return _seq(self.call)
 
     @property
     def actor(self) -> str:
-        """The bot, as events name it."""
+        """Return the name of the bot in events."""
         return f"bot:{self.bot.name}"
 
     @property
     def leaves(self) -> bool:
-        """Whether the bot closes its session."""
+        """Return whether the bot closes its session."""
         return self.sync is not None and self.sync.status == BotStatus.GONE.value
 
     @property
     def status(self) -> str:
-        """How the bot is, by its own word; one that leaves is there until its session is closed."""
+        """Return the status that the bot reports. A bot that leaves keeps its status until its session is closed."""
         return str(self.bot.status if self.sync is None or self.leaves else self.sync.status)
 
     @property
     def constrained_first(self) -> bool:
-        """Whether jobs wait at gates and this is one of those calls that leave the bot's room to them: assigners alone
-        can give it to them. Spread evenly over the calls, whichever of them end something."""
+        """Return whether this call leaves the bot's room to constrained jobs, which only assigners place.
+
+        While such jobs wait, one of `YIELDING` calls does. They are spread evenly over all calls.
+        """
         return bool(self.bot.gated) and (self.bot.id + self.seq) * GOLDEN % 2**32 < 2**32 // YIELDING
 
     @property
     def healthy(self) -> bool:
-        """Whether the bot may be given work. A bot that is being closed is not let in."""
+        """Return whether the bot may be given work. A call of a closing bot is refused before."""
         return self.status == BotStatus.OK and not self.bot.draining
 
     def size(self) -> None:
-        """Take the capacity that the bot says it has. One that says less than it uses keeps what it uses until that
-        has ended."""
+        """Take over the capacity that the bot reports, but not less than what it uses. It keeps no more units for an
+        instance than it has."""
         said = None if self.sync is None else self.sync.capacity
         capacity = self.bot_capacity
         capacity.capacity = max(capacity.capacity if said is None else said, capacity.in_use)
@@ -196,17 +199,17 @@ def _seq(call: Call) -> int:
 
 
 def bot_name(call: Call) -> str:
-    """The bot whose call it is."""
+    """Return the name of the bot whose call it is."""
     return call.sync.bot if isinstance(call, NewCall) else call.bot
 
 
 def ends_something(call: Call) -> bool:
-    """Whether the bot says that something is over, and so may want more."""
+    """Return whether the bot reports the end of a job, and so may want another one."""
     return isinstance(call, NewCall) and any(report.state == "completed" for report in call.sync.leases)
 
 
 def check_call(nth: int, call: Call, bot: Row[Any] | None) -> SyncCall:
-    """The visit of a bot whose session is open and whose call is not older than what was answered. Raises Conflict."""
+    """Check the session of a call and its sequence number. Raises Conflict."""
     if isinstance(call, NewCall):
         bot = check_session(bot, epoch=call.sync.epoch, secret=call.sync.secret)
         late = call.sync.seq < bot.sync_seq
@@ -219,7 +222,7 @@ def check_call(nth: int, call: Call, bot: Row[Any] | None) -> SyncCall:
 
 
 def check_session(bot: Row[Any] | None, *, epoch: int, secret: str) -> Row[Any]:
-    """The bot, if this is its open session. Raises Conflict."""
+    """Return the bot if this is its open session. Raises Conflict."""
     bot = _check_epoch(bot, epoch=epoch)
     if not hmac.compare_digest(bot.session, digest(secret)):
         raise Conflict("session_over", "this session is over: open a new one")
@@ -235,7 +238,7 @@ def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> Row[Any]:
 
 
 def lease_message(row: Row[Any]) -> Work:
-    """A lease as its bot is told of it."""
+    """Return the lease as a message to its bot."""
     return Work(
         job=str(row.public_id),
         fence=row.fence,
@@ -248,11 +251,11 @@ def lease_message(row: Row[Any]) -> Work:
     )
 
 
-# The live leases of bots whose calls are settled: what they held before, what they are due after.
+# Reads of the live leases of bots whose calls are settled, before and after the call.
 
 
-# A bot's live leases are as many as its row says: those that are known, looked up by their keys, and for the rest the
-# latest ones. So neither short jobs nor long ones make anybody look through what has ended between them.
+# The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
+# ones. So entries of leases that have ended are never read.
 _LEASE = "bot_id, job_id, fence, instance, state, delivered_at, stop_reason"
 _LATEST = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but="coalesce(c.jobs, '{}')")
 _FOUND = f"""counted AS MATERIALIZED (
@@ -264,7 +267,7 @@ _FOUND = f"""counted AS MATERIALIZED (
     LEFT JOIN counted c ON c.bot_id = b.id
     CROSS JOIN LATERAL {_LATEST} l
 )"""
-# Before the call: known is what the bot says that it still has, as far as that is true.
+# Before the call: leases that the bot reports are known, if they are live.
 HELD_LEASES = text(f"""
 WITH known AS MATERIALIZED (
     SELECT DISTINCT ON (l.job_id) l.*
@@ -276,7 +279,8 @@ WITH known AS MATERIALIZED (
 ), {_FOUND}
 SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state FROM found l JOIN jobs j ON j.id = l.job_id ORDER BY l.job_id
 """)
-# After it: known is what was held and has not ended. The payload travels until the bot has said that it has the lease.
+# After the call: leases that were held and have not ended are known. The payload is sent until the bot reports the
+# lease.
 DUE_LEASES = text(f"""
 WITH known AS MATERIALIZED (
     SELECT l.*
@@ -296,13 +300,12 @@ Known = Iterable[tuple[object, int]]
 
 
 def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
-    """Give each visit the live leases that its bot has when its call begins, in the order of their jobs. The bots' rows
-    are locked."""
+    """Read the live leases of each bot before its call, in the order of their jobs. The bots' rows are locked."""
     _gather(connection, HELD_LEASES, sync_calls, _reported, lambda sync_call: sync_call.held)
 
 
 def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
-    """Give each visit the live leases that its bot has when all else is settled, likewise."""
+    """Read the live leases of each bot after everything else of its call is settled."""
     _gather(connection, DUE_LEASES, sync_calls, _left, lambda sync_call: sync_call.due)
 
 

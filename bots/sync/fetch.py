@@ -1,4 +1,4 @@
-"""Proactive fetching: bots that have just finished something are given more in the same call."""
+"""Proactive fetching: bots that have just finished jobs are given others in the same call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,17 +49,17 @@ class FetchSettings(BaseModel):
     retry_cap: float = Field(default=60.0, ge=0, le=86400)
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse what no single field can show to be wrong."""
+        """Check fields against each other."""
         if self.retry_cap < self.retry_base:
             raise ValueError("retry_cap must not be less than retry_base")
 
     @property
     def pace(self) -> RetryPace:
-        """How long retries wait."""
+        """Return the backoff of retries."""
         return RetryPace(base=self.retry_base, cap=self.retry_cap)
 
     def limit(self, *, completed: int, free_units: int) -> int:
-        """How many jobs may be fetched, given how many this sync completed and the free units."""
+        """Return how many jobs may be fetched after a call that completed so many, with so many free units."""
         if not self.enabled:
             return 0
         return free_units if self.to_capacity else min(completed, free_units)
@@ -67,7 +67,7 @@ class FetchSettings(BaseModel):
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """A free bot that has just completed so many jobs."""
+    """A bot with free units, and the number of jobs that it has just completed."""
 
     bot: FetchingBot
     completed: int
@@ -75,7 +75,7 @@ class FetchRequest:
 
 @dataclass
 class FetchAllowance:
-    """What a bot may still be given: so many jobs, so many units."""
+    """The jobs and units that a bot may still be given."""
 
     bot: FetchingBot
     jobs: int
@@ -92,10 +92,10 @@ def fetch(
     cooldown: float,
     head_cursors: HeadCursors,
 ) -> None:
-    """Grant the bots the most urgent jobs that they may have, to those that are alike together.
+    """Grant the bots the most urgent jobs that they may have. Bots that are alike are served together.
 
-    The caller holds the bots' rows, writes to them later what `capacities` say then, and tells the bots before the
-    transaction ends. `head_cursors` is what the process remembers of the jobs in front.
+    The caller has locked the bots, writes their rows later from `capacities`, and tells the bots before the transaction
+    ends. head_cursors: what the process remembers of the front of each cohort.
     """
     alike: dict[tuple[object, ...], list[FetchAllowance]] = {}
     for request in requests:
@@ -108,8 +108,8 @@ def fetch(
         left_over = _fill(
             connection, settings, seats, capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors
         )
-        # What was too large for the room that was left must not keep smaller jobs behind it from a bot; and under a
-        # maximum, what one bot is given decides whether the next one may fetch from that instance at all.
+        # A job that was too large for the rest of the room must not keep smaller jobs behind it from a bot. And under a
+        # maximum, the jobs of one bot decide whether the next one may fetch from that instance at all.
         for each in left_over if len(seats) > 1 else ():
             _fill(connection, settings, [each], capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
 
@@ -124,8 +124,11 @@ def _fill(
     cooldown: float,
     head_cursors: HeadCursors,
 ) -> list[FetchAllowance]:
-    """Pick for these bots, as for one that has the room of the largest, and grant; returns the bots that may have more
-    while a job was too large for every one of them, or all, untouched, if a job's instance is near its maximum."""
+    """Pick as for one bot with the room of the largest of these, and grant.
+
+    Returns the bots that may still be given jobs, if some job was too large for each of them; or all bots, without a
+    grant, if the instance of some job is near its maximum.
+    """
     largest = max(seats, key=lambda each: each.units)
     jobs = for_bot.pick_for_bot(
         connection,
@@ -136,7 +139,7 @@ def _fill(
         cooldown=cooldown,
         cursor=head_cursors.of(largest.bot.cohort),
     )
-    # Were all the others served first, a maximum would still have to leave the last bot its whole capacity.
+    # A maximum has to leave the last bot its whole capacity, even if all the others are served first.
     if (
         len(seats) > 1
         and jobs
@@ -165,7 +168,7 @@ def _fill(
 
 
 def _assign_bots(jobs: Sequence[ReadyJob], seats: Sequence[FetchAllowance]) -> list[tuple[ReadyJob, FetchingBot]]:
-    """Each job, in its order, on the first of the bots that may have it; takes it off what that one may have."""
+    """Assign each job, in its order, to the first bot that may have it, and reduce what that bot may still have."""
     open_seats, seated = list(seats), []
     for job in jobs:
         for each in open_seats:
@@ -179,7 +182,7 @@ def _assign_bots(jobs: Sequence[ReadyJob], seats: Sequence[FetchAllowance]) -> l
     return seated
 
 
-# What bots are given at their calls beside what assigners have given them.
+# Fetching in a call of a bot.
 
 
 def fetch_after_sync(
@@ -191,9 +194,12 @@ def fetch_after_sync(
     cooldown: float,
     head_cursors: HeadCursors,
 ) -> None:
-    """Fetch, but where it is the turn of jobs at gates; what room bots still have and had not before is for the
-    assigners, also for jobs at rest, and so is what they keep for an instance. The caller tells the bots what they have
-    been given."""
+    """Fetch for each bot, unless its call leaves the room to constrained jobs. The caller tells the bots of their
+    leases.
+
+    Room that a bot gained and still has is left to the assigners, and so are units that it keeps for an instance.
+    Queues that such a bot could serve are woken.
+    """
     spoken = [sync_call for sync_call in settled if sync_call.sync is not None and sync_call.healthy]
     free = [sync_call for sync_call in spoken if sync_call.bot_capacity.units > 0]
     units_before = {sync_call.bot.id: sync_call.bot_capacity.unused for sync_call in spoken}
@@ -230,13 +236,13 @@ def _fetch_requests(connection: Connection, free: Sequence[SyncCall]) -> list[Fe
         )
         for sync_call in free
     ]
-    # What a call has returned matters only under a maximum; without one, bots are alike whatever they returned.
+    # The instances whose units a call has returned matter only if some instance has a maximum.
     if len({tuple(request.bot.returned) for request in requests}) > 1 and not quotas.any_maximum(connection):
         return [replace(request, bot=replace(request.bot, returned=())) for request in requests]
     return requests
 
 
 def _free_units_before(sync_call: SyncCall) -> int:
-    """The units that others could have given the bot before its call."""
+    """Return the free units of the bot before its call."""
     bot = sync_call.bot
     return int(bot.capacity - bot.in_use) if bot.free else 0

@@ -1,4 +1,4 @@
-"""A bot introduces itself."""
+"""Opening the session of a bot."""
 
 import hashlib
 import secrets
@@ -22,11 +22,11 @@ def digest(secret: str) -> bytes:
 
 
 def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
-    """Open a session; an older one of the same name is over and what it held is queued again, but not granted before
-    that session would have expired, unless the request says that it is dead. The same request with a secret of the
-    bot's own, repeated, finds the session that it opened.
+    """Open a session. Raises BadInput for properties that break the limits.
 
-    Raises BadInput for properties that break the limits.
+    An older session of the same name ends, and its jobs are queued again. They are not granted before that session
+    would have expired, unless the request says that it is dead. A repeated request with the bot's own secret finds the
+    session that it opened.
     """
     properties = normal_properties("properties", request.properties)
     secret = request.secret or secrets.token_urlsafe(32)

@@ -1,4 +1,4 @@
-"""The one call: what bots hold against what they should hold, settled for many of them in one transaction."""
+"""The sync call: compare what bots report with what they should hold, for many bots in one transaction."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -39,7 +39,7 @@ from schema.timing import Timing
 
 Answer = bytes | HeldCall
 
-# Names are looked up without a lock, so that the locks come in the order of ids.
+# Bots are found by name without a lock, and then locked in the order of their ids.
 LOCK_BOTS = text(f"""
 WITH named AS MATERIALIZED (
     SELECT f.id FROM unnest(CAST(:names AS text[])) AS n (name)
@@ -54,7 +54,7 @@ FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FO
 
 
 class SyncService:
-    """Where bots synchronise. Stateless between calls: any process may answer any of them."""
+    """Settles the calls of bots. It has no state between calls, so that any process may answer any call."""
 
     def __init__(
         self,
@@ -70,15 +70,16 @@ class SyncService:
         self._fronts = HeadCursors(now)
 
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
-        """Settle calls of different bots together, in one transaction and a number of statements that does not depend
-        on how many they are, but for those of bots that leave or fetch near a maximum; an error is that of one call
-        alone and has changed nothing.
+        """Settle calls of different bots together, in one transaction.
 
-        A call that waited is answered, and so is a new one unless there is no news and the bot would wait. The report
-        of a repeated call has been applied and is ignored; its answer is what the bot should have now. An error is
-        Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that name is open)
-        or `stale_seq` (a later call has been answered), or BadInput for a report that contradicts itself. Raises
-        ValueError for two calls of one bot.
+        The number of statements does not depend on the number of calls, except for bots that leave or fetch near a
+        maximum. An error belongs to one call, which has changed nothing. A call that waited is answered. A new call is
+        answered unless there is no news and the bot is willing to wait. The report of a repeated call is ignored,
+        because it has been applied; its answer is what the bot should have now.
+
+        Errors are Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that
+        name is open) or `stale_seq` (a later call has been answered), and BadInput for a report that contradicts
+        itself. Raises ValueError for two calls of one bot.
         """
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
@@ -88,7 +89,7 @@ class SyncService:
         )
 
     def output(self, report: OutputReport) -> int:
-        """Keep output of a running lease; returns the chunks written, 0 if the lease is not this bot's any more."""
+        """Store output of a running lease; returns the chunks written, 0 if the lease is not this bot's any more."""
 
         def work(connection: Connection) -> int:
             bot = connection.execute(LOCK_BOTS, {"names": [report.bot], "fetches": False}).one_or_none()
@@ -131,7 +132,7 @@ class SyncService:
     def _compared(
         self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
     ) -> list[SyncCall]:
-        """What each bot reports, against what it holds. Nothing has been written yet."""
+        """Compare the report of each bot with its live leases. Nothing has been written yet."""
         read_held_leases(connection, [sync_call for sync_call in settled if sync_call.sync is not None])
         for sync_call in settled:
             if sync_call.sync is None:
@@ -150,7 +151,7 @@ class SyncService:
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
     def _apply(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
-        """Acknowledgements, endings, and leases that a bot does not know of."""
+        """Apply acknowledgements, ends and output."""
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
         starts = [start for sync_call in spoken for start in sync_call.account.started]
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
@@ -188,7 +189,7 @@ class SyncService:
         return [sync_call for sync_call in settled if not sync_call.leaves]
 
     def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
-        """The one time that a call writes its bot's row."""
+        """Write the rows of the bots; each call does so once."""
         for sync_call in settled:
             sync_call.before = self._now() - sync_call.call.began
         words = [
@@ -202,7 +203,7 @@ class SyncService:
     def _reply(
         self, connection: Connection, settled: Sequence[SyncCall], found: dict[int, Answer | LeaseholdError]
     ) -> None:
-        """Tell each bot the leases that it should have now. A call without news that may wait is not answered yet."""
+        """Answer each call with the leases that its bot should have now, or hold it if there is no news."""
         read_due_leases(connection, settled)
         answers = {sync_call.nth: self._reply_to(sync_call) for sync_call in settled}
         deliver(
@@ -217,7 +218,7 @@ class SyncService:
         found.update(answers)
 
     def _reply_to(self, sync_call: SyncCall) -> Answer:
-        """The bot counts `expires_in` from when it sent the call."""
+        """Return the answer to one call. The bot counts `expires_in` from the sending of its call."""
         call = sync_call.call
         if isinstance(call, NewCall) and call.sync.wait > 0 and not call.sync.leases and not sync_call.due:
             told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value

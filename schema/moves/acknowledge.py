@@ -7,14 +7,14 @@ from sqlalchemy import Connection, text
 
 from schema.timing import KILL_GRACE
 
-#: A lease that its bot has not acknowledged, in words that match no index of live leases: by its job and fence it is
-#: found by its primary key.
+#: The condition of a lease that its bot has not acknowledged, written so that it matches no index of live leases; the
+#: primary key finds the lease.
 PENDING = "l.ended_at IS NULL AND l.state IS NOT DISTINCT FROM 'pending'"
 
 
 @dataclass(frozen=True)
 class Start:
-    """A bot's word that it runs a lease: the fence, and who says so."""
+    """A bot's report that it runs a lease."""
 
     job_id: int
     fence: int
@@ -56,8 +56,8 @@ LOCK_FOR_MOVES = text("SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigi
 def lock_for_moves(connection: Connection, job_ids: Sequence[int]) -> None:
     """Lock jobs that the transaction is about to move by more than one move.
 
-    Each move locks its own jobs in order, but two of them after each other would not: a job of the first and a lower
-    one of the second are locked the other way round by whoever cancels both.
+    Each move locks its own jobs in order. Two moves one after the other would not keep the order: a cancellation of a
+    job of the first move and of a lower one of the second would lock them the other way round.
     """
     connection.execute(LOCK_FOR_MOVES, {"job_ids": list(job_ids)})
 
@@ -70,7 +70,7 @@ WHERE l.job_id = t.job_id AND l.fence = t.fence AND {PENDING}
 
 
 def acknowledge(connection: Connection, starts: Sequence[Start], *, sync: float) -> list[int]:
-    """Bots run these leases; returns the ids of the jobs that moved. The caller holds the bots' rows.
+    """Record that bots run these leases; returns the ids of the jobs that moved. The caller has locked the bots.
 
     `sync` is the bots' sync period in seconds, the time a bot's own report of a timeout may take to arrive.
     """
@@ -91,9 +91,9 @@ def acknowledge(connection: Connection, starts: Sequence[Start], *, sync: float)
 
 
 def deliver(connection: Connection, leases: Sequence[tuple[int, int]]) -> None:
-    """These leases, given as (job id, fence), are about to be told to their bots, with everything needed to start.
+    """Record that the bots are being told of these leases, given as (job id, fence), with all that they need to start.
 
-    They are locked without their jobs, but in the order of those, as by whoever holds the jobs to stop them.
+    The leases are locked without their jobs, but in the order of the jobs, as by those who lock jobs to stop them.
     """
     if leases:
         job_ids, fences = zip(*sorted(leases), strict=True)

@@ -1,4 +1,4 @@
-"""Moves that let queues rest and wake them, and that make jobs ready whose wait after a failure is over.
+"""Let queues rest and wake them, and make jobs ready whose backoff after a failure is over.
 
 The state of the jobs stays `queued`, so these moves write no event.
 """
@@ -11,8 +11,8 @@ from sqlalchemy import Connection, text
 from schema.postgres.fragments import newest_version
 from schema.predicates import AT_REST, DUE, REQUIREMENTS, UNITS, serves
 
-# The rest gets longer with each look in vain. It has some jitter, so that many queues do not come back at once. A queue
-# whose row is locked is being put to rest or woken by another transaction.
+# The rest gets longer with each look in vain. Some jitter keeps many queues from coming back at once. A locked row
+# means that another transaction puts the queue to rest or wakes it.
 REST = text("""
 WITH found AS MATERIALIZED (
     SELECT id FROM queues
@@ -26,7 +26,7 @@ FROM found f WHERE q.id = f.id
 RETURNING q.id
 """)
 
-# A queue whose row is locked is about to rest, which cannot be seen yet, or is being woken.
+# A locked row means that another transaction puts the queue to rest, which cannot be seen yet, or wakes it.
 _WAKE = """
 UPDATE queues q SET looks = 0, schedule_after = NULL, reason = NULL
 WHERE q.id = ANY (ARRAY(SELECT id FROM found)) RETURNING q.id"""
@@ -67,10 +67,10 @@ RETURNING j.constrained
 
 
 def rest_queues(connection: Connection, queues: Collection[int], *, reason: str, base: float, cap: float) -> int:
-    """No bot could take a job of these queues: look again after base x 2^(looks so far) seconds, at most `cap`.
+    """Let queues rest of which no bot could take a job, for base x 2^(looks so far) seconds, at most `cap`.
 
-    Jobs that come in meanwhile wait with the others of their queue. With `base` 0 a queue is looked into again at once
-    and, if nobody can run its jobs, keeps the assigners busy. Returns how many queues rest now and did not before.
+    Returns how many queues rest now and did not before. New jobs of a resting queue wait with it. With `base` 0 a queue
+    does not rest, and keeps the assigners busy if no bot can run its jobs.
     """
     if not queues:
         return 0
@@ -79,7 +79,7 @@ def rest_queues(connection: Connection, queues: Collection[int], *, reason: str,
 
 
 def wake_queues(connection: Connection, queues: Collection[int]) -> int:
-    """Some bot takes a job of each of these queues: the next look in vain counts as the first. Returns how many of them
+    """Wake queues of which a bot has taken a job: the next look in vain counts as the first. Returns how many queues
     had been looked into in vain."""
     return len(connection.execute(WAKE, {"ids": list(queues)}).all()) if queues else 0
 
@@ -96,13 +96,13 @@ def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) 
 
 @dataclass(frozen=True)
 class Promoted:
-    """Jobs whose wait is over, and how many of them have constraints."""
+    """The number of jobs whose backoff is over, and of constrained jobs among them."""
 
     jobs: int
     constrained: int
 
 
 def promote(connection: Connection, limit: int) -> Promoted:
-    """Make up to `limit` jobs that were to be tried again, and whose wait is over, ready."""
+    """Make up to `limit` jobs ready whose backoff is over."""
     rows = connection.execute(PROMOTE, {"limit": limit}).all()
     return Promoted(len(rows), sum(row.constrained for row in rows))

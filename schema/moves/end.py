@@ -1,7 +1,7 @@
 """leased, running, cancelling -> final or queued: the end of an attempt.
 
-All endings are one statement, because ending is where a lease stops being live and its bot gets the units back:
-that must happen in one place. What differs is the verdict.
+All ends are one statement, because a lease must stop being live and give its units back in one place. They differ by
+their verdict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,20 +20,19 @@ from schema.postgres.fragments import newest_quota
 from schema.states import FINAL
 from schema.validation import MAX_KILLS
 
-# Whose credit an attempt's end is: the bot's, or the job's own, in the transaction that ends it.
+# Credit for the ends of attempts, in the transaction that ends them.
 #
-# Of each job only the first failure is charged, to the bot that it happened on. When it fails on another bot too, the
-# job is to blame and the first one gets its charge back; when it passes on another one, the first one's charge is
-# upheld.
+# Only the first failure of a job counts against the bot. If the job fails on another bot too, the job is to blame, and
+# the failure no longer counts. If it succeeds on another bot, the failure is upheld.
 
 
-#: Labels that are kept for each bot, those of its latest attempts.
+#: The most labels for which a bot's successes are stored, those of its latest attempts.
 LABELS = 100
 
 
 @dataclass(frozen=True)
 class Credit:
-    """An attempt that has ended: its fence, its verdict, and the state in which that left its job."""
+    """An attempt that has ended: its fence, its verdict, and the state of its job afterwards."""
 
     job_id: int
     fence: int
@@ -41,8 +40,8 @@ class Credit:
     state: str
 
 
-# What was asked to stop says nothing of its bot, unless it ran too long. The counts of a bot are changed by nobody who
-# does not hold its row: a charge is given back where upkeep holds it (`probation.review`).
+# An attempt that was asked to stop says nothing about its bot, unless it ran too long. The counts of a bot change only
+# while its row is locked. A failure that no longer counts is taken back by upkeep, which locks the row.
 RECORD = text("""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:verdicts AS text[]),
@@ -101,8 +100,10 @@ DELETE FROM bot_success s WHERE s.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND 
 
 
 def credit(connection: Connection, credits: Sequence[Credit]) -> None:
-    """Count these ends for their bots. The caller holds the bots and the jobs, has just ended the attempts, and has
-    seen that successes are counted. A success ends its bot's probation."""
+    """Count these ends for their bots; a success ends the probation of its bot.
+
+    The caller has locked the bots and the jobs, has just ended the attempts, and has seen that successes are counted.
+    """
     new = connection.execute(
         RECORD,
         {
@@ -116,13 +117,14 @@ def credit(connection: Connection, credits: Sequence[Credit]) -> None:
         connection.execute(TRIM, {"bot_ids": sorted(set(new)), "limit": LABELS})
 
 
-# The units of a bot while its call is settled: its row is written once, when all is known.
+# The units of a bot while its call is settled. Its row is written once, at the end.
 
 
 @dataclass
 class BotCapacity:
-    """A bot whose row this transaction holds: all of its units, those in use, its live leases, and the units that are
-    kept for an instance. Whoever ends leases or grants some notes it here; `record_syncs` writes it to the row."""
+    """The units of a bot whose row this transaction has locked: all units, units in use, and units kept for an
+    instance; and its number of live leases (`held`). Moves that end or grant leases change it; `record_syncs` writes
+    the row."""
 
     capacity: int
     in_use: int
@@ -131,36 +133,36 @@ class BotCapacity:
 
     @property
     def unused(self) -> int:
-        """Units without a lease."""
+        """Return the units without a lease."""
         return self.capacity - self.in_use
 
     @property
     def units(self) -> int:
-        """Units for anybody."""
+        """Return the units without a lease that are not kept for an instance."""
         return self.unused - self.kept
 
     def give_back(self, units: int) -> None:
-        """A lease has ended."""
+        """Take note of a lease that has ended."""
         self.in_use -= units
         self.held = max(0, self.held - 1)
 
     def take(self, units: int) -> None:
-        """A lease has begun."""
+        """Take note of a lease that has begun."""
         self.in_use += units
         self.held += 1
 
 
-#: A live lease, in words that match no index of live leases: by its job and fence it is found by its primary key.
+#: The condition of a live lease, written so that it matches no index of live leases; the primary key finds the lease.
 LIVE = "l.ended_at IS NULL"
 
 
 class Verdict(StrEnum):
     """Why an attempt ended.
 
-    SUCCEEDED, FAILED: the bot's own word, with a result. FAILED is retried where the job asks for it.
-    ERROR: the bot could not run it; charged. STOPPED: the bot confirms a requested stop.
-    RELEASED: given back unfinished, uncharged. LOST: the bot is gone; charged if it had been given the job, which it
-    may have started before it could say so.
+    SUCCEEDED, FAILED: the bot reports a result. FAILED is retried if the job asks for it. ERROR: the bot could not run
+    it; counts as an attempt. STOPPED: the bot confirms a requested stop. RELEASED: given back unfinished; does not
+    count as an attempt. LOST: the bot is gone; counts as an attempt if the bot
+        had been told of the job, because it may have started it.
     """
 
     SUCCEEDED = "succeeded"
@@ -173,7 +175,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """One lease and how it ended; all five first fields are the fence."""
+    """One lease and how it ended. The first four fields identify the lease."""
 
     job_id: int
     fence: int
@@ -198,10 +200,10 @@ class EndedAttempt:
     locality_hint: str | None
 
 
-# Each step carries along what the next ones need: joins of steps would be nested loops, for nobody knows their sizes.
-# A job whose lease is cancelled by the server has been revoked, so its fence grows; a bot's own finish keeps it. What
-# was asked to stop for another's minimum is evicted only here, where it has not ended by itself meanwhile; the receipt
-# was written when it was asked.
+# Each step hands on the columns that later steps need, because joins of steps would be nested loops: the planner does
+# not know their sizes. If the server cancels the lease, the fence of the job grows; if the bot reports a result, the
+# fence stays. A job that was asked to stop for another instance's minimum counts as evicted only here, if it has not
+# ended by itself meanwhile. Its receipt was written when it was asked.
 END = text(f"""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
@@ -327,12 +329,15 @@ def end(
 ) -> list[EndedAttempt]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
-    The caller holds the bots' rows locked; `actor` is who ends them, one for all or one for each. The bots' units and
-    the quotas' come back, and each job moves to where its verdict, its attempts and a pending cancellation send it; the
-    event of a final one keeps its result. Who waits for a job that is final now is woken, and so are the nodes of its
-    graph that depend on it. Until `hold_until` (database time) a lost bot may still run what it had been given: such
-    jobs are not granted again before that, while those it never heard of are. Where successes are counted, so are
-    these.
+    The caller has locked the bots. Bots and quotas get the units back. The verdict, the number of attempts and a
+    pending cancellation decide the next state of each job. The event of a final job has its result. Callers that wait
+    for a final job are woken, and nodes of graphs that depend on it are unblocked.
+
+    actor: the name of who ends the attempts, one for all or one for each.
+    pace: the backoff of retries.
+    hold_until: the time (of the database) until which a lost bot may still run its jobs. Jobs that it had been told of
+        are not granted again before that time.
+    capacities: the units of bots whose rows the caller writes later; they are brought up to date.
     """
     if not endings:
         return []
@@ -380,7 +385,7 @@ def end(
 
 
 def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:
-    """Give back what attempts have taken of counters. What they have cost is what the bot says."""
+    """Give back what attempts have taken of counters. Their cost is what the bot reports."""
     if not any(row.gated for row in rows):
         return
     told = {(ending.job_id, ending.fence): ending.details for ending in endings}

@@ -22,7 +22,7 @@ NO_AMOUNTS: Mapping[int, Amounts] = MappingProxyType({})
 
 
 class Placement(NamedTuple):
-    """A wish: this job on that bot. `decision` is stored with the event, so that it can be explained later."""
+    """A chosen bot for a job. `decision` is stored with the event and explains the choice later."""
 
     job_id: int
     bot_id: int
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """A lease that came to be."""
+    """A lease that has begun."""
 
     job_id: int
     public_id: str
@@ -40,12 +40,11 @@ class Granted(NamedTuple):
     instance: int
 
 
-# Bots have been locked after jobs, out of order, hence SKIP LOCKED. A bot takes placements in the order in which they
-# are given for as long as they fit into the room that the locked row shows, and a quota likewise. The bot's row also
-# decides what the bot may have: since it was chosen, a new session may have given it other properties, or another
-# instance. What a bot keeps for an instance is left alone, but by placements on kept units once all of it is free. A
-# placement and its quota are brought together by sorting: a join of two sets of unknown size might compare each with
-# each.
+# Bots are locked after jobs, out of order, hence SKIP LOCKED. A bot takes placements in the given order while they fit
+# into the room of its locked row, and so does a quota. The locked row also decides whether the bot may have the job,
+# because a new session may have changed its properties or its instance since it was chosen. Only placements on kept
+# units use what a bot keeps for an instance, and only once all of it is free. Placements and quotas are brought
+# together by sorting, because a join of two sets of unknown size might compare every pair.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
@@ -134,7 +133,7 @@ SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FRO
 
 
 def _grant(*, again: bool, held: bool = False) -> TextClause:
-    """`held`: the caller knows what the bots have left, and writes them; otherwise it knows their places."""
+    """`held`: the caller knows what the bots have left and writes their rows; otherwise it knows the rows' places."""
     newest_bot = newest_version("bots", "id", "r.id", columns="*, ctid")
     return text(
         _GRANT.format(
@@ -159,7 +158,7 @@ def _grant(*, again: bool, held: bool = False) -> TextClause:
 
 GRANT = {again: _grant(again=again) for again in (False, True)}
 GRANT_LOCKED = _grant(again=True, held=True)
-# A statement of its own: what the next one finds of a bot is then the version to change, and can be named by its place.
+# A statement of its own, so that the next one sees the row version to change and can name it by its place (ctid).
 _HEALTHY_BOT = newest_version(
     "bots", "id", "w.id", columns="id, ctid", where=HEALTHY.of(bot=""), lock="FOR NO KEY UPDATE SKIP LOCKED"
 )
@@ -182,17 +181,20 @@ def grant(
     taken: Mapping[int, Amounts] = NO_AMOUNTS,
     on_kept: bool = False,
 ) -> list[Granted]:
-    """Give each job to its bot, where the bot is still there, free, allowed to have it and not locked by somebody else,
-    and where the instance's quota allows it.
+    """Grant the placements that are still possible; the others have lost a race, and their jobs are unchanged.
 
-    The caller holds the jobs' rows locked. Placements that do not come back lost a race and their jobs are
-    untouched. `assigner` is who chose, one for all or one for each. `ack` is the number of seconds the bot has to
-    acknowledge. `notify` wakes the bots' long polls; without it the caller tells the bots of their leases itself,
-    before the transaction ends, and they count as delivered. `again` says that this transaction has granted or ended
-    leases before and so may hold quotas already: then those that somebody else holds count as used up, because waiting
-    for them out of order could deadlock. `cooldown` is that of evictions, in seconds. `taken`: the amounts of counters
-    that the leases of constrained jobs take, by job; the caller charges the counters. `on_kept`: the placements are on
-    units that bots keep for the instances of the jobs.
+    A placement is possible if the bot is healthy, has room, may have the job and is not locked by another transaction,
+    and if the quota of the job's instance allows it. The caller has locked the jobs.
+
+    assigner: the name of who chose, one for all or one for each.
+    ack: seconds within which the bot has to acknowledge.
+    notify: wake the bots' long polls. Without it the caller tells the bots of their leases before the transaction ends,
+        and the leases count as delivered.
+    again: this transaction may hold locks on quotas. Then quotas that others have locked count as used up, because to
+        wait for them out of order could deadlock.
+    cooldown: seconds for which an eviction lowers an instance's maximum.
+    taken: amounts of counters that the leases of constrained jobs take, by job. The caller charges the counters.
+    on_kept: the placements use units that bots keep for the instances of the jobs.
     """
     if not placements:
         return []
@@ -218,8 +220,10 @@ def grant_locked(
     ack: float,
     cooldown: float,
 ) -> list[Granted]:
-    """As `grant` with `again` and without `notify`, for bots whose calls are settled: the caller has locked their rows,
-    found them healthy, and writes them later. `capacities` says what each of them has left, and takes note.
+    """Grant as `grant` does, with `again` and without `notify`, for bots whose calls are being settled.
+
+    The caller has locked the bots, found them healthy, and writes their rows later. capacities: what each of the bots
+    has left; it is brought up to date.
     """
     if not placements:
         return []
@@ -257,7 +261,7 @@ def _values(
     notify: bool,
     taken: Mapping[int, Amounts],
 ) -> dict[str, Any]:
-    # The jobs of one queue take the same amounts, which mostly are one object. Each object is sent once.
+    # Jobs of one queue take the same amounts, mostly as one object. Each object is sent once.
     kinds: dict[int, tuple[int, Amounts]] = {}
     taking: list[int | None] = []
     for placement in placements:

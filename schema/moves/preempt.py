@@ -15,7 +15,7 @@ from schema.postgres.notify import wake
 from schema.predicates import DRAIN, HEALTHY
 from schema.timing import KILL_GRACE
 
-# The bot and the victims' jobs come after the preemptor's, out of order, hence SKIP LOCKED.
+# The bot and the jobs of the victims are locked after the job of the preemptor, out of order, hence SKIP LOCKED.
 LOCK_PREEMPTOR = text("""
 SELECT id FROM jobs WHERE id = :preemptor AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
 """)
@@ -27,9 +27,9 @@ LOCK_VICTIMS = text("""
 SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'running'
 ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 """)
-# Whoever writes leases has said so before it locks a quota: those who repair counters wait for it before they do.
+# This lock comes before any lock on a quota. The repair of counters waits for it, and so for all who write leases.
 WRITES_LEASES = text("LOCK TABLE leases IN ROW EXCLUSIVE MODE")
-# Locked before they are read again, so that two evictions at once see what the other one takes.
+# The quotas are locked before they are read again, so that of two evictions at once each sees what the other takes.
 _LOCK_QUOTAS = """
 WITH involved AS MATERIALIZED (
     SELECT cohort, instance FROM quotas
@@ -42,8 +42,8 @@ WITH involved AS MATERIALIZED (
 SELECT (SELECT count(*) FROM locked) = (SELECT count(*) FROM involved)
 """
 LOCK_QUOTAS = {again: text(_LOCK_QUOTAS.format(locked="SKIP LOCKED" if again else "")) for again in (False, True)}
-# Everything that the plan rested on, once more on the locked rows. Whoever keeps units for an instance has locked its
-# quota. If a bot keeps some that the plan has not seen, not of this transaction, they may be for this job.
+# Everything that the plan rested on is checked again on the locked rows. Only who has locked the quota of an instance
+# keeps units for it. Units that the plan has not seen and that this transaction has not kept may be for the same job.
 STILL_VALID = text(f"""
 WITH victims AS MATERIALIZED (
     SELECT l.job_id, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
@@ -115,7 +115,7 @@ RETURNING b.id, b.name, (SELECT name FROM instances WHERE id = b.kept_for) AS in
 
 @dataclass(frozen=True)
 class ReleasedUnits:
-    """Units of a bot that were kept for an instance, which has not used them: jobs were evicted for them in vain."""
+    """Kept units of a bot that the instance has not used. Jobs were evicted for them in vain."""
 
     bot: str
     instance: str
@@ -139,17 +139,16 @@ def preempt(
     actor: str,
     again: bool = False,
 ) -> bool:
-    """Ask the bot to stop the victims, given as (job id, fence), and keep `units` of the bot for the instance of the
-    preemptor, of what is free there and what they free.
+    """Ask the bot to stop the victims, given as (job id, fence), and keep `units` of the bot for the preemptor's
+    instance.
 
-    `receipt` is kept with both jobs and, where a victim is evicted, in the log of evictions, for which it has to name
-    the preemptor's public id as `preemptor.job`.
+    Returns false if anything that the plan rested on has changed; then nothing is written.
 
-    False if anything that the plan rested on has changed, which leaves all as it
-    was. `seen`: the time until which each bot kept units for the instance when the plan was made. `sync` is the bots'
-    sync period and `patience` how long to keep the units, both in seconds. `again` says that this transaction has
-    granted leases or preempted before and so may hold quotas already: then one that somebody else holds counts as a
-    change, because waiting out of order could deadlock.
+    seen: the time until which each bot kept units for the instance when the plan was made. receipt: stored with both
+    jobs and in the log of evictions; it names the preemptor's public id as `preemptor.job`. sync: the bots' sync
+    period, seconds. patience: seconds for which the units are kept. again: this transaction may hold locks on quotas.
+    Then a quota that others have locked counts as a change, because to
+        wait for it out of order could deadlock.
     """
     job_ids, fences = zip(*sorted(victims), strict=True)
     plan = {

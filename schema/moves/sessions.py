@@ -1,4 +1,5 @@
-"""Bots come, go, drain and are given up; what they held goes back to the queue in the same transaction."""
+"""Open, renew, drain and close the sessions of bots. Jobs of a closed session go back to the queue in the same
+transaction."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ CLOSE = text("""
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
 WHERE id = ANY (CAST(:bot_ids AS bigint[]))
 """)
-# Begins with the overdue leases, of which there are few, and looks their bots up by id.
+# Starts from the overdue leases, of which there are few, and finds their bots by id.
 CLOSE_OVERDUE = text("""
 WITH overdue AS MATERIALIZED (
     SELECT b.id FROM bots b
@@ -58,8 +59,8 @@ WITH overdue AS MATERIALIZED (
 )
 UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING b.name
 """)
-# A heartbeat that comes soon after another does not write the expiry again. Whoever holds a row knows that the version
-# that is found is the one to change, and can name it by its place.
+# A heartbeat soon after another one does not write the expiry again. This transaction has locked the row, so that the
+# version that it finds is the one to change, and can be named by its place (ctid).
 RECORD_SYNCS = text(f"""
 UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = s.capacity, in_use = s.in_use, held = s.held,
     kept_units = s.kept,
@@ -75,7 +76,7 @@ FROM (
 WHERE b.ctid = s.ctid
 RETURNING b.id, extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
 """)
-# Whoever holds one of these rows is at work on its bot; the next round finds it again.
+# Rows that others have locked are left for the next round.
 RENEW_HELD = text("""
 WITH due AS MATERIALIZED (
     SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
@@ -94,7 +95,7 @@ WHERE name = :name RETURNING id, capacity - in_use - kept_units AS room
 
 @dataclass(frozen=True)
 class SyncUpdate:
-    """What a bot said of itself in call number `seq`, and what it has since that has been settled."""
+    """What a bot reported about itself in call number `seq`, and its units after the call was settled."""
 
     bot_id: int
     seq: int
@@ -104,7 +105,7 @@ class SyncUpdate:
 
 @dataclass(frozen=True)
 class OpenedSession:
-    """A session that has begun; `ended` is what became of the jobs of the one before it."""
+    """A session that has begun. `ended`: the ended attempts of the session before it."""
 
     bot_id: int
     epoch: int
@@ -128,12 +129,13 @@ def open_session(
 ) -> OpenedSession:
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
-    A repeated opening, with the secret of the open session, changes nothing but its expiry. Otherwise every lease of
-    an older session ends as lost, the bot's kind is recorded, and what it has of resources (`supply`; of others it has
-    any amount), and jobs that waited for such a bot are made ready.
+    A repeated opening, with the secret of the open session, changes only its expiry. Otherwise every lease of the older
+    session ends as lost, the bot's kind and its resources are recorded, and queues that such a bot could serve are
+    woken.
 
-    The older session's agent may run its jobs until that session would have expired, so they are not granted before;
-    unless that session is the one with the digest `dead`, of which the bot knows that nothing runs any more.
+    supply: the resources that the bot declares; of other resources it has any amount.
+    dead: the digest of a session of which the bot knows that nothing runs any more. Jobs of any other older session are
+        not granted again before that session would have expired, because its agent may still run them.
     """
     advisory.freeze_requirement_sets(connection)
     bot = _locked_bot(connection, name)
@@ -171,9 +173,10 @@ def open_session(
 
 
 def record_syncs(connection: Connection, words: Sequence[SyncUpdate], *, ttl: float) -> dict[int, float]:
-    """Write what bots said of themselves and what they have now, and keep their sessions alive; returns the seconds
-    left of each, by the bots' ids. This transaction has locked the bots' rows by an earlier statement, and not written
-    them."""
+    """Write the rows of bots after their calls, and renew their sessions; returns the seconds left of each, by bot id.
+
+    This transaction has locked the rows by an earlier statement and has not written them.
+    """
     if not words:
         return {}
     rows = connection.execute(
@@ -193,9 +196,9 @@ def record_syncs(connection: Connection, words: Sequence[SyncUpdate], *, ttl: fl
 
 
 def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[EndedAttempt]]:
-    """Close up to `limit` sessions that have expired, of bots with an id above `after`; their jobs are lost attempts.
+    """Close up to `limit` sessions that have expired, of bots with an id above `after`. Their attempts end as lost.
 
-    Returns the ids of the bots and what became of their jobs. Expiry is judged on the locked row.
+    Returns the ids of the bots and the ended attempts. Expiry is judged on the locked row.
     """
     bot_ids = [row.id for row in connection.execute(EXPIRED, {"after": after, "limit": limit})]
     if not bot_ids:
@@ -204,14 +207,16 @@ def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tup
 
 
 def close(connection: Connection, bot_id: int, *, actor: str) -> list[EndedAttempt]:
-    """The bot leaves: its session ends and what it still held is queued again, uncharged. The caller holds its row."""
+    """End the session of a bot that leaves; its jobs are queued again without a lost attempt. The caller has locked
+    it."""
     return _end_sessions(connection, [bot_id], verdict=Verdict.RELEASED, actor=actor, reason="its bot left")
 
 
 def close_overdue(connection: Connection, limit: int) -> list[str]:
-    """Stop renewing the sessions of bots that ignore a stop; they end when they expire, and not before.
+    """Stop renewing the sessions of bots that ignore a stop. Returns their names.
 
-    Until then such a bot may still run the work, which is why the job is not queued again at once.
+    Such a session ends when it expires. Until then the bot may still run the job, so that it is not queued again
+    before.
     """
     return [row.name for row in connection.execute(CLOSE_OVERDUE, {"limit": limit})]
 
@@ -219,8 +224,10 @@ def close_overdue(connection: Connection, limit: int) -> list[str]:
 def drain(
     connection: Connection, name: str, *, draining: bool, actor: str, reason: str, deadline: float | None = None
 ) -> None:
-    """Take the bot out of the choice, or back into it. What it runs goes on, for `deadline` seconds from now, after
-    which it is asked to stop; None is for as long as it takes. Raises NotFound."""
+    """Stop giving jobs to the bot, or end that. Raises NotFound.
+
+    deadline: seconds after which its running jobs are asked to stop; None = never.
+    """
     bot = connection.execute(DRAIN, {"name": name, "draining": draining, "deadline": deadline}).one_or_none()
     if bot is None:
         raise NotFound(f"bot: no bot '{escaped(name, 63)}'")
@@ -234,7 +241,7 @@ def drain(
 
 
 def _locked_bot(connection: Connection, name: str) -> Row[Any]:
-    """The bot's row, locked. A row that retention deletes while we wait for it is made anew."""
+    """Lock the bot's row and return it. A row that retention deletes meanwhile is inserted again."""
     while (bot := connection.execute(LOCK, {"name": name, "kinds": list(KINDS)}).one_or_none()) is None:
         connection.execute(LOCK_OR_INSERT_BOT, {"name": name})
     return bot
@@ -266,15 +273,17 @@ def _end_all(
 
 
 def renew(connection: Connection, held: Sequence[tuple[int, int]], *, ttl: float) -> int:
-    """Keep sessions alive whose bots wait for news, as (bot id, epoch): those that have lost a third of their `ttl`
-    seconds, are not closing and have not been superseded. Passes over bots that somebody is at work on. Returns how
-    many were renewed."""
+    """Renew the sessions of bots whose calls are held, given as (bot id, epoch); returns how many were renewed.
+
+    Renewed are sessions that have used a third of their `ttl` seconds, are not closing and have not been superseded.
+    Bots whose rows others have locked are skipped.
+    """
     found = sorted(held)
     parameters = {"ids": [bot for bot, _ in found], "epochs": [epoch for _, epoch in found], "ttl": ttl}
     return int(connection.execute(RENEW_HELD, parameters).rowcount)
 
 
-# Which bots worked on what lately, so that related jobs can find warm caches.
+# Locality hints: which bots worked on what lately, so that related jobs can find warm caches.
 
 
 REMEMBER_LOCALITIES = text("""
@@ -289,8 +298,10 @@ DELETE FROM bot_localities l WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) A
 
 
 def remember_localities(connection: Connection, hints: Sequence[tuple[int, str]], *, limit: int) -> None:
-    """Bots, given by their ids, have succeeded with jobs of these hints; each keeps its `limit` most recent ones, 0
-    keeps none. The caller holds their rows."""
+    """Store that bots have succeeded with jobs of these hints, given as (bot id, hint). The caller has locked the bots.
+
+    limit: the most recent hints that are stored for each bot; 0 stores none.
+    """
     if hints:
         bot_ids, names = zip(*dict.fromkeys(hints), strict=True)
         connection.execute(REMEMBER_LOCALITIES, {"bot_ids": list(bot_ids), "hints": list(names)})

@@ -1,7 +1,7 @@
-"""Jobs that ask for more than a place: the queues in which they wait, and the heads of these.
+"""Constrained jobs: the queues in which they wait, and the first jobs of these queues.
 
-Jobs that are alike for the choice of a bot and ask for the same wait in one queue, so that what they share is judged
-once for all of them, and a queue that is closed costs nothing but that. Within a queue they come by rank.
+Jobs with the same constraints that are alike for the choice of a bot wait in one queue. So their gates are judged once
+for all of them. Within a queue jobs are ordered by rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +21,20 @@ from schema.predicates import READY_CONSTRAINED, STILL_READY
 #: The id of a queue.
 QueueId = int
 
-#: Queues that one cycle looks at; the next cycle goes on behind the last of them.
+#: The most queues that one cycle reads. The next cycle goes on behind the last of them.
 MAX_QUEUES = 2000
-#: Ranks of one queue that are looked at where waiting makes jobs more urgent: more than it can make up for.
+#: The most ranks of one queue that are read if waiting makes jobs more urgent: more than ageing can make up for.
 MAX_RANKS = 64
 
-#: Where a walk over the queues begins, which goes backwards.
+#: The queue id behind which a walk over all queues begins; the walk goes backwards.
 FIRST_QUEUE: QueueId = 2**31 - 1
 
-# One step along the index for each queue, however many jobs it holds: backwards, because what a queue ends with has
-# mostly not been taken yet, while in front of it are the entries of jobs that have just started.
+# One step along the index for each queue, however many jobs it holds. The walk goes backwards, because the entries of
+# jobs that have just started are in front of a queue.
 _STEP = f"SELECT queue FROM jobs WHERE {READY_CONSTRAINED} AND queue < {{before}} ORDER BY queue DESC LIMIT 1"
-# What is wanted or served is one of the queues, so that the full joins give what left ones would; but they are never
-# made by reading all of one for each of the other, which is what seems cheap where few queues are expected. Beside the
-# inner joins below they would become left ones.
+# All wanted and offered queues are among the waiting ones, so that the full joins give the same rows as left joins. But
+# the planner never executes a full join as a nested loop, which it would choose because it expects few queues. Inner
+# joins in the same query would turn them into left joins.
 QUEUES = text(f"""
 WITH RECURSIVE steps AS (
     SELECT ({_STEP.format(before=":after")}) AS queue, 1 AS nth
@@ -62,7 +62,7 @@ FROM walk k LEFT JOIN (
 ORDER BY g.queue DESC
 """)
 
-#: What is read of a job `j` with its terms `t`: as many columns as `_head` takes.
+#: The columns of a job `j` with its constraints `t`, in the order in which `_head` takes them.
 _HEAD = ", ".join(
     [
         *(f"j.{column}" for column in COLUMNS.split(", ")),
@@ -72,7 +72,7 @@ _HEAD = ", ".join(
         *(f"t.{column}" for column in ("seconds", "deadline", "priority_inputs")),
     ]
 )
-# One look for each job: how many jobs there are is not what their number here is estimated by.
+# A look-up for each job, because the planner estimates their number wrongly.
 _CONSTRAINTS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
 _WANTED = """unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
     AS w (queue, most, skip, nth)
@@ -89,8 +89,8 @@ CROSS JOIN LATERAL (
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """)
 
-# The oldest jobs of each rank, of which the best at this moment are locked. Whatever ageing gives, of two jobs of one
-# rank the older one is never behind: what is not among the first of its rank is not among the first of all.
+# The oldest jobs of each rank are read, and the best of them at this moment are locked. Of two jobs of one rank the
+# older one is never behind, so that no other job of a rank can be among the first.
 _RANK = f"SELECT rank FROM jobs WHERE queue = w.queue AND {READY_CONSTRAINED}"
 AGED = text(f"""
 SELECT {_HEAD}, w.nth
@@ -117,7 +117,7 @@ CROSS JOIN LATERAL (
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """)
 
-# One job, and of its queue what its gates are judged by.
+# One job, and what the gates need to know of its queue.
 JOB = text(f"""
 SELECT {_HEAD}, q.constraint_set, g.terms, i.name, i.managed, statement_timestamp() AS now
 FROM jobs j JOIN (SELECT id, constraint_set, looks > 0 AS tried FROM queues) q ON q.id = j.queue
@@ -130,10 +130,10 @@ WHERE j.id = :id
 
 @dataclass(frozen=True, eq=False)
 class ConstrainedQueue:
-    """Jobs that are alike for the choice of a bot and ask for the same constraints.
+    """A queue of constrained jobs.
 
-    `headroom`: units that the instance's quota leaves, None for any number; `missing_units`: those that are missing
-    to its minimum and are not being freed for it; `managed`: the instance has a share of the pool.
+    headroom: units that the instance's quota leaves; None for any number. missing_units: units that the instance lacks
+    of its minimum and that are not being freed for it. managed: the instance has a share of the pool.
     """
 
     id: QueueId
@@ -149,8 +149,8 @@ class ConstrainedQueue:
 
 
 class QueueHead(NamedTuple):
-    """One of the first jobs of a queue, locked. `estimate`: cost that it is expected to have; `seconds`: how long it is
-    expected to run; `priority_inputs`: what its priority is made of."""
+    """One of the first jobs of a queue, locked. estimate: its expected cost. seconds: its expected run time; None if it
+    is unknown. priority_inputs: what its priority is computed from."""
 
     job: ReadyJob
     queue: ConstrainedQueue
@@ -165,22 +165,24 @@ class QueueHead(NamedTuple):
 
 @dataclass(frozen=True)
 class Ageing:
-    """How waiting makes a job more urgent: `rate` points with every hour, `cap` at most, which is 50 at most."""
+    """How waiting makes a job more urgent: by `rate` points an hour, up to `cap` points (at most 50)."""
 
     rate: float
     cap: float
 
     def gain(self, seconds: float) -> float:
-        """The points that a job has gained when it has waited so long."""
+        """Return the points that a job has gained after this wait."""
         return min(self.rate * seconds / 3600.0, self.cap)
 
 
 @dataclass(frozen=True)
 class QueueScan:
-    """The queues that may be given anything and for which a free bot is there. `owed`: those of instances below
-    their minimum, with or without a free bot; `room`: free units, at most as many as were asked for; `now`: the
-    database's time, None without a queue; `last`: the queue behind which the next walk begins; `pressed`: there is
-    advice to hold back."""
+    """The result of a walk over queues of constrained jobs.
+
+    queues: open queues for which some bot has room. below_minimum: open queues of instances below their minimum, with
+    or without such a bot. free_units: free units of the pool, at most a batch. now: the database's time; None without a
+    queue. last: the queue behind which the next walk begins. pressed: there is advice of backpressure.
+    """
 
     queues: Sequence[ConstrainedQueue]
     below_minimum: Sequence[ConstrainedQueue]
@@ -191,7 +193,7 @@ class QueueScan:
 
 
 def queues(connection: Connection, scope: Scope, *, batch: int, after: QueueId) -> QueueScan:
-    """Up to `MAX_QUEUES` queues behind `after`."""
+    """Read up to `MAX_QUEUES` queues behind `after`."""
     values = {**scope.values(), "after": after, "queues": MAX_QUEUES, "batch": batch, "scope": scope.name}
     rows = connection.execute(QUEUES, values).all()
     found = [(row, _queue(row)) for row in rows if row.open]
@@ -215,9 +217,11 @@ def heads(
     skips: Sequence[int] | None = None,
     ageing: Ageing | None = None,
 ) -> list[QueueHead]:
-    """Lock the first jobs of each of the queues, up to its limit: those of the lowest rank or, with `ageing`, of the
-    lowest rank less what they have gained by `now`. `skips`: so many of each the caller has locked already, and wants
-    those behind them. Rows that others hold are passed over."""
+    """Lock the first jobs of each queue, up to its limit: those of the lowest rank.
+
+    ageing: the rank is lowered by what a job has gained by `now`. skips: for each queue the number of jobs that the
+    caller has locked already; the jobs behind them are read. Rows that others have locked are skipped.
+    """
     if not queues:
         return []
     aged = {} if ageing is None else {"rate": ageing.rate, "cap": ageing.cap, "now": now, "ranks": MAX_RANKS}
@@ -234,7 +238,7 @@ def heads(
 
 
 def job(connection: Connection, job_id: int) -> tuple[QueueHead, datetime] | None:
-    """One job that asks for more than a place, not locked, and the database's time; None for any other job."""
+    """Read one constrained job, without a lock, and the database's time; None for any other job."""
     row = connection.execute(JOB, {"id": job_id}).one_or_none()
     if row is None:
         return None
@@ -259,7 +263,7 @@ def _queue(row: Row[Any]) -> ConstrainedQueue:
 
 
 def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
-    # By their places: this is done for each job, and looking for names takes a third of it.
+    # Columns are taken by position. Names would take a third of the time, once for each job.
     values: Sequence[Any] = row
     rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[10:17]
     return QueueHead(

@@ -1,4 +1,4 @@
-"""What one bot may take when it has just finished something: picks for a bot that asks for work."""
+"""Picks for a bot that has just finished something and asks for work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from schema.picking.pick import Asker, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import PLAIN, open_queues
 from schema.predicates import COHORT, serves
 
-# Instances that the bot is for, and whose quota would not be used up even if it took nothing else, or that have just
-# got something of it back by this very call (BuildGrid, proactive fetching under quotas).
+# The bot serves the instance. Its quota leaves the whole capacity of the bot, or this call has just returned some of it
+# (BuildGrid, proactive fetching under quotas).
 _OPEN_TO_BOT = f"""
     AND EXISTS (
         SELECT FROM (
@@ -20,8 +20,8 @@ _OPEN_TO_BOT = f"""
         WHERE {COHORT.of(bot="b", want="w")} AND {serves("b", "w")})
     AND (w.headroom IS NULL OR w.headroom >= :capacity OR w.instance = ANY (CAST(:returned AS integer[])))"""
 
-# Without `:any`, a queue that has been looked into without success, and whose rest is over, is left to the assigners,
-# while one that still rests is not. With `:literal`, so is a queue that does not rest at all.
+# Without `:any`, a queue whose rest after a look in vain is over is left to the assigners, and a queue that still rests
+# is not. With `:literal`, a queue that does not rest at all is left to the assigners, too.
 _MAY_FETCH = """
     AND (:any OR k.schedule_after >= now() OR NOT :literal AND k.looks = 0)"""
 
@@ -42,9 +42,9 @@ PICK_FROM_FRONT = text(str(Pick(_BOT, "front")))
 
 @dataclass(frozen=True)
 class FetchingBot:
-    """A bot that asks for work, or one for several alike: what it serves, its units, and those of them that are free.
+    """A bot that asks for work, or one that stands for several bots that are alike.
 
-    `returned`: instances whose usage this very call has lowered.
+    returned: instances whose usage this call has lowered.
     """
 
     id: int
@@ -68,13 +68,13 @@ def pick_for_bot(
     cooldown: float,
     cursor: HeadCursor | None = None,
 ) -> list[ReadyJob]:
-    """Lock up to `limit` jobs that this bot satisfies and that fit into its room, first those of instances below their
-    minimum, most urgent first.
+    """Lock up to `limit` jobs that this bot can run and has room for, first those of instances below their minimum,
+    most urgent first.
 
-    Without `any_wait`: jobs of queues that no assigner has looked into without success, and of queues that still rest,
-    but none whose rest has run out, which are the assigners' (BuildGrid, proactive fetching). `literal` leaves out the
-    former too, as a bare comparison of times would. With `any_wait`: every ready job. `cursor`: what the caller
-    remembers of the front of the bot's cohort; without it each queue is looked into.
+    any_wait: every ready job may be taken. Without it, jobs of queues that were never looked into in vain, and of
+    queues that still rest, but not of queues whose rest is over, which are left to the assigners (BuildGrid, proactive
+    fetching). literal: also leaves out the queues that were never looked into in vain, as a bare comparison of times
+    would. cursor: what the caller remembers of the front of the bot's cohort; without it each queue is read.
     """
     values = {
         "kind": bot.kind,

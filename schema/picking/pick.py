@@ -19,17 +19,18 @@ from schema.picking.head_cursor import HeadCursor
 from schema.picking.queues import HAS_AWAKE_JOBS, ready_ranks
 from schema.predicates import DRAIN, READY_PLAIN, STILL_READY, ready_queues
 
-#: Heads read for each job that is wanted, so that assigners working side by side find jobs the others did not lock:
-#: first few, and only where those did not do, because others hold them, many.
+#: Heads read for each job that is wanted, so that an assigner finds jobs that others have not locked. The next width is
+#: tried only if others have locked too many of the heads.
 WIDTHS = (2, 6, 16)
 
-#: The heads to be read are divided evenly among the open queues. Of each, `SPARE` times its share is read, and at least
-#: `LEAST_HEADS`. What comes after the last head of a queue that has more is left for the next pick, to keep the order.
+#: The heads to be read are divided evenly among the open queues. From each queue `SPARE` times its share is read, and
+#: at least `LEAST_HEADS`. If a queue holds more jobs, jobs that come after its last head in the order wait for the next
+#: pick.
 LEAST_HEADS, SPARE = 8, 4
 
 
 class Order(Enum):
-    """In which order queued jobs are taken."""
+    """The order in which queued jobs are taken."""
 
     PRIORITY = "rank, queued_at, id"
     AGE = "queued_at, id"
@@ -38,8 +39,8 @@ class Order(Enum):
 class ReadyJob(NamedTuple):
     """A queued job, locked by the transaction that picked it.
 
-    tried: its queue has been looked into in vain. queued_at, beyond: of a job without constraints, when it was queued,
-    and whether its instance has its minimum without it.
+    tried: an earlier look into its queue found no bot. queued_at: the time at which a plain job was queued. beyond: the
+    instance of a plain job reaches its minimum without it.
     """
 
     id: int
@@ -81,12 +82,13 @@ _MISSING = f"""
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
     LEFT JOIN ({BEING_FREED}) k ON k.cohort = q.cohort AND k.instance = q.instance
     WHERE q.min_quota - q.usage > coalesce(k.units, 0)"""
-# Of whom nothing may be offered, nothing is kept from others. The front does not tell who has jobs behind it.
+# An instance without offered queues keeps nothing from the others. The front does not tell which instances have jobs
+# behind it.
 _MISSING_OF_OFFERED = f"{_MISSING} AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)"
 _MISSING_SOMEWHERE = f"""{_MISSING} AND {{scope}} AND {HAS_AWAKE_JOBS}
         AND EXISTS (SELECT FROM instances i WHERE i.id = q.instance AND {DRAIN.of(instance="i")} OFFSET 0)"""
 
-# What a quota leaves is not much exceeded by what is picked for it, so that a batch is not full of jobs that lose.
+# Not many more jobs are picked than a quota allows, so that the batch is not full of jobs that the grant refuses.
 _FROM_FRONT = """missing AS MATERIALIZED ({missing}
 ), {front}, waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), {offered}, fit AS MATERIALIZED (
     SELECT f.id, f.rank, f.queued_at, o.headroom / o.units AS most,
@@ -97,8 +99,8 @@ _FROM_FRONT = """missing AS MATERIALIZED ({missing}
     SELECT id, true AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
 )"""
 
-# By age, each rank of a queue is looked into. A job is beyond the minimum of its instance if those before it fill that.
-# Of an instance below its minimum, all heads are read that it may need to reach it.
+# In the order of age, each rank of a queue is read. A job is beyond the minimum of its instance if the jobs before it
+# fill the minimum. For an instance below its minimum, all heads are read that it may need.
 _FROM_QUEUES = """{waiting}, {offered}, missing AS MATERIALIZED ({missing}
 ), lanes AS MATERIALIZED (
     SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
@@ -134,8 +136,8 @@ _FROM_QUEUES = """{waiting}, {offered}, missing AS MATERIALIZED ({missing}
     ORDER BY {full_order} LIMIT (SELECT jobs FROM room) * :reach
 )"""
 
-# The heads are looked up as one array, and looked at again in words that fit no index of ready jobs, which leaves the
-# planner nothing but their primary key. Nearly always all are beyond a minimum, as nobody is below one.
+# The heads are looked up as one array. The condition on their state is written so that it matches no index of ready
+# jobs, which leaves the planner only the primary key. Nearly always all heads are beyond a minimum.
 _PICK = """
 WITH RECURSIVE {room}, {heads}, picked AS MATERIALIZED (
     SELECT {columns}, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND {still_ready}
@@ -217,10 +219,10 @@ def pick_jobs(
     values: Mapping[str, Any],
     cursor: HeadCursor | None,
 ) -> list[ReadyJob]:
-    """Lock jobs with these statements: from the front if there is such a statement and it does, else from the queues.
+    """Lock jobs from the front if there is a statement for it and most of the front may be taken, else from the queues.
 
-    `cursor` is what the caller remembers of the front; without it each queue is looked into. Rows that others hold are
-    skipped: where they hold too many of them, more is read.
+    cursor: what the caller remembers of the front; without it each queue is read. Rows that others have locked are
+    skipped. If these are too many, more heads are read.
     """
     if front is not None and cursor is not None and cursor.is_worthwhile():
         first = _from_front(connection, front, values, cursor)
@@ -240,8 +242,8 @@ def pick_jobs(
 def _from_front(
     connection: Connection, statement: TextClause, values: Mapping[str, Any], cursor: HeadCursor
 ) -> list[ReadyJob] | None:
-    """Pick from the front alone; None if that does not do, because some instance is below its minimum or most of what
-    the front holds may not be taken."""
+    """Pick from the front alone. None if some instance is below its minimum, or if most of the front may not be
+    taken."""
     for reach in cursor.widths(WIDTHS):
         scan = cursor.begin()
         rows = connection.execute(statement, {**values, **scan.values(), "reach": reach}).all()
@@ -258,6 +260,6 @@ def _from_front(
 
 
 def _ready_jobs(rows: Sequence[Row[Any]]) -> list[ReadyJob]:
-    # By their places: this is done for each job, and looking for names takes a third of it.
+    # Columns are taken by position. Names would take a third of the time, once for each job.
     columns = len(ReadyJob._fields)
     return [ReadyJob._make(row[-columns:]) for row in rows if row[-columns] is not None]

@@ -1,4 +1,4 @@
-"""Queues: which of them hold ready jobs and are open, and whether there is anything to do at all.
+"""Queues: find those that hold ready jobs and are open, and whether there is anything to do.
 
 A queue is a row: jobs of one cohort, instance, requirement set, number of units and constraint set, which are alike for
 the choice of a bot. A queue that rests holds ready jobs, but no bot could take one of them lately.
@@ -17,8 +17,8 @@ AWAKE = "(k.schedule_after IS NULL OR k.schedule_after <= now())"
 #: The jobs of queue `k` have no constraints; they have some.
 PLAIN, CONSTRAINED = "k.constraint_set IS NULL", "k.constraint_set IS NOT NULL"
 
-# What a quota leaves is found once for all queues of an instance. The rows of a table are gathered in an array, so that
-# the planner's guess of their number is of no account.
+# What a quota leaves is computed once for all queues of an instance. The queues of an instance are gathered in an
+# array, so that the planner's estimate of their number does not matter.
 _OPEN = """
     SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, {headroom} AS headroom
@@ -42,18 +42,18 @@ _PRIORITIES = """
 
 
 def open_queues(waiting: str, *, which: str) -> str:
-    """Those queues of CTE `waiting` of whose instance's quota enough is left for one of their jobs.
+    """Return a query of the queues of CTE `waiting` whose instance's quota leaves enough units for one of their jobs.
 
-    A query to which further conditions on the queue `k` and on `w`, its instance, may be added; `which` is a condition
-    on `k` as well. `headroom` is what the quota leaves in units, null for any number.
+    Further conditions on the queue `k` and on its instance `w` may be appended. which: a condition on `k`. The column
+    `headroom` has the units that the quota leaves; null for any number.
     """
     undrained, allowed = DRAIN.of(instance="i"), predicates.QUOTA.of(job="k", headroom="w.headroom")
     return _OPEN.format(waiting=waiting, headroom=HEADROOM, which=which, undrained=undrained, allowed=allowed)
 
 
 def ready_ranks(queue: str) -> str:
-    """A query of the ranks of the ready jobs in the queue with this id, which has no constraints; one step along the
-    index for each."""
+    """Return a query of the ranks of the ready jobs in a queue without constraints; one step along the index for
+    each."""
     return _PRIORITIES.format(of_queue=f"queue = {queue} AND {predicates.READY_PLAIN}")
 
 
@@ -62,7 +62,7 @@ _HAS_JOBS = f"""EXISTS (
         AND {has_ready_jobs("k")} OFFSET 0)"""
 #: The instance of quota `q` has ready jobs without constraints in queues that do not rest.
 HAS_AWAKE_JOBS = _HAS_JOBS.format(which=f"{PLAIN} AND {AWAKE}")
-# Quotas of instances that have less than their minimum although jobs of theirs wait.
+# Quotas of instances that are below their minimum although jobs of them wait.
 _BELOW_MINIMUM = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_HAS_JOBS}"
 PENDING_WORK = text(f"""
 SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND {DUE}) AS backoff_elapsed,
@@ -77,13 +77,13 @@ FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 
 @dataclass(frozen=True)
 class PendingWork:
-    """What one look found that an assigner has to see to.
+    """The work that waits for assigners.
 
-    backoff_elapsed: the wait of some job that is to be tried again is over.
-    below_minimum, constrained_below_minimum: an instance has less than its minimum although jobs of it wait, without
-        constraints or with.
-    constrained: there are ready jobs with constraints.
-    plain: there are ready jobs without; true without a look if there are none with constraints.
+    backoff_elapsed: the backoff of some job is over. below_minimum, constrained_below_minimum: an instance is below its
+    minimum although plain, or constrained, jobs of it
+        wait.
+    constrained: there are ready constrained jobs.
+    plain: there are ready plain jobs; true without a look if there are no constrained ones.
     kept_units: units that bots keep for instances below their minimum.
     """
 
@@ -96,7 +96,7 @@ class PendingWork:
 
 
 def pending_work(connection: Connection) -> PendingWork:
-    """Whether there is anything to do. One look, which nearly always finds nothing."""
+    """Read whether there is anything to do: one statement, which on an idle pool is all that a cycle executes."""
     row = connection.execute(PENDING_WORK).one()
     return PendingWork(
         row.backoff_elapsed,

@@ -1,8 +1,7 @@
-"""Picks of assigners: which jobs may be placed now.
+"""Picks of assigners: lock the jobs that may be placed now.
 
-A pick takes only from queues that do not rest and are open, because their instance is not drained and its quota leaves
-enough for one of their jobs, and for which a free bot is there, so that any number of jobs that nobody can run costs
-nothing.
+A pick takes jobs only from queues that do not rest, whose instance is not drained, whose quota leaves enough units, and
+for which some bot has room. So any number of jobs that no bot can run costs nothing.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ _WANTED = """wanted AS MATERIALIZED (
 )"""
 
 _ANY_ROOM = f"free AND {room_for('', 'w')} > 0"
-# Each look ends with the first hit; where bots are alike, the first one decides it, at bots that have been read before.
+# Each look ends with the first hit. If bots are alike, the first look finds one among bots that have been read before.
 _SERVED = f"""
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
@@ -47,15 +46,15 @@ ROOM = f"""{FREE_KINDS}, roomy AS MATERIALIZED (
     FROM (SELECT coalesce(sum(capacity - in_use), 0) AS units FROM roomy) r
 )"""
 
-#: Those of the queues `wanted` for which a free bot is there.
+#: The queues of `wanted` for which some bot has room.
 OFFERED = f"""offered AS MATERIALIZED (
     SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({_SERVED})
 )"""
 
 
 def queues_in_scope(which: str = f"{PLAIN} AND {AWAKE}") -> str:
-    """The CTE `wanted`: those queues of the CTE `waiting` that are open and in the scope; `which` is a condition on the
-    row `k` of `queues`."""
+    """Return the CTE `wanted`: the queues of the CTE `waiting` that are open and in the scope. `which` is a condition
+    on the row `k` of `queues`."""
     return _WANTED.format(open=open_queues("waiting", which=which))
 
 
@@ -76,9 +75,9 @@ SELECT id FROM instances WHERE name = ANY (CAST(:names AS text[]))
 
 @dataclass(frozen=True)
 class Scope:
-    """Which queues an assigner looks into: of these instances and cohorts, None for all.
+    """The instances and cohorts that an assigner serves; None for all.
 
-    `cooldown`: seconds for which an eviction lowers an instance's maximum.
+    cooldown: seconds for which an eviction lowers an instance's maximum.
     """
 
     instances: Sequence[int] | None = None
@@ -87,11 +86,11 @@ class Scope:
 
     @property
     def name(self) -> str:
-        """The same for all assigners that place the same jobs, in one configuration."""
+        """A name for the scope, the same for all assigners of this scope."""
         return f"{self.cohorts} {self.instances}"
 
     def values(self) -> dict[str, Any]:
-        """What the queries ask for."""
+        """Return the parameters of the queries."""
         return {
             "instances": None if self.instances is None else list(self.instances),
             "cohorts": None if self.cohorts is None else list(self.cohorts),
@@ -107,12 +106,11 @@ def pick(
     batch: int,
     cursor: HeadCursor | None = None,
 ) -> list[ReadyJob]:
-    """Lock jobs for which a free bot is there: up to `batch`, and no more than there are free units.
+    """Lock jobs for which some bot has room: up to `batch`, and no more than there are free units.
 
-    First come those that instances below their minimum need to reach it (BuildGrid), then the others, both by `order`.
-    Of a queue under a quota come no more jobs than fit into what its instance may still have; of several queues of one
-    instance, together, there may be too many. `cursor`: what the caller remembers of the front, for picks by priority;
-    without it each queue is looked into.
+    Jobs that instances below their minimum need come first (BuildGrid), then the others, both by `order`. From one
+    queue no more jobs are taken than the quota of its instance allows; several queues of one instance together may
+    exceed it. cursor: what the caller remembers of the front, for picks by priority; without it each queue is read.
     """
     return pick_jobs(
         connection,
@@ -124,15 +122,15 @@ def pick(
 
 
 def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:
-    """The ids of those instances that exist, and of the others in their pools, which are scheduled together."""
+    """Return the ids of the named instances that exist, and of all instances in their pools."""
     return [row.id for row in connection.execute(INSTANCES, {"names": list(names)})]
 
 
-# Queues that hold ready jobs which nobody can run: they are to rest.
+# Queues that hold ready jobs which no bot can run. They have to rest.
 
 
 _COULD_WORK = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND capacity > 0"
-# No healthy bot could serve them, were it ever so idle.
+# No healthy bot could serve them, even an idle one.
 UNSERVED_QUEUES = text(f"""
 WITH RECURSIVE {ready_queues("waiting")}, {queues_in_scope()}
 SELECT w.queue FROM wanted w
@@ -142,5 +140,5 @@ LIMIT :limit
 
 
 def unserved_queues(connection: Connection, scope: Scope, *, limit: int) -> list[int]:
-    """The ids of queues that hold ready jobs which no healthy bot satisfies, whether free or full."""
+    """Return the ids of queues that hold ready jobs for which no healthy bot is suitable, free or full."""
     return list(connection.execute(UNSERVED_QUEUES, {**scope.values(), "limit": limit}).scalars())
