@@ -133,7 +133,7 @@ class PriorityAgeAssigner:
                 empty=admitted.empty,
             )
         seconds = self._now() - began
-        self._batch.learn(placed=len(cycle.granted), seconds=seconds, limit=self._settings.batch)
+        self._batch.learn(chosen=len(cycle.granted) + cycle.lost, seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
             granted=len(cycle.granted),

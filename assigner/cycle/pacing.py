@@ -94,12 +94,16 @@ class Batch:
         """Return whether there has been much to place lately."""
         return self._size > LEAST
 
-    def learn(self, *, placed: int, seconds: float, limit: int) -> None:
-        """Learn from a cycle that placed so many jobs in so many seconds."""
+    def learn(self, *, chosen: int, seconds: float, limit: int) -> None:
+        """Learn from a cycle that chose bots for so many jobs in so many seconds.
+
+        Placements that were lost to other assigners count. A batch that shrank by them would have no part of the fleet
+        to itself any more, and would lose the next race as well.
+        """
         size = self.size(limit)
-        if seconds > SLOW or placed <= size // 4:
+        if seconds > SLOW or chosen <= size // 4:
             self._size = max(LEAST, size // 2)
-        elif placed > size // 2 and seconds < QUICK:
+        elif chosen > size // 2 and seconds < QUICK:
             self._size = size * 2
 
 

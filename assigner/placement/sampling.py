@@ -129,10 +129,10 @@ class FreeBots:
 
         They are enough if `wanted` of them are free, or if `least` are free and have ample room for `units`.
         """
-        needed = self._needed(wanted)
-        if self._would_cost_more(needed):
-            return False
         those = joined([cell.part(part) for cell in self._cells])
+        needed = min(self._needed(wanted), len(those))
+        if len(those) < least or self._would_cost_more(needed):
+            return False
         self._draw(islice(shuffled(those, self._chance), needed))
         room = sum(bot.free_units for bots in self._filed.values() for bot in bots)
         if self._free >= wanted or (self._free >= least and room >= AMPLE * units):

@@ -4,7 +4,7 @@ import os
 import random
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from assigner.cycle.assigner import RETRY_SECONDS, PriorityAgeAssigner
 from assigner.cycle.pacing import LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
@@ -23,17 +23,17 @@ LIMIT = 5000
 
 
 def after(*cycles: tuple[int, float], limit: int = LIMIT) -> int:
-    """The size after cycles that placed so many jobs, each in so many seconds."""
+    """The size after cycles that chose bots for so many jobs, each in so many seconds."""
     batch = Batch()
-    for placed, seconds in cycles:
-        batch.learn(placed=placed, seconds=seconds, limit=limit)
+    for chosen, seconds in cycles:
+        batch.learn(chosen=chosen, seconds=seconds, limit=limit)
     return batch.size(limit)
 
 
 def grown(batch: Batch, limit: int = LIMIT) -> Batch:
     """The batch after many cycles that were quick and full."""
     for _ in range(20):
-        batch.learn(placed=batch.size(limit), seconds=0.0, limit=limit)
+        batch.learn(chosen=batch.size(limit), seconds=0.0, limit=limit)
     return batch
 
 
@@ -42,7 +42,7 @@ def test_a_quiet_pool_begins_with_a_small_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placed", "seconds", "size"),
+    ("chosen", "seconds", "size"),
     [
         (LEAST, 0.01, 2 * LEAST),
         (LEAST // 2 + 1, 0.01, 2 * LEAST),
@@ -53,32 +53,32 @@ def test_a_quiet_pool_begins_with_a_small_batch() -> None:
         (0, 0.01, LEAST),
     ],
 )
-def test_a_batch_grows_after_a_cycle_that_was_quick_and_mostly_full(placed: int, seconds: float, size: int) -> None:
-    assert after((placed, seconds)) == size
+def test_a_batch_grows_after_a_cycle_that_was_quick_and_mostly_full(chosen: int, seconds: float, size: int) -> None:
+    assert after((chosen, seconds)) == size
 
 
 @pytest.mark.parametrize(
-    ("placed", "seconds", "size"),
+    ("chosen", "seconds", "size"),
     [(400, SLOW + 0.01, 200), (100, 0.01, 200), (101, 0.01, 400), (0, 0.01, 200), (300, (QUICK + SLOW) / 2, 400)],
 )
 def test_a_grown_batch_is_halved_by_a_cycle_that_was_slow_or_mostly_empty(
-    placed: int, seconds: float, size: int
+    chosen: int, seconds: float, size: int
 ) -> None:
-    assert after((100, 0.0), (200, 0.0), (placed, seconds)) == size
+    assert after((100, 0.0), (200, 0.0), (chosen, seconds)) == size
 
 
 def test_a_batch_doubles_up_to_its_limit_and_not_beyond() -> None:
     sizes, batch = [], Batch()
     for _ in range(8):
         sizes.append(batch.size(LIMIT))
-        batch.learn(placed=sizes[-1], seconds=0.0, limit=LIMIT)
+        batch.learn(chosen=sizes[-1], seconds=0.0, limit=LIMIT)
     assert sizes == [100, 200, 400, 800, 1600, 3200, 5000, 5000]
 
 
 def test_a_batch_shrinks_to_the_least_and_not_below() -> None:
     batch, sizes = grown(Batch()), []
     for _ in range(8):
-        batch.learn(placed=0, seconds=0.0, limit=LIMIT)
+        batch.learn(chosen=0, seconds=0.0, limit=LIMIT)
         sizes.append(batch.size(LIMIT))
     assert sizes == [2500, 1250, 625, 312, 156, 100, 100, 100]
 
@@ -92,9 +92,9 @@ def test_a_limit_below_the_least_is_kept() -> None:
 def test_a_limit_that_is_lowered_holds_at_once_and_one_that_is_raised_is_grown_into() -> None:
     batch = grown(Batch())
     assert batch.size(300) == 300
-    batch.learn(placed=0, seconds=0.0, limit=300)
+    batch.learn(chosen=0, seconds=0.0, limit=300)
     assert batch.size(LIMIT) == 150
-    batch.learn(placed=150, seconds=0.0, limit=LIMIT)
+    batch.learn(chosen=150, seconds=0.0, limit=LIMIT)
     assert batch.size(LIMIT) == 300
 
 
@@ -187,6 +187,14 @@ def test_who_places_other_jobs_needs_no_slot_of_theirs(pool: Pool, busy: Busy, r
         assert taken(first.connection, 1) == 0
         race.unhindered(busy.assigner.run_once, by=first)
     assert len(queued(pool)) == JOBS - 3 * LEAST
+
+
+def test_who_loses_a_whole_batch_to_others_takes_a_larger_one_next(pool: Pool, busy: Busy, race: Race) -> None:
+    with race.first() as first:
+        first.connection.execute(text("SELECT FROM bots FOR UPDATE"))
+        race.unhindered(busy.assigner.run_once, by=first)
+        assert len(queued(pool)) == JOBS - LEAST
+    assert placed_by(pool, busy.assigner) == JOBS - LEAST
 
 
 def test_who_has_little_to_place_needs_no_slot(pool: Pool, race: Race) -> None:

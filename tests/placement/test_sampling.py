@@ -677,6 +677,14 @@ def test_those_who_place_many_jobs_at_once_look_at_different_bots(many: Pool) ->
     assert sum(map(len, found)) == len(set.union(*found))
 
 
+def test_a_batch_of_more_jobs_than_there_are_bots_is_drawn_from_a_part(many: Pool) -> None:
+    many.submit(2 * BOTS, properties={"kind": "one"})
+    widen(many, 1000)
+    found = sampled_from(many, 2 * BOTS, 3)
+    assert {bot_id % PARTS for bot_id in found} == {3}
+    assert len(found) == BOTS // PARTS
+
+
 def test_where_a_part_has_not_plenty_of_room_all_bots_are_looked_at(many: Pool) -> None:
     widen(many, 1)
     assert len(sampled_from(many, 2 * CROWD, 0)) == SAMPLE + 2 * CROWD - 1
