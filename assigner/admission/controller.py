@@ -23,7 +23,6 @@ from assigner.admission.rules import Rules
 from assigner.admission.state import POOL_JOBS, AdmissionState
 from assigner.placement import resources
 from assigner.placement.fleet import Fleet
-from schema import graphs as graph_reads
 from schema.accounting import counters, rates
 from schema.accounting import fair_share as fair_share_reads
 from schema.accounting.fair_share import DEMAND_INTERVAL
@@ -232,7 +231,9 @@ class AdmissionController:
         )
         empty = None if admitted or closed or closed_queues else "others have them"
         room = found.free_units if found.free_units < batch else None
-        return AdmissionResult(admitted, closed_queues, closed, empty, self._returns(queues, admission_state), room)
+        times = gates.release_times(queues, admission_state)
+        returns = min(times, key=lambda each: each.due, default=None)
+        return AdmissionResult(admitted, closed_queues, closed, empty, returns, room)
 
     def _record_demand(self, connection: Connection, queues: Sequence[ConstrainedQueue]) -> Sequence[ConstrainedQueue]:
         """Record the demand of instances, at most every `DEMAND_RECHECK` seconds.
@@ -332,18 +333,11 @@ class AdmissionController:
         return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
 
     def _started(self, connection: Connection, started: Sequence[QueueHead]) -> None:
-        """Take the tokens of these jobs, enforce the caps of their graphs, and begin the pauses that are advised."""
-        times = Counter(head.queue.id for head in started)
-        queues = {head.queue.id: head.queue for head in started}
-        wanted = Counter[str]()
-        for place, queue in queues.items():
-            wanted.update(dict.fromkeys(queue_admission(queue, self._state).buckets, times[place]))
-        rates.draw_tokens(connection, wanted)
-        graphs = {graph for queue in queues.values() if (graph := graph_share.graph_of(queue.constraints)) is not None}
-        if self._state.graph_share is not None:
-            cap = self._state.graph_share.cap
-            graph_reads.enforce_caps(connection, {graph_share.graph_counter(each): cap for each in sorted(graphs)})
-        for used in {_class_of(queue) for queue in queues.values()} & self._delays.keys():
+        """Let the gates write what these starts change, and begin the pauses that are advised."""
+        starts = Counter(head.queue for head in started)
+        for gate in gates.GATES:
+            gate.started(connection, starts, self._state)
+        for used in {_class_of(queue) for queue in starts} & self._delays.keys():
             self._until[used] = self._now() + self._delays[used]
 
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
@@ -433,14 +427,6 @@ class AdmissionController:
         most = settings.max_rate_limit_skips
         for job in skip(connection, skipped, most=most, pace=pace, actor=self._name):
             log.error("leasehold.rate_limiter_error_exhausted", job=job, skips=most)
-
-    def _returns(self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> ReleaseTime | None:
-        """Return when time alone opens the first queue that waits for nothing else."""
-        if not admission_state.rates and not admission_state.waits:
-            return None
-        closed = [(queue, gates.closing_gate(queue, admission_state)) for queue in queues]
-        found = [gate.release_time(queue, admission_state) for queue, gate in closed if gate is not None]
-        return min((each for each in found if each is not None), key=lambda each: each.due, default=None)
 
 
 def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> list[ConstrainedQueue]:

@@ -3,15 +3,20 @@
 A gate is a condition that is judged on a working copy of what is counted (`AdmissionState`), without a look at the
 database. The assigner's cycle and `explain` ask the same gates. To add a gate, write its class, add it to `GATES`, and
 describe it in ops/docs/constraints.md. A gate that counts says so in `charges`: its counters are then read, charged
-with the grant, and given back when the lease ends.
+with the grant, and given back when the lease ends. What a start uses up for good is a gate's `tokens`, which it writes
+itself when the jobs have `started`.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+from sqlalchemy import Connection
 
 from assigner.admission.graph_share import graph_counter, graph_of
 from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
+from schema import graphs as graph_reads
 from schema.accounting import rates as rate_rows
 from schema.accounting.counters import instance_counter, lock_counter
 from schema.picking.constrained import ConstrainedQueue, QueueHead
@@ -45,6 +50,13 @@ class Gate:
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:  # noqa: ARG002
         """Return what a job of the queue takes of counters while it runs, by name; None for what it is estimated at."""
         return {}
+
+    def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:  # noqa: ARG002
+        """Return the counters of the working copy of which each start takes one that is never given back."""
+        return ()
+
+    def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:
+        """Write what these starts change beyond `charges`, in the transaction of the grant. starts: jobs by queue."""
 
     def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:  # noqa: ARG002
         """Return when the closed gate opens for the queue, if time alone opens it and the assigner knows when."""
@@ -260,6 +272,12 @@ class GraphShareGate(Gate):
         graph = graph_of(queue.constraints)
         return {} if graph is None else {graph_counter(graph): 1.0}
 
+    def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:
+        """Undo the transaction if another assigner has started jobs of these graphs, so that one is above its cap."""
+        if state.graph_share is not None:
+            counters = sorted({name for queue in starts for name in self.charges(queue)})
+            graph_reads.enforce_caps(connection, dict.fromkeys(counters, state.graph_share.cap))
+
 
 class ResourcesGate(Gate):
     """Resources of bots. What a job takes of them is charged once its bot is known."""
@@ -284,21 +302,40 @@ class RateGate(Gate):
         refused = state.refused.get(rate_rows.resource_of(queue.constraints) or "")
         if refused is not None:
             return refused
-        for name in rate_rows.bucket_names(queue.constraints):
-            bucket = state.rates.get(name)
-            if bucket is not None and bucket.tokens < 1.0:
-                wait = (1.0 - bucket.tokens) / bucket.rate
-                used = name.removeprefix(rate_rows.PREFIX)
-                return f"'{used}' may start {bucket.rate:g} jobs per second, the next one in {wait:.2f} s"
+        for name, bucket in self._empty(queue, state):
+            wait = (1.0 - bucket.tokens) / bucket.rate
+            used = name.removeprefix(rate_rows.PREFIX)
+            return f"'{used}' may start {bucket.rate:g} jobs per second, the next one in {wait:.2f} s"
         return None
 
+    def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:
+        return rate_rows.bucket_names(queue.constraints)
+
+    def started(
+        self,
+        connection: Connection,
+        starts: Mapping[ConstrainedQueue, int],
+        state: AdmissionState,  # noqa: ARG002
+    ) -> None:
+        """Take the tokens out of the buckets. The transaction is undone if another assigner was faster."""
+        wanted = Counter[str]()
+        for queue, jobs in starts.items():
+            wanted.update(dict.fromkeys(self.tokens(queue), jobs))
+        rate_rows.draw_tokens(connection, wanted)
+
     def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:
-        buckets = [state.rates[name] for name in rate_rows.bucket_names(queue.constraints) if name in state.rates]
-        empty = [bucket for bucket in buckets if bucket.tokens < 1.0]
+        empty = [bucket for _, bucket in self._empty(queue, state)]
         if not empty:
             return None
         slowest = max(empty, key=lambda bucket: bucket.due)
         return ReleaseTime(slowest.due, slowest.slack)
+
+    def _empty(self, queue: ConstrainedQueue, state: AdmissionState) -> Iterator[tuple[str, rate_rows.Bucket]]:
+        """Yield the buckets that have less than a token left after the starts of the working copy."""
+        for name in self.tokens(queue):
+            bucket = state.rates.get(name)
+            if bucket is not None and not state.of(name).leaves(1.0):
+                yield name, bucket.minus(state.of(name).used)
 
 
 # The gate of backpressure: advice to start nothing for now, or to wait between starts.
@@ -341,6 +378,8 @@ GATES: tuple[Gate, ...] = (
     BackpressureGate(),
     RateGate(),
 )
+#: Those that time alone may open.
+TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.release_time)
 
 
 class QueueAdmission:
@@ -348,7 +387,6 @@ class QueueAdmission:
 
     shut: the gate that closed the queue as a whole before any job started. units: units that its instance has been
     given since. counters: the counters that a job takes of, each with the amount; None stands for the job's estimate.
-    buckets: names of the rates of which it takes a token.
     """
 
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
@@ -357,20 +395,15 @@ class QueueAdmission:
         for gate in GATES:
             self._charges.update(gate.charges(queue))
         self.units = state.given_units(queue)
-        self.buckets = rate_rows.bucket_names(queue.constraints)
         self.counters = [(state.counter(name), amount) for name, amount in self._charges.items()]
+        self.counters += [(state.counter(name), 1.0) for gate in GATES for name in gate.tokens(queue)]
         self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
-        # Without rates, a graph share and a closed gate, only the limits of counters can close a gate for one job.
-        self._is_asked = (
-            any(name in state.rates for name in self.buckets)
-            or (state.graph_share is not None and graph_of(queue.constraints) is not None)
-            or self.shut is not None
-        )
         self._amounts: dict[float, Mapping[str, float]] = {}
 
     def closed(self, head: QueueHead) -> tuple[Gate, str] | None:
         """Return the first gate that is closed for the job, and why; None if all are open."""
-        if not self._is_asked:
+        if self.shut is None:
+            # Then only the limits of counters can close a gate for one job.
             for counter, amount in self._limited:
                 if not counter.leaves(head.estimate if amount is None else amount):
                     break
@@ -392,9 +425,6 @@ class QueueAdmission:
         self.units.used += head.job.units
         for counter, amount in self.counters:
             counter.used += head.estimate if amount is None else amount
-        for name in self.buckets:
-            if name in self._state.rates:
-                self._state.rates[name] = self._state.rates[name].minus(1)
 
     def amounts(self, estimate: float) -> Mapping[str, float]:
         """Return what a job with this estimate takes of counters; the same object for equal estimates."""
@@ -421,13 +451,17 @@ def closing_gate(queue: ConstrainedQueue, state: AdmissionState) -> Gate | None:
 
 
 def max_starts(queue: ConstrainedQueue, state: AdmissionState) -> float:
-    """Return how many jobs of the queue may start at once, by tokens, caps and counters of jobs."""
-    left = [*queue_admission(queue, state).left]
-    left += [state.rates[name].tokens for name in rate_rows.bucket_names(queue.constraints) if name in state.rates]
-    graph = graph_of(queue.constraints)
-    if graph is not None and state.graph_share is not None:
-        left.append(state.graph_share.cap - state.running_jobs(graph))
-    return max(0.0, min(left, default=math.inf))
+    """Return how many jobs of the queue may start at once, by counters of jobs and tokens."""
+    return max(0.0, min(queue_admission(queue, state).left, default=math.inf))
+
+
+def release_times(queues: Iterable[ConstrainedQueue], state: AdmissionState) -> Iterator[ReleaseTime]:
+    """Yield when time alone opens the queues that wait for nothing else."""
+    for queue in queues:
+        for gate in TIMED:
+            time = gate.release_time(queue, state)
+            if time is not None and closing_gate(queue, state) is gate:
+                yield time
 
 
 def queue_admission(queue: ConstrainedQueue, state: AdmissionState) -> QueueAdmission:

@@ -15,6 +15,7 @@ from assigner.placement import resources
 from assigner.placement.fleet import Fleet
 from schema import graphs
 from schema.accounting import counters, fair_share, rates
+from schema.accounting.counters import Counter
 from schema.accounting.fair_share import FairShareSettings
 from schema.picking.constrained import ConstrainedQueue
 from schema.policy import priority_classes, time_windows
@@ -46,13 +47,15 @@ def read_admission_state(
 ) -> AdmissionState:
     """Read the state by which the gates of these queues are judged. `pressed`: there may be advice of backpressure."""
     names = sorted({name for queue in queues for name in gates.queue_counters(queue)})
-    buckets = sorted({name for queue in queues for name in rates.bucket_names(queue.constraints)})
+    buckets = rates.read_buckets(
+        connection, sorted({name for queue in queues for name in rates.bucket_names(queue.constraints)})
+    )
     classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
     admission_state = AdmissionState(
         now,
-        counters.read(connection, names),
+        counters.read(connection, names) | {name: Counter(0.0, bucket.tokens) for name, bucket in buckets.items()},
         reserve=rules.fair.budget_reserve,
-        rates=rates.read_buckets(connection, buckets),
+        rates=buckets,
         seconds=priority_classes.expected_seconds(connection, classes),
         openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
         lacking=resources.lacking_by_queue(connection, fleet, queues, chance=chance),
@@ -63,8 +66,8 @@ def read_admission_state(
         admission_state.advice = rates.read_advice(connection)
     if rules.ordering.kind == "graph":
         limit = admission_state.of(POOL_JOBS).most
-        admission_state.graph_share = graph_share.graph_share(
-            rules.ordering, limit=limit, graphs=graphs.active_graphs(connection)
+        admission_state.limit_graphs(
+            graph_share.graph_share(rules.ordering, limit=limit, graphs=graphs.active_graphs(connection)), queues
         )
     return admission_state
 

@@ -1,11 +1,11 @@
 """What the gates on constrained jobs are judged by: a working copy of what is counted, at one moment."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from assigner.admission.graph_share import GraphShare, graph_counter
+from assigner.admission.graph_share import GraphShare, graph_counter, graph_of
 from schema.accounting.counters import Counter
 from schema.accounting.fair_share import Shares
 from schema.accounting.rates import Advice, Bucket
@@ -72,6 +72,13 @@ class AdmissionState:
         """Return how much the windows of its class have left, 0 to 1."""
         job_class = head.queue.constraints.get("job_class")
         return 1.0 if job_class is None else self.openings.spare(job_class, self.now)
+
+    def limit_graphs(self, share: GraphShare | None, queues: Iterable[ConstrainedQueue]) -> None:
+        """Give each graph of these queues this share of the pool, with its cap as the limit of its counter."""
+        self.graph_share = share
+        if share is not None:
+            for graph in {graph_of(queue.constraints) for queue in queues} - {None}:
+                self.counter(graph_counter(str(graph))).most = share.cap
 
     def running_jobs(self, graph: str) -> float:
         """Return the number of jobs that the graph runs, including those that start now."""

@@ -53,17 +53,16 @@ SELECT name, rate, burst, greatest({_FILLED}, 0) AS tokens FROM rate_buckets ORD
 class Bucket:
     """The state of a token bucket.
 
-    rate: tokens per second. burst: the most tokens it holds. tokens: what it holds now. A working copy falls below 0
-    once it is overdrawn.
+    rate: tokens per second. burst: the most tokens it holds. tokens: what it holds now.
     """
 
     rate: float
     burst: int
     tokens: float
 
-    def minus(self, jobs: int) -> "Bucket":
-        """The bucket after `jobs` more starts."""
-        return replace(self, tokens=self.tokens - jobs)
+    def minus(self, tokens: float) -> "Bucket":
+        """The bucket with so many tokens less."""
+        return replace(self, tokens=self.tokens - tokens)
 
     @property
     def due(self) -> float:

@@ -93,7 +93,8 @@ def test_ma_05_without_a_limit_and_without_the_order_of_graphs_nobody_has_a_shar
 def test_ma_03_09_every_pick_goes_by_what_runs_then() -> None:
     """Two graphs of one urgency take turns at their share, though all jobs of one of them are older."""
     heads = [head(n, "a") for n in range(6)] + [head(n, "b") for n in range(10, 16)]
-    admission_state = AdmissionState(NOW, graph_share=GraphShare(2.0, 4))
+    admission_state = AdmissionState(NOW)
+    admission_state.limit_graphs(GraphShare(2.0, 4), [each.queue for each in heads])
     first = admit.admit(heads, admission_state, free_units=6, ordering=GraphOrder()).heads
     assert [each.queue.constraints["graph"] for each in first] == ["a", "a", "b", "b", "a", "b"]
     assert [admission_state.scores[each.job.id] for each in first] == [50, 50, 50, 50, 70, 70]
