@@ -211,6 +211,7 @@ class AdmissionController:
             pressed=found.pressed,
             rules=self._rules,
         )
+        self._settle_weights(connection, queues, admission_state)
         if admission_state.shares is not None:
             metrics.observe_fairness(fair_share.fairness_index(admission_state.shares, admission_state))
         self._state = admission_state
@@ -246,6 +247,18 @@ class AdmissionController:
         others = fair_share_reads.record_demand(connection, asking, self._rules.fair)
         self._noting = dict.fromkeys({*asking} - others, now + DEMAND_RECHECK)
         return [queue for queue in queues if queue.instance not in others]
+
+    def _settle_weights(
+        self, connection: Connection, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
+    ) -> None:
+        """Settle the lifts of instances whose weight has been changed, whenever their demand was recorded last."""
+        shares = admission_state.shares
+        reweighed = [] if shares is None else [each for each, share in shares.of.items() if share.is_reweighed]
+        if reweighed:
+            fair_share_reads.record_demand(connection, reweighed, self._rules.fair)
+            admission_state.shares = fair_share_reads.read_shares(
+                connection, admission_rules.instance_ids(queues), self._rules.fair
+            )
 
     def _queue_batches(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int

@@ -32,6 +32,7 @@ from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, expire
 from schema.moves.timeouts import stop_drained, time_out
+from schema.picking import constrained
 from schema.postgres.engine import Database
 from schema.states import LeaseState
 from schema.tenancy import drains
@@ -304,7 +305,7 @@ class Upkeep:
         run = self._database.run
         run(
             lambda connection: fair_share.record_demand(
-                connection, fair_share.unrecorded_demand(connection), self._fair
+                connection, constrained.unrecorded_demand(connection), self._fair
             )
         )
         for move in (add_constraints, remove_constraints):

@@ -29,7 +29,8 @@ _INTERN = text("SELECT intern_instance(:name)")
 _HOLD = text("SELECT managed FROM instances WHERE id = :instance FOR NO KEY UPDATE")
 _KNOWN = text("SELECT credit_weight, unit FROM accounts WHERE instance = :instance")
 _PUT = text("""
-INSERT INTO accounts (instance, credit_weight, unit) VALUES (:instance, :credit_weight, :unit)
+INSERT INTO accounts (instance, credit_weight, lift_weight, unit)
+VALUES (:instance, :credit_weight, :credit_weight, :unit)
 ON CONFLICT (instance) DO UPDATE SET credit_weight = :credit_weight, unit = :unit
 """)
 _MANAGED = text("UPDATE instances SET managed = :managed WHERE id = :instance AND managed <> :managed")

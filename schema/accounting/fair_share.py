@@ -1,7 +1,13 @@
 """Fair share: the weight of each instance, its usage within the rolling window, and when it last had jobs.
 
-An instance earns nothing while it has no jobs. When it returns, its usage is lifted to the level of the least served
-instance that did have jobs, relative to their weights. The lift fades within the rolling window, as usage does.
+An instance earns nothing while it has no jobs, or only jobs that nobody can run. When it returns, its usage is lifted
+to the level of the least served of those instances that have been starting jobs, relative to their weights. An instance
+that starts nothing is not compared with, because its level stays where it is. The lift fades within the rolling window,
+as usage does.
+
+The level of an instance is (usage + lift) / weight. When its weight is changed, the lift changes too, below 0 if need
+be, so that the instance keeps its level, or gets that of the least served if this is lower. Otherwise it would take
+everything, or nothing, until its usage fits the new weight.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from schema.accounting.counters import instance_counter
-from schema.predicates import has_ready_jobs
 
 Mode = Literal["waiting", "demand", "literal"]
 
@@ -26,6 +31,7 @@ _LIFT = """coalesce(a.lift * greatest(0, 1 - extract(epoch FROM now() - greatest
 
 CANDIDATES = text(f"""
 SELECT i.id, i.name, coalesce(a.credit_weight, 1) AS weight, {_LIFT} AS lift,
+    coalesce(a.credit_weight <> a.lift_weight, false) AS is_reweighed,
     (SELECT coalesce(sum(jobs), 0) FROM (
         SELECT jobs FROM usage WHERE name = 'instance:' || i.name || '\\:cost' AND jobs > 0
             AND bucket > now() - make_interval(secs => :window)
@@ -48,35 +54,39 @@ WHERE c.name LIKE 'instance:%' AND c.name LIKE '%\\:cost' AND c.used > 0
 # it is skipped, and its instance is returned if it counts as away.
 RECORD_DEMAND = text(f"""
 WITH due AS MATERIALIZED (
-    SELECT a.instance, a.demand_at < now() - make_interval(secs => :idle) AS returned FROM accounts a
-    WHERE a.instance = ANY (CAST(:instances AS integer[])) AND a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s'
+    SELECT a.instance, a.credit_weight <> a.lift_weight AS is_reweighed,
+        a.demand_at < now() - make_interval(secs => :idle) AS returned
+    FROM accounts a WHERE a.instance = ANY (CAST(:instances AS integer[]))
+        AND (a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s' OR a.credit_weight <> a.lift_weight)
     ORDER BY a.instance FOR NO KEY UPDATE SKIP LOCKED
 ), standing AS MATERIALIZED (
-    SELECT a.instance, a.demand_at >= now() - make_interval(secs => :idle) AS active,
+    SELECT a.instance, j.charged_at AS started_at, nullif(a.lift_weight, 0) AS lift_weight,
+        a.demand_at >= now() - make_interval(secs => :idle) AND a.credit_weight = a.lift_weight AS active,
         CASE WHEN max(a.credit_weight) OVER () > 0 THEN a.credit_weight ELSE 1 END AS weight,
         coalesce(c.used::double precision, 0) AS used, {_LIFT} AS lift
     FROM accounts a JOIN instances i ON i.id = a.instance
     LEFT JOIN counters c ON c.name = 'instance:' || i.name || '\\:cost'
-    WHERE EXISTS (SELECT FROM due WHERE returned)
+    LEFT JOIN counters j ON j.name = 'instance:' || i.name || '\\:jobs'
+    WHERE EXISTS (SELECT FROM due WHERE returned OR is_reweighed)
 ), floor AS MATERIALIZED (
-    SELECT min((used + lift) / weight) AS level FROM standing WHERE active AND weight > 0
+    SELECT min((used + lift) / weight) AS level FROM standing
+    WHERE active AND weight > 0
+        AND started_at >= (SELECT max(started_at) FROM standing WHERE active) - make_interval(secs => :idle)
 ), noted AS (
-    UPDATE accounts a SET demand_at = now(),
-        lift = CASE WHEN d.returned THEN greatest(s.lift, coalesce(f.level * s.weight - s.used, 0)) ELSE a.lift END,
-        lifted_at = CASE WHEN d.returned THEN now() ELSE a.lifted_at END
+    UPDATE accounts a SET demand_at = now(), lift_weight = a.credit_weight,
+        lift = CASE
+            WHEN d.returned AND d.is_reweighed THEN coalesce(f.level * s.weight - s.used, 0)
+            WHEN d.returned THEN greatest(s.lift, coalesce(f.level * s.weight - s.used, 0))
+            WHEN d.is_reweighed THEN
+                coalesce(least((s.used + s.lift) / s.lift_weight, f.level) * s.weight - s.used, 0)
+            ELSE a.lift END,
+        lifted_at = CASE WHEN d.returned OR d.is_reweighed THEN now() ELSE a.lifted_at END
     FROM due d CROSS JOIN floor f LEFT JOIN standing s ON s.instance = d.instance
     WHERE a.instance = d.instance
 )
 SELECT a.instance FROM accounts a
 WHERE a.instance = ANY (CAST(:instances AS integer[])) AND a.demand_at < now() - make_interval(secs => :idle)
     AND NOT EXISTS (SELECT FROM due d WHERE d.instance = a.instance)
-""")
-UNRECORDED_DEMAND = text(f"""
-SELECT a.instance FROM accounts a JOIN instances i ON i.id = a.instance
-WHERE a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s' AND (
-    EXISTS (SELECT FROM counters c WHERE c.name = 'instance:' || i.name || '\\:jobs' AND c.used > 0)
-    OR EXISTS (SELECT FROM queues q WHERE q.instance = a.instance AND q.constraint_set IS NOT NULL
-        AND {has_ready_jobs("q")}))
 """)
 
 
@@ -95,7 +105,8 @@ class FairShareSettings(BaseModel):
         may run nothing.
     budget_reserve: true = a job starts only if its estimate fits into the rest of the budget; false = while anything
         of the budget is left, so that the last job may exceed it.
-    idle_after: seconds without a waiting or running job after which an instance counts as away. Doubling it lets an
+    idle_after: seconds without a running job, or a waiting one that some bot could run, after which an instance counts
+        as away. Doubling it lets an
         instance earn through pauses twice as long.
     budget, max_concurrent: limits on all constrained jobs of the pool together; unset = the value in the database
         stays.
@@ -122,13 +133,14 @@ class Share:
     """An instance with waiting jobs.
 
     lift: the amount that counts as used in addition to real usage. completed: its jobs that completed within the
-    window, counted up to the guarantee.
+    window, counted up to the guarantee. is_reweighed: its weight has changed since its lift was stored.
     """
 
     name: str
     weight: float = 1.0
     lift: float = 0.0
     completed: int = 0
+    is_reweighed: bool = False
 
     @cached_property
     def cost(self) -> str:
@@ -163,7 +175,7 @@ def read_shares(connection: Connection, instances: Sequence[int], settings: Fair
     """Read the shares of these instances, which have waiting jobs, and the totals of the others."""
     where = {"instances": list(instances), "window": settings.window}
     rows = connection.execute(CANDIDATES, where | {"guarantee": settings.min_task_guarantee}).all()
-    of = {row.id: Share(row.name, row.weight, row.lift, int(row.completed)) for row in rows}
+    of = {row.id: Share(row.name, row.weight, row.lift, int(row.completed), row.is_reweighed) for row in rows}
     if settings.mode == "waiting":
         return Shares(of, guarantee=settings.min_task_guarantee)
     others = connection.execute(OTHERS, where | {"literal": settings.mode == "literal"}).one()
@@ -179,18 +191,13 @@ def read_shares(connection: Connection, instances: Sequence[int], settings: Fair
 
 
 def record_demand(connection: Connection, instances: Sequence[int], settings: FairShareSettings) -> set[int]:
-    """Record that these instances have jobs, at most every 10 s for each; lift those that return.
+    """Record that these instances have jobs, at most every 10 s for each; lift those that return or are reweighed.
 
     Returns the instances that another transaction is recording as returned at this moment. Their jobs should wait
     until their lift is stored.
     """
     where = {"instances": list(instances), "window": settings.window, "idle": settings.idle_after}
     return {row.instance for row in connection.execute(RECORD_DEMAND, where)}
-
-
-def unrecorded_demand(connection: Connection) -> list[int]:
-    """The managed instances with waiting or running jobs whose demand is due to be recorded."""
-    return [row.instance for row in connection.execute(UNRECORDED_DEMAND)]
 
 
 def jain_index(values: Iterable[float]) -> float | None:

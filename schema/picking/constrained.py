@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, text
 
 from schema.accounting import rates
+from schema.accounting.fair_share import DEMAND_INTERVAL
 from schema.accounting.quotas import BEING_FREED
+from schema.fleet.candidates import able_bots
 from schema.picking.pick import COLUMNS, ReadyJob
 from schema.picking.queues import AWAKE, CONSTRAINED
 from schema.picking.ready import OFFERED, ROOM, Scope, queues_in_scope
-from schema.predicates import READY_CONSTRAINED, STILL_READY
+from schema.predicates import DRAIN, READY_CONSTRAINED, STILL_READY, has_ready_jobs
 
 #: The id of a queue.
 QueueId = int
@@ -267,7 +269,7 @@ def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
     values: Sequence[Any] = row
     rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[10:17]
     return QueueHead(
-        ReadyJob(*values[:10]),
+        ReadyJob._make((*values[:10], queue.headroom, None, True)),
         queue,
         rank,
         queued_at,
@@ -277,3 +279,23 @@ def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
         deadline,
         priority_inputs or {},
     )
+
+
+# Demand of instances with a share: jobs that run, or that wait and that some bot could run, busy and unhealthy ones
+# included.
+
+
+UNRECORDED_DEMAND = text(f"""
+SELECT a.instance FROM accounts a JOIN instances i ON i.id = a.instance
+WHERE a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s' AND (
+    EXISTS (SELECT FROM counters c WHERE c.name = 'instance:' || i.name || '\\:jobs' AND c.used > 0)
+    OR {DRAIN.of(instance="i")} AND EXISTS (
+        SELECT FROM (SELECT q.*, i.pool FROM queues q WHERE q.instance = a.instance AND q.constraint_set IS NOT NULL) w
+        WHERE {has_ready_jobs("w")}
+            AND EXISTS ({able_bots("b.id", "w", which="status <> 'gone'", limit="1")} OFFSET 0)))
+""")
+
+
+def unrecorded_demand(connection: Connection) -> list[int]:
+    """Return the ids of managed instances whose demand is due to be recorded."""
+    return list(connection.execute(UNRECORDED_DEMAND).scalars())

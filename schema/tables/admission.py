@@ -65,6 +65,8 @@ counters = Table(
     Column("name", Text, nullable=False),
     Column("used", AMOUNT, nullable=False, server_default=text("0")),
     Column("most", AMOUNT),
+    # When a lease last took of it.
+    Column("charged_at", TIME),
     PrimaryKeyConstraint("name"),
     CheckConstraint("used >= 0 AND used <> 'NaN'", name="counters_used_positive"),
     CheckConstraint("most >= 0 AND most <> 'NaN'", name="counters_most_positive"),
@@ -98,10 +100,12 @@ accounts = Table(
     Column("demand_at", TIME, nullable=False, server_default=text("'-infinity'")),
     Column("lift", Double, nullable=False, server_default=text("0")),
     Column("lifted_at", TIME, nullable=False, server_default=text("'-infinity'")),
+    # The weight for which the lift was stored.
+    Column("lift_weight", Double, nullable=False, server_default=text("1")),
     PrimaryKeyConstraint("instance"),
     CheckConstraint("credit_weight >= 0 AND credit_weight <= 1e6", name="accounts_credit_weight_range"),
     CheckConstraint(name_form("unit"), name="accounts_unit_form"),
-    CheckConstraint("lift >= 0 AND lift < 'infinity'", name="accounts_lift_range"),
+    CheckConstraint("lift > '-infinity' AND lift < 'infinity'", name="accounts_lift_range"),
 )
 
 

@@ -21,13 +21,14 @@ from bots.agent import run
 from bots.agent.run import RunContext
 from bots.protocol import Outcome
 from schema import clock
-from schema.accounting import accounts, fair_share
+from schema.accounting import accounts
 from schema.accounting.accounts import Account, PoolLimits, ReportedUsage
 from schema.accounting.fair_share import FairShareSettings, Mode
 from schema.errors import BadInput, NotFound
 from schema.moves import retention
 from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
+from schema.picking import constrained
 from tests.support.agents import NEEDS_PROC, finish, start
 from tests.support.plans import watching
 from tests.support.pool import Pool, active, completed
@@ -278,7 +279,7 @@ def test_what_upkeep_does_for_shares_reads_none_of_the_jobs_that_it_leaves(pool:
 
     def work(connection: Connection) -> None:
         for duty in (
-            fair_share.unrecorded_demand,
+            constrained.unrecorded_demand,
             lambda c: add_constraints(c, 100),
             lambda c: remove_constraints(c, 100),
         ):

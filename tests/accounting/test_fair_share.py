@@ -117,6 +117,66 @@ def test_the_lift_counts_by_weight_and_goes_with_the_window(pool: Pool) -> None:
     assert lift_of(pool, "a") == 0
 
 
+def test_who_has_only_jobs_that_no_bot_can_run_holds_nobody_back(pool: Pool) -> None:
+    share(pool, "stuck")
+    pool.submit(5, instance="stuck", properties={"gpu": "none-here"})
+    pool.assigner().run_once()
+    share(pool, "a")
+    bot = served(pool, "b")
+    away(pool, "a", 3600)
+    away(pool, "stuck", SETTINGS.idle_after + 1)
+    pool.upkeep().run_once()
+    pool.submit(40, instance="a")
+    given = pool.given(bot)
+    count = Count(work["instance"] for work in given)
+    assert abs(count["a"] - count["b"]) <= 1
+    assert lift_of(pool, "a") == pytest.approx(1000, rel=0.01)
+    assert pool.row(
+        "SELECT demand_at < now() - interval '1 minute' AS away FROM accounts"
+        " WHERE instance = (SELECT id FROM instances WHERE name = 'stuck')"
+    ).away, "it counts as away, so that it is not paid for the time in which nobody could run its jobs"
+    bot.sync(*(active(work) for work in given))
+
+
+def test_who_has_waited_long_without_a_start_is_not_what_those_who_return_are_compared_with(pool: Pool) -> None:
+    share(pool, "a")
+    share(pool, "shut", max_concurrent=0)
+    pool.submit(5, instance="shut")
+    bot = served(pool, "b")
+    away(pool, "a", 3600)
+    pool.upkeep().run_once()
+    pool.submit(40, instance="a")
+    given = pool.given(bot)
+    count = Count(work["instance"] for work in given)
+    assert abs(count["a"] - count["b"]) <= 1
+    bot.sync(*(active(work) for work in given))
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.001, 1.0), (1.0, 0.25), (0.0, 1.0), (4.0, 1.0)])
+def test_whose_weight_changes_shares_by_the_new_weight_at_once(pool: Pool, before: float, after: float) -> None:
+    share(pool, "a", credit_weight=before)
+    share(pool, "b")
+    pool.submit(400, instance="a")
+    pool.submit(400, instance="b")
+    bot = pool.bot(capacity=40)
+    assigner = pool.assigner()
+
+    def started(rounds: int) -> Count[str]:
+        found = Count[str]()
+        for _ in range(rounds):
+            assigner.run_once()
+            given = bot.take()
+            found.update(work["instance"] for work in given)
+            bot.sync(*(completed(work, usage={"cost": 1}) for work in given))
+        return found
+
+    started(4)
+    share(pool, "a", credit_weight=after)
+    found = started(5)
+    assert found.total() == 200
+    assert found["a"] / 200 == pytest.approx(after / (1 + after), abs=0.03)
+
+
 def test_where_nobody_has_asked_for_anything_lately_nobody_is_lifted(pool: Pool) -> None:
     served(pool, "b")
     for name in ("a", "b"):

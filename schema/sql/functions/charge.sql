@@ -2,7 +2,7 @@
 --
 -- Counters are locked in the order of their names, as in every function. A caller that fails has read the counter below
 -- its limit, has then lost a race, and starts again. With `may_overshoot` the last charge may exceed a cost limit that
--- was not yet reached.
+-- was not yet reached. `charged_at` tells which instances have started jobs lately.
 CREATE OR REPLACE FUNCTION charge(wanted_names text[], wanted_amounts numeric[], may_overshoot boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -20,7 +20,7 @@ BEGIN
         WHERE NOT EXISTS (SELECT FROM counters c WHERE c.name = w.name)
         ORDER BY w.name COLLATE "C" ON CONFLICT (name) DO NOTHING;
     PERFORM FROM counters c WHERE c.name = ANY (sum_names) ORDER BY c.name COLLATE "C" FOR NO KEY UPDATE;
-    UPDATE counters c SET used = c.used + w.amount
+    UPDATE counters c SET used = c.used + w.amount, charged_at = now()
         FROM unnest(sum_names, sum_amounts, last_amounts) AS w (name, amount, latest)
         WHERE c.name = w.name AND (c.most IS NULL OR c.used + w.amount <= c.most OR w.amount <= 0
             OR may_overshoot AND w.name LIKE '%:cost' AND c.used + w.amount - w.latest < c.most);
