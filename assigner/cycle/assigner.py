@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from sqlalchemy import Connection
@@ -19,7 +19,7 @@ from assigner.placement import resources
 from assigner.placement import sampling as samples
 from assigner.placement.fleet import Fleet, Part
 from assigner.placement.registry import SUCCESS
-from assigner.placement.strategy import Snapshot
+from assigner.placement.strategy import Group, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic, Throttle
@@ -41,8 +41,9 @@ class CycleResult:
 
     kept_units: those that bots kept for instances before it. used_kept: those of each bot that are for jobs which
     therefore evict nobody. holds_quotas: its transaction may hold locks on quotas. deferred: it was put off, because
-    others have all slots. part: the part of the fleet where it places a large batch. amounts: what picked jobs with
-    constraints take of counters. taken: what their leases have taken.
+    others have all slots. part: the part of the fleet where it places a large batch. quotas: what the quotas of the
+    picked jobs' instances still leave. amounts: what picked jobs with constraints take of counters. taken: what their
+    leases have taken.
     """
 
     kept_units: int = 0
@@ -55,6 +56,7 @@ class CycleResult:
     holds_quotas: bool = False
     deferred: bool = False
     part: Part | None = None
+    quotas: QuotaCopy = field(default_factory=QuotaCopy)
     admitted: AdmissionResult | None = None
     amounts: dict[int, Amounts] = field(default_factory=dict)
     taken: list[tuple[int, Amounts]] = field(default_factory=list)
@@ -140,7 +142,7 @@ class PriorityAgeAssigner:
             rested=cycle.rested,
             lost=cycle.lost,
             evicted=cycle.evicted,
-            strategy=self._settings.strategy.kind,
+            strategy=self._settings.strategy.chooser[1],
         )
         busy = bool(cycle.granted or cycle.lost or cycle.evicted)
         returns = None if cycle.admitted is None else cycle.admitted.returns
@@ -244,6 +246,7 @@ class PriorityAgeAssigner:
             cycle.picked += len(jobs) + len(heads)
             if not jobs and not heads:
                 return
+            cycle.quotas = QuotaCopy.of([*jobs, *(head.job for head in heads)])
             before = cycle.rested
             self._place_merged(connection, jobs, heads, cycle, by_age=order is Order.AGE)
             if cycle.granted or cycle.rested == before:
@@ -283,7 +286,7 @@ class PriorityAgeAssigner:
 
     def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
         """Place on kept units first, then by samples, then once on any healthy bot. Queues of which no job could be
-        placed rest."""
+        placed rest. If sampling is off, only kept units come before any healthy bot."""
         strategy = self._settings.strategy
         sampling = strategy.sampling
         if cycle.kept_units:
@@ -293,7 +296,8 @@ class PriorityAgeAssigner:
             jobs = [job for job in jobs if job.id not in placed]
             if not jobs:
                 return
-        for attempt in range(1, sampling.max_attempts + 1):
+        hopeless: Sequence[Group] = ()
+        for attempt in range(1, sampling.max_attempts + 1 if sampling.enabled else 1):
             seen = samples.sample_snapshot(
                 connection,
                 jobs,
@@ -307,9 +311,12 @@ class PriorityAgeAssigner:
             jobs = self._commit(connection, seen, cycle, round_number=attempt)
             if not jobs:
                 return
-        hopeless = samples.without_candidates(seen)
-        if cycle.lost or hopeless:
-            seen = samples.healthy_snapshot(connection, jobs, with_success=strategy.wants_success)
+            hopeless = samples.without_candidates(seen)
+        if cycle.lost or hopeless or not sampling.enabled:
+            seen = samples.healthy_snapshot(
+                connection, jobs, of_all=not sampling.enabled, with_success=strategy.wants_success
+            )
+            hopeless = hopeless if sampling.enabled else samples.without_candidates(seen)
             jobs = self._commit(connection, seen, cycle, round_number=0)
             stuck = {job.id for job in jobs}
             hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
@@ -325,22 +332,23 @@ class PriorityAgeAssigner:
         round_number: int,
         needy: Sequence[QueueHead] = (),
     ) -> list[ReadyJob]:
-        """Grant what the strategy chooses; returns the jobs that are still without a bot.
+        """Grant what the strategy chooses; returns the jobs that are still without a bot and that a quota allows.
 
         needy: those of the jobs that take resources of bots.
         """
-        strategy = self._settings.strategy
-        how = {"strategy": strategy.kind, "round": round_number}
-        placements = chosen = seen.chosen_by(strategy.strategy, strategy, how=how)
+        policy = self._settings.strategy
+        strategy, name = policy.chooser
+        seen = replace(seen, headrooms=cycle.quotas.left)
+        placements = chosen = seen.chosen_by(strategy, policy, how={"strategy": name, "round": round_number})
         if needy:
             placements = lock_bots(connection, chosen)
             for job_id, more in resources.resource_charges(connection, needy, placements).items():
                 cycle.amounts[job_id] = {**cycle.amounts[job_id], **more}
             cycle.lost += len(chosen) - len(placements)
-        placed = self._grant(connection, seen.jobs, placements, cycle, strategy=strategy.kind)
-        if strategy.kind == SUCCESS:
+        placed = self._grant(connection, seen.jobs, placements, cycle, strategy=name)
+        if name == SUCCESS:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
-        return [job for job in seen.jobs if job.id not in placed]
+        return [job for job in seen.jobs if job.id not in placed and cycle.quotas.allows(job)]
 
     def _grant(
         self,
@@ -371,6 +379,9 @@ class PriorityAgeAssigner:
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}
+        for job in jobs:
+            if job.id in placed:
+                cycle.quotas.take(job)
         wake_queues(connection, {job.queue for job in jobs if job.tried and job.id in placed})
         return placed
 

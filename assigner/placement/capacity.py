@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from assigner.placement.strategy import Policy, Score, Snapshot, decision
+from assigner.placement.strategy import Policy, QuotaCopy, Score, Snapshot, decision
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 
@@ -21,7 +21,7 @@ class Capacity:
     wants_success = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
-        copy = _WorkingCopy(snapshot, policy)
+        copy, quotas = _WorkingCopy(snapshot, policy), QuotaCopy(snapshot.headrooms)
         warm = snapshot.warm()
         benches: dict[tuple[int, str], _CandidateHeap] = {}
         places: dict[int, tuple[int, _CandidateHeap]] = {}
@@ -33,6 +33,8 @@ class Capacity:
                 places[job.id] = nth, bench
         placements: list[Placement] = []
         for job in snapshot.jobs:
+            if not quotas.allows(job):
+                continue
             nth, bench = places[job.id]
             hits = () if job.locality_hint is None else warm.get((nth, job.locality_hint), ())
             bot = bench.best(hits)
@@ -40,6 +42,7 @@ class Capacity:
                 continue
             found = copy.score(bot, bench.label, hit=bot in hits)
             copy.take(bot, job.units)
+            quotas.take(job)
             if copy.rises:
                 for each in benches.values():
                     each.changed(bot)

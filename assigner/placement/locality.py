@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from assigner.placement.strategy import Policy, Score, Snapshot, Strategy, decision
+from assigner.placement.strategy import Policy, QuotaCopy, Score, Snapshot, Strategy, decision
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 from schema.picking.pick import ReadyJob
@@ -41,6 +41,8 @@ class Locality:
             if hits:
                 placements += self._fall_back(copy, run, how)
                 run = []
+            if not copy.quotas.allows(job):
+                continue
             bot = copy.best(job, hits)
             if bot is None:
                 run.append(job)
@@ -66,6 +68,7 @@ class _WorkingCopy:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.policy = policy
         self.free_units_of = {bot.id: bot.free_units for candidates in snapshot.candidates for bot in candidates}
+        self.quotas = QuotaCopy(snapshot.headrooms)
         self._snapshot = snapshot
         self._group = {job.id: nth for nth, group in enumerate(snapshot.groups) for job in group.jobs}
         self._warm = snapshot.warm()
@@ -87,6 +90,7 @@ class _WorkingCopy:
     def take(self, job: ReadyJob, bot_id: int) -> None:
         """The job goes to this bot."""
         self.free_units_of[bot_id] -= job.units
+        self.quotas.take(job)
 
     def left_for(self, jobs: Sequence[ReadyJob]) -> Snapshot:
         """What these jobs see: of each group as many candidates as a sample for them alone would have given."""
@@ -100,7 +104,14 @@ class _WorkingCopy:
         ]
         hints = {job.locality_hint for job in jobs}
         hits = frozenset(hit for hit in self._snapshot.hits if hit[1] in hints) if hints != {None} else frozenset()
-        return replace(self._snapshot, jobs=jobs, groups=groups, candidates=candidates, hits=hits)
+        return replace(
+            self._snapshot,
+            jobs=jobs,
+            groups=groups,
+            candidates=candidates,
+            hits=hits,
+            headrooms=self.quotas.left,
+        )
 
     def _with_room(self, group: int, *, units: int, count: int) -> list[FreeBot]:
         found: list[FreeBot] = []

@@ -9,6 +9,7 @@ from pydantic import field_validator
 
 from assigner.config import plugins
 from assigner.placement.capacity import Capacity
+from assigner.placement.first import FIRST, First
 from assigner.placement.locality import Locality
 from assigner.placement.strategy import Policy, Snapshot, Strategy
 from assigner.placement.success import Success
@@ -53,9 +54,14 @@ class StrategySettings(Policy):
         return Locality(load(self.fallback), self.fallback) if self.kind == LOCALITY else load(self.kind)
 
     @cached_property
+    def chooser(self) -> tuple[Strategy, str]:
+        """The strategy that chooses, and its name: where sampling is off, the one that takes the first bot."""
+        return (self.strategy, self.kind) if self.sampling.enabled else (First(), FIRST)
+
+    @cached_property
     def wants_success(self) -> bool:
         """Whether the success rates of bots are to be read."""
-        return self.weights.success != 0 or self.strategy.wants_success
+        return self.sampling.enabled and (self.weights.success != 0 or self.strategy.wants_success)
 
 
 def load(kind: str) -> Strategy:

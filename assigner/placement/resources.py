@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from assigner.placement import sampling
 from assigner.placement.fleet import Fleet
-from assigner.placement.strategy import Group, Policy, SamplingSettings, Snapshot, Strategy
+from assigner.placement.strategy import Group, Policy, QuotaCopy, SamplingSettings, Snapshot, Strategy
 from schema.accounting.counters import Counter, declared_resources, resource_counter
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
@@ -71,23 +71,30 @@ class ResourceSnapshot(Snapshot):
     def chosen_by(self, strategy: Strategy, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Return the placements of the strategy that fit. A job that does not fit is offered the bots that are left."""
         remaining = RemainingResources((bot for bots in self.candidates for bot in bots), self.amounts)
-        units = {job.id: job.units for job in self.jobs}
-        placements = {each.job_id: each for each in self._together(strategy, policy, remaining, how=how)}
+        quotas, jobs = QuotaCopy(self.headrooms), {job.id: job for job in self.jobs}
+        placements = {each.job_id: each for each in self._together(strategy, policy, remaining, quotas, how=how)}
         for _ in range(ROUNDS):
-            seen = self._left(placements, remaining)
+            seen = self._left(placements, remaining, quotas)
             wanted = strategy.choose(seen, policy, how=how) if seen.jobs else []
             before = len(placements)
             for each in wanted:
-                need = self.needs[each.job_id]
-                if remaining.times(each.bot_id, units[each.job_id], need):
-                    remaining.take(each.bot_id, units[each.job_id], need)
+                need, job = self.needs[each.job_id], jobs[each.job_id]
+                if remaining.times(each.bot_id, job.units, need):
+                    remaining.take(each.bot_id, job.units, need)
+                    quotas.take(job)
                     placements[each.job_id] = each
             if len(placements) - before == len(wanted):
                 break
         return list(placements.values())
 
     def _together(
-        self, strategy: Strategy, policy: Policy, remaining: RemainingResources, *, how: Mapping[str, object]
+        self,
+        strategy: Strategy,
+        policy: Policy,
+        remaining: RemainingResources,
+        quotas: QuotaCopy,
+        *,
+        how: Mapping[str, object],
     ) -> list[Placement]:
         """Place batches: as many jobs of one batch key as fit on one bot go there, chosen as if they were one job. This
         is repeated while enough jobs for a batch are left."""
@@ -96,7 +103,8 @@ class ResourceSnapshot(Snapshot):
             jobs = list(group.jobs) if group.jobs[0].id in self.batched else []
             while len(jobs) >= policy.min_batch_size:
                 need = self.needs[jobs[0].id]
-                times = {bot.id: min(remaining.times(bot.id, group.units, need), len(jobs)) for bot in bots}
+                most = quotas.times(jobs[0], len(jobs))
+                times = {bot.id: min(remaining.times(bot.id, group.units, need), most) for bot in bots}
                 size = max(times.values(), default=0)
                 if size < policy.min_batch_size:
                     break
@@ -110,11 +118,12 @@ class ResourceSnapshot(Snapshot):
                     break
                 for job in jobs[:size]:
                     remaining.take(found[0].bot_id, group.units, need)
+                    quotas.take(job)
                     placements.append(found[0]._replace(job_id=job.id))
                 jobs = jobs[size:]
         return placements
 
-    def _left(self, placed: Mapping[int, Placement], remaining: RemainingResources) -> Snapshot:
+    def _left(self, placed: Mapping[int, Placement], remaining: RemainingResources, quotas: QuotaCopy) -> Snapshot:
         groups: list[Group] = []
         found: list[list[FreeBot]] = []
         for group, bots in zip(self.groups, self.candidates, strict=True):
@@ -129,7 +138,7 @@ class ResourceSnapshot(Snapshot):
                 found.append(fit)
         among = {job.id for group in groups for job in group.jobs}
         jobs_left = [job for job in self.jobs if job.id in among]
-        return Snapshot(jobs_left, groups, found, self.hits, self.labels, self.rates)
+        return Snapshot(jobs_left, groups, found, self.hits, self.labels, self.rates, quotas.left)
 
 
 def split_by_resources(heads: Iterable[QueueHead]) -> tuple[list[QueueHead], list[ReadyJob]]:
@@ -175,7 +184,8 @@ def read_resource_snapshot(
     fitting, declared = _fitting(
         connection, fleet, [group.wanted(MAX_BOTS_READ) for group in groups], needs, chance=chance
     )
-    found = [bots[: group.wanted(settings.sample_size).count] for group, bots in zip(groups, fitting, strict=True)]
+    size = settings.sample_size if settings.enabled else MAX_BOTS_READ
+    found = [bots[: group.wanted(size).count] for group, bots in zip(groups, fitting, strict=True)]
     bot_ids = sorted({bot.id for bots in found for bot in bots})
     hints = sorted({head.job.locality_hint for head in heads if head.job.locality_hint is not None})
     return ResourceSnapshot(

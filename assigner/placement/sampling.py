@@ -367,10 +367,13 @@ def sample_snapshot(
     return with_rates(connection, seen) if with_success else seen
 
 
-def healthy_snapshot(connection: Connection, jobs: Sequence[ReadyJob], *, with_success: bool = False) -> Snapshot:
-    """For every group as many free bots as it has jobs, the first that nobody else holds, locked."""
+def healthy_snapshot(
+    connection: Connection, jobs: Sequence[ReadyJob], *, of_all: bool = False, with_success: bool = False
+) -> Snapshot:
+    """For every group as many free bots as it has jobs, the first that nobody else holds, locked. `of_all`: the first
+    of all bots, however many these are."""
     groups = group_jobs(jobs)
-    found = [candidates.any_free(connection, group.wanted(1)) for group in groups]
+    found = [candidates.any_free(connection, group.wanted(1), of_all=of_all) for group in groups]
     seen = _with_hits(connection, jobs, groups, found)
     return with_rates(connection, seen) if with_success else seen
 

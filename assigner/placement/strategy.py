@@ -17,8 +17,9 @@ be tested with plain values, without a database:
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -170,6 +171,8 @@ def dominance(weights: Weights, term: CapacityTerm) -> str:
 class SamplingSettings(BaseModel):
     """Sampling of bots, as BuildGrid's SamplingConfig; it has no default size, ours is 10.
 
+    enabled: false = nothing is sampled or scored. A job then goes to the first healthy bot with room that nobody else
+        has locked: the one with the lowest priority number, of these the one that was registered first.
     sample_size: candidates scored for each job. Doubling it costs one more short index walk per batch and finds a
         better bot; beyond some tens the gain vanishes.
     max_attempts: sampling rounds before the fall-back to any healthy bot. Doubling it matters only where
@@ -178,6 +181,7 @@ class SamplingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    enabled: bool = True
     sample_size: int = Field(default=10, ge=1, le=1000)
     max_attempts: int = Field(default=1, ge=1, le=20)
 
@@ -232,11 +236,47 @@ class Policy(BaseModel):
         return FourTerms(found.priority, found.capacity, found.locality, value * self.weights.success)
 
 
+#: Units by (cohort, instance).
+Headrooms = Mapping[tuple[int, int], int]
+
+
+class QuotaCopy:
+    """A working copy of what quotas leave: an instance without an entry may have any number of units.
+
+    A job that its quota refuses takes no room of a bot, so that later jobs of the batch choose as if it were not there.
+    """
+
+    def __init__(self, headrooms: Headrooms = MappingProxyType({})) -> None:
+        self.left = dict(headrooms)
+
+    @classmethod
+    def of(cls, jobs: Iterable[ReadyJob]) -> "QuotaCopy":
+        """Return what quotas left the instances of these jobs when they were picked."""
+        return cls({(job.cohort, job.instance): job.headroom for job in jobs if job.headroom is not None})
+
+    def allows(self, job: ReadyJob) -> bool:
+        """Return whether the quota leaves enough units for the job."""
+        left = self.left.get((job.cohort, job.instance))
+        return left is None or job.units <= left
+
+    def times(self, job: ReadyJob, most: int) -> int:
+        """Return how many jobs of the instance and size of this one the quota allows, at most `most`."""
+        left = self.left.get((job.cohort, job.instance))
+        return most if left is None else min(most, max(left, 0) // job.units)
+
+    def take(self, job: ReadyJob) -> None:
+        """Count the units of a job that has been placed."""
+        key = job.cohort, job.instance
+        if key in self.left:
+            self.left[key] -= job.units
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What a choice is made from: the jobs in their order, for each group of them its candidates in random order
     (bots added for their locality come last), and the (bot, hint) pairs that are locality hits.
 
+    headrooms: units that quotas leave their instances.
     Only where success counts: the jobs' labels, and the success rates of (bot, label) as far as anything is known.
     """
 
@@ -246,6 +286,7 @@ class Snapshot:
     hits: frozenset[tuple[int, str]]
     labels: Mapping[int, str] = field(default_factory=dict)
     rates: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    headrooms: Headrooms = field(default_factory=dict)
 
     def label(self, job: ReadyJob) -> str:
         """By what the job's bots are told apart; the same for all jobs where success does not count."""
@@ -291,6 +332,8 @@ class Strategy(Protocol):
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Place each job at most once, on a candidate of its group; a job without a placement waits.
+
+        A job for which its instance's quota leaves too little (`QuotaCopy`) is passed over.
 
         A bot takes placements in their order for as long as they fit into its room. A placement's `decision` is kept
         as JSON with the job's history; it should hold all of `how`.

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Mapping, Sequence
 
-from assigner.placement.strategy import Policy, Snapshot, SuccessScore, decision, success_score
+from assigner.placement.strategy import Policy, QuotaCopy, Snapshot, SuccessScore, decision, success_score
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 
@@ -23,8 +23,11 @@ class Success:
         free_units_of = {bot.id: bot.free_units for bots in snapshot.candidates for bot in bots}
         group = {job.id: nth for nth, group in enumerate(snapshot.groups) for job in group.jobs}
         benches: dict[tuple[int, str], _CandidateHeap] = {}
+        quotas = QuotaCopy(snapshot.headrooms)
         placements: list[Placement] = []
         for job in snapshot.jobs:
+            if not quotas.allows(job):
+                continue
             key = group[job.id], snapshot.label(job)
             if (bench := benches.get(key)) is None:
                 rates = {bot.id: snapshot.rate(bot, key[1]) for bot in snapshot.candidates[key[0]]}
@@ -36,6 +39,7 @@ class Success:
                 continue
             placements.append(Placement(job.id, bot.id, decision(bot, bench.success_score(bot), bench.size, how)))
             free_units_of[bot.id] -= job.units
+            quotas.take(job)
         return placements
 
 

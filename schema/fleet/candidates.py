@@ -111,7 +111,7 @@ WITH w AS MATERIALIZED ({_WANT}), near AS MATERIALIZED (
 SELECT {_COLUMNS}
 FROM bots b CROSS JOIN w
 WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")}
-LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
+ORDER BY b.priority, b.id LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
 IS_ANY_FREE = text(f"""
 WITH w AS MATERIALIZED ({_WANT})
@@ -173,9 +173,12 @@ def all_free(connection: Connection, cohorts: Collection[int]) -> list[FreeBot]:
     return [FreeBot._make(row) for row in connection.execute(ALL_FREE, {"cohorts": list(cohorts)}).all()]
 
 
-def any_free(connection: Connection, want: CandidateRequest) -> list[FreeBot]:
-    """Lock up to `want.count` free bots that could take one of the jobs, the first that are not locked by others."""
-    values = {**_values(want), "count": want.count, "look": max(MAX_BOTS_READ, want.count)}
+def any_free(connection: Connection, want: CandidateRequest, *, of_all: bool = False) -> list[FreeBot]:
+    """Lock up to `want.count` free bots that could take one of the jobs and that are not locked by others.
+
+    They are the first by priority, lower first, then by id: of some `MAX_BOTS_READ` of them, or of all.
+    """
+    values = {**_values(want), "count": want.count, "look": None if of_all else max(MAX_BOTS_READ, want.count)}
     rows = connection.execute(ANY_FREE, values).all()
     return [FreeBot._make(row) for row in rows]
 

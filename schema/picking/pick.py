@@ -39,8 +39,9 @@ class Order(Enum):
 class ReadyJob(NamedTuple):
     """A queued job, locked by the transaction that picked it.
 
-    tried: an earlier look into its queue found no bot. queued_at: the time at which a plain job was queued. beyond: the
-    instance of a plain job reaches its minimum without it.
+    tried: an earlier look into its queue found no bot. headroom: units that the quota of its instance leaves; None for
+    any number. queued_at: the time at which a plain job was queued. beyond: the instance of a plain job reaches its
+    minimum without it.
     """
 
     id: int
@@ -53,6 +54,7 @@ class ReadyJob(NamedTuple):
     units: int
     locality_hint: str | None
     tried: bool
+    headroom: int | None = None
     queued_at: datetime | None = None
     beyond: bool = True
 
@@ -144,12 +146,22 @@ WITH RECURSIVE {room}, {heads}, picked AS MATERIALIZED (
     ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), {order}
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT r.*, {scan} AS scan, {picked}, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
+SELECT r.*, {scan} AS scan, CASE WHEN row_number() OVER () = 1 THEN ({headrooms}) END AS headrooms,
+    {picked}, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
+    CAST(NULL AS integer) AS headroom,
     p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
     EXISTS (SELECT FROM missing) AS below) r
 LEFT JOIN picked p ON true
 """
+
+
+# What the quotas of the picked jobs' instances leave, once for all rows. To join it to each job would compare each job
+# with each queue.
+_HEADROOMS = """
+    SELECT jsonb_agg(jsonb_build_array(cohort, instance, headroom)) FROM (
+        SELECT DISTINCT cohort, instance, headroom FROM offered
+        WHERE headroom IS NOT NULL AND queue = ANY (ARRAY(SELECT queue FROM picked))) q"""
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,7 @@ class Pick:
             columns=COLUMNS,
             picked=", ".join(f"p.{column.split()[-1]}" for column in COLUMNS.split(", ")),
             order=self.order.value,
+            headrooms=_HEADROOMS,
             still_ready=STILL_READY,
             scan=f"CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END"
             if front
@@ -262,4 +275,9 @@ def _from_front(
 def _ready_jobs(rows: Sequence[Row[Any]]) -> list[ReadyJob]:
     # Columns are taken by position. Names would take a third of the time, once for each job.
     columns = len(ReadyJob._fields)
-    return [ReadyJob._make(row[-columns:]) for row in rows if row[-columns] is not None]
+    found = [ReadyJob._make(row[-columns:]) for row in rows if row[-columns] is not None]
+    left = {(cohort, instance): units for cohort, instance, units in rows[0].headrooms or ()}
+    if not left:
+        return found
+    place = ReadyJob._fields.index("headroom")
+    return [ReadyJob._make((*job[:place], left.get((job.cohort, job.instance)), *job[place + 1 :])) for job in found]

@@ -8,8 +8,12 @@ import pytest
 
 from assigner.config import loading
 from assigner.config.loading import Reloader
+from assigner.placement.capacity import Capacity
+from assigner.placement.first import First
+from assigner.placement.locality import Locality
 from assigner.placement.registry import StrategySettings
-from assigner.placement.strategy import Policy, Snapshot, group_jobs
+from assigner.placement.strategy import Policy, Snapshot, Strategy, group_jobs
+from assigner.placement.success import Success
 from assigner.settings import PoolSettings
 from schema.errors import BadInput, LeaseholdError
 from schema.fleet.candidates import FreeBot
@@ -190,3 +194,20 @@ def test_bg_27_what_a_strategy_answers_is_checked(package: Package, placed: str)
     settings = StrategySettings(kind="wild")
     with pytest.raises(LeaseholdError, match=r"strategy 'wild' put job \d on bot \d+, but it may place each"):
         settings.strategy.choose(SEEN, settings, how={})
+
+
+@pytest.mark.parametrize(
+    "strategy", [Capacity(), Success(), Locality(Capacity(), "capacity"), First()], ids=lambda each: type(each).__name__
+)
+def test_a_job_that_its_quota_refuses_takes_no_room_of_a_bot(strategy: Strategy) -> None:
+    jobs = [
+        JOB._replace(id=1, public_id="1", units=2),
+        JOB._replace(id=2, public_id="2", units=2),
+        JOB._replace(id=3, public_id="3", units=1),
+        JOB._replace(id=4, public_id="4", instance=2, units=2),
+    ]
+    groups = group_jobs(jobs)
+    bots = [FreeBot(1, "bot-1", priority=0, free_units=5, capacity=5)]
+    snapshot = Snapshot(jobs, groups, [bots for _ in groups], frozenset(), headrooms={(0, 1): 3})
+    placed = strategy.choose(snapshot, Policy(), how={})
+    assert [each.job_id for each in placed] == [1, 3, 4], "the quota leaves 3 units, and the bot has 5"

@@ -57,7 +57,7 @@ WITH wanted AS MATERIALIZED (
     FROM within f
     WHERE j.id = f.job_id AND f.fits AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
-        f.decision, f.taking, f.taken_of_kept
+        f.decision, f.taking, f.taken_of_kept, f.nth
 ), taken AS (
     UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
     FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
@@ -77,7 +77,7 @@ WITH wanted AS MATERIALIZED (
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'grant', 'queued', 'leased', fence, actor,
-        decision FROM moved
+        decision FROM moved ORDER BY nth
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
