@@ -153,10 +153,13 @@ def largest_sync() -> dict[str, Any]:
         "usage": {f"unit-{n:05d}": 1234567.1234 for n in range(7)},
     }
     assert MAX_TOLD_BYTES - 30 < len(json.dumps(outcome["usage"], separators=(",", ":"))) <= MAX_TOLD_BYTES
-    lease = {"job": "0" * 36, "fence": 2**63 - 1, "state": "completed", "outcome": outcome, "output": []}
+    leases = [
+        {"job": "0" * 36, "fence": 2**63 - 1 - n, "state": "completed", "outcome": outcome, "output": []}
+        for n in range(MAX_LEASES)
+    ]
     output = [{"start": n << 18, "data": "A" * (validation.MAX_OUTPUT_BYTES // 3)} for n in range(4)]
     identity = {"bot": "b" * 63, "epoch": 2**63 - 1, "secret": "s" * 200, "seq": 2**63 - 1, "wait": 60.0}
-    return {**identity, "status": "draining", "leases": [lease] * (MAX_LEASES - 1) + [lease | {"output": output}]}
+    return {**identity, "status": "draining", "leases": [*leases[1:], leases[0] | {"output": output}]}
 
 
 @pytest.mark.parametrize(("model", "make"), [(SubmitRequest, largest_batch), (Sync, largest_sync)])
