@@ -19,6 +19,8 @@ from schema.validation import check_name, escaped
 
 #: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
 UNKNOWN_POINTS = "LH003"
+#: Classes that a new database has.
+FIRST_CLASSES = ("critical", "serious_project", "serious", "random", "auto_generated", "background")
 #: Points that a class or a service level may have.
 LEAST_POINTS, MOST_POINTS = -900, 1100
 
