@@ -5,15 +5,19 @@ bot lists every lease that it holds, and the answer lists every lease that the b
 "no change".
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from schema import validation
 from schema.validation import Name, Supply
 
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
+#: Exit codes that some system has: negative for signals, and 32 bits without a sign on Windows.
+LEAST_EXIT_CODE, MOST_EXIT_CODE = -(2**31), 2**32 - 1
 #: The most leases in one sync, and therefore the most commands that a bot may run at once.
 MAX_LEASES = 10_000
 
@@ -28,9 +32,9 @@ Usage = Annotated[
 
 
 class Message(BaseModel):
-    """The base of every message: immutable, without unknown fields, with finite numbers only."""
+    """The base of every message: immutable, strict in its types, without unknown fields, with finite numbers only."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class OpenSession(Message):
@@ -75,6 +79,13 @@ class OpenSession(Message):
         "that session runs any more. If this request ends that session, its jobs need not wait. Unset = not known",
     )
 
+    @field_validator("pool")
+    @classmethod
+    def _serves_an_instance_or_a_pool(cls, pool: str | None, info: ValidationInfo) -> str | None:
+        if pool is not None and info.data.get("instance") is not None:
+            raise ValueError("means nothing together with instance: a bot serves one of them")
+        return pool
+
 
 class Session(Message):
     """The answer to OpenSession. `secret` is shown once. `expires_in` counts from the moment of the request."""
@@ -105,12 +116,18 @@ class Outcome(Message):
 
     verdict: Literal["succeeded", "failed", "error", "stopped", "released"]
     exit_code: int | None = Field(
-        default=None, description="exit code of the command; negative = killed by that signal"
+        default=None,
+        ge=LEAST_EXIT_CODE,
+        le=MOST_EXIT_CODE,
+        description="exit code of the command; negative = killed by that signal",
     )
     reason: str | None = Field(default=None, max_length=500, description="e.g. `timeout after 60 s`")
-    seconds: float | None = Field(default=None, ge=0, description="run time on the bot's monotonic clock")
+    seconds: float | None = Field(default=None, ge=0, le=MAX_USED, description="run time on the bot's monotonic clock")
     output_bytes: int | None = Field(
-        default=None, ge=0, description="bytes written by the command, including those that were cut off"
+        default=None,
+        ge=0,
+        le=MAX_COUNT,
+        description="bytes written by the command, including those that were cut off",
     )
     output_truncated: bool = False
     usage: Usage | None = Field(default=None, description="what the attempt used, by unit: tokens, seconds, cost")
@@ -147,6 +164,25 @@ class Sync(Message):
     wait: float = Field(
         default=0.0, ge=0, le=60, description="seconds for which the server may hold an answer without news"
     )
+
+    # One validator for the whole list: a Python call for each report would make the validation of a large sync slower.
+    @field_validator("leases")
+    @classmethod
+    def _contradicts_nothing(cls, leases: Sequence[LeaseReport]) -> Sequence[LeaseReport]:
+        said = set[tuple[str, int]]()
+        for number, report in enumerate(leases):
+            if (report.outcome is None) == (report.state == "completed"):
+                needed = "is required" if report.outcome is None else "means nothing"
+                raise _contradiction((number, "outcome"), f"{needed} when the state is '{report.state}'")
+            if (report.job, report.fence) in said:
+                raise _contradiction((number, "job"), "is reported twice with the same fence")
+            said.add((report.job, report.fence))
+        return leases
+
+
+def _contradiction(place: tuple[int, str], reason: str) -> ValidationError:
+    problem = PydanticCustomError("contradiction", reason)
+    return ValidationError.from_exception_data("Sync", [{"type": problem, "loc": place, "input": None}])
 
 
 class Work(Message):

@@ -241,7 +241,7 @@ class JobRequest(Payload):
     )
     preferred_zone: Zone = Field(
         default="UTC",
-        description="Time zone of the preferred hours, such as Europe/Berlin.",
+        description="Time zone of the preferred hours, such as Europe/Berlin. Needs preferred hours.",
     )
     max_attempts: int = Field(
         default=validation.MAX_ATTEMPTS,
@@ -297,6 +297,8 @@ class JobRequest(Payload):
         """The constraints, which the job shares with others of its queue; None if it has none. Raises BadInput."""
         if self.model is not None and self.resource_class is None:
             raise BadInput("model", "needs a resource_class")
+        if "preferred_zone" in self.model_fields_set and not self.preferred_hours:
+            raise BadInput("preferred_zone", "means nothing without preferred_hours")
         shared = {
             "locks": sorted(set(self.locks)),
             "resource_class": self.resource_class,

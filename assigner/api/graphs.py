@@ -202,7 +202,7 @@ def _normal(body: GraphRequest, caller: Principal, estimate: Estimator | None) -
 
 def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: float) -> SubmittedGraph:
     def work(connection: Connection) -> graph_moves.SubmittedGraph:
-        submission.check_points(connection, graph["nodes"], caller)
+        submission.check_points(connection, graph["nodes"], caller, place="nodes")
         taken = submit_graph(connection, graph, sync=sync, actor=caller.actor)
         if caller.is_operator:
             details = {"graph": taken.public_id, "nodes": len(graph["nodes"]), "created": taken.created}

@@ -233,6 +233,8 @@ async def show_forecast(
     validation.check_name("class", job_class)
 
     def work(connection: Connection) -> Forecast:
+        if not any(each.name == job_class for each in priority_classes.classes(connection)):
+            raise BadInput("class", f"there is no job class '{job_class}'")
         found = time_windows.read(connection)
         if not found.windows:
             raise BadInput("windows", "there are none")

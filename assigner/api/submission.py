@@ -153,21 +153,32 @@ class _Attempt:
             self.warned = self.warned or (notice.severity_nonlocalized or notice.severity) == "WARNING"
 
 
-def _priced_by_class(requests: Sequence[dict[str, Any]], caller: Principal) -> list[dict[str, Any]]:
+def _priced_by_class(requests: Sequence[dict[str, Any]], caller: Principal) -> list[tuple[int, dict[str, Any]]]:
     """Return the requests whose priority comes from a class or service level, if the caller has a priority ceiling.
 
-    Only the database knows the points of classes and service levels, so these requests are checked there.
+    Each comes with its index. Only the database knows the points of classes and service levels, so these requests are
+    checked there.
     """
     if caller.priority_ceiling is None:
         return []
-    return [each for each in requests if "priority" not in each and each.get("own", {}).keys() & {"class", "level"}]
+    return [
+        (index, each)
+        for index, each in enumerate(requests)
+        if "priority" not in each and each.get("own", {}).keys() & {"class", "level"}
+    ]
 
 
-def check_points(connection: Connection, requests: Sequence[dict[str, Any]], caller: Principal) -> None:
-    """Raise Forbidden if a class or a service level is more urgent than the caller's priority ceiling."""
-    for request in _priced_by_class(requests, caller):
-        if not caller.may_use_priority(priority_classes.priority_of(connection, request["own"])):
-            raise Forbidden(f"jobs: this token may not be more urgent than {caller.priority_ceiling}")
+def check_points(
+    connection: Connection, requests: Sequence[dict[str, Any]], caller: Principal, *, place: str = "jobs"
+) -> None:
+    """Raise Forbidden if a class or a service level is more urgent than the caller's priority ceiling.
+
+    place: name of the list of requests, for errors.
+    """
+    for index, request in _priced_by_class(requests, caller):
+        priority = priority_classes.priority_of(connection, request["own"], place=f"{place}.{index}")
+        if not caller.may_use_priority(priority):
+            raise Forbidden(f"{place}.{index}: this token may not be more urgent than {caller.priority_ceiling}")
 
 
 def _normal(place: str, job: JobRequest, caller: Principal) -> dict[str, Any]:

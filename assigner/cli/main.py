@@ -277,8 +277,7 @@ def bot_command(
     if given["properties"]:
         given["properties"] = normal_properties("--property", pairs(given["properties"], option="--property"))
     if given["resources"]:
-        amounts = pairs(given["resources"], option="--resource")
-        given["resources"] = {kind: values[-1] for kind, values in amounts.items()}
+        given["resources"] = options.amounts(given["resources"])
     if given["capacity"] is not None:
         given["auto_capacity"] = given["capacity"] == "auto"
         given["capacity"] = None if given["auto_capacity"] else given["capacity"]

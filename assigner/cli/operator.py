@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import BaseModel
 
+from assigner.cli import mistakes
 from assigner.cli.output import as_json, duration, print_json, print_table
 from assigner.config import loading
-from assigner.placement import strategy
-from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
+from assigner.settings import COMMAND_TIMEOUT, Installation
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
 from schema.errors import BadInput, LeaseholdError
@@ -32,17 +31,25 @@ def config_group() -> None:
 @as_json
 @pass_installation
 def check_config(installation: Installation, file: Path | None, as_json: bool) -> None:
-    """Check the environment and FILE, or the file that commands would use, without starting anything."""
+    """Check the environment and FILE, or the file that commands would use, without starting anything.
+
+    What is probably a mistake is a warning. Exit 2 for what is not valid, and if jobs would wait for ever.
+    """
     path = file or installation.config
-    settings = loading.load(path, installation.sections, installation.environ)
-    found, notes = warnings(settings), dominance(settings)
+    loaded = loading.load_with_source(path, installation.sections, installation.environ)
+    found, notes = mistakes.mistakes(loaded.settings), mistakes.dominance(loaded.settings)
+    told = [f"{loaded.source.named(each.path)}: {each.reason}" for each in found if not each.is_fatal]
+    fatal = next((each for each in found if each.is_fatal), None)
+    if not as_json or fatal is not None:
+        for warning in told:
+            click.echo(f"warning: {warning}", err=True)
+    if fatal is not None:
+        raise BadInput(loaded.source.named(fatal.path), fatal.reason)
     if as_json:
-        print_json({"file": None if path is None else str(path), "ok": True, "warnings": found, "notes": notes})
+        print_json({"file": None if path is None else str(path), "ok": True, "warnings": told, "notes": notes})
         return
     for note in notes:
         click.echo(note)
-    for warning in found:
-        click.echo(f"warning: {warning}", err=True)
     click.echo(f"{path or 'the defaults'}: ok")
 
 
@@ -56,36 +63,6 @@ def show_config(installation: Installation, as_json: bool) -> None:
         print_json(shown)
     else:
         click.echo(loading.as_toml(shown), nl=False)
-
-
-def warnings(settings: PoolSettings) -> list[str]:
-    """Return warnings about settings that are valid but probably a mistake."""
-    found = []
-    bot: BaseModel | None = getattr(settings, "bot", None)
-    capacity = getattr(bot, "capacity", None)
-    for n, assigner in enumerate(settings.assigners):
-        if assigner.strategy.wants_success and not settings.success.statistics:
-            found.append(
-                f"assigners[{n}].strategy: it needs success statistics, which success.statistics does not turn on"
-            )
-        weights, term = assigner.strategy.weights, assigner.strategy.capacity_term
-        units = strategy.outweighing_units(weights, term)
-        most = 1 if term == "normalised" else capacity
-        if units is not None and isinstance(most, int) and most >= units:
-            whole = "a wholly free bot" if term == "normalised" else f"bot.capacity {capacity}"
-            found.append(
-                f"assigners[{n}].strategy.weights: free capacity can outweigh bot priority: {whole} x "
-                f"capacity {abs(weights.capacity):g} is more than priority {abs(weights.priority):g}"
-            )
-    return found
-
-
-def dominance(settings: PoolSettings) -> list[str]:
-    """Return a note for each kind of assigner: which term of a bot's score can outweigh the others."""
-    return [
-        f"assigners[{n}].strategy.weights: {strategy.dominance(each.strategy.weights, each.strategy.capacity_term)}"
-        for n, each in enumerate(settings.assigners)
-    ]
 
 
 @click.group("db")

@@ -91,7 +91,10 @@ def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set")
         sent = body.model_dump(mode="json", exclude_unset=True) | ({"reason": reason} if reason else {})
         held = LONG if setting.then is not None else 0.0
         with caller.client() as gateway:
-            answer = gateway.call(setting.method, _path(resource, keys), body=sent, held=held)
+            try:
+                answer = gateway.call(setting.method, _path(resource, keys), body=sent, held=held)
+            except BadInput as refused:
+                raise _as_asked(refused, setting) from None
         shown = body.model_dump(mode="json", exclude={"reason"}, exclude_unset=setting.partial)
         done = _named(resource, keys) | shown | {key: value for key, value in answer.items() if key != "name"}
         if caller.json:
@@ -222,18 +225,23 @@ class _Field:
     def read(self, given: Any) -> Any:
         """Convert the given value for the request model."""
         if self.is_map:
-            return dict(self._pair(each) for each in given)
+            return self._map(given)
         if self.is_list:
             return list(given)
         if self.nullable and given == NONE:
             return None
         return seconds(given) if self.is_time else given
 
-    def _pair(self, given: str) -> tuple[str, int]:
-        name, _, amount = given.partition("=")
-        if not (amount.isascii() and amount.isdigit() and len(amount) <= 10):
-            raise BadInput(self.asked, f"'{escaped(given, 80)}' is not {self.metavar}")
-        return name, int(amount)
+    def _map(self, given: Sequence[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for each in given:
+            name, _, amount = each.partition("=")
+            if not (amount.isascii() and amount.isdigit() and len(amount) <= 10):
+                raise BadInput(self.asked, f"'{escaped(each, 80)}' is not {self.metavar}")
+            if name in found:
+                raise BadInput(self.asked, f"names '{escaped(name, 80)}' twice")
+            found[name] = int(amount)
+        return found
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -294,6 +302,12 @@ def _body(setting: Setting[Any], options: Mapping[str, Any]) -> BaseModel:
     values = {each.name: each.read(options[each.name]) for each in given.values()}
     values = {**setting.preset, **values, **dict(setting.switches[option] for option in switched)}
     return _checked(setting.model, values, fields)
+
+
+def _as_asked(refused: BadInput, setting: Setting[Any]) -> BadInput:
+    """Return the gateway's refusal of a field as one of the option or argument that set it."""
+    asked = {each.name: each.asked for each in _fields(setting)}
+    return BadInput(asked.get(refused.field, refused.field), refused.reason)
 
 
 def _checked(model: type[BaseModel], values: Mapping[str, Any], fields: Sequence[_Field]) -> BaseModel:

@@ -31,10 +31,15 @@ def dotted(path: KeyPath) -> str:
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path).lstrip(".")
 
 
+def meant(wrong: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar; None if none is similar."""
+    return next(iter(difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)), None)
+
+
 def suggestion(wrong: str, known: Iterable[str]) -> str:
     """The text `; did you mean 'x'?` with the most similar known name; empty if none is similar."""
-    close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    close = meant(wrong, known)
+    return "" if close is None else f"; did you mean '{close}'?"
 
 
 def members(annotation: Any) -> list[Any]:

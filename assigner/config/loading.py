@@ -26,6 +26,8 @@ from schema.validation import escaped
 
 #: The largest configuration file, bytes. A larger one is taken for a mistake.
 MAX_FILE_BYTES = 1024 * 1024
+#: The most problems that one message names.
+MAX_PROBLEMS = 20
 #: Seconds for which a changed file must stay unchanged before it is read.
 SETTLE = 0.2
 
@@ -47,7 +49,7 @@ C = TypeVar("C", bound=ConfigModel)
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """The origin of each value, so that an error can name the place."""
 
     name: str | None
@@ -64,26 +66,43 @@ class _Source:
                 return line, f"{self.name}:{line}: "
         return 0, f"{self.name}: " if self.name else ""
 
+    def named(self, path: keys.KeyPath) -> str:
+        """The key for a message: its place and its name."""
+        return self.place(path)[1] + (keys.dotted(path) or "configuration")
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[C]):
+    """A configuration with the origin of its values."""
+
+    settings: C
+    source: Source
+
 
 def load(path: Path | None, sections: type[C], environ: Mapping[str, str]) -> C:
+    """Load a configuration as `load_with_source` does, without the origin of its values."""
+    return load_with_source(path, sections, environ).settings
+
+
+def load_with_source(path: Path | None, sections: type[C], environ: Mapping[str, str]) -> Loaded[C]:
     """Load the file at `path` (None = all defaults), apply `LEASEHOLD_<SECTION>_<KEY>` from `environ`, and validate.
 
-    Raises BadInput with one line that names the file and line (or the variable), the key and the reason. Values are
-    strict: a string is never taken for a number. Secret values never appear in a message.
+    Raises BadInput with one line that names, for each problem, the file and line (or the variable), the key and the
+    reason. Values are strict: a string is never taken for a number. Secret values never appear in a message.
     """
-    data, source = ({}, _Source(None)) if path is None else _read(path)
+    data, source = ({}, Source(None)) if path is None else _read(path)
     variables: dict[keys.KeyPath, str] = {}
     for name, key, value in keys.overrides(sections, environ):
         keys.put(data, key, value, variable=name)
         variables[key] = name
-    source = _Source(source.name, source.lines, variables)
+    source = Source(source.name, source.lines, variables)
     try:
-        return sections.model_validate_json(_as_json(data, source), strict=True)
+        return Loaded(sections.model_validate_json(_as_json(data, source), strict=True), source)
     except ValidationError as error:
         raise _explained(error, sections, source) from None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], _Source]:
+def _read(path: Path) -> tuple[dict[str, Any], Source]:
     name = str(path)
     try:
         with path.open("rb") as file:
@@ -98,7 +117,7 @@ def _read(path: Path) -> tuple[dict[str, Any], _Source]:
         line = raw.count(b"\n", 0, error.start) + 1
         raise BadInput(f"{name}:{line}", "is not UTF-8") from None
     try:
-        return tomllib.loads(text), _Source(name, keys.lines(text))
+        return tomllib.loads(text), Source(name, keys.lines(text))
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         found = re.search(r" \(at line (\d+), column \d+\)$", message)
@@ -109,7 +128,7 @@ def _read(path: Path) -> tuple[dict[str, Any], _Source]:
         raise BadInput(name, "is nested too deeply") from None
 
 
-def _as_json(data: dict[str, Any], source: _Source) -> str:
+def _as_json(data: dict[str, Any], source: Source) -> str:
     """The data as JSON. From JSON, pydantic's strict mode accepts strings for enums and paths, but not for numbers."""
 
     def refuse(value: Any) -> Any:
@@ -119,24 +138,34 @@ def _as_json(data: dict[str, Any], source: _Source) -> str:
     return json.dumps(data, default=refuse)
 
 
-def _explained(error: ValidationError, sections: type[ConfigModel], source: _Source) -> BadInput:
-    """The first error, by place in the file, as one line."""
-    found = []
+def _explained(error: ValidationError, sections: type[ConfigModel], source: Source) -> BadInput:
+    """Every problem, by place in the file, in one line."""
     everything = error.errors(include_url=False, include_context=False)
-    for details in everything:
+    placed = [
+        (keys.known(sections, each["loc"], is_extra=each["type"] == "extra_forbidden"), each) for each in everything
+    ]
+    misspelt = {(*path[:-1], _meant(path, sections)) for path, each in placed if each["type"] == "extra_forbidden"}
+    found = []
+    for path, details in placed:
         if any(each["loc"][:-1][: len(details["loc"])] == details["loc"] for each in everything):
             continue  # only a consequence: pydantic also calls a list too short if its item is wrong
-        path = keys.known(sections, details["loc"], is_extra=details["type"] == "extra_forbidden")
-        blamed = _blamed(path, details, source)
-        order, place = source.place(blamed)
+        if details["type"] == "missing" and path in misspelt:
+            continue  # the misspelt key is named with this one
+        order, place = source.place(_blamed(path, details, source))
         found.append((order, place + (keys.dotted(path) or "configuration"), _reason(details, path, sections)))
     found.sort(key=lambda each: each[0])
-    _, where, reason = found[0]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return BadInput(where, reason + more)
+    (_, where, reason), *others = found
+    named = [f"; also {other}: {why}" for _, other, why in others[: MAX_PROBLEMS - 1]]
+    left = len(others) - len(named)
+    return BadInput(where, reason + "".join(named) + (f" (and {left} more)" if left else ""))
 
 
-def _blamed(path: keys.KeyPath, details: ErrorDetails, source: _Source) -> keys.KeyPath:
+def _meant(path: keys.KeyPath, sections: type[ConfigModel]) -> str | None:
+    """The key that an unknown key was probably meant to be."""
+    return keys.meant(str(path[-1]), keys.fields(keys.annotation(sections, path[:-1])))
+
+
+def _blamed(path: keys.KeyPath, details: ErrorDetails, source: Source) -> keys.KeyPath:
     """The path to blame for an error.
 
     pydantic reports a broken relation between keys for the whole section. Then it is the first key named in the message
@@ -154,6 +183,8 @@ def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigMode
     if kind == "extra_forbidden":
         siblings = keys.fields(keys.annotation(sections, path[:-1]))
         return "is not a setting" + keys.suggestion(str(path[-1]), siblings)
+    if kind == "missing":
+        return "is missing"
     message = details["msg"].removeprefix("Value error, ")
     message = re.sub(r"^Input should be", "must be", message)
     message = re.sub(r"^Input should", "must", message)

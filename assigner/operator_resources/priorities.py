@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from assigner.operator_resources.declaration import (
     SECONDS,
     By,
+    Fields,
     Irremovable,
     Key,
     Keys,
@@ -48,12 +49,12 @@ def _reprice(database: Database, actor: str) -> Mapping[str, Any]:
     return {"repriced": reprice(database, actor=actor)}
 
 
-def _points(help: str) -> Any:
-    return given(unit="points", help=help, ge=priority_classes.LEAST_POINTS, le=priority_classes.MOST_POINTS)
+def _points(default: Any = ..., *, help: str) -> Any:
+    return given(default, unit="points", help=help, ge=priority_classes.LEAST_POINTS, le=priority_classes.MOST_POINTS)
 
 
 class ClassRequest(Request):
-    points: int = _points("urgency of its jobs; higher = sooner")
+    points: int = _points(help="urgency of its jobs; higher = sooner")
 
 
 class Class(Row):
@@ -161,8 +162,10 @@ CLASS_LIMITS = Resource(
 
 
 class LevelRequest(Request):
-    points: int = _points("urgency of its jobs; higher = sooner")
-    timeout_seconds: float = given(unit=SECONDS, help="timeout of a job that sets none", gt=0, le=MAX_TIMEOUT)
+    points: int = _points(0, help="urgency of its jobs; higher = sooner; a new level needs it")
+    timeout_seconds: float = given(
+        0.0, unit=SECONDS, help="timeout of a job that sets none; a new level needs it", gt=0, le=MAX_TIMEOUT
+    )
 
 
 class Level(Row):
@@ -176,8 +179,11 @@ def _levels(connection: Connection, _: Page) -> list[dict[str, Any]]:
     return [asdict(each) | {"priority": 100 - each.points} for each in priority_classes.service_levels(connection)]
 
 
-def _set_level(connection: Connection, keys: Keys, body: LevelRequest, by: By) -> None:
-    priority_classes.put_service_level(connection, keys[0], points=body.points, timeout=body.timeout_seconds, **by)
+def _set_level(connection: Connection, keys: Keys, body: LevelRequest, by: By) -> Fields:
+    points = body.points if "points" in body.model_fields_set else None
+    timeout = body.timeout_seconds if "timeout_seconds" in body.model_fields_set else None
+    level = priority_classes.put_service_level(connection, keys[0], points=points, timeout=timeout, **by)
+    return {"points": level.points, "timeout_seconds": level.timeout_seconds}
 
 
 def _told_of_level(done: Mapping[str, Any]) -> str:
@@ -199,9 +205,11 @@ SERVICE_LEVELS = Resource(
         ("timeout (s)", "timeout_seconds"),
     ),
     set=Setting(
-        help="Make a service level, or change it. Waiting jobs get the new points but keep their timeout.",
+        help="Make a service level, or change it; fields that are not given stay. Waiting jobs get the new points but "
+        "keep their timeout.",
         model=LevelRequest,
         apply=_set_level,
+        partial=True,
         then=_reprice,
         options={"timeout_seconds": "--timeout"},
     ),

@@ -294,10 +294,13 @@ def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
 
 
 def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> option_helpers.Request:
-    return option_helpers.check({option_helpers.COMMAND: list(command), **option_helpers.asked(options)})
+    try:
+        return option_helpers.check({option_helpers.COMMAND: list(command), **option_helpers.asked(options)})
+    except BadInput as refused:
+        raise option_helpers.as_option(refused) from None
 
 
 def _plain(refused: BadInput) -> BadInput:
     """Return the refusal of the only job without its place in the request."""
     field = refused.field.removeprefix("jobs.0").removeprefix(".").removeprefix("jobs.")
-    return BadInput(field or "job", refused.reason)
+    return option_helpers.as_option(BadInput(field or "job", refused.reason))

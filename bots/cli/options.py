@@ -248,12 +248,15 @@ def _properties(given: Iterable[str]) -> dict[str, list[str]]:
     return pairs([*given], option="--property")
 
 
-def _amounts(given: Iterable[str]) -> dict[str, int]:
-    found = {}
+def amounts(given: Iterable[str]) -> dict[str, int]:
+    """Parse the `KIND=AMOUNT` of `--resource`. Raises BadInput, also for a kind that is given twice."""
+    found: dict[str, int] = {}
     for value in given:
         kind, _, amount = value.partition("=")
         if not (amount.isascii() and amount.isdigit() and len(amount) <= 15):
             raise BadInput("--resource", f"'{escaped(value, 60)}' is not KIND=AMOUNT, such as cpu_milli=500")
+        if kind in found:
+            raise BadInput("--resource", f"names '{escaped(kind, 60)}' twice")
         found[kind] = int(amount)
     return found
 
@@ -262,7 +265,7 @@ _SPELLINGS: Mapping[str, Spelling] = {
     "env": Spelling(metavar="KEY=VALUE", type=click.STRING, multiple=True, read=_variables),
     "stdin": Spelling("--stdin-file", "FILENAME", click.File("rb"), read=read_text, note="- reads standard input"),
     "properties": Spelling("--property", "KEY=VALUE", click.STRING, multiple=True, read=_properties),
-    "resources": Spelling("--resource", "KIND=AMOUNT", click.STRING, multiple=True, read=_amounts),
+    "resources": Spelling("--resource", "KIND=AMOUNT", click.STRING, multiple=True, read=amounts),
     "locality_hint": Spelling("--locality", "HINT"),
     "timeout_seconds": Spelling("--timeout"),
     "queue_timeout_seconds": Spelling("--queue-timeout"),
@@ -334,6 +337,11 @@ def asked(options: Mapping[str, Any]) -> dict[str, Any]:
         for field in FIELDS
         if is_given(value := options[parameter(field)])
     }
+
+
+def as_option(refused: BadInput) -> BadInput:
+    """Return the refusal of a request's field as one of the option that sets it."""
+    return BadInput(option_name(refused.field), refused.reason) if refused.field in FIELDS else refused
 
 
 def is_given(value: object) -> bool:

@@ -145,7 +145,10 @@ def build(
             held_sessions.close()
             await polls.close()
 
-    app = Application(title="Leasehold", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    # A redirect would lead to the host that the request names, with the token.
+    app = Application(
+        title="Leasehold", version="1", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     parts = [routes.router, health_router, *routers]
     for router in parts:
         app.include_router(router)

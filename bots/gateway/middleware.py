@@ -20,7 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -253,6 +253,7 @@ class RequestMiddleware:
             if principal.kind not in entry.kinds:
                 raise Forbidden(f"a token of kind {principal.kind} may not use this")
             scope.setdefault("state", {})["principal"] = principal
+        _check_address(scope, entry)
         reader = entry.reader
         if reader is None:
             return
@@ -277,6 +278,21 @@ class _StatusRecorder:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         await self._send(message)
+
+
+def _check_address(scope: Scope, entry: RouteRules) -> None:
+    """Raise BadInput for a parameter of the path or the query with a NUL character, which no text in PostgreSQL holds.
+
+    It is the only character to refuse: bytes that are no text have been replaced when the address was decoded.
+    """
+    given: list[tuple[str, str]] = []
+    if "\x00" in scope["path"] and (found := entry.pattern.match(scope["path"])) is not None:
+        given += found.groupdict().items()
+    if b"%00" in scope["query_string"]:
+        given += QueryParams(scope["query_string"]).multi_items()
+    for name, value in given:
+        if "\x00" in value:
+            raise BadInput(validation.escaped(name, 60), "holds a NUL character")
 
 
 async def _collected(headers: Headers, receive: Receive, limit: int) -> bytes:

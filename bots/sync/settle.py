@@ -78,8 +78,8 @@ class SyncService:
         because it has been applied; its answer is what the bot should have now.
 
         Errors are Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that
-        name is open) or `stale_seq` (a later call has been answered), and BadInput for a report that contradicts
-        itself. Raises ValueError for two calls of one bot.
+        name is open) or `stale_seq` (a later call has been answered), and BadInput for output that is not base64.
+        Raises ValueError for two calls of one bot.
         """
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):

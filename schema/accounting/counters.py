@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 from schema import audit
 from schema.errors import BadInput, NotFound
@@ -186,6 +186,9 @@ SELECT name, used::double precision, most::double precision FROM counters
 WHERE name LIKE :pattern AND (most IS NOT NULL OR :unlimited) ORDER BY name COLLATE "C"
 """)
 _HELD = text("SELECT most::double precision FROM counters WHERE name = :name FOR NO KEY UPDATE")
+_CLASS_EXISTS = text("SELECT EXISTS (SELECT FROM job_classes WHERE name = :name)")
+# Jobs that name no instance belong to `default`, which has no row before the first of them.
+_INSTANCE_EXISTS = text("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
 
 
 @dataclass(frozen=True)
@@ -193,12 +196,15 @@ class Kind:
     """A kind of limited thing: class, owner, project or lock.
 
     noun: its word in messages. first, last: the parts of the counter's name before and after the operator's names.
-    names: how many names an operator gives. unnamed: the limit where none is set; None = unlimited.
+    names: how many names an operator gives. owner, owner_exists: what the first of these names, and the query that
+    tells whether it exists. unnamed: the limit where none is set; None = unlimited.
     """
 
     noun: str
     first: str
     names: int
+    owner: str = "instance"
+    owner_exists: TextClause = _INSTANCE_EXISTS
     last: str = ""
     unnamed: float | None = None
 
@@ -211,9 +217,9 @@ class Kind:
         return tuple(counter.split(":")[1 : 1 + self.names])
 
 
-JOBS_OF_CLASS = Kind("class", "class", 1, "jobs")
-COST_OF_OWNER = Kind("owner", "owner", 2, "cost")
-COST_OF_PROJECT = Kind("project", "project", 2, "cost")
+JOBS_OF_CLASS = Kind("class", "class", 1, owner="class", owner_exists=_CLASS_EXISTS, last="jobs")
+COST_OF_OWNER = Kind("owner", "owner", 2, last="cost")
+COST_OF_PROJECT = Kind("project", "project", 2, last="cost")
 #: A lock has one slot unless an operator sets another number.
 SLOTS_OF_LOCK = Kind("lock", "lock", 2, unnamed=1.0)
 
@@ -237,11 +243,17 @@ def limits(connection: Connection, kind: Kind) -> list[CounterLimit]:
 def set_limit(
     connection: Connection, kind: Kind, names: Sequence[str], most: float | None, *, actor: str, reason: str = ""
 ) -> None:
-    """Set a limit by its names; None = unlimited. An amount in use above the limit stays. Raises BadInput."""
+    """Set a limit by its names; None = unlimited. An amount in use above the limit stays.
+
+    Raises BadInput, and NotFound for a class or an instance that does not exist: the limit of a misspelt name would
+    hold for no job.
+    """
     for name in names:
         check_name("name", name)
     if most is not None and not 0 <= most <= MAX_COST:
         raise BadInput("limit", f"must be between 0 and {MAX_COST:g}")
+    if not connection.execute(kind.owner_exists, {"name": names[0]}).scalar_one():
+        raise NotFound(f"{kind.owner}: there is no {kind.owner} '{names[0]}'")
     _write(connection, kind.counter(names), most, "limit.set", actor=actor, reason=reason)
 
 

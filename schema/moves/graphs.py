@@ -121,7 +121,8 @@ def submit_graph(connection: Connection, request: Mapping[str, Any], *, sync: fl
     """
     connection.execute(LONGER_TIMEOUT)
     try:
-        (row,) = submitted_rows(connection, SUBMIT, {"request": json.dumps(request), "actor": actor})
+        values = {"request": json.dumps(request), "actor": actor}
+        (row,) = submitted_rows(connection, SUBMIT, values, requests=request["nodes"], place="nodes")
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == BAD_GRAPH:
             raise BadInput("nodes", error.orig.diag.message_primary or "") from None

@@ -9,8 +9,8 @@ from pydantic_core import to_json
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from schema.errors import BadInput, Conflict, LeaseholdError, QueueFull
-from schema.policy.priority_classes import UNKNOWN_POINTS
+from schema.errors import Conflict, LeaseholdError, QueueFull
+from schema.policy.priority_classes import UNKNOWN_POINTS, unknown_points
 from schema.postgres import engine
 from schema.validation import escaped
 
@@ -43,7 +43,8 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     another content, QueueFull when a label has no room for all of its new jobs, BadInput when a class or a service
     level is not known.
     """
-    rows = submitted_rows(connection, SUBMIT, {"requests": to_json(list(requests)).decode(), "actor": actor})
+    values = {"requests": to_json(list(requests)).decode(), "actor": actor}
+    rows = submitted_rows(connection, SUBMIT, values, requests=requests)
     for row in rows:
         if not row.same:
             raise _key_conflict(row.n, requests[row.n])
@@ -55,7 +56,7 @@ def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], 
     try:
         (answer,) = engine.single_row(driver, SUBMIT_ALONE, to_json(request), actor.encode())
     except psycopg.Error as error:
-        if (refused := _refused(error)) is not None:
+        if (refused := _refused(error, {"jobs.0": request})) is not None:
             raise refused from None
         raise
     assert answer is not None
@@ -65,13 +66,23 @@ def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], 
     return Submitted(int(job_id), public_id, created == "t")
 
 
-def submitted_rows(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
-    """The rows of a statement that submits. Raises QueueFull when a label has no room, BadInput when a class or a
-    service level is not known."""
+def submitted_rows(
+    connection: Connection,
+    statement: TextClause,
+    values: Mapping[str, Any],
+    *,
+    requests: Sequence[Mapping[str, Any]] = (),
+    place: str = "jobs",
+) -> Sequence[Row[Any]]:
+    """The rows of a statement that submits `requests`, whose list is called `place`.
+
+    Raises QueueFull when a label has no room, BadInput when a class or a service level is not known.
+    """
     try:
         return connection.execute(statement, values).all()
     except DBAPIError as error:
-        if isinstance(error.orig, psycopg.Error) and (refused := _refused(error.orig)) is not None:
+        placed = {f"{place}.{index}": request for index, request in enumerate(requests)}
+        if isinstance(error.orig, psycopg.Error) and (refused := _refused(error.orig, placed)) is not None:
             raise refused from None
         raise
 
@@ -81,13 +92,13 @@ def _key_conflict(index: int, request: Mapping[str, Any]) -> Conflict:
     return Conflict("key_reused", f"jobs[{index}].key: '{key}' was used before for a different request")
 
 
-def _refused(error: psycopg.Error) -> LeaseholdError | None:
-    """What the function says by its SQLSTATE, None if it was something else."""
+def _refused(error: psycopg.Error, requests: Mapping[str, Mapping[str, Any]]) -> LeaseholdError | None:
+    """What the function says by its SQLSTATE of these requests, by their place; None if it was something else."""
     reason = escaped(error.diag.message_primary or "", 300)
     match error.sqlstate:
         case code if code == QUEUE_FULL:
             return QueueFull(reason)
         case code if code == UNKNOWN_POINTS:
-            return BadInput("jobs", reason)
+            return unknown_points(error, {place: request.get("own") or {} for place, request in requests.items()})
         case _:
             return None

@@ -5,9 +5,9 @@ Operators and plug-ins write the readings. Admission reads only the stored row a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from schema import audit, validation
 from schema.errors import BadInput, NotFound
@@ -15,6 +15,9 @@ from schema.postgres.notify import wake
 
 #: The largest amount of a meter.
 MAX_AMOUNT = 1e12
+#: How long ago and how far ahead a meter may say that it is reset. A reading may be made just before a reset and come
+#: after it.
+PASSED, AHEAD = timedelta(days=1), timedelta(days=366)
 #: Days for which hourly averages are kept.
 KEEP_DAYS = 28
 
@@ -117,14 +120,21 @@ def put(
         raise BadInput("used", f"must be between 0 and {MAX_AMOUNT:g}")
     if not 0 < most <= MAX_AMOUNT:
         raise BadInput("limit", f"must be more than 0 and at most {MAX_AMOUNT:g}")
-    if resets_at is not None and resets_at.tzinfo is None:
-        raise BadInput("resets_at", "needs a time zone")
+    if resets_at is not None:
+        _check_reset(resets_at, now=connection.scalars(select(func.now())).one())
     before = None if actor is None else connection.execute(LIMIT, {"name": name}).scalar_one_or_none()
     connection.execute(PUT, {"name": name, "used": used, "most": most, "resets_at": resets_at})
     if actor is not None and before != most:
         details = {"before": before, "after": most, "reason": reason}
         audit.write(connection, "meter.set", actor=actor, subject=f"meter:{name}", details=details)
     wake(connection, "jobs")
+
+
+def _check_reset(resets_at: datetime, *, now: datetime) -> None:
+    if resets_at.tzinfo is None:
+        raise BadInput("resets_at", "needs a time zone")
+    if not now - PASSED <= resets_at <= now + AHEAD:
+        raise BadInput("resets_at", "must be at most a day ago and at most a year ahead")
 
 
 def remove(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:

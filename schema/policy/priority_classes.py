@@ -19,6 +19,8 @@ from schema.validation import check_name, escaped
 
 #: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
 UNKNOWN_POINTS = "LH003"
+#: Classes that a new database has.
+FIRST_CLASSES = ("critical", "serious_project", "serious", "random", "auto_generated", "background")
 #: Points that a class or a service level may have.
 LEAST_POINTS, MOST_POINTS = -900, 1100
 
@@ -29,6 +31,7 @@ INSERT INTO job_classes AS c (name, points) VALUES (:name, :points)
 ON CONFLICT (name) DO UPDATE SET points = :points WHERE c.points <> :points
 """)
 LEVELS = text("SELECT name, points, timeout_seconds FROM service_levels ORDER BY points DESC, name")
+HOLD_LEVEL = text("SELECT points, timeout_seconds FROM service_levels WHERE name = :name FOR NO KEY UPDATE")
 SET_LEVEL = text("""
 INSERT INTO service_levels AS l (name, points, timeout_seconds) VALUES (:name, :points, :timeout)
 ON CONFLICT (name) DO UPDATE SET points = :points, timeout_seconds = :timeout
@@ -135,14 +138,28 @@ def policy(connection: Connection, *, held: bool = False) -> Policy:
     return Policy(**row)
 
 
-def priority_of(connection: Connection, priority_inputs: Mapping[str, Any]) -> int:
-    """The priority that a request with these inputs gets. Raises BadInput for an unknown class or service level."""
+def priority_of(connection: Connection, priority_inputs: Mapping[str, Any], *, place: str) -> int:
+    """The priority that a request with these inputs gets. `place`: that of the request, for errors.
+
+    Raises BadInput for an unknown class or service level.
+    """
     try:
         return int(connection.execute(PRICE, {"own": json.dumps(priority_inputs)}).scalar_one())
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == UNKNOWN_POINTS:
-            raise BadInput("jobs", escaped(error.orig.diag.message_primary or "", 300)) from None
+            raise unknown_points(error.orig, {place: priority_inputs}) from None
         raise
+
+
+def unknown_points(error: psycopg.Error, inputs: Mapping[str, Mapping[str, Any]]) -> BadInput:
+    """The refusal of the first request that names the unknown class or service level of this error of `priced`.
+
+    inputs: the inputs of each request by its place, such as `jobs.3`.
+    """
+    field, name = error.diag.column_name, error.diag.message_detail
+    word = "level" if field == "service_level" else "class"
+    places = (f"{place}.{field}" for place, given in inputs.items() if given.get(word) == name)
+    return BadInput(next(places, "jobs"), escaped(error.diag.message_primary or "", 300))
 
 
 def put_class(connection: Connection, name: str, *, points: int, actor: str, reason: str = "") -> None:
@@ -159,13 +176,31 @@ def remove_class(connection: Connection, name: str, *, actor: str, reason: str =
 
 
 def put_service_level(
-    connection: Connection, name: str, *, points: int, timeout: float, actor: str, reason: str = ""
-) -> None:
-    """Make or change a service level; `timeout` in seconds. Existing jobs do not change. Raises BadInput."""
+    connection: Connection,
+    name: str,
+    *,
+    points: int | None = None,
+    timeout: float | None = None,
+    actor: str,
+    reason: str = "",
+) -> ServiceLevel:
+    """Make or change a service level, and return it; `timeout` in seconds. Existing jobs do not change.
+
+    What is None stays as it is. Raises BadInput, also if a new level lacks one of them.
+    """
+    check_name("name", name)
+    known = connection.execute(HOLD_LEVEL, {"name": name}).one_or_none()
+    if known is not None:
+        points = known.points if points is None else points
+        timeout = known.timeout_seconds if timeout is None else timeout
+    if points is None or timeout is None:
+        missing = "points" if points is None else "timeout_seconds"
+        raise BadInput(missing, f"is missing: there is no service level '{name}' yet")
     _check(name, points)
     connection.execute(SET_LEVEL, {"name": name, "points": points, "timeout": timeout})
     details = {"points": points, "timeout_seconds": timeout, "reason": reason}
     audit.write(connection, "service_level.set", actor=actor, subject=name, details=details)
+    return ServiceLevel(name, points, timeout)
 
 
 def remove_service_level(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:

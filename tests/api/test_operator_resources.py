@@ -264,6 +264,13 @@ def test_windows_that_operators_made_stay_when_the_configuration_changes(
     assert [each.settings.name for each in pool.database.run(time_windows.read).windows] == ["day"]
 
 
+#: What operators have changed, which a refused command must leave as it is.
+STORED = """
+SELECT (SELECT count(*) FROM audit) AS acts, (SELECT count(*) FROM instances) AS instances,
+    (SELECT count(*) FROM counters) AS counters, (SELECT count(*) FROM usage_meters) AS meters,
+    (SELECT array_agg(s.*::text ORDER BY s.name) FROM service_levels s) AS levels,
+    (SELECT s::text FROM scheduling s) AS policy
+"""
 REFUSED = [
     ("class set nightly --pionts", "No such option '--pionts'"),
     ("class set nightly -5 --pionts", "unexpected extra argument"),
@@ -281,13 +288,53 @@ REFUSED = [
     ("lock set ci Tree 1", "lock: 'Tree' is not a name"),
     ("quota show ci --cohort ..", "--cohort: '..' is not a name"),
     ("window show absent", "window: there is no 'absent'"),
+    *(
+        (f"service-level set gold --points 50 --timeout {bad}", "--timeout: must be ")
+        for bad in ("-1", "nan", "inf", "99999999999")
+    ),
+    ("service-level set gold --points 50", "--timeout: is missing: there is no service level 'gold' yet"),
+    ("service-level set gold --timeout 60", "--points: is missing: there is no service level 'gold' yet"),
+    ("service-level set gold", "give at least one of: --points, --timeout"),
+    *((f"scheduling set --starvation {bad}", "--starvation: must be ") for bad in ("0", "-1h", "nan", "1e30")),
+    ("scheduling set --max-queue-size 0", "--max-queue-size: must be greater than 0"),
+    ("scheduling set --max-queue-size 1e3", "--max-queue-size: '1e3' is neither a whole number nor 'none'"),
+    ("class-limit set nosuch 3", "class: there is no class 'nosuch'"),
+    ("class-limit set critical 1.5", "JOBS: '1.5' is neither a whole number nor 'none'"),
+    ("class-limit set critical -1", "JOBS: must be greater than or equal to 0"),
+    ("class limit critical -1", "JOBS: must be greater than or equal to 0"),
+    ("class set critical -2000", "POINTS: must be greater than or equal to -900"),
+    ("owner-quota set nosuch bob 5", "instance: there is no instance 'nosuch'"),
+    ("quota owner nosuch bob 5", "instance: there is no instance 'nosuch'"),
+    ("project-quota set nosuch site 5", "instance: there is no instance 'nosuch'"),
+    ("lock set nosuch tree 5", "instance: there is no instance 'nosuch'"),
+    ("quota owner default bob -5", "COST: must be greater than or equal to 0"),
+    ("owner-quota set default bob 1e40", "COST: must be less than or equal to 1000000000000"),
+    ("instance set ci --lock tree=1 --lock tree=2", "--lock: names 'tree' twice"),
+    ("meter set plan --used 1 --limit 4 --resets-at 2020-01-01T00:00:00Z", "--resets-at: must be at most a day ago"),
+    ("meter forecast --class nosuch", "class: there is no job class 'nosuch'"),
 ]
 
 
-def test_negative_numbers_are_arguments_and_what_is_wrong_is_refused_in_one_line(operate: Answer) -> None:
+def test_negative_numbers_are_arguments_and_what_is_wrong_is_refused_in_one_line(operate: Answer, pool: Pool) -> None:
+    before = pool.row(STORED)
     for line, said in REFUSED:
         code, told = operate(*line.split())
         assert (code, told.count("\n"), said in told) == (2, 1, True), f"{line}: {told}"
+    assert pool.row(STORED) == before
+
+
+def test_a_service_level_keeps_what_is_not_given(good: Callable[[str], str]) -> None:
+    assert good("service-level set premium --points 90").startswith(
+        "premium has 90 points: priority 10, timeout 7200 s"
+    )
+    assert good("service-level set premium --timeout 1h").startswith(
+        "premium has 90 points: priority 10, timeout 3600 s"
+    )
+
+
+def test_the_limits_of_the_default_instance_may_be_set_before_its_first_job(good: Callable[[str], str]) -> None:
+    assert good("owner-quota set default bob 5") == "owner bob of default may cost 5\n"
+    assert good("lock set default tree 2") == "2 jobs of default may hold tree at once\n"
 
 
 def test_the_list_of_instances_is_whole_however_many_there_are(good: Callable[[str], str], pool: Pool) -> None:

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from pydantic import BaseModel
 
-from assigner.cli import errors, operator
+from assigner.cli import errors, mistakes
 from assigner.cli.main import cli, sections
 from assigner.config import keys, loading
 from bots.cli.jobs import COMMANDS
@@ -118,14 +118,16 @@ def test_check_warns_when_capacity_can_outweigh_priority(console: Console) -> No
     (console.directory / "leasehold.toml").write_text("[bot]\ncapacity = 11\n")
     done = console.run("config", "check")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "leasehold.toml: ok")
-    assert done.stderr.startswith("warning: assigners[0].strategy.weights: free capacity can outweigh bot priority")
+    assert done.stderr.startswith(
+        "warning: leasehold.toml: assigners[0].strategy.weights: free capacity can outweigh bot priority"
+    )
     assert json.loads(console.run("config", "check", "--json").stdout)["warnings"] != []
-    assert operator.warnings(sections().model_validate({"bot": {"capacity": 10}})) == []
+    assert mistakes.mistakes(sections().model_validate({"bot": {"capacity": 10}})) == []
     strategy = {"capacity_term": "normalised"}
     quiet = {"bot": {"capacity": 1000}, "assigners": [{"strategy": strategy}]}
-    assert operator.warnings(sections().model_validate(quiet)) == []
+    assert mistakes.mistakes(sections().model_validate(quiet)) == []
     loud = {"assigners": [{"strategy": {**strategy, "weights": {"capacity": 11.0}}}]}
-    assert len(operator.warnings(sections().model_validate(loud))) == 1
+    assert len(mistakes.mistakes(sections().model_validate(loud))) == 1
 
 
 def test_a_09_bg_38_check_says_which_term_can_dominate_and_from_how_many_units(console: Console) -> None:

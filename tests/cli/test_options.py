@@ -107,8 +107,8 @@ def test_wrong_usage_is_refused_before_anything_is_sent(stands: Gateway, argumen
     [
         (["submit", "--property", "os", "--", "true"], "--property"),
         (["submit", "--env", "=x", "--", "true"], "--env"),
-        (["submit", "--instance", "Not A Name", "--", "true"], "instance"),
-        (["submit", "--label", "x" * 65, "--", "true"], "label"),
+        (["submit", "--instance", "Not A Name", "--", "true"], "--instance"),
+        (["submit", "--label", "x" * 65, "--", "true"], "--label"),
         (["submit", "--", "\udcff"], "command"),
         (["show", "x"], "id"),
         (["wait", JOB_COMMANDING, "x"], "id"),

@@ -56,7 +56,9 @@ def test_submit_sends_when_a_job_may_start_and_what_it_takes(
     for wrong, said in {
         "--resource cpu_milli=half": "--resource: 'cpu_milli=half' is not KIND=AMOUNT",
         "--preferred-hour 24": "--preferred-hour: 24 is not in the range",
-        "--preferred-zone Mars": "preferred_zone: 'Mars' is not a time zone",
+        "--preferred-zone Mars": "--preferred-zone: 'Mars' is not a time zone",
+        "--preferred-zone UTC": "--preferred-zone: means nothing without preferred_hours",
+        "--resource memory_mib=1 --resource memory_mib=2": "--resource: names 'memory_mib' twice",
         "--resource cpu=4": "resources",
     }.items():
         assert errors.run(cli, ["submit", *wrong.split(), "true"]) == 2

@@ -1,6 +1,7 @@
 """How bodies are read: once, away from the event loop, within bounds that every honest request keeps."""
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -153,10 +154,13 @@ def largest_sync() -> dict[str, Any]:
         "usage": {f"unit-{n:05d}": 1234567.1234 for n in range(7)},
     }
     assert MAX_TOLD_BYTES - 30 < len(json.dumps(outcome["usage"], separators=(",", ":"))) <= MAX_TOLD_BYTES
-    lease = {"job": "0" * 36, "fence": 2**63 - 1, "state": "completed", "outcome": outcome, "output": []}
+    leases = [
+        {"job": "0" * 36, "fence": 2**63 - 1 - n, "state": "completed", "outcome": outcome, "output": []}
+        for n in range(MAX_LEASES)
+    ]
     output = [{"start": n << 18, "data": "A" * (validation.MAX_OUTPUT_BYTES // 3)} for n in range(4)]
     identity = {"bot": "b" * 63, "epoch": 2**63 - 1, "secret": "s" * 200, "seq": 2**63 - 1, "wait": 60.0}
-    return {**identity, "status": "draining", "leases": [lease] * (MAX_LEASES - 1) + [lease | {"output": output}]}
+    return {**identity, "status": "draining", "leases": [*leases[1:], leases[0] | {"output": output}]}
 
 
 @pytest.mark.parametrize(("model", "make"), [(SubmitRequest, largest_batch), (Sync, largest_sync)])
@@ -253,6 +257,37 @@ def test_a_bad_sync_is_never_an_internal_error(served: Served, change: dict[str,
     assert 200 <= answer.status_code < 500, answer.text
     if answer.status_code == 200:
         assert json.loads(answer.content)["leases"] == []
+
+
+def test_a_nul_character_in_a_path_or_query_gets_400_on_every_route(served: Served, database: Database) -> None:
+    before = counts(database)
+    tokens_of = {kind: served.token(kind, **({"bot": "*"} if kind == "bot" else {})) for kind in tokens.Kind}
+    addresses = [
+        (
+            method,
+            parameter["name"],
+            path if parameter["in"] == "query" else path.replace(f"{{{parameter['name']}}}", "x%00"),
+            what,
+        )
+        for path, ways in served.client().get("/openapi.json").json()["paths"].items()
+        for method, what in ways.items()
+        for parameter in what.get("parameters", [])
+    ]
+    assert {"name", "resource_class", "after", "reason", "zone", "id"} <= {name for _, name, _, _ in addresses}
+    for method, name, path, what in addresses:
+        query = "" if "%00" in path else f"?{name}=x%00"
+        target = re.sub(r"\{\w+\}", "x", path) + query
+        with served.client(tokens_of[what["x-kinds"][-1]]) as http:
+            answer = http.request(method, target, json={} if method in ("post", "put", "patch") else None)
+        assert (answer.status_code, answer.json()["detail"]) == (400, f"{name}: holds a NUL character"), target
+    assert counts(database) == before
+
+
+def test_a_slash_too_many_leads_to_no_host_that_the_request_names(operator: httpx.Client) -> None:
+    for method, path in (("GET", "/v1/jobs/"), ("GET", "/healthz/"), ("POST", "/v1/sync/")):
+        answer = operator.request(method, path, headers={"Host": "evil.example"})
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+        assert "location" not in answer.headers
 
 
 def test_what_is_not_json_or_too_large_is_refused_by_its_head(served: Served) -> None:

@@ -291,7 +291,8 @@ class History(RuleBasedStateMachine):
         if worker.beliefs and nth % 3 == 0:
             job, fence = _pick(list(worker.beliefs), nth)
             wrong += [(job, fence - 1), (job, fence + 1), (job, 0)]
-        return [completed({"job": job, "fence": fence}, exit_code=-1) for job, fence in wrong]
+        told = dict.fromkeys(wrong)  # a report names a lease once
+        return [completed({"job": job, "fence": fence}, exit_code=-1) for job, fence in told]
 
     def _answered(self, worker: Worker) -> None:
         worker.answer = answered(worker.bot.sync_service, worker.message)

@@ -25,9 +25,15 @@ def test_ma_11_what_depends_on_nothing_is_queued_and_the_rest_as_what_it_waits_f
         ({1: [2], 2: [3], 3: [1]}, "1 → 2 → 3 → 1"),
         ({7: [7]}, "7 → 7"),
         ({1: [], 2: [1, 4], 3: [2], 4: [3], 5: [4]}, "2 → 4 → 3 → 2"),
+        ({n: [n % 13 + 1] for n in range(1, 14)}, " → ".join(map(str, [*range(1, 14), 1]))),
+        (
+            {n: [n % 10_000 + 1] for n in range(1, 10_001)},
+            "1 → 2 → 3 → 4 → 5 → 6 → 7 → 8 → 9 → 10 → … 9988 more … → 9999 → 10000 → 1",
+        ),
     ],
+    ids=["three", "one", "a part", "thirteen", "ten thousand"],
 )
-def test_ma_12_a_circle_is_refused_with_the_whole_way_before_anything_is_stored(
+def test_ma_12_a_circle_is_refused_with_the_way_round_it_before_anything_is_stored(
     pool: Pool, after: dict[int, list[int]], path: str
 ) -> None:
     with pytest.raises(BadInput) as refused:
@@ -59,6 +65,11 @@ def test_a_19_absent_parents_are_refused_or_forgotten_if_the_caller_says_so(pool
     with pytest.raises(BadInput) as refused:
         submitted(pool, {1: [9, 8]}, on_phantom="reject")
     assert refused.value.reason == "Phantom dependencies in job build: 8, 9"
+    with pytest.raises(BadInput) as refused:
+        submitted(pool, {1: list(range(2, 5000))}, on_phantom="reject")
+    assert refused.value.reason.endswith(
+        " 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21 and 4978 more"
+    )
     graph = submitted(pool, {1: [9, 8]}, on_phantom="ignore")
     assert (graph.missing, states(pool, graph)) == ((), {1: "queued"})
 

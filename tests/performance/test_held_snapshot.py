@@ -84,7 +84,7 @@ def test_a_lease_that_lasts_is_listed_however_many_others_began_and_ended_after_
     assert pool.row("SELECT held, in_use FROM bots") == (0, 0)
 
 
-def test_what_a_bot_reports_twice_or_does_not_hold_hides_nothing_of_what_it_holds(pool: Pool) -> None:
+def test_what_a_bot_reports_with_two_fences_or_does_not_hold_hides_nothing_of_what_it_holds(pool: Pool) -> None:
     (other,) = pool.submit()
     stranger = pool.bot("stranger")
     (foreign,) = pool.given(stranger)
@@ -92,7 +92,8 @@ def test_what_a_bot_reports_twice_or_does_not_hold_hides_nothing_of_what_it_hold
     bot = pool.bot(capacity=2)
     pool.assigner().run_once()
     first, second = bot.sync()["leases"]
-    reports = [active(first), active(first), active(foreign), LeaseReport(job="no id", fence=1, state="active")]
+    older = LeaseReport(job=first["job"], fence=first["fence"] - 1, state="active")
+    reports = [active(first), older, active(foreign), LeaseReport(job="no id", fence=1, state="active")]
     answer = bot.sync(*reports)
     told = {lease["job"]: lease["state"] for lease in answer["leases"]}
     assert told == {first["job"]: "active", second["job"]: "pending"}

@@ -81,12 +81,39 @@ def test_sa_15_a_window_of_other_classes_or_with_an_unread_meter_is_no_suitable_
     assert found == meters.StartForecast("day", NOON.replace(hour=8) + timedelta(days=1), 50.0)
 
 
+def tomorrow(pool: Pool) -> datetime:
+    found: datetime = pool.row("SELECT date_trunc('hour', now()) + interval '1 day' AS at").at
+    return found
+
+
+#: Times at which no meter is reset, and of which the last is in the year 10000 at UTC.
+UNLIKELY_RESETS = (
+    "0001-01-01T00:00:00Z",
+    "2020-01-01T00:00:00Z",
+    "9999-01-01T00:00:00Z",
+    "9999-12-31T23:59:59-12:00",
+    5,
+)
+
+
+def test_a_meter_is_reset_at_most_a_day_ago_and_at_most_a_year_ahead(operator: httpx.Client, pool: Pool) -> None:
+    for given in UNLIKELY_RESETS:
+        answer = operator.put("/v1/meters/plan", json={"used": 3, "limit": 4, "resets_at": given})
+        assert (answer.status_code, answer.json()["field"]) == (400, "resets_at")
+    assert pool.rows("SELECT name FROM usage_meters") == []
+    near = pool.row("SELECT now() - interval '1 hour' AS passed, now() + interval '365 days' AS ahead")
+    for at in near:
+        body = {"used": 3, "limit": 4, "resets_at": at.isoformat()}
+        assert operator.put("/v1/meters/plan", json=body).status_code == 200
+
+
 def test_sa_23_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> None:
-    program = 'print(\'{"used": 12.5, "limit": 50, "resets_at": "2030-01-01T00:00:00Z", "more": 1}\')'
+    resets_at = tomorrow(pool)
+    program = f"print('{json.dumps({'used': 12.5, 'limit': 50, 'resets_at': resets_at.isoformat(), 'more': 1})}')"
     one, other = (MeterPoller(pool.database, [command(program)]) for _ in range(2))
     one.run_once()
     (first,) = pool.database.run(usage_meters.meters)
-    assert (first.used, first.most, first.resets_at) == (12.5, 50, datetime(2030, 1, 1, tzinfo=UTC))
+    assert (first.used, first.most, first.resets_at) == (12.5, 50, resets_at)
     other.run_once()
     assert pool.database.run(usage_meters.meters) == [first]
     pool.change("UPDATE usage_meters SET polled_at = now() - interval '300 s'")
@@ -185,8 +212,8 @@ def test_sa_15_an_operator_asks_for_the_best_start_and_the_pattern(operate: Answ
     assert [each for each in pattern["avg_usage_by_hour"] if each is not None] == [25]
 
 
-def test_sa_23_a_program_writes_a_meter_through_the_gateway(operator: httpx.Client) -> None:
-    body = {"used": 3, "limit": 4.5, "resets_at": "2030-01-01T00:00:00Z"}
+def test_sa_23_a_program_writes_a_meter_through_the_gateway(operator: httpx.Client, pool: Pool) -> None:
+    body = {"used": 3, "limit": 4.5, "resets_at": tomorrow(pool).isoformat()}
     assert operator.put("/v1/meters/plan", json=body).json() == {"name": "plan"}
     (meter,) = operator.get("/v1/meters").json()["meters"]
     assert {key: meter[key] for key in ("name", "used", "limit")} == {"name": "plan", "used": 3, "limit": 4.5}

@@ -1,6 +1,9 @@
 """Classes, points and service levels: what a job is worth, and what of it is stored."""
 
+import json
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,6 +81,25 @@ def test_sa_33_a_service_level_sets_priority_and_timeout(pool: Pool, level: str,
 def test_sa_02_a_class_that_nobody_has_made_is_refused_in_words(pool: Pool) -> None:
     with pytest.raises(BadInput, match="there is no job class 'urgent'"):
         submitted(pool, job_class="urgent")
+
+
+def test_an_unknown_class_or_level_is_refused_at_the_place_that_names_it(
+    operate: Callable[..., tuple[int, str]], operator: httpx.Client, pool: Pool, tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    lines = [{"job_class": "critical"}, None, {"job_class": "urgent"}, {"service_level": "urgent"}]
+    path.write_text("".join("\n" if each is None else json.dumps({"command": ["a"], **each}) + "\n" for each in lines))
+    told = operate("submit", "--file", str(path))
+    assert told == (2, f"error: {path}:3: job_class: there is no job class 'urgent'\n")
+    told = operate("submit", "--service-level", "golden", "--", "true")
+    assert told == (2, "error: --service-level: there is no service level 'golden'\n")
+    nodes = [{"node": 7, "command": ["a"]}, {"node": 8, "command": ["a"], "job_class": "urgent"}]
+    answer = operator.post("/v1/graphs", json={"name": "g", "nodes": nodes})
+    assert (answer.status_code, answer.json()["field"]) == (400, "nodes.1.job_class")
+    assert pool.rows("SELECT id FROM jobs") == []
+    caller = tokens.Principal(tokens.Kind.SUBMITTER, "c", priority_ceiling=30)
+    with pytest.raises(BadInput, match=r"^jobs\.0\.service_level: there is no service level 'golden'"):
+        submitted(pool, caller=caller, service_level="golden")
 
 
 def test_a_01_who_may_not_be_urgent_may_not_be_so_by_points(pool: Pool) -> None:

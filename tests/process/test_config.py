@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from assigner.config import loading
 from assigner.config.loading import ConfigModel, Reloader, load
+from assigner.settings import PoolSettings
 from schema.errors import BadInput
 from schema.postgres.engine import DatabaseSettings
 from schema.timing import Timing
@@ -87,7 +88,7 @@ def test_a_file_sets_what_it_names_and_nothing_else(tmp_path: Path) -> None:
         ),
         (
             'x = """\n[timing]\n"""\n[timing]\nbad = [\n 1,\n]\n',
-            "1: x: is not a setting (and 1 more)",
+            "1: x: is not a setting; also ",
         ),
         ("[timing]\nttl = \n", "2: is not TOML: Invalid value"),
         ("[timing]\nttl = 1\nttl = 2\n", "3: is not TOML: Cannot overwrite a value"),
@@ -97,6 +98,26 @@ def test_a_file_sets_what_it_names_and_nothing_else(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_wrong_file_gives_one_line_with_place_key_and_reason(tmp_path: Path, text: str, said: str) -> None:
     assert refused(tmp_path, text).startswith(said)
+
+
+def test_every_problem_is_named_and_a_misspelt_key_only_once(tmp_path: Path) -> None:
+    """The key that a misspelt one was meant to be is not called missing as well."""
+    path = tmp_path / "leasehold.toml"
+    path.write_text(
+        '[[windows]]\nname = "night"\nstrat = 20\nzoen = "UTC"\n[[windows]]\nname = 5\nstart = 25\nend = 3\n'
+    )
+    with pytest.raises(BadInput) as caught:
+        load(path, PoolSettings, {})
+    assert str(caught.value).replace(f"{path}:", "") == (
+        "1: windows[0].end: is missing; "
+        "also 3: windows[0].strat: is not a setting; did you mean 'start'?; "
+        "also 4: windows[0].zoen: is not a setting; did you mean 'zone'?; "
+        "also 6: windows[1].name: must be a valid string, not 5; "
+        "also 7: windows[1].start: must be less than or equal to 23, not 25"
+    )
+    path.write_text("".join(f"key{n} = 1\n" for n in range(100)))
+    with pytest.raises(BadInput, match=r"\(and 80 more\)$"):
+        load(path, PoolSettings, {})
 
 
 def test_a_file_that_is_no_text_is_refused_with_the_line(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def _possible(job: dict[str, Any]) -> dict[str, Any]:
         job.pop("user_priority", None)
     if "resource_class" not in job:
         job.pop("model", None)
+    if not job.get("preferred_hours"):
+        job.pop("preferred_zone", None)
     if "job_class" in job or "service_level" in job:
         job.pop("dedup_key", None)
     return job

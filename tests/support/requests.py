@@ -52,7 +52,10 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "resources": [{"resources": {}}, {"resources": {"cpu_milli": 500, "gpu_milli": 1}, "units": 2}],
     "batch_key": [{"batch_key": "b"}],
     "preferred_hours": [{"preferred_hours": []}, {"preferred_hours": [22, 3, 22]}],
-    "preferred_zone": [{"preferred_zone": "Europe/Berlin"}, {"preferred_zone": "Asia/Tokyo", "preferred_hours": [1]}],
+    "preferred_zone": [
+        {"preferred_zone": "Europe/Berlin", "preferred_hours": [1, 2]},
+        {"preferred_zone": "Asia/Tokyo", "preferred_hours": [1]},
+    ],
     "max_attempts": [{"max_attempts": 7}],
     "retry_failed": [{"retry_failed": True}],
 }
@@ -107,7 +110,10 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "resources": [{"resources": bad} for bad in (None, [], {"cpu": 1}, {"cpu_milli": 0}, {"cpu_milli": 0.5})],
     "batch_key": [{"batch_key": "-"}],
     "preferred_hours": [{"preferred_hours": bad} for bad in (None, 1, [24], [-1], [True], [0] * 25)],
-    "preferred_zone": [{"preferred_zone": bad} for bad in (None, "Europe/Nowhere", "europe/berlin", "posix/UTC")],
+    "preferred_zone": [
+        *({"preferred_zone": bad} for bad in (None, "Europe/Nowhere", "europe/berlin", "posix/UTC", "Europe/Berlin")),
+        {"preferred_zone": "UTC", "preferred_hours": []},
+    ],
     "max_attempts": [{"max_attempts": 0}, {"max_attempts": 101}],
     "retry_failed": [{"retry_failed": 1}],
     "comand": [{"comand": ["true"]}],

@@ -94,13 +94,13 @@ def test_a_call_that_is_refused_fails_alone_and_changes_nothing(pool: Pool) -> N
     pool.restarted(bots[1])
     guess = bots[2].message(completed(works[2])).model_copy(update={"secret": "guess"})
     unknown = bots[3].message(completed(works[3])).model_copy(update={"bot": "nobody"})
-    without_outcome = bots[4].message(LeaseReport(job=works[4]["job"], fence=works[4]["fence"], state="completed"))
-    garbled = bots[5].message(
-        completed(works[5]).model_copy(update={"output": [Chunk(start=0, data="!")]}), status="unhealthy"
+    garbled, cut_off = (
+        bots[n].message(completed(works[n]).model_copy(update={"output": [Chunk(start=0, data=data)]}), status=status)
+        for n, data, status in ((4, "!", "unhealthy"), (5, "QUJ", "ok"))
     )
     other = pool.bot("bot-99", sync_service=bots[0].sync_service, properties={"for": "it"})
     fine = busied(pool, other, properties={"for": "it"})
-    refused = [older, superseded, guess, unknown, without_outcome, garbled]
+    refused = [older, superseded, guess, unknown, garbled, cut_off]
     before = tables(pool)
 
     answers = together(bots[0].sync_service, *refused[:3], other.message(completed(fine)), *refused[3:])

@@ -141,6 +141,8 @@ BEGIN
                     WHEN is_node AND f->>'dedup_key' IS NOT NULL THEN
                         'dedup_key: belongs to the graph and not to one of its nodes'
                     WHEN f->>'model' IS NOT NULL AND f->>'resource_class' IS NULL THEN 'model: needs a resource_class'
+                    WHEN f ? 'preferred_zone' AND coalesce(f->'preferred_hours', '[]') = '[]' THEN
+                        'preferred_zone: means nothing without preferred_hours'
                     WHEN f->>'urgency' IS NOT NULL AND f ? 'priority' THEN
                         'urgency: and priority are two words for one thing: give one of them'
                     WHEN f->>'urgency' IS NULL AND f->>'user_priority' IS NOT NULL AND f->>'job_class' IS NULL THEN

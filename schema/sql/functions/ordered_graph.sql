@@ -18,6 +18,7 @@ DECLARE
     edge integer;
     node integer;
     child integer;
+    left_out integer;
 BEGIN
     places := array_fill(0, ARRAY[nodes]);
     depths := array_fill(0, ARRAY[nodes]);
@@ -64,7 +65,12 @@ BEGIN
     circle := circle[array_position(circle, node):];
     edge := array_position(circle, (SELECT min(place) FROM unnest(circle) place));
     circle := circle[edge:] || circle[1:edge];
-    RAISE EXCEPTION 'Circular dependency detected in job %: %', job_name,
-        (SELECT string_agg(nos[c.place]::text, ' → ' ORDER BY c.nth) FROM unnest(circle) WITH ORDINALITY c (place, nth))
+    -- A long circle is named by its first ten nodes and its last three.
+    left_out := cardinality(circle) - 13;
+    RAISE EXCEPTION 'Circular dependency detected in job %: %', job_name, (
+        SELECT string_agg(CASE WHEN c.nth = 11 AND left_out > 1 THEN format('… %s more …', left_out)
+                ELSE nos[c.place]::text END, ' → ' ORDER BY c.nth)
+            FROM unnest(circle) WITH ORDINALITY c (place, nth)
+            WHERE left_out <= 1 OR c.nth <= 11 OR c.nth > cardinality(circle) - 3)
         USING ERRCODE = 'LH002';
 END $$;

@@ -21,7 +21,9 @@ BEGIN
         RAISE EXCEPTION 'there is no %', CASE WHEN priority_inputs->>'level' IS NOT NULL
             THEN format('service level ''%s''', priority_inputs->>'level')
             ELSE format('job class ''%s''', priority_inputs->>'class') END
-            USING ERRCODE = 'LH003';
+            USING ERRCODE = 'LH003',
+                COLUMN = CASE WHEN priority_inputs->>'level' IS NOT NULL THEN 'service_level' ELSE 'job_class' END,
+                DETAIL = coalesce(priority_inputs->>'level', priority_inputs->>'class');
     END IF;
     RETURN greatest(-1000, least(1000, 100 - points));
 END $$;

@@ -78,7 +78,8 @@ BEGIN
                  array_agg(on_failure) AS kinds FROM known) k,
          (SELECT array_agg(DISTINCT parent ORDER BY parent) AS absent FROM asked WHERE parent <> ALL (nos)) m;
     IF policy = 'reject' AND absent <> '{}' THEN
-        RAISE EXCEPTION 'Phantom dependencies in job %: %', job_name, array_to_string(absent, ', ')
+        RAISE EXCEPTION 'Phantom dependencies in job %: %', job_name, array_to_string(absent[:20], ', ')
+            || CASE WHEN cardinality(absent) > 20 THEN format(' and %s more', cardinality(absent) - 20) ELSE '' END
             USING ERRCODE = 'LH002';
     END IF;
     SELECT o.places, o.depths INTO places, depths FROM ordered_graph(job_name, nos, parents, children) o;

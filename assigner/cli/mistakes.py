@@ -1,0 +1,128 @@
+"""Settings that are valid but probably a mistake, as `config check` finds them.
+
+It reads the settings alone, neither the database nor a gateway.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from assigner.config import keys
+from assigner.config.keys import KeyPath
+from assigner.placement import strategy
+from assigner.settings import PoolSettings
+from schema.policy.priority_classes import FIRST_CLASSES
+from schema.policy.time_windows import ALL, WindowSettings
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A setting that is probably a mistake.
+
+    path: the key. reason: one clause without a full stop. is_fatal: true if jobs would wait for ever.
+    """
+
+    path: KeyPath
+    reason: str
+    is_fatal: bool = False
+
+
+def mistakes(settings: PoolSettings) -> list[Mistake]:
+    """Return what is probably a mistake, in the order of the sections."""
+    return [*_of_assigners(settings), *_of_bots(settings), *_of_windows(settings), *_of_meters(settings)]
+
+
+def dominance(settings: PoolSettings) -> list[str]:
+    """Return a note for each kind of assigner: which term of a bot's score can outweigh the others."""
+    return [
+        f"assigners[{n}].strategy.weights: {strategy.dominance(each.strategy.weights, each.strategy.capacity_term)}"
+        for n, each in enumerate(settings.assigners)
+    ]
+
+
+def _of_assigners(settings: PoolSettings) -> Iterator[Mistake]:
+    bot: BaseModel | None = getattr(settings, "bot", None)
+    capacity = getattr(bot, "capacity", None)
+    for n, assigner in enumerate(settings.assigners):
+        at: KeyPath = ("assigners", n, "strategy")
+        if assigner.strategy.wants_success and not settings.success.statistics:
+            yield Mistake(at, "it needs success statistics, which success.statistics does not turn on")
+        weights, term = assigner.strategy.weights, assigner.strategy.capacity_term
+        if not any(weights.model_dump().values()):
+            yield Mistake((*at, "weights"), "all of them are 0: every bot has the same score, and chance decides")
+        units = strategy.outweighing_units(weights, term)
+        most = 1 if term == "normalised" else capacity
+        if units is not None and isinstance(most, int) and most >= units:
+            whole = "a wholly free bot" if term == "normalised" else f"bot.capacity {capacity}"
+            yield Mistake(
+                (*at, "weights"),
+                f"free capacity can outweigh bot priority: {whole} x capacity {abs(weights.capacity):g} is more than "
+                f"priority {abs(weights.priority):g}",
+            )
+
+
+def _of_bots(settings: PoolSettings) -> Iterator[Mistake]:
+    bot: BaseModel | None = getattr(settings, "bot", None)
+    if getattr(bot, "auto_capacity", False) and bot is not None and "capacity" in bot.model_fields_set:
+        yield Mistake(("bot", "capacity"), "means nothing together with auto_capacity")
+
+
+def _of_windows(settings: PoolSettings) -> Iterator[Mistake]:
+    """Mistakes about classes. Only the database knows those that operators have made, so most are warnings."""
+    for n, window in enumerate(settings.windows):
+        for key, types in (("types", window.types), ("exempt_types", window.exempt_types)):
+            for each in types:
+                if not _is_known(window, each):
+                    yield Mistake(
+                        ("windows", n, key),
+                        f"'{each}' is no class of a new pool, and jobs have it only after `leasehold class set {each}`"
+                        + keys.suggestion(each, FIRST_CLASSES),
+                    )
+    left_out = [name for name in FIRST_CLASSES if not any(window.admits(name) for window in settings.windows)]
+    if settings.windows and left_out:
+        yield Mistake(
+            ("windows", 0, "types"),
+            f"no window lets jobs of {_listed(left_out)} start: they would wait for ever",
+            is_fatal=len(left_out) == len(FIRST_CLASSES),
+        )
+
+
+def _is_known(window: WindowSettings, given: str) -> bool:
+    alike = (window.match == "prefix" and name.startswith(given) for name in FIRST_CLASSES)
+    return given == ALL or given in FIRST_CLASSES or any(alike)
+
+
+def _listed(names: list[str]) -> str:
+    return ("class " if len(names) == 1 else "the classes ") + ", ".join(f"'{name}'" for name in names)
+
+
+def _of_meters(settings: PoolSettings) -> Iterator[Mistake]:
+    """Mistakes about meters. Operators and programs may set a meter that no command reads."""
+    declared = [meter.name for meter in settings.meters]
+    used = {window.meter for window in settings.windows}
+    for n, window in enumerate(settings.windows):
+        meant = None if window.meter is None or window.meter in declared else keys.meant(window.meter, declared)
+        if meant is not None:
+            # A meter that is read for no window is the one that this window was meant to go by.
+            yield Mistake(
+                ("windows", n, "meter"),
+                f"nothing reads '{window.meter}', and its jobs would wait for ever; did you mean '{meant}'?",
+                is_fatal=meant not in used,
+            )
+    for n, meter in enumerate(settings.meters):
+        if shutil.which(meter.command[0]) is None:
+            is_used = meter.name in used
+            wait = ", and jobs that wait for it would wait for ever" if is_used else ""
+            yield Mistake(
+                ("meters", n, "command"),
+                f"{meter.command[0]!r} is no program that can be run on this machine{wait}",
+                is_fatal=is_used,
+            )
+        if meter.timeout > meter.interval:
+            yield Mistake(
+                ("meters", n, "timeout"),
+                f"{meter.timeout:g} s is longer than the interval of {meter.interval:g} s: the next reading would be "
+                "due before this one is given up",
+            )
