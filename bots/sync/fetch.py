@@ -27,11 +27,12 @@ class FetchSettings(BaseModel):
     """What a bot's sync does beside settling its leases; names and defaults are BuildGrid's where it has them.
 
     enabled: give bots work at a sync at all; without it only assigners place jobs.
-    to_capacity: false gives at most as many jobs as were just completed, and only new ones and those whose queue still
-        rests (those whose queue's rest has run out are left to the assigners); true fills all spare
-        capacity at every sync, whatever the backoff.
-    backoff: a job is new while no assigner has looked into its queue without success. `considered` gives new jobs;
-        `literal` compares times alone, by which a job is never new, as its time is past when somebody looks.
+    to_capacity: false gives at most as many jobs as were just completed; true fills all spare capacity at every sync,
+        whatever `filter` says.
+    filter: `considered` gives new jobs and those whose queue still rests, but not those whose queue's rest is over,
+        which are left to the assigners. A job is new while no assigner has looked into its queue without success.
+        `literal` compares times alone, by which a job is never new, as its time is past when somebody looks. `none`
+        gives every ready job (BuildGrid's proactive-fetch-full-queue).
     bot_locality_hint_limit: the most recent locality hints that are kept for each bot; 0 keeps none. Doubling it
         makes more locality hits, of which more are stale.
     retry_base: seconds a job waits after its first attempt that failed or could not start, doubled with each further
@@ -43,7 +44,7 @@ class FetchSettings(BaseModel):
 
     enabled: bool = True
     to_capacity: bool = False
-    backoff: Literal["considered", "literal"] = "considered"
+    filter: Literal["considered", "literal", "none"] = "considered"
     bot_locality_hint_limit: int = Field(default=10, ge=0, le=1000)
     retry_base: float = Field(default=1.0, ge=0, le=86400)
     retry_cap: float = Field(default=60.0, ge=0, le=86400)
@@ -134,8 +135,8 @@ def _fill(
         connection,
         replace(largest.bot, free_units=largest.units),
         limit=sum(each.jobs for each in seats),
-        any_wait=settings.to_capacity,
-        literal=settings.backoff == "literal",
+        any_wait=settings.to_capacity or settings.filter == "none",
+        literal=settings.filter == "literal",
         cooldown=cooldown,
         cursor=head_cursors.of(largest.bot.cohort),
     )

@@ -45,7 +45,7 @@ WITH roomy AS MATERIALIZED (
 ), resting AS MATERIALIZED (
     SELECT q.id, q.cohort, q.instance, q.platform, q.units, i.pool FROM queues q
     CROSS JOIN LATERAL (SELECT pool FROM instances WHERE id = q.instance OFFSET 0) i
-    WHERE q.schedule_after IS NOT NULL
+    WHERE q.schedule_after > now()
 ), found AS MATERIALIZED (
     SELECT id FROM queues WHERE id = ANY (ARRAY(
         SELECT w.id FROM resting w WHERE EXISTS (
@@ -87,6 +87,7 @@ def wake_queues(connection: Connection, queues: Collection[int]) -> int:
 def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> int:
     """Wake the resting queues of which one of these bots could take a job; returns how many were woken.
 
+    A queue whose rest is over is left to the assigners, so that its jobs do not become new ones, which bots may fetch.
     free_units: the free units of each bot that has arrived or has more room, by its id.
     Costs one look at an index if no queue rests.
     """

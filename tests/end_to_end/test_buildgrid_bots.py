@@ -67,7 +67,7 @@ def test_bg_24_a_05_it_fetches_new_jobs_and_those_at_rest_but_none_whose_rest_is
 
 def test_a_05_the_literal_mode_compares_times_alone(pool: Pool) -> None:
     """`schedule_after >= now` to the letter: a new job's time is past when anybody looks, so only those at rest."""
-    bot, works = busy_bot(pool, capacity=4, backoff="literal")
+    bot, works = busy_bot(pool, capacity=4, filter="literal")
     new, resting, elapsed = waiting(pool)
     assert offered(bot.sync(*map(completed, works))) == {resting}
     assert {pool.job(job).state for job in (new, *elapsed)} == {"queued"}

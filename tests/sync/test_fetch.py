@@ -42,9 +42,30 @@ def test_the_default_takes_new_jobs_and_those_in_backoff_but_none_whose_backoff_
 
 
 def test_literally_a_new_job_is_not_fetched_as_its_time_is_past(pool: Pool) -> None:
-    bot, works = busy_bot(pool, backoff="literal")
+    bot, works = busy_bot(pool, filter="literal")
     pool.submit()
     assert offered(bot.sync(*[completed(work) for work in works])) == []
+
+
+def test_without_a_filter_every_ready_job_is_fetched_but_no_more_than_were_completed(pool: Pool) -> None:
+    bot, works = busy_bot(pool, capacity=3, filter="none")
+    jobs = [*pool.submit(instance="elapsed"), *pool.submit(instance="resting"), *pool.submit(2)]
+    pool.rest_queues(-1, f"public_id = '{jobs[0]}'")
+    pool.rest_queues(3600, f"public_id = '{jobs[1]}'")
+    assert offered(bot.sync(*[completed(work) for work in works[:2]], *_still(works[2:]))) == jobs[:2]
+
+
+def test_a_job_whose_backoff_is_over_is_no_new_one_for_a_bot_with_more_room(pool: Pool) -> None:
+    bot, works = busy_bot(pool, capacity=2)
+    (elapsed,) = pool.submit()
+    pool.rest_queues(-1, "state = 'queued'")
+    for work in works:
+        works = works[1:]
+        assert offered(bot.sync(completed(work), *_still(works))) == []
+        assert pool.queue_of(elapsed).looks == 1
+    assert bot.sync()["leases"] == []
+    pool.assigner().run_once()
+    assert pool.job(elapsed).state == "leased"
 
 
 def test_to_capacity_fills_all_room_at_every_sync_whatever_the_backoff(pool: Pool) -> None:

@@ -6,7 +6,7 @@ WITH roomy AS MATERIALIZED (
 ), resting AS MATERIALIZED (
     SELECT q.id, q.cohort, q.instance, q.platform, q.units, i.pool FROM queues q
     CROSS JOIN LATERAL (SELECT pool FROM instances WHERE id = q.instance OFFSET 0) i
-    WHERE q.schedule_after IS NOT NULL
+    WHERE q.schedule_after > now()
 ), found AS MATERIALIZED (
     SELECT id FROM queues WHERE id = ANY (ARRAY(
         SELECT w.id FROM resting w WHERE EXISTS (
