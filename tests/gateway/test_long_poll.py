@@ -161,16 +161,19 @@ def test_only_sessions_that_are_open_and_no_longer_young_are_renewed(pool: Pool)
     names = ("young", "old", "superseded", "closing", "locked", "gone")
     bots = {name: row_id(pool, name) for name in names}
     pool.change("UPDATE bots SET expires_at = now() + interval '10 s' WHERE name <> 'young'")
-    pool.change("UPDATE bots SET expires_at = now() + interval '25 s' WHERE name = 'young'")
+    pool.change("UPDATE bots SET expires_at = now() + interval '2900 s' WHERE name = 'young'")
     pool.change("UPDATE bots SET epoch = epoch + 1 WHERE name = 'superseded'")
     pool.change("UPDATE bots SET closing = true WHERE name = 'closing'")
     pool.database.run(lambda connection: close(connection, bots["gone"], actor="b"))
     held = [(bot, 1) for bot in bots.values()]
+    expiries = "SELECT name, expires_at FROM bots WHERE name <> 'gone'"
+    before = {row.name: row.expires_at for row in pool.rows(expiries)}
     with pool.database.engine.begin() as other:
         other.execute(text("SELECT FROM bots WHERE name = 'locked' FOR NO KEY UPDATE"))
-        assert pool.database.run(lambda connection: renew(connection, held, ttl=30)) == 1
-    rest = {name: round(left(pool.database, name)) for name in names if name != "gone"}
-    assert rest == {"young": 25, "old": 30, "superseded": 10, "closing": 10, "locked": 10}
+        assert pool.database.run(lambda connection: renew(connection, held, ttl=3000)) == 1
+    after = {row.name: row.expires_at for row in pool.rows(expiries)}
+    assert {name for name in before if after[name] != before[name]} == {"old"}
+    assert after["old"] - before["old"] >= timedelta(seconds=2900)
 
 
 def test_a_look_tells_only_of_bots_with_news(pool: Pool) -> None:
