@@ -45,7 +45,9 @@ class PoolSettings(ConfigModel):
 
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     timing: Timing = Field(default_factory=Timing)
-    assigners: tuple[AssignerSettings, ...] = Field(default=(AssignerSettings(),), min_length=1, max_length=100)
+    assigners: tuple[AssignerSettings, ...] = Field(
+        default=(AssignerSettings(minimums_first=True),), min_length=1, max_length=100
+    )
     quotas: QuotaSettings = Field(default_factory=QuotaSettings)
     upkeep: UpkeepSettings = Field(default_factory=UpkeepSettings)
     fair_share: FairShareSettings = Field(default_factory=FairShareSettings)

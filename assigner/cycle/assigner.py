@@ -78,7 +78,8 @@ NO_ROOM = "no bot that offers what it requires has enough free units"
 class PriorityAgeAssigner:
     """Places queued jobs by priority and age, up to the quotas of their instances.
 
-    Jobs that an instance needs to reach its minimum come first (BuildGrid), so that fewer evictions are needed.
+    With `minimums_first`, jobs that an instance needs to reach its minimum come first, so that fewer evictions are
+    needed. This is the only difference between BuildGrid's cohort assigner and its priority-age assigner.
 
     Any number of assigners may run in any number of processes. An assigner with a `cohort` serves the bots and jobs of
     that cohort alone. Cohorts share neither bots nor queues, so that such assigners do not compete.
@@ -227,7 +228,12 @@ class PriorityAgeAssigner:
     def _scope(self, connection: Connection) -> Scope:
         names = self._settings.instances
         instances = ready.instance_ids(connection, names) if names else None
-        return Scope(instances, self._cohorts, cooldown=self._quotas.eviction_cooldown)
+        return Scope(
+            instances,
+            self._cohorts,
+            cooldown=self._quotas.eviction_cooldown,
+            minimums_first=self._settings.serves_minimums_first,
+        )
 
     def _pick_and_place(
         self, connection: Connection, scope: Scope, cycle: CycleResult, *, plain: bool, constrained: bool

@@ -12,7 +12,10 @@ class AssignerSettings(BaseModel):
     """One kind of assigner; names and defaults are BuildGrid's where it has them. Times are seconds.
 
     kind: `priority-age` takes the most urgent job of all; `cohort` has one thread for each cohort, which takes the most
-        urgent job there. Both serve instances below their minimum quota first.
+        urgent job there, and serves instances below their minimum quota first.
+    minimums_first: serve instances below their minimum quota first. Unset means true for `cohort` and false for
+        `priority-age`, as in BuildGrid. Where it is false, an instance gets its minimum by priority, age and preemption
+        alone, which takes more evictions.
     threads: priority-age assigners in each process. Doubling it raises throughput until the database is busy.
     interval: sleep between cycles, cut short by a wake-up. Doubling it halves the idle load and doubles
         the wait of a job whose wake-up was lost.
@@ -35,6 +38,7 @@ class AssignerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["priority-age", "cohort"] = "priority-age"
+    minimums_first: bool | None = None
     threads: int = Field(default=2, ge=1, le=64)
     interval: float = Field(default=1.0, gt=0, le=3600)
     jitter: float = Field(default=1.0, ge=0, le=3600)
@@ -47,6 +51,11 @@ class AssignerSettings(BaseModel):
     instances: tuple[str, ...] | None = Field(default=None, min_length=1)
     cohorts: tuple[str, ...] | None = Field(default=None, min_length=1)
     strategy: StrategySettings = Field(default_factory=StrategySettings)
+
+    @property
+    def serves_minimums_first(self) -> bool:
+        """Whether instances below their minimum quota come first."""
+        return self.kind == "cohort" if self.minimums_first is None else self.minimums_first
 
     def model_post_init(self, _context: object) -> None:
         """Refuse what no single field can show to be wrong."""

@@ -5,7 +5,7 @@ for all of them. Within a queue jobs are ordered by rank.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -200,8 +200,9 @@ def queues(connection: Connection, scope: Scope, *, batch: int, after: QueueId) 
     rows = connection.execute(QUEUES, values).all()
     found = [(row, _queue(row)) for row in rows if row.open]
     seen = rows[0]
+    served = [queue for row, queue in found if row.served]
     return QueueScan(
-        [queue for row, queue in found if row.served],
+        served if scope.minimums_first else [replace(queue, missing_units=0) for queue in served],
         [queue for _, queue in found if queue.missing_units],
         seen.free_units,
         None if seen.queue is None else seen.now,

@@ -88,6 +88,7 @@ def pick_for_bot(
         "limit": limit,
         "any": any_wait,
         "literal": literal,
+        "minimums_first": True,
     }
     return pick_jobs(
         connection,

@@ -83,7 +83,7 @@ class Asker:
 _MISSING = f"""
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
     LEFT JOIN ({BEING_FREED}) k ON k.cohort = q.cohort AND k.instance = q.instance
-    WHERE q.min_quota - q.usage > coalesce(k.units, 0)"""
+    WHERE CAST(:minimums_first AS boolean) AND q.min_quota - q.usage > coalesce(k.units, 0)"""
 # An instance without offered queues keeps nothing from the others. The front does not tell which instances have jobs
 # behind it.
 _MISSING_OF_OFFERED = f"{_MISSING} AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)"
@@ -168,9 +168,9 @@ _HEADROOMS = """
 class Pick:
     """One statement that picks jobs, as a string.
 
-    First come the jobs that instances below their minimum need to reach it, then the others, both in `order`. The
-    parameters are those of the asker and of the source, and `reach`, the number of heads that are read for each job
-    that is wanted.
+    With `:minimums_first`, first come the jobs that instances below their minimum need to reach it, then the others,
+    both in `order`. The parameters are those of the asker and of the source, and `reach`, the number of heads that are
+    read for each job that is wanted.
     """
 
     asker: Asker

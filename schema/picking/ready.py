@@ -78,11 +78,13 @@ class Scope:
     """The instances and cohorts that an assigner serves; None for all.
 
     cooldown: seconds for which an eviction lowers an instance's maximum.
+    minimums_first: jobs that instances need to reach their minimum come first.
     """
 
     instances: Sequence[int] | None = None
     cohorts: Sequence[int] | None = None
     cooldown: float = EVICTION_COOLDOWN
+    minimums_first: bool = True
 
     @property
     def name(self) -> str:
@@ -95,6 +97,7 @@ class Scope:
             "instances": None if self.instances is None else list(self.instances),
             "cohorts": None if self.cohorts is None else list(self.cohorts),
             "cooldown": self.cooldown,
+            "minimums_first": self.minimums_first,
         }
 
 
@@ -108,9 +111,10 @@ def pick(
 ) -> list[ReadyJob]:
     """Lock jobs for which some bot has room: up to `batch`, and no more than there are free units.
 
-    Jobs that instances below their minimum need come first (BuildGrid), then the others, both by `order`. From one
-    queue no more jobs are taken than the quota of its instance allows; several queues of one instance together may
-    exceed it. cursor: what the caller remembers of the front, for picks by priority; without it each queue is read.
+    Jobs that instances below their minimum need come first, if the scope says so, then the others, both by `order`
+    (BuildGrid's two kinds of assigners). From one queue no more jobs are taken than the quota of its instance allows;
+    several queues of one instance together may exceed it. cursor: what the caller remembers of the front, for picks by
+    priority; without it each queue is read.
     """
     return pick_jobs(
         connection,

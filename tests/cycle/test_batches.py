@@ -13,7 +13,7 @@ from schema.accounting import quotas
 from tests.support.pool import Pool, slow_clock
 from tests.support.tenancy import put_cohort
 
-WORLDS = 12
+WORLDS = 8
 #: The score is the number of free units; the bot's priority only decides between equals.
 WEIGHTS = {"priority": -0.01, "capacity": 1.0, "locality": 0.0}
 KINDS = "abc"
@@ -72,11 +72,12 @@ def drawn_world(chance: random.Random, *, minimums: bool) -> World:
     return World(bots, jobs, limits)
 
 
-def expected(world: World) -> list[tuple[int, int]]:
+def expected(world: World, *, minimums_first: bool) -> list[tuple[int, int]]:
     """What the rules say, one job at a time: (number of the job, number of its bot) in the order of the starts.
 
-    Of the jobs that some bot could take now and that their quotas allow, the first is placed: those of instances below
-    their minimum first, then by priority, then by age. It goes to the bot with the highest score.
+    Of the jobs that some bot could take now and that their quotas allow, the first is placed: with `minimums_first`
+    those of instances below their minimum first, then by priority, then by age. It goes to the bot with the highest
+    score.
     """
     free = [bot.capacity for bot in world.bots]
     usage: Counter[str] = Counter()
@@ -91,7 +92,8 @@ def expected(world: World) -> list[tuple[int, int]]:
 
     def key(nth: int) -> tuple[bool, int, int]:
         job = world.jobs[nth]
-        return usage[job.instance] >= world.limits.get(job.instance, (0, None))[0], job.priority, nth
+        least = world.limits.get(job.instance, (0, None))[0] if minimums_first else 0
+        return usage[job.instance] >= least, job.priority, nth
 
     while True:
         able = [nth for nth in waiting if allowed(world.jobs[nth]) and bots_for(world.jobs[nth])]
@@ -132,13 +134,14 @@ def built(pool: Pool, world: World, cohort: str) -> dict[str, int]:
     return numbers
 
 
-def placed_by(pool: Pool, cohort: str, numbers: dict[str, int], *, batch: int) -> list[tuple[int, int]]:
+def placed_by(pool: Pool, cohort: str, numbers: dict[str, int], *, batch: int, kind: str) -> list[tuple[int, int]]:
     """Run an assigner until it places nothing more; returns what it has placed, in the order of the events."""
     (row,) = pool.rows("SELECT id FROM cohorts WHERE name = :cohort", cohort=cohort)
     assigner = PriorityAgeAssigner(
         pool.database,
         AssignerSettings.model_validate(
             {
+                "kind": kind,
                 "batch": batch,
                 "priority_percentage": 100,
                 "strategy": {"weights": WEIGHTS, "sampling": {"sample_size": 100}},
@@ -165,11 +168,13 @@ def placed_by(pool: Pool, cohort: str, numbers: dict[str, int], *, batch: int) -
     return [(numbers[event.job], int(event.bot.rsplit("-", 1)[1])) for event in events]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", ["priority-age", "cohort"])
 @pytest.mark.parametrize("minimums", [False, True], ids=["maximums", "minimums"])
-def test_a_batch_of_500_places_as_batches_of_one_and_as_the_rules_say(pool: Pool, minimums: bool) -> None:
+def test_a_batch_of_500_places_as_batches_of_one_and_as_the_rules_say(pool: Pool, minimums: bool, kind: str) -> None:
     for seed in range(WORLDS):
         world = drawn_world(random.Random(f"{seed} {minimums}"), minimums=minimums)
         for batch in (1, 500):
             cohort = f"w{seed}-{batch}"
             numbers = built(pool, world, cohort)
-            assert placed_by(pool, cohort, numbers, batch=batch) == expected(world), (seed, batch, world)
+            placed = placed_by(pool, cohort, numbers, batch=batch, kind=kind)
+            assert placed == expected(world, minimums_first=kind == "cohort"), (seed, batch, world)

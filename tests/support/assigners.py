@@ -33,13 +33,16 @@ def assigning(
     quotas: QuotaSettings | None = None,
     **settings: Any,
 ) -> Iterator[None]:
-    """Run assigners in threads. They sleep for their interval or, with `wakeups`, until they are woken."""
+    """Run assigners in threads, which serve minimums first. They sleep for their interval or, with `wakeups`, until
+    they are woken."""
     source = Wakeups(database, chance=chance, enabled=wakeups)
     source.start()
     loops = []
     for nth, cohort in enumerate(threads):
         own = random.Random(chance.random())
-        chosen = AssignerSettings(kind="priority-age" if cohort is None else "cohort", **settings)
+        chosen = AssignerSettings(
+            kind="priority-age" if cohort is None else "cohort", **{"minimums_first": True, **settings}
+        )
         assigner = PriorityAgeAssigner(
             database,
             chosen,

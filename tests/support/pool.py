@@ -148,10 +148,10 @@ class Pool:
         return self.bot(bot.session.bot, dead_session=dead)
 
     def assigner(self, **settings: Any) -> PriorityAgeAssigner:
-        """An assigner that the test runs cycle by cycle."""
+        """An assigner that the test runs cycle by cycle; it serves minimums first."""
         return PriorityAgeAssigner(
             self.database,
-            AssignerSettings(**settings),
+            AssignerSettings(**{"minimums_first": True, **settings}),
             timing=self.timing,
             chance=self.chance,
             name="assigner:test",

@@ -108,10 +108,10 @@ class Tenancy:
         return count
 
     def assigner(self, quotas: QuotaSettings, **settings: object) -> PriorityAgeAssigner:
-        """A priority-age assigner with these quota settings."""
+        """A priority-age assigner with these quota settings; it serves minimums first."""
         return PriorityAgeAssigner(
             self.pool.database,
-            AssignerSettings.model_validate(settings),
+            AssignerSettings.model_validate({"minimums_first": True, **settings}),
             timing=self.pool.timing,
             chance=self.pool.chance,
             name="assigner:test",

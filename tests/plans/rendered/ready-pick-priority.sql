@@ -56,7 +56,7 @@ WITH RECURSIVE free_kinds AS (
     LEFT JOIN (
     SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
     WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for) k ON k.cohort = q.cohort AND k.instance = q.instance
-    WHERE q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
+    WHERE CAST(:minimums_first AS boolean) AND q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
 ), lanes AS MATERIALIZED (
     SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
     FROM offered o LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
