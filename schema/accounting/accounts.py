@@ -74,8 +74,8 @@ class Account(PoolLimits):
     A new account has weight 1 and no limits.
 
     credit_weight: its share relative to the weights of other instances; 0 = only what the others leave.
-    unit: what its budget counts: `cost`, or any unit that its bots report. For `seconds`, the run time counts where
-        bots report nothing.
+    unit: what its budget counts: `cost`, or any unit that its jobs report. For `seconds`, the measured run time counts,
+        or what they report if that is more.
     slots: the number of its slots. Each running job occupies one; null = unlimited.
     locks: for each named lock, how many jobs may hold it at once. A lock that is not named allows 1.
     """

@@ -370,7 +370,9 @@ def test_a_budget_counts_the_unit_of_its_instance_and_all_units_are_kept_for_rep
     ("unit", "outcome", "charged"),
     [
         ("seconds", {"seconds": 7.5}, 7.5),
-        ("seconds", {"seconds": 7.5, "usage": {"seconds": 3}}, 3),
+        ("seconds", {"seconds": 7.5, "usage": {"seconds": 3}}, 7.5),
+        ("seconds", {"seconds": 7.5, "usage": {"seconds": 30}}, 30),
+        ("seconds", {"usage": {"seconds": 3}}, 3),
         ("cost", {"seconds": 7.5}, 4),
         ("cost", {"usage": {"tokens": 9}}, 4),
         ("cost", {"usage": {"cost": 0}}, 0),

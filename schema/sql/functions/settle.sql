@@ -1,7 +1,7 @@
 -- Return what ended leases took of counters, and add what they really used.
 --
--- The cost of an attempt is what its bot reported in the unit of its instance. Usage in other units is kept for
--- reports and counts against no limit.
+-- The cost of an attempt is what its command reported in the unit of its instance. A command cannot lower the seconds
+-- that its bot has measured. Usage in other units is kept for reports and counts against no limit.
 CREATE OR REPLACE FUNCTION settle(spent jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     sum_names text[];
@@ -18,7 +18,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT taken FROM leases WHERE job_id = t.job_id AND fence = t.fence AND taken IS NOT NULL OFFSET 0) l
     ), known AS MATERIALIZED (
-        SELECT g.*, i.name AS instance, round(coalesce((g.usage->>coalesce(a.unit, 'cost'))::numeric,
+        SELECT g.*, i.name AS instance, round(greatest((g.usage->>coalesce(a.unit, 'cost'))::numeric,
             CASE WHEN a.unit = 'seconds' THEN g.seconds END), 6) AS cost
         FROM gone g JOIN jobs j ON j.id = g.job_id JOIN instances i ON i.id = j.instance
         LEFT JOIN accounts a ON a.instance = j.instance
