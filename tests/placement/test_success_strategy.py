@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from assigner.cli.operator import warnings
+from assigner.cli.mistakes import mistakes
 from assigner.placement.capacity import Capacity
 from assigner.placement.locality import Locality
 from assigner.placement.strategy import Policy, Snapshot, Strategy, Weights, dominance, group_jobs, success_score
@@ -244,7 +244,7 @@ def test_a_strategy_that_goes_by_success_nobody_counts_is_warned_of(
     strategy: dict[str, object], success: dict[str, object], warned: int
 ) -> None:
     settings = PoolSettings.model_validate({"assigners": [{"strategy": strategy}], "success": success})
-    assert len(warnings(settings)) == warned
+    assert len(mistakes(settings)) == warned
 
 
 def test_success_may_be_the_fallback_of_locality() -> None:
