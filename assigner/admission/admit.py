@@ -147,7 +147,7 @@ def admit(
     What each of them takes is counted in the state, so that the next ones are judged by what is left. A job whose gate
     is closed keeps no other job waiting; `closed` counts such jobs by gate. cut: the queues that hold more jobs than
     these heads. Once the last head of such a queue has been asked, the order of the others is not known. until: the
-    rank of the first queue of which no heads have been read.
+    rank of the first queue whose heads have not been read.
     """
     admitted: list[QueueHead] = []
     asked: list[QueueHead] = []

@@ -91,7 +91,7 @@ class HeadReader:
         return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
     def more(self, left: Sequence[QueueHead], started: Mapping[QueueId, int]) -> list[QueueHead]:
-        """Read the next heads of the queues of which too few are `left`.
+        """Read the next heads of each queue that has too few heads `left`.
 
         `started`, the number of jobs of each queue that may start, tells how many will be needed. A queue that is used
         up gets at least as many again as were read. A queue from which many were asked and none may start gets none.

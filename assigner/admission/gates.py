@@ -52,7 +52,8 @@ class Gate:
         return {}
 
     def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:  # noqa: ARG002
-        """Return the counters of the working copy of which each start takes one that is never given back."""
+        """Return the names of counters of the working copy. Each start takes 1 of each; the lease's end returns
+        nothing."""
         return ()
 
     def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:

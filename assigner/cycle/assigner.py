@@ -78,8 +78,8 @@ NO_ROOM = "no bot that offers what it requires has enough free units"
 class PriorityAgeAssigner:
     """Places queued jobs by priority and age, up to the quotas of their instances.
 
-    With `minimums_first`, jobs that an instance needs to reach its minimum come first, so that fewer evictions are
-    needed. This is the only difference between BuildGrid's cohort assigner and its priority-age assigner.
+    With `minimums_first`, jobs that an instance needs to reach its minimum come first. This is the only difference
+    between BuildGrid's cohort assigner and its priority-age assigner.
 
     Any number of assigners may run in any number of processes. An assigner with a `cohort` serves the bots and jobs of
     that cohort alone. Cohorts share neither bots nor queues, so that such assigners do not compete.
@@ -291,8 +291,8 @@ class PriorityAgeAssigner:
             self._place(connection, others, cycle)
 
     def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
-        """Place on kept units first, then by samples, then once on any healthy bot. Queues of which no job could be
-        placed rest. If sampling is off, only kept units come before any healthy bot."""
+        """Place on kept units first, then by samples, then once on any healthy bot. Without sampling the second step is
+        left out. A queue rests if none of its jobs could be placed because they are too large for every bot."""
         strategy = self._settings.strategy
         sampling = strategy.sampling
         if cycle.kept_units:

@@ -74,7 +74,8 @@ LEAST = 100
 #: After a cycle of less than `QUICK` seconds the batch may double; after one of more than `SLOW` seconds it is halved.
 QUICK, SLOW = 0.25, 0.75
 
-#: At least so many assigners may place large batches at the same time: while one waits for the server, another works.
+#: The least number of assigners that may place large batches at the same time. While one waits for the server, another
+#: works.
 MIN_CONCURRENT_BATCHES = 2
 
 
@@ -95,7 +96,7 @@ class Batch:
         return self._size > LEAST
 
     def learn(self, *, chosen: int, seconds: float, limit: int) -> None:
-        """Learn from a cycle that chose bots for so many jobs in so many seconds.
+        """Adapt the size to a cycle. chosen: the number of jobs for which it chose bots. seconds: how long it took.
 
         Placements that were lost to other assigners count. A batch that shrank by them would have no part of the fleet
         to itself any more, and would lose the next race as well.

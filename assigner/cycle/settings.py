@@ -14,8 +14,8 @@ class AssignerSettings(BaseModel):
     kind: `priority-age` takes the most urgent job of all; `cohort` has one thread for each cohort, which takes the most
         urgent job there, and serves instances below their minimum quota first.
     minimums_first: serve instances below their minimum quota first. Unset means true for `cohort` and false for
-        `priority-age`, as in BuildGrid. Where it is false, an instance gets its minimum by priority, age and preemption
-        alone, which takes more evictions.
+        `priority-age`, as in BuildGrid. Where it is false, an assigner goes by priority and age alone, and preempts
+        for an instance below its minimum after the delay.
     threads: priority-age assigners in each process. Doubling it raises throughput until the database is busy.
     interval: sleep between cycles, cut short by a wake-up. Doubling it halves the idle load and doubles
         the wait of a job whose wake-up was lost.

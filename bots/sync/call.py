@@ -114,7 +114,7 @@ class HeldCall:
 
 Call = NewCall | HeldCall
 
-#: One of so many calls that may fetch leaves the bot's room to constrained jobs, while such jobs wait.
+#: While constrained jobs wait, one in this many calls does not fetch, so that the bot has room for them.
 YIELDING = 4
 #: 2^32 divided by the golden ratio; its multiples are spread most evenly (Knuth, TAOCP 3, 6.4).
 GOLDEN = 2654435769

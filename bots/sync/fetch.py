@@ -60,7 +60,8 @@ class FetchSettings(BaseModel):
         return RetryPace(base=self.retry_base, cap=self.retry_cap)
 
     def limit(self, *, completed: int, free_units: int) -> int:
-        """Return how many jobs may be fetched after a call that completed so many, with so many free units."""
+        """Return how many jobs a call may fetch. completed: jobs that it has completed. free_units: those of the
+        bot."""
         if not self.enabled:
             return 0
         return free_units if self.to_capacity else min(completed, free_units)

@@ -61,7 +61,7 @@ class Bucket:
     tokens: float
 
     def minus(self, tokens: float) -> "Bucket":
-        """The bucket with so many tokens less."""
+        """The bucket after `tokens` have been taken out."""
         return replace(self, tokens=self.tokens - tokens)
 
     @property

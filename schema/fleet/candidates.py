@@ -139,7 +139,7 @@ CROSS JOIN LATERAL (
 ORDER BY w.nth, s.seq DESC
 """)
 
-# Bots that keep units for the instance of the jobs, all of which are free.
+# Bots that keep units for the instance of the jobs. All units that such a bot keeps have to be free.
 KEEPING = text(f"""
 SELECT w.nth, b.id, b.name, b.kept_units
 FROM (
