@@ -55,6 +55,12 @@ class OpenSession(Message):
     properties: dict[str, str | list[str]] = Field(
         default={}, description="what the bot offers; a job may require a part of it"
     )
+    exclusive: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[],
+        max_length=validation.MAX_PROPERTIES,
+        description="names of properties that the bot offers and keeps for jobs that ask for them: it runs only jobs "
+        "that require or prefer each of these",
+    )
     instance: Name | None = Field(default=None, description="serve only this instance; unset = every instance")
     pool: Name | None = Field(default=None, description="serve the instances of this pool; not together with instance")
     labels: list[Annotated[str, Field(min_length=1, max_length=validation.MAX_LABEL)]] = Field(

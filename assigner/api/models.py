@@ -200,6 +200,7 @@ class Bot(BaseModel):
     in_use: int
     leases: int
     properties: dict[str, list[str]]
+    exclusive: list[str] = Field(description="properties that it keeps for jobs that ask for them")
     epoch: int
     opened_at: datetime | None
     expires_in: float | None = Field(description="seconds until its session expires without a sync")

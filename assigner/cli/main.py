@@ -252,6 +252,12 @@ def _units(_context: click.Context, option: click.Parameter, value: str | None) 
 @click.option(
     "--property", "properties", multiple=True, metavar="KEY=VALUE", help="Property that the bot offers; repeatable."
 )
+@click.option(
+    "--exclusive",
+    multiple=True,
+    metavar="KEY",
+    help="Property that the bot keeps for jobs that ask for it; repeatable.",
+)
 @click.option("--instance", metavar="NAME", help="Serve only this instance.")
 @click.option("--pool", metavar="NAME", help="Serve the instances of this pool.")
 @click.option("--label", "labels", multiple=True, metavar="TEXT", help="Label, which decides the cohort; repeatable.")

@@ -178,8 +178,15 @@ def _requirements(found: Evidence) -> GateVerdict:
         "more": bots["more"],
     }
     is_open = bots["matching"] > 0
+    kept = ""
+    if found.exclusive["bots"]:
+        evidence |= {"exclusive_bots": found.exclusive["bots"], "exclusive": found.exclusive["names"]}
+        others = _plural(found.exclusive["bots"], "further bot" if is_open else "bot")
+        names = escaped(", ".join(found.exclusive["names"]), 300)
+        verb = "is" if found.exclusive["bots"] == 1 else "are"
+        kept = f"; {others} offering it {verb} kept for jobs that ask for {names}"
     if not wanted:
-        return _on_bots(found, predicates.REQUIREMENTS, is_open, "it requires nothing of a bot", evidence)
+        return _on_bots(found, predicates.REQUIREMENTS, is_open, f"it requires nothing of a bot{kept}", evidence)
     matching = f"{counted_bots(found, bots['matching'], 'bot')}"
     verb = "offers" if bots["matching"] <= 1 else "offer"
     sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job['cohort_name']}' {verb} {wanted}"
@@ -193,6 +200,7 @@ def _requirements(found: Evidence) -> GateVerdict:
         sentence += f"; {_escaped(scarce)} leaves the fewest: {_plural(scarce.alone, 'bot')} with it"
         if len(found.clauses) > 1:
             sentence += f", {scarce.others} with all the rest"
+    sentence += kept
     return _on_bots(found, predicates.REQUIREMENTS, is_open, sentence, evidence)
 
 

@@ -92,7 +92,7 @@ class Fleet:
         self._cells: dict[Service, dict[int, Cell]] = {}
         self._all: dict[tuple[Service, ...], Sequence[Cell]] = {}
         self._sizes, self._pools = Counter[int](), Counter[int]()
-        self._offered: dict[int, frozenset[kinds.Clause]] = {}
+        self._offered: dict[int, kinds.Offer] = {}
         self._wanted: dict[int, frozenset[kinds.Clause]] = {}
         self._offering: dict[int, tuple[int, ...] | None] = {}
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -109,7 +109,7 @@ class Fleet:
             self._clear()
         new = {member.kind for member in changes.bots.values() if member is not None} - self._offered.keys()
         if new:
-            self._learn_kinds(dict.fromkeys(new, frozenset()) | kinds.kind_clauses(connection, new))
+            self._learn_kinds(dict.fromkeys(new, kinds.Offer(frozenset())) | kinds.offers(connection, new))
         if changes.bots:
             self._all.clear()
         for bot_id, member in changes.bots.items():
@@ -147,7 +147,7 @@ class Fleet:
         if wanted is None:
             return ()
         if platform not in self._offering:
-            self._remember(platform, tuple(kind for kind, has in self._offered.items() if wanted <= has))
+            self._remember(platform, tuple(kind for kind, offer in self._offered.items() if offer.is_open_to(wanted)))
         return self._offering[platform]
 
     def domain(self, present: tuple[Service, ...], platform: int) -> Domain:
@@ -172,12 +172,13 @@ class Fleet:
 
     def offers(self, cell: Cell, domain: Domain) -> bool:
         """Whether the bots of a cell of the domain offer what is asked for."""
-        return domain.wanted is None or domain.wanted <= self._offered[cell.kind]
+        return domain.wanted is None or self._offered[cell.kind].is_open_to(domain.wanted)
 
-    def _learn_kinds(self, offered: dict[int, frozenset[kinds.Clause]]) -> None:
+    def _learn_kinds(self, offered: dict[int, kinds.Offer]) -> None:
         self._offered |= offered
         for platform, known in list(self._offering.items()):
-            more = tuple(kind for kind, has in offered.items() if self._wanted[platform] <= has)
+            wanted = self._wanted[platform]
+            more = tuple(kind for kind, offer in offered.items() if offer.is_open_to(wanted))
             if more and known is not None:
                 self._remember(platform, known + more)
 

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Annotated, Self
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from bots.agent.capacity import Sizing, raise_file_limit
 from bots.agent.gateway_calls import GatewayCaller
@@ -62,6 +62,8 @@ class AgentSettings(BaseModel):
     max_parallel: with auto_capacity, the highest capacity.
     priority: -1000 to 1000, lower = preferred by assigners; default 0.
     properties: what the bot offers; a job may require a part of it.
+    exclusive: names of those properties that the bot keeps for jobs that ask for them: it runs only jobs that require
+        or prefer each of these; default none.
     resources: the bot's cpu_milli, memory_mib, disk_mib and gpu_milli. A resource that is not named is unlimited.
     instance: serve only this instance; default every instance.
     pool: serve the instances of this pool; not together with instance.
@@ -89,6 +91,7 @@ class AgentSettings(BaseModel):
     max_parallel: int = Field(default=8, ge=1, le=MAX_LEASES)
     priority: int = Field(default=0, ge=validation.PRIORITY_MIN, le=validation.PRIORITY_MAX)
     properties: dict[str, str | list[str]] = {}
+    exclusive: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), max_length=validation.MAX_PROPERTIES)
     resources: Supply = {}
     instance: Name | None = None
     pool: Name | None = None
@@ -105,6 +108,14 @@ class AgentSettings(BaseModel):
         if self.instance is not None and self.pool is not None:
             raise ValueError("pool means nothing together with instance: a bot serves one of them")
         return self
+
+    @field_validator("exclusive")
+    @classmethod
+    def _offers_what_is_exclusive(cls, exclusive: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        for name in exclusive:
+            if name not in info.data.get("properties", {}):
+                raise ValueError(f"'{validation.escaped(name, 60)}' is not one of the bot's properties")
+        return exclusive
 
     @property
     def bot(self) -> str:
@@ -274,6 +285,7 @@ class Agent:
             resources=settings.resources,
             priority=settings.priority,
             properties=settings.properties,
+            exclusive=list(settings.exclusive),
             instance=settings.instance,
             pool=settings.pool,
             labels=list(settings.labels),

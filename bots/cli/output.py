@@ -274,6 +274,7 @@ def show_bot(bot: Record) -> None:
         ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
         ("cohort", bot["cohort"]),
         ("properties", properties(bot["properties"])),
+        ("exclusive", " ".join(bot["exclusive"])),
         ("expires in", seconds(bot["expires_in"])),
         ("probation", seconds(bot["probation"])),
         ("success", _share(bot["success_rate"])),

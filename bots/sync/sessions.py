@@ -6,12 +6,13 @@ import secrets
 from sqlalchemy import Connection, text
 
 from bots.protocol import OpenSession, Session
+from schema.errors import BadInput
 from schema.moves import sessions
 from schema.moves.sessions import OpenedSession
 from schema.postgres import advisory
 from schema.postgres.engine import Database
 from schema.timing import Timing
-from schema.validation import normal_properties
+from schema.validation import escaped, normal_properties
 
 INTERN_INSTANCE = text("SELECT intern_instance(:name)")
 
@@ -22,13 +23,16 @@ def digest(secret: str) -> bytes:
 
 
 def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
-    """Open a session. Raises BadInput for properties that break the limits.
+    """Open a session. Raises BadInput for properties that break the limits, and for exclusive ones that are not there.
 
     An older session of the same name ends, and its jobs are queued again. They are not granted before that session
     would have expired, unless the request says that it is dead. A repeated request with the bot's own secret finds the
     session that it opened.
     """
     properties = normal_properties("properties", request.properties)
+    for name in request.exclusive:
+        if name not in properties:
+            raise BadInput("exclusive", f"'{escaped(name, 60)}' is not one of the bot's properties")
     secret = request.secret or secrets.token_urlsafe(32)
 
     def work(connection: Connection) -> OpenedSession:
@@ -43,6 +47,7 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
             capacity=request.capacity,
             priority=request.priority,
             properties=properties,
+            exclusive=sorted(set(request.exclusive)),
             instance=instance,
             pool=request.pool,
             labels=sorted(set(request.labels)),

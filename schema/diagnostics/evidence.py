@@ -158,6 +158,19 @@ LEFT JOIN (SELECT properties FROM present b JOIN kinds ON kinds.id = b.kind) k O
 GROUP BY c.nth ORDER BY c.nth
 """)
 
+# Bots of the cohort that offer what the job requires, and are kept for jobs that also ask for other properties: their
+# number and these properties.
+EXCLUSIVE_BOTS = text(f"""
+WITH {_WANT}, {_PRESENT}, kept AS MATERIALIZED (
+    SELECT k.exclusive FROM present b JOIN kinds k ON k.id = b.kind
+    JOIN (SELECT properties FROM platforms WHERE id = :platform) p
+        ON k.properties @> p.properties AND NOT p.properties ?& k.exclusive
+)
+SELECT (SELECT count(*) FROM kept) AS bots, ARRAY(
+    SELECT DISTINCT name FROM kept, unnest(exclusive) AS name
+    WHERE NOT (SELECT properties FROM platforms WHERE id = :platform) ? name ORDER BY 1 LIMIT {NAMES}) AS names
+""")
+
 _BEFORE = "(rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)"
 
 AHEAD_IN_QUEUE = text(f"""
@@ -225,12 +238,14 @@ class JobsAhead:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The rows that this module's queries found. `clauses` is empty unless few bots match the requirements."""
+    """The rows that this module's queries found. `clauses` and `exclusive` are empty unless few bots match the
+    requirements."""
 
     job: Row
     cohort: Row
     bots: Row
     clauses: Sequence[Clause]
+    exclusive: Row
     pool: Row
     in_queue: JobsAhead
     in_instance: JobsAhead
@@ -254,11 +269,13 @@ def gather(connection: Connection, job: Row, *, everything: bool) -> Evidence:
         "everything": everything
     }
     bots = _row(connection, MATCHING, want | {"look": MAX_BOTS_COUNTED})
+    has_few = bots["matching"] <= FEW
     return Evidence(
         job,
         _row(connection, COHORT_BOTS, want | {"look": MAX_BOTS_COUNTED}),
         bots,
-        _clauses(connection, job["properties"], want) if bots["matching"] <= FEW else [],
+        _clauses(connection, job["properties"], want) if has_few else [],
+        _row(connection, EXCLUSIVE_BOTS, want | {"look": MAX_BOTS_COUNTED}) if has_few else {"bots": 0, "names": []},
         _row(connection, POOL, want | {"look": MAX_BOTS_COUNTED, "cohort_name": job["cohort_name"]}),
         *_ahead(connection, job),
     )

@@ -143,7 +143,8 @@ HISTORY_IS_A_CHAIN = Invariant(
 # An earlier session of the bot may have had other properties, so only leases of the current session are checked.
 PLACEMENT_IS_LEGAL = Invariant(
     "S13",
-    "jobs leased to a bot that lacks a required property, or does not serve their instance, or in another cohort",
+    "jobs leased to a bot that lacks a required property, or keeps one for jobs that ask for it, or does not serve"
+    " their instance, or in another cohort",
     """SELECT l.job_id AS id
        FROM live l
        JOIN jobs j ON j.id = l.job_id
@@ -151,7 +152,7 @@ PLACEMENT_IS_LEGAL = Invariant(
        LEFT JOIN kinds k ON k.id = b.kind
        LEFT JOIN platforms p ON p.id = j.platform
        LEFT JOIN instances i ON i.id = j.instance
-       WHERE (k.properties @> p.properties) IS NOT TRUE
+       WHERE (k.properties @> p.properties AND p.properties ?& k.exclusive) IS NOT TRUE
           OR b.instance <> j.instance
           OR b.pool IS NOT NULL AND b.pool IS DISTINCT FROM i.pool
           OR l.cohort <> j.cohort
@@ -234,7 +235,8 @@ JOBS_ARE_IN_THEIR_QUEUES = Invariant(
            OR j.constrained <> (q.constraint_set IS NOT NULL) OR NOT j.constrained AND j.rank <> j.priority""",
 )
 
-# A link says that a kind of bots offers all that a requirement set asks for.
+# A link says that a kind of bots offers all that a requirement set asks for, and that the set names each property that
+# the kind offers exclusively.
 KINDS_ARE_LINKED = Invariant(
     "S22",
     "bots of a kind that is not there, and kinds and requirement sets that are linked wrongly",
@@ -242,7 +244,8 @@ KINDS_ARE_LINKED = Invariant(
        UNION ALL
        SELECT coalesce(o.platform, c.platform) || ' ' || coalesce(o.kind, c.kind)
        FROM kind_platforms o FULL JOIN (
-           SELECT p.id AS platform, k.id AS kind FROM platforms p JOIN kinds k ON k.properties @> p.properties) c
+           SELECT p.id AS platform, k.id AS kind FROM platforms p
+           JOIN kinds k ON k.properties @> p.properties AND p.properties ?& k.exclusive) c
            ON c.platform = o.platform AND c.kind = o.kind
        WHERE o.kind IS NULL OR c.kind IS NULL""",
 )

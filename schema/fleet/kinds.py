@@ -1,6 +1,7 @@
 """Kinds of bots and requirement sets: what they consist of, and which kinds offer what which set asks for.
 
-Bots of one kind offer the same properties. Which kinds offer what a requirement set asks for is stored in
+Bots of one kind offer the same properties, and keep the same ones of them exclusive: such bots are for requirement sets
+that name each of these. Which kinds offer what a requirement set asks for, and are open to it, is stored in
 `kind_platforms` when the kind or the set appears: a kind where a session opens (the database function `intern_kind`),
 a set where jobs are submitted (`intern_platform`). A session that opens holds the advisory lock of the requirement sets
 shared, so that a kind and a set that appear together cannot miss each other; likewise a bot and the verdict that there
@@ -8,24 +9,35 @@ is no such bot.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, text
 
 from schema.postgres import advisory
 
-KINDS = text("SELECT id, properties FROM kinds WHERE id = ANY (CAST(:ids AS integer[]))")
+KINDS = text("SELECT id, properties, exclusive FROM kinds WHERE id = ANY (CAST(:ids AS integer[]))")
 PLATFORMS = text("SELECT id, properties FROM platforms WHERE id = ANY (CAST(:ids AS integer[]))")
 
 LINK_MISSED = text("""
 INSERT INTO kind_platforms (platform, kind)
-SELECT p.id, k.id FROM platforms p JOIN kinds k ON k.properties @> p.properties
+SELECT p.id, k.id FROM platforms p JOIN kinds k ON k.properties @> p.properties AND p.properties ?& k.exclusive
 WHERE p.created_at > now() - make_interval(secs => :age)
 ON CONFLICT DO NOTHING
 """)
 
 #: One property and one of its values.
 Clause = tuple[str, str]
+
+
+class Offer(NamedTuple):
+    """What bots of one kind offer, and the names of the properties that they offer exclusively."""
+
+    clauses: frozenset[Clause]
+    exclusive: frozenset[str] = frozenset()
+
+    def is_open_to(self, wanted: frozenset[Clause]) -> bool:
+        """Return whether the kind offers all of this, and the requirement set names each exclusive property."""
+        return wanted <= self.clauses and (not self.exclusive or self.exclusive <= {name for name, _ in wanted})
 
 
 def link_missed(connection: Connection, *, age: float) -> int:
@@ -39,9 +51,12 @@ def link_missed(connection: Connection, *, age: float) -> int:
     return connection.execute(LINK_MISSED, {"age": age}).rowcount
 
 
-def kind_clauses(connection: Connection, kinds: Collection[int]) -> dict[int, frozenset[Clause]]:
-    """What bots of these kinds offer; a kind offers what a requirement set asks for if it has all of its clauses."""
-    return {row.id: _clauses(row.properties) for row in connection.execute(KINDS, {"ids": list(kinds)})}
+def offers(connection: Connection, kinds: Collection[int]) -> dict[int, Offer]:
+    """What bots of these kinds offer."""
+    return {
+        row.id: Offer(_clauses(row.properties), frozenset(row.exclusive))
+        for row in connection.execute(KINDS, {"ids": list(kinds)})
+    }
 
 
 def platform_clauses(connection: Connection, platforms: Collection[int]) -> dict[int, frozenset[Clause]]:

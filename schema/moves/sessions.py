@@ -36,7 +36,7 @@ OPEN = text("""
 UPDATE bots SET epoch = epoch + 1, session = :session, sync_seq = 0, status = 'ok', closing = false,
     kept_units = 0, instance = :instance, pool = :pool, labels = CAST(:labels AS text[]),
     cohort = cohort_of(CAST(:labels AS text[])), priority = :priority, capacity = :capacity,
-    kind = intern_kind(CAST(:properties AS jsonb)), opened_at = now(),
+    kind = intern_kind(CAST(:properties AS jsonb), CAST(:exclusive AS text[])), opened_at = now(),
     expires_at = now() + make_interval(secs => :ttl)
 WHERE id = :id RETURNING epoch
 """)
@@ -120,6 +120,7 @@ def open_session(
     capacity: int,
     priority: int,
     properties: Properties,
+    exclusive: Sequence[str] = (),
     instance: int | None,
     pool: str | None,
     labels: Sequence[str],
@@ -133,6 +134,7 @@ def open_session(
     session ends as lost, the bot's kind and its resources are recorded, and queues that such a bot could serve are
     woken.
 
+    exclusive: names of the properties that the bot offers only to jobs that ask for them, sorted.
     supply: the resources that the bot declares; of other resources it has any amount.
     dead: the digest of a session of which the bot knows that nothing runs any more. Jobs of any other older session are
         not granted again before that session would have expired, because its agent may still run them.
@@ -161,6 +163,7 @@ def open_session(
             "priority": priority,
             "capacity": capacity,
             "properties": json.dumps(properties),
+            "exclusive": list(exclusive),
             "ttl": ttl,
         },
     ).scalar_one()

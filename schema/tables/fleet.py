@@ -24,18 +24,22 @@ LIVE = "state IN ('pending', 'active', 'cancelling')"
 #: A live lease, as the index `leases_live_of_bot` states it, and no other index.
 NOT_OVER = "state NOT IN ('completed', 'cancelled')"
 
-# Kinds of bots: bots of one kind offer the same properties.
+# Kinds of bots: bots of one kind offer the same properties, and of these the same ones exclusively. A bot with
+# exclusive properties runs only jobs that ask for each of them.
 kinds = Table(
     "kinds",
     metadata,
     identity(Integer),
     Column("digest", LargeBinary, nullable=False),
     Column("properties", JSONB, nullable=False),
+    Column("exclusive", ARRAY(Text), nullable=False, server_default=NO_LABELS),
     Column("created_at", TIME, nullable=False, server_default=NOW),
     UniqueConstraint("digest", name="kinds_digest_key"),
+    CheckConstraint("properties ?& exclusive", name="kinds_exclusive_offered"),
 )
 
-# Which kinds of bots offer what which requirement set asks for. A row never changes: it is made with the kind or with
+# Which kinds of bots offer what which requirement set asks for, and are open to it: the set names each property that
+# the kind offers exclusively. A row never changes: it is made with the kind or with
 # the set, whichever comes last, and goes with whichever goes first. Upkeep adds rows that a transaction stricter than
 # READ COMMITTED could not make.
 kind_platforms = Table(

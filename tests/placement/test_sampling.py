@@ -439,7 +439,7 @@ def test_a_fleet_of_which_a_part_could_not_be_read_is_read_again(pool: Pool, mon
         sampled(connection, jobs, fleet, seed=1)
         pool.bot("b", properties={"kind": "a"})
         with monkeypatch.context() as broken:
-            broken.setattr(kinds, "kind_clauses", lambda *_: 1 / 0)
+            broken.setattr(kinds, "offers", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 sampled(connection, jobs, fleet, seed=1)
         assert [len(bots) for bots in sampled(connection, jobs, fleet, seed=1).candidates] == [1, 0, 0, 0, 0, 0]

@@ -324,7 +324,7 @@ ACTS: dict[str, Act] = {
     "changed members": lambda _, connection: members.read_changes(
         connection, connection.execute(NOW_SEEN).scalar_one()
     ),
-    "kinds": lambda known, connection: kinds.kind_clauses(connection, [known.kind]),
+    "kinds": lambda known, connection: kinds.offers(connection, [known.kind]),
     "requirement sets": lambda known, connection: kinds.platform_clauses(connection, known.platforms.values()),
     "grant": lambda known, connection: known.grant(connection),
     "acknowledge": lambda known, connection: acknowledge(

@@ -1,22 +1,26 @@
--- Return the id of a kind of bots: a set of properties that bots offer. Makes its row, and those of the requirement
--- sets that it contains, if there is none.
+-- Return the id of a kind of bots: a set of properties that bots offer, and the names of those that they offer
+-- exclusively, which are sorted. Makes its row, and those of the requirement sets that such bots are open to, if there
+-- is none.
 --
 -- The caller holds the advisory lock of the requirement sets shared, so that a kind and a requirement set that appear
 -- together cannot miss each other (`intern_platform`).
-CREATE OR REPLACE FUNCTION intern_kind(offered jsonb) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION intern_kind(offered jsonb, exclusive_keys text[] DEFAULT '{}') RETURNS integer
+LANGUAGE plpgsql AS $$
 DECLARE
     kind_id integer;
-    offered_digest bytea := sha256(convert_to(offered::text, 'UTF8'));
+    offered_digest bytea := sha256(convert_to(
+        offered::text || CASE WHEN exclusive_keys = '{}' THEN '' ELSE exclusive_keys::text END, 'UTF8'));
 BEGIN
     SELECT id INTO kind_id FROM kinds WHERE digest = offered_digest;
     IF kind_id IS NULL THEN
-        INSERT INTO kinds (digest, properties) VALUES (offered_digest, offered)
+        INSERT INTO kinds (digest, properties, exclusive) VALUES (offered_digest, offered, exclusive_keys)
             ON CONFLICT (digest) DO NOTHING RETURNING id INTO kind_id;
         IF kind_id IS NULL THEN
             SELECT id INTO kind_id FROM kinds WHERE digest = offered_digest;
         ELSE
             INSERT INTO kind_platforms (platform, kind)
-                SELECT p.id, kind_id FROM platforms p WHERE offered @> p.properties;
+                SELECT p.id, kind_id FROM platforms p
+                WHERE offered @> p.properties AND p.properties ?& exclusive_keys;
         END IF;
     END IF;
     RETURN kind_id;

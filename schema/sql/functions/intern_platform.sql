@@ -1,5 +1,5 @@
--- Return the id of a set of required properties. Makes its row, and those of the kinds of bots that offer them, if
--- there is none.
+-- Return the id of a set of required properties. Makes its row, and those of the kinds of bots that offer them
+-- and are open to it, if there is none.
 --
 -- The digest covers the canonical text of jsonb, so every spelling of a set gives the same row. A session that opens
 -- at the same time holds the advisory lock shared, so that neither transaction misses the other's rows.
@@ -17,7 +17,7 @@ BEGIN
             SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
         ELSE
             INSERT INTO kind_platforms (platform, kind)
-                SELECT found, k.id FROM kinds k WHERE k.properties @> wanted;
+                SELECT found, k.id FROM kinds k WHERE k.properties @> wanted AND wanted ?& k.exclusive;
         END IF;
     END IF;
     RETURN found;
