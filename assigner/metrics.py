@@ -26,6 +26,11 @@ JOBS_ASSIGNED = Counter(
     "Jobs that an assigner leased to a bot, by the strategy that chose the bot.",
     ["strategy"],
 )
+JOBS_PREFERRING = Counter(
+    "leasehold_jobs_preferring_total",
+    "Jobs with preferred properties that an assigner leased, by the phase that found a bot: preferred or required.",
+    ["phase"],
+)
 QUEUES_RESTED = Counter(
     "leasehold_queues_rested_total",
     "Queues that were put to rest because no bot could take a job of them, by the reason.",
@@ -174,6 +179,12 @@ def observe_scores(scores: Iterable[float]) -> None:
     """Record the scores that the strategy `success` gave to the bots of granted leases."""
     for score in scores:
         ASSIGNMENT_SCORE.observe(score)
+
+
+def observe_phases(phases: Iterable[str]) -> None:
+    """Count granted leases of jobs with preferred properties by the phase in which their bots were found."""
+    for phase in phases:
+        JOBS_PREFERRING.labels(phase).inc()
 
 
 def observe_swarms(swarms: Sequence[Swarm]) -> None:

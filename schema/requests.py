@@ -39,7 +39,10 @@ Values = Annotated[list[str], Field(fail_fast=True)]
 #: The fields of a request in the order and under the headings of the help of `submit`.
 GROUPS: Mapping[str, Sequence[str]] = {
     "What to run": ("command", "env", "stdin", "label"),
-    "Where it may run": ("properties", "units", "resources", "locality_hint", "batch_key"),
+    "Where it may run": (
+        *("properties", "preferred_properties", "prefer_seconds"),
+        *("units", "resources", "locality_hint", "batch_key"),
+    ),
     "When and how urgently": (
         *("priority", "urgency", "job_class", "user_priority", "service_level", "graph_priority"),
         *("deadline_seconds", "estimated_seconds", "preferred_hours", "preferred_zone"),
@@ -254,8 +257,23 @@ class JobRequest(Payload):
         description="Also try again when the command itself fails.",
     )
 
+    preferred_properties: dict[str, str | Values] = Field(
+        default={},
+        description="Properties that the bot should offer beside the required ones. A bot that offers them is looked "
+        "for first.",
+    )
+    prefer_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_TIMEOUT,
+        description="Seconds for which a queued job waits for a bot that offers the preferred properties, before any "
+        "other bot may take it. Unset: it does not wait.",
+    )
+
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
         """The nested form, for `moves.submit`; `instance` is used if the request names none. Raises BadInput."""
+        if self.prefer_seconds is not None and not self.preferred_properties:
+            raise BadInput("prefer_seconds", "means nothing without preferred_properties")
         # A key is stored with the digest of its request, so a newer field is in it only if it is given.
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
@@ -265,6 +283,9 @@ class JobRequest(Payload):
             "estimated_cost": self.estimated_cost,
             "deadline_seconds": self.deadline_seconds,
             "estimated_seconds": self.estimated_seconds,
+            "preferred_properties": validation.normal_properties("preferred_properties", self.preferred_properties)
+            or None,
+            "prefer_seconds": self.prefer_seconds,
             "priority": self._priority(),
         }
         return {

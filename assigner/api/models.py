@@ -84,6 +84,8 @@ class Job(JobRow):
     dedup_key: str | None
     queue_deadline: datetime | None = Field(description="if the job still waits then, it becomes dead")
     properties: dict[str, list[str]]
+    preferred_properties: dict[str, list[str]] = Field(description="beside the required ones; empty = none")
+    prefer_until: datetime | None = Field(description="until then it only takes bots with the preferred properties")
     timeout_seconds: float | None
     locality_hint: str | None
     terms: dict[str, Any] | None = Field(description="constraints on its start; null = it is no constrained job")
@@ -250,7 +252,14 @@ def job(row: Mapping[str, Any]) -> Job:
     waiting = None if chances is None else _waiting(row, chances)
     if row["state"] == JobStates.BLOCKED:
         waiting = WaitingFor(unmatchable=False, sentence=row["held_up"])
-    return Job.model_validate(dict(row) | {"waiting": waiting})
+    preferred = _preferred(row["properties"], row["wanted_properties"] or {})
+    return Job.model_validate(dict(row) | {"waiting": waiting, "preferred_properties": preferred})
+
+
+def _preferred(required: Mapping[str, list[str]], wanted: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """What is wanted beside what is required."""
+    more = {key: [each for each in values if each not in required.get(key, ())] for key, values in wanted.items()}
+    return {key: values for key, values in more.items() if values}
 
 
 def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:

@@ -23,7 +23,7 @@ from assigner.placement.strategy import Group, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic, Throttle
-from schema.moves.backoff import promote, rest_queues, wake_queues
+from schema.moves.backoff import promote, rest_queues, stop_preferring, wake_queues
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
 from schema.picking import queues, ready
 from schema.picking.constrained import QueueHead
@@ -156,14 +156,16 @@ class PriorityAgeAssigner:
     def _cycle(self, connection: Connection) -> CycleResult:
         settings, pending = self._settings, queues.pending_work(connection)
         cycle = CycleResult(kept_units=pending.kept_units)
-        if not (pending.plain or pending.constrained or pending.backoff_elapsed):
+        if not (pending.plain or pending.constrained or pending.backoff_elapsed or pending.preference_elapsed):
             return cycle
         if not self._take_slot(connection, cycle):
             return cycle
         has_plain, has_constrained, is_below = pending.plain, pending.constrained, pending.constrained_below_minimum
-        if pending.backoff_elapsed:
+        if pending.backoff_elapsed or pending.preference_elapsed:
             # Jobs that are ready again may be of an instance below its minimum. The search for such jobs finds out.
             is_back = promote(connection, settings.batch).constrained > 0
+            if pending.preference_elapsed:
+                is_back = stop_preferring(connection, settings.batch).constrained > 0 or is_back
             has_plain, has_constrained, is_below = True, has_constrained or is_back, is_below or is_back
         scope = self._scope(connection)
         may_charge = has_constrained and self._conflict_backoff.may_charge(connection)
@@ -278,17 +280,29 @@ class PriorityAgeAssigner:
         merged = merge(jobs, heads, by_age=by_age)[: cycle.admitted.free_units]
         needy, _ = resources.split_by_resources([each for each in merged if isinstance(each, QueueHead)])
         if needy:
-            strategy = self._settings.strategy
-            seen = resources.read_resource_snapshot(
-                connection, self._fleet, needy, strategy.sampling, chance=self._chance
-            )
-            seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
-            self._commit(connection, seen, cycle, round_number=1, needy=needy)
+            self._place_needy(connection, needy, cycle)
         ids = {head.job.id for head in needy}
         others = [each.job if isinstance(each, QueueHead) else each for each in merged]
         others = [job for job in others if job.id not in ids]
         if others:
             self._place(connection, others, cycle)
+
+    def _place_needy(self, connection: Connection, needy: Sequence[QueueHead], cycle: CycleResult) -> None:
+        """Place jobs that take resources of bots: those that prefer some bots on these first, then all that are
+        left."""
+        strategy = self._settings.strategy
+        preferring = [head for head in needy if head.job.preferred not in (None, head.queue.platform)]
+        done: set[int] = set()
+        for heads in (resources.as_preferring(preferring), needy):
+            found = [head for head in heads if head.job.id not in done]
+            if not found:
+                continue
+            seen = resources.read_resource_snapshot(
+                connection, self._fleet, found, strategy.sampling, chance=self._chance
+            )
+            seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
+            left = self._commit(connection, seen, cycle, round_number=1, needy=found)
+            done |= {head.job.id for head in found} - {job.id for job in left}
 
     def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
         """Place on kept units first, then by samples, then once on any healthy bot. Without sampling the second step is
@@ -388,6 +402,9 @@ class PriorityAgeAssigner:
         for job in jobs:
             if job.id in placed:
                 cycle.quotas.take(job)
+        metrics.observe_phases(
+            str(each.decision["phase"]) for each in placements if each.job_id in placed and "phase" in each.decision
+        )
         wake_queues(connection, {job.queue for job in jobs if job.tried and job.id in placed})
         return placed
 

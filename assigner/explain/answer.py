@@ -18,6 +18,7 @@ from assigner.explain import gates as explained_gates
 from assigner.queries import jobs as job_queries
 from schema.diagnostics import evidence as evidence_reads
 from schema.diagnostics.evidence import Evidence, JobsAhead
+from schema.moves.grant import PREFERRED, REQUIRED
 from schema.states import JobState
 from schema.validation import escaped
 
@@ -96,7 +97,9 @@ def placement_sentence(attempt: Mapping[str, Any]) -> str:
     score = decision.get("score") or {}
     parts = ", ".join(f"{part} {score[part]:+g}" for part in _PARTS if isinstance(score.get(part), int | float))
     best = f" with {score['total']:g} points ({parts})" if "total" in score else ""
-    found = f"{where} was the best of {decision['candidates']} candidates{best}"
+    which = {PREFERRED: " with what it prefers", REQUIRED: ", as none with what it prefers had room"}
+    kind = which.get(decision.get("phase", ""), "")
+    found = f"{where} was the best of {decision['candidates']} candidates{kind}{best}"
     match decision.get("round"):
         case 0:
             return f"{found}, of all that were free, after a sample had left it without one"

@@ -201,6 +201,10 @@ def _requirements(found: Evidence) -> GateVerdict:
         if len(found.clauses) > 1:
             sentence += f", {scarce.others} with all the rest"
     sentence += kept
+    if found.job["insists"]:
+        left = max(0.0, round(float(found.job["prefer_left"] or 0), 3))
+        evidence["prefer_seconds_left"] = left
+        sentence += f"; it insists on what it prefers for another {left:.1f} s"
     return _on_bots(found, predicates.REQUIREMENTS, is_open, sentence, evidence)
 
 

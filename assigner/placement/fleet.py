@@ -71,7 +71,7 @@ class Domain:
     """
 
     cells: Sequence[Cell]
-    wanted: frozenset[kinds.Clause] | None = None
+    wanted: kinds.Wanted | None = None
 
 
 class Fleet:
@@ -93,7 +93,7 @@ class Fleet:
         self._all: dict[tuple[Service, ...], Sequence[Cell]] = {}
         self._sizes, self._pools = Counter[int](), Counter[int]()
         self._offered: dict[int, kinds.Offer] = {}
-        self._wanted: dict[int, frozenset[kinds.Clause]] = {}
+        self._wanted: dict[int, kinds.Wanted] = {}
         self._offering: dict[int, tuple[int, ...] | None] = {}
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
 

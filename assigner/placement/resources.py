@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from assigner.placement import sampling
 from assigner.placement.fleet import Fleet
-from assigner.placement.strategy import Group, Policy, QuotaCopy, SamplingSettings, Snapshot, Strategy
+from assigner.placement.strategy import Group, Policy, QuotaCopy, SamplingSettings, Snapshot, Strategy, with_phase
 from schema.accounting.counters import Counter, declared_resources, resource_counter
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
@@ -85,7 +85,7 @@ class ResourceSnapshot(Snapshot):
                     placements[each.job_id] = each
             if len(placements) - before == len(wanted):
                 break
-        return list(placements.values())
+        return [with_phase(each, jobs[each.job_id]) for each in placements.values()]
 
     def _together(
         self,
@@ -197,6 +197,18 @@ def read_resource_snapshot(
         batched=frozenset(head.job.id for head in heads if "batch_key" in head.queue.constraints),
         amounts=_left(declared),
     )
+
+
+def as_preferring(heads: Sequence[QueueHead]) -> list[QueueHead]:
+    """The heads as if their jobs required what they prefer."""
+    queues = {head.queue.id: head for head in heads}
+    wanted = {
+        place: replace(head.queue, platform=head.job.preferred or head.queue.platform) for place, head in queues.items()
+    }
+    return [
+        head._replace(queue=wanted[head.queue.id], job=head.job._replace(platform=wanted[head.queue.id].platform))
+        for head in heads
+    ]
 
 
 def resource_charges(

@@ -11,7 +11,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from assigner.placement.fleet import Cell, Domain, Fleet, Part, joined, shuffled
-from assigner.placement.strategy import Group, Snapshot, group_jobs
+from assigner.placement.strategy import Group, Snapshot, group_jobs, with_phase
 from schema.fleet import candidates, success
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.members import Service
@@ -358,11 +358,12 @@ def sample_snapshot(
     `fleet` is what the caller remembers of this pool's bots; it is brought up to date.
     """
     groups = group_jobs(jobs)
-    apart = part is not None and len(groups) <= FEW and len(jobs) >= CROWD
-    wanted = [group.wanted(sample_size) for group in groups]
+    looked_for = _with_preferred(groups)
+    apart = part is not None and len(looked_for) <= FEW and len(jobs) >= CROWD
+    wanted = [group.wanted(sample_size) for group in looked_for]
     found = sample(connection, fleet, wanted, sample_size=sample_size, chance=chance, part=part if apart else None)
     if with_warm:
-        found = _with_warm(connection, groups, found)
+        found = _with_warm(connection, looked_for, found)
     seen = _with_hits(connection, jobs, groups, found)
     return with_rates(connection, seen) if with_success else seen
 
@@ -373,14 +374,23 @@ def healthy_snapshot(
     """For every group as many free bots as it has jobs, the first that nobody else holds, locked. `of_all`: the first
     of all bots, however many these are."""
     groups = group_jobs(jobs)
-    found = [candidates.any_free(connection, group.wanted(1), of_all=of_all) for group in groups]
+    found = [candidates.any_free(connection, group.wanted(1), of_all=of_all) for group in _with_preferred(groups)]
     seen = _with_hits(connection, jobs, groups, found)
     return with_rates(connection, seen) if with_success else seen
 
 
+def _with_preferred(groups: Sequence[Group]) -> list[Group]:
+    """The groups, and behind them those that prefer some bots once more, as if they required these."""
+    return [*groups, *(twin for group in groups if (twin := group.of_preferred) is not None)]
+
+
 def without_candidates(seen: Snapshot) -> list[Group]:
     """The groups for which not one candidate was found."""
-    return [group for group, found in zip(seen.groups, seen.candidates, strict=True) if not found]
+    return [
+        group
+        for nth, (group, found) in enumerate(zip(seen.groups, seen.candidates, strict=True))
+        if not found and not seen.preferred.get(nth)
+    ]
 
 
 def groups_too_large(connection: Connection, groups: Sequence[Group]) -> list[Group]:
@@ -422,13 +432,16 @@ def _with_hits(
 ) -> Snapshot:
     bot_ids = {bot.id for bots in found for bot in bots}
     hints = {job.locality_hint for job in jobs if job.locality_hint is not None}
-    return Snapshot(jobs, groups, found, candidates.hinted(connection, sorted(bot_ids), sorted(hints)))
+    hits = candidates.hinted(connection, sorted(bot_ids), sorted(hints))
+    preferring = [nth for nth, group in enumerate(groups) if group.preferred is not None]
+    preferred = dict(zip(preferring, found[len(groups) :], strict=True))
+    return Snapshot(jobs, groups, found[: len(groups)], hits, preferred=preferred)
 
 
 def with_rates(connection: Connection, seen: S) -> S:
     """The snapshot with what is known of how the candidates have succeeded with jobs of the same labels."""
     labels = success.job_labels(connection, [job.id for job in seen.jobs])
-    bot_ids = sorted({bot.id for bots in seen.candidates for bot in bots})
+    bot_ids = sorted({bot.id for bot in seen.bots})
     return replace(seen, labels=labels, rates=success.success_rates(connection, bot_ids, sorted({*labels.values()})))
 
 
@@ -453,5 +466,5 @@ def place_on_kept(connection: Connection, jobs: Sequence[ReadyJob]) -> list[Plac
         if fitting:
             bot = min(fitting, key=lambda each: (each.kept_units - used[each.id], each.id))
             used[bot.id] += job.units
-            placements.append(Placement(job.id, bot.id, {"bot": bot.name, "strategy": PREEMPTION}))
+            placements.append(with_phase(Placement(job.id, bot.id, {"bot": bot.name, "strategy": PREEMPTION}), job))
     return placements

@@ -17,8 +17,9 @@ be tested with plain values, without a database:
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -26,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.success import UNKNOWN
-from schema.moves.grant import Placement
+from schema.moves.grant import PREFERRED, REQUIRED, Placement
 from schema.picking.pick import ReadyJob
 from schema.validation import MAX_UNITS
 
@@ -188,25 +189,48 @@ class SamplingSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Group:
-    """Jobs that any bot suits alike, in the order in which they are to be placed."""
+    """Jobs that any bot suits alike, in the order in which they are to be placed.
+
+    preferred: the requirement set of bots that they prefer, if they take others too.
+    """
 
     cohort: int
     instance: int
     platform: int
     units: int
     jobs: tuple[ReadyJob, ...]
+    preferred: int | None = None
+
+    @property
+    def of_preferred(self) -> "Group | None":
+        """The same jobs as if they required what they prefer; None if they prefer nothing."""
+        return None if self.preferred is None else replace(self, platform=self.preferred, preferred=None)
 
     def wanted(self, sample_size: int) -> CandidateRequest:
         """What to sample: if every job before it fills a bot, the last one still sees `sample_size` candidates."""
         return CandidateRequest(self.cohort, self.instance, self.platform, self.units, sample_size + len(self.jobs) - 1)
 
 
+def with_phase(placement: Placement, job: ReadyJob) -> Placement:
+    """The placement of a job with preferred properties, with the phase in which its bot was found. A job that still
+    waits for a preferred bot, or that is looked at as if it did, requires what it prefers."""
+    if job.preferred is None:
+        return placement
+    phase = PREFERRED if job.preferred == job.platform else REQUIRED
+    return placement._replace(decision={**placement.decision, "phase": phase})
+
+
 def group_jobs(jobs: Sequence[ReadyJob]) -> list[Group]:
-    """Jobs by cohort, instance, requirement set and units; groups and jobs keep the order of their first appearance."""
-    found: dict[tuple[int, int, int, int], list[ReadyJob]] = {}
+    """Jobs by cohort, instance, requirement set, units and preference; groups and jobs keep the order of their first
+    appearance."""
+    found: dict[tuple[int, int, int, int, int | None], list[ReadyJob]] = {}
     for job in jobs:
-        found.setdefault((job.cohort, job.instance, job.platform, job.units), []).append(job)
-    return [Group(*key, tuple(members)) for key, members in found.items()]
+        preferred = None if job.preferred == job.platform else job.preferred
+        found.setdefault((job.cohort, job.instance, job.platform, job.units, preferred), []).append(job)
+    return [
+        Group(cohort, instance, platform, units, tuple(members), preferred)
+        for (cohort, instance, platform, units, preferred), members in found.items()
+    ]
 
 
 class Policy(BaseModel):
@@ -276,8 +300,9 @@ class Snapshot:
     """What a choice is made from: the jobs in their order, for each group of them its candidates in random order
     (bots added for their locality come last), and the (bot, hint) pairs that are locality hits.
 
-    headrooms: units that quotas leave their instances.
-    Only where success counts: the jobs' labels, and the success rates of (bot, label) as far as anything is known.
+    headrooms: units that quotas leave their instances. preferred: of the groups that prefer some bots, by their
+    numbers, the candidates that they prefer; the strategy sees either these or the others. Only where success counts:
+    the jobs' labels, and the success rates of (bot, label) as far as anything is known.
     """
 
     jobs: Sequence[ReadyJob]
@@ -287,6 +312,12 @@ class Snapshot:
     labels: Mapping[int, str] = field(default_factory=dict)
     rates: Mapping[tuple[int, str], float] = field(default_factory=dict)
     headrooms: Headrooms = field(default_factory=dict)
+    preferred: Mapping[int, Sequence[FreeBot]] = field(default_factory=dict)
+
+    @property
+    def bots(self) -> Iterator[FreeBot]:
+        """All candidates; a bot may come several times."""
+        return chain.from_iterable([*self.candidates, *self.preferred.values()])
 
     def label(self, job: ReadyJob) -> str:
         """By what the job's bots are told apart; the same for all jobs where success does not count."""
@@ -297,8 +328,66 @@ class Snapshot:
         return self.rates.get((bot.id, label), UNKNOWN)
 
     def chosen_by(self, strategy: "Strategy", policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
-        """What the strategy wants."""
-        return strategy.choose(self, policy, how=how)
+        """What the strategy wants. A job that prefers some bots is offered these first, and the others if they have no
+        room. Jobs keep their order: a later job gets what an earlier one left."""
+        if all(job.preferred is None for job in self.jobs):
+            return strategy.choose(self, policy, how=how)
+        group = {job.id: nth for nth, each in enumerate(self.groups) for job in each.jobs}
+        free_units_of = {bot.id: bot.free_units for bot in self.bots}
+        quotas, placements = QuotaCopy(self.headrooms), list[Placement]()
+
+        def choose(jobs: Sequence[ReadyJob], found: Mapping[int, Sequence[FreeBot]]) -> list[ReadyJob]:
+            if not jobs:
+                return []
+            seen = self._left_for(jobs, group, found, free_units_of, quotas)
+            left = {job.id: job for job in jobs}
+            for each in strategy.choose(seen, policy, how=how):
+                job = left.pop(each.job_id)
+                free_units_of[each.bot_id] -= job.units
+                quotas.take(job)
+                placements.append(each)
+            return list(left.values())
+
+        everywhere = dict(enumerate(self.candidates))
+        for nth, run in groupby(self.jobs, key=lambda job: group[job.id] if group[job.id] in self.preferred else None):
+            jobs = list(run)
+            if nth is not None:
+                before = len(placements)
+                jobs = choose(jobs, self.preferred)
+                placements[before:] = [
+                    each._replace(decision={**each.decision, "phase": PREFERRED}) for each in placements[before:]
+                ]
+            choose(jobs, everywhere)
+        by_id = {job.id: job for job in self.jobs}
+        return [each if "phase" in each.decision else with_phase(each, by_id[each.job_id]) for each in placements]
+
+    def _left_for(
+        self,
+        jobs: Sequence[ReadyJob],
+        group: Mapping[int, int],
+        found: Mapping[int, Sequence[FreeBot]],
+        free_units_of: Mapping[int, int],
+        quotas: QuotaCopy,
+    ) -> "Snapshot":
+        """What some of the jobs see, of these candidates by group, when others have been placed."""
+        members: dict[int, list[ReadyJob]] = defaultdict(list)
+        for job in jobs:
+            members[group[job.id]].append(job)
+        return replace(
+            self,
+            jobs=jobs,
+            groups=[replace(self.groups[nth], jobs=tuple(some)) for nth, some in members.items()],
+            candidates=[
+                [
+                    bot._replace(free_units=free_units_of[bot.id])
+                    for bot in found[nth]
+                    if free_units_of[bot.id] >= self.groups[nth].units
+                ]
+                for nth in members
+            ],
+            headrooms=quotas.left,
+            preferred={},
+        )
 
     def warm(self) -> dict[tuple[int, str], list[FreeBot]]:
         """(number of the group, hint) → its candidates that are locality hits, in their order; absent if there are

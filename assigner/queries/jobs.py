@@ -53,13 +53,16 @@ LEFT JOIN LATERAL (
 
 # One job without its events.
 JOB = text(f"""
-SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.instance AS instance_id, j.timeout_seconds,
+SELECT {_SUBMISSION}, {_JOB_COLUMNS}, coalesce(r.properties, p.properties) AS properties,
+    f.properties AS wanted_properties, v.until AS prefer_until, j.instance AS instance_id, j.timeout_seconds,
     j.locality_hint, j.retry_failed, j.kills, k.looks AS considered, greatest(0,
     extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff,
     j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED} JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
+LEFT JOIN platforms r ON r.id = k.required LEFT JOIN platforms f ON f.id = j.preferred
+LEFT JOIN preference_waits v ON v.job_id = j.id
 LEFT JOIN LATERAL (
     SELECT g.terms, o.estimate FROM constraint_sets g LEFT JOIN job_constraints o ON o.job_id = j.id
     WHERE g.id = k.constraint_set) t ON true

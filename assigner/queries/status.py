@@ -62,10 +62,9 @@ WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained
             SELECT queued_at FROM jobs WHERE {ready_in("h")}
             ORDER BY queue, rank, queued_at, id LIMIT s.share) j
         WHERE h.cohort = s.cohort AND h.instance = s.instance LIMIT s.share) w
-    GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
-    UNION ALL
-    SELECT k.cohort, k.instance, i.name, i.pool, k.platform, k.units, r.jobs, r.oldest, r.more
-    FROM retrying r JOIN queues k ON k.id = r.queue JOIN instances i ON i.id = k.instance
+    GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units UNION ALL SELECT k.cohort, k.instance,
+    i.name, i.pool, coalesce(k.required, k.platform) AS platform, k.units, r.jobs, r.oldest, r.more FROM retrying r JOIN
+    queues k ON k.id = r.queue JOIN instances i ON i.id = k.instance
 )
 SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,

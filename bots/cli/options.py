@@ -248,6 +248,10 @@ def _properties(given: Iterable[str]) -> dict[str, list[str]]:
     return pairs([*given], option="--property")
 
 
+def _preferred(given: Iterable[str]) -> dict[str, list[str]]:
+    return pairs([*given], option="--prefer")
+
+
 def amounts(given: Iterable[str]) -> dict[str, int]:
     """Parse the `KIND=AMOUNT` of `--resource`. Raises BadInput, also for a kind that is given twice."""
     found: dict[str, int] = {}
@@ -265,6 +269,7 @@ _SPELLINGS: Mapping[str, Spelling] = {
     "env": Spelling(metavar="KEY=VALUE", type=click.STRING, multiple=True, read=_variables),
     "stdin": Spelling("--stdin-file", "FILENAME", click.File("rb"), read=read_text, note="- reads standard input"),
     "properties": Spelling("--property", "KEY=VALUE", click.STRING, multiple=True, read=_properties),
+    "preferred_properties": Spelling("--prefer", "KEY=VALUE", click.STRING, multiple=True, read=_preferred),
     "resources": Spelling("--resource", "KIND=AMOUNT", click.STRING, multiple=True, read=amounts),
     "locality_hint": Spelling("--locality", "HINT"),
     "timeout_seconds": Spelling("--timeout"),

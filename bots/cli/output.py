@@ -215,6 +215,7 @@ def print_job(job: Record) -> None:
         ("label", job["label"]),
         ("command", _cut(shlex.join((job.get("payload") or {}).get("command", [])))),
         ("needs", properties(job["properties"])),
+        ("prefers", _preferred(job)),
         ("priority", job["priority"]),
         ("units", job["units"]),
         ("locality", job["locality_hint"]),
@@ -236,6 +237,13 @@ def print_job(job: Record) -> None:
             line(f"{name:<{width}}  ", value)
     click.echo()
     print_events(job["events"])
+
+
+def _preferred(job: Record) -> str | None:
+    preferred, until = job.get("preferred_properties"), job.get("prefer_until")
+    if not preferred:
+        return None
+    return properties(preferred) + (f", only such bots until {until}" if until else "")
 
 
 def list_jobs(jobs: Sequence[Record]) -> None:

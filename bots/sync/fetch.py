@@ -12,7 +12,7 @@ from bots.sync.call import SyncCall
 from schema.accounting import quotas
 from schema.moves.backoff import wake_queues, wake_queues_for_bots
 from schema.moves.end import BotCapacity, RetryPace
-from schema.moves.grant import Placement, grant_locked
+from schema.moves.grant import PREFERRED, Placement, grant_locked
 from schema.picking import for_bot
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursors
@@ -157,7 +157,14 @@ def _fill(
     seated = _assign_bots(jobs, seats)
     granted = grant_locked(
         connection,
-        [Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY}) for job, bot in seated],
+        [
+            Placement(
+                job.id,
+                bot.id,
+                {"bot": bot.name, "strategy": STRATEGY} | ({} if job.preferred is None else {"phase": PREFERRED}),
+            )
+            for job, bot in seated
+        ],
         capacities,
         assigner=[f"bot:{bot.name}" for _, bot in seated],
         strategy=STRATEGY,

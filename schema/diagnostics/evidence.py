@@ -54,16 +54,19 @@ JOB = text(f"""
 WITH job AS MATERIALIZED (
     SELECT j.*, i.name AS instance_name, i.pool, i.drain_deadline, {DRAIN.of(instance="i")} AS undrained,
         coalesce(c.name, 'default') AS cohort_name, c.labels AS cohort_labels, p.properties, k.looks,
+        k.required, w.until AS prefer_until,
         greatest(j.schedule_after, k.schedule_after) AS rests_until
     FROM jobs j JOIN instances i ON i.id = j.instance
     JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
+    LEFT JOIN preference_waits w ON w.job_id = j.id
     LEFT JOIN cohorts c ON c.id = j.cohort
     WHERE j.id = :id
 )
 SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_at, j.looks AS considered,
     {JOB_REASON} AS reason,
     j.attempts, j.max_attempts, j.cohort, j.cohort_name, j.cohort_labels, j.instance, j.instance_name, j.pool,
-    j.queue, j.platform, j.properties,
+    j.queue, j.platform, j.properties, j.required IS NOT NULL AS insists,
+    extract(epoch FROM j.prefer_until - clock_timestamp()) AS prefer_left,
     extract(epoch FROM j.rests_until - clock_timestamp()) AS rest,
     extract(epoch FROM j.queue_deadline - clock_timestamp()) AS patience,
     extract(epoch FROM j.drain_deadline - clock_timestamp()) AS drain_left,
@@ -164,7 +167,8 @@ EXCLUSIVE_BOTS = text(f"""
 WITH {_WANT}, {_PRESENT}, kept AS MATERIALIZED (
     SELECT k.exclusive FROM present b JOIN kinds k ON k.id = b.kind
     JOIN (SELECT properties FROM platforms WHERE id = :platform) p
-        ON k.properties @> p.properties AND NOT p.properties ?& k.exclusive
+        ON k.properties @> p.properties
+            AND NOT EXISTS (SELECT FROM kind_platforms o WHERE o.platform = :platform AND o.kind = k.id)
 )
 SELECT (SELECT count(*) FROM kept) AS bots, ARRAY(
     SELECT DISTINCT name FROM kept, unnest(exclusive) AS name

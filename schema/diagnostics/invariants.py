@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, literal, select, text, union_all
 
+from schema.fleet.kinds import LINKS
 from schema.postgres.engine import Database
 
 #: The most ids shown of rows that break an invariant.
@@ -143,7 +144,7 @@ HISTORY_IS_A_CHAIN = Invariant(
 # An earlier session of the bot may have had other properties, so only leases of the current session are checked.
 PLACEMENT_IS_LEGAL = Invariant(
     "S13",
-    "jobs leased to a bot that lacks a required property, or keeps one for jobs that ask for it, or does not serve"
+    "jobs leased to a bot that lacks a required property, or keeps one that they do not ask for, or does not serve"
     " their instance, or in another cohort",
     """SELECT l.job_id AS id
        FROM live l
@@ -151,8 +152,9 @@ PLACEMENT_IS_LEGAL = Invariant(
        JOIN bots b ON b.id = l.bot_id AND b.epoch = l.bot_epoch
        LEFT JOIN kinds k ON k.id = b.kind
        LEFT JOIN platforms p ON p.id = j.platform
+       LEFT JOIN platforms f ON f.id = j.preferred
        LEFT JOIN instances i ON i.id = j.instance
-       WHERE (k.properties @> p.properties AND p.properties ?& k.exclusive) IS NOT TRUE
+       WHERE (k.properties @> p.properties AND coalesce(f.properties, p.properties) ?& k.exclusive) IS NOT TRUE
           OR b.instance <> j.instance
           OR b.pool IS NOT NULL AND b.pool IS DISTINCT FROM i.pool
           OR l.cohort <> j.cohort
@@ -232,6 +234,7 @@ JOBS_ARE_IN_THEIR_QUEUES = Invariant(
     " else than their priority",
     """SELECT j.id FROM jobs j LEFT JOIN queues q ON q.id = j.queue
        WHERE q.id IS NULL OR (j.cohort, j.instance, j.platform, j.units) <> (q.cohort, q.instance, q.platform, q.units)
+           OR j.preferred IS DISTINCT FROM q.preferred
            OR j.constrained <> (q.constraint_set IS NOT NULL) OR NOT j.constrained AND j.rank <> j.priority""",
 )
 
@@ -240,14 +243,21 @@ JOBS_ARE_IN_THEIR_QUEUES = Invariant(
 KINDS_ARE_LINKED = Invariant(
     "S22",
     "bots of a kind that is not there, and kinds and requirement sets that are linked wrongly",
-    """SELECT 'bot ' || b.id AS id FROM bots b WHERE b.kind IS NOT NULL AND b.kind NOT IN (SELECT id FROM kinds)
+    f"""SELECT 'bot ' || b.id AS id FROM bots b WHERE b.kind IS NOT NULL AND b.kind NOT IN (SELECT id FROM kinds)
        UNION ALL
        SELECT coalesce(o.platform, c.platform) || ' ' || coalesce(o.kind, c.kind)
        FROM kind_platforms o FULL JOIN (
-           SELECT p.id AS platform, k.id AS kind FROM platforms p
-           JOIN kinds k ON k.properties @> p.properties AND p.properties ?& k.exclusive) c
+           SELECT p.id AS platform, k.id AS kind FROM {LINKS}) c
            ON c.platform = o.platform AND c.kind = o.kind
        WHERE o.kind IS NULL OR c.kind IS NULL""",
+)
+
+PREFERENCE_WAITS_END = Invariant(
+    "S23",
+    "unfinished jobs that insist on a preferred bot without an end",
+    """SELECT j.id FROM jobs j JOIN queues q ON q.id = j.queue
+       WHERE q.required IS NOT NULL AND j.finished_at IS NULL
+           AND NOT EXISTS (SELECT FROM preference_waits w WHERE w.job_id = j.id)""",
 )
 
 INVARIANTS = (
@@ -269,6 +279,7 @@ INVARIANTS = (
     RESOURCES_ARE_KEPT,
     JOBS_ARE_IN_THEIR_QUEUES,
     KINDS_ARE_LINKED,
+    PREFERENCE_WAITS_END,
 )
 
 

@@ -16,11 +16,18 @@ from sqlalchemy import Connection, text
 from schema.postgres import advisory
 
 KINDS = text("SELECT id, properties, exclusive FROM kinds WHERE id = ANY (CAST(:ids AS integer[]))")
-PLATFORMS = text("SELECT id, properties FROM platforms WHERE id = ANY (CAST(:ids AS integer[]))")
+PLATFORMS = text("""
+SELECT p.id, p.properties, f.properties AS preferred FROM platforms p LEFT JOIN platforms f ON f.id = p.preferred
+WHERE p.id = ANY (CAST(:ids AS integer[]))
+""")
+#: The links that should be there: `p` and `k` are the rows of a requirement set and of a kind.
+LINKS = """
+platforms p LEFT JOIN platforms f ON f.id = p.preferred JOIN kinds k
+    ON is_open_to(k.properties, k.exclusive, p.properties) OR is_open_to(k.properties, k.exclusive, f.properties)"""
 
-LINK_MISSED = text("""
+LINK_MISSED = text(f"""
 INSERT INTO kind_platforms (platform, kind)
-SELECT p.id, k.id FROM platforms p JOIN kinds k ON k.properties @> p.properties AND p.properties ?& k.exclusive
+SELECT p.id, k.id FROM {LINKS}
 WHERE p.created_at > now() - make_interval(secs => :age)
 ON CONFLICT DO NOTHING
 """)
@@ -35,9 +42,20 @@ class Offer(NamedTuple):
     clauses: frozenset[Clause]
     exclusive: frozenset[str] = frozenset()
 
-    def is_open_to(self, wanted: frozenset[Clause]) -> bool:
-        """Return whether the kind offers all of this, and the requirement set names each exclusive property."""
-        return wanted <= self.clauses and (not self.exclusive or self.exclusive <= {name for name, _ in wanted})
+    def is_open_to(self, wanted: "Wanted") -> bool:
+        """Return whether the kind offers all that is required, and the requirement set names each exclusive property;
+        or the same of all that is required and preferred."""
+        return self._has(wanted.required) or (wanted.preferred is not None and self._has(wanted.preferred))
+
+    def _has(self, clauses: frozenset[Clause]) -> bool:
+        return clauses <= self.clauses and (not self.exclusive or self.exclusive <= {name for name, _ in clauses})
+
+
+class Wanted(NamedTuple):
+    """What a requirement set asks for, and, if its jobs prefer more, all that they require and prefer."""
+
+    required: frozenset[Clause]
+    preferred: frozenset[Clause] | None = None
 
 
 def link_missed(connection: Connection, *, age: float) -> int:
@@ -59,9 +77,12 @@ def offers(connection: Connection, kinds: Collection[int]) -> dict[int, Offer]:
     }
 
 
-def platform_clauses(connection: Connection, platforms: Collection[int]) -> dict[int, frozenset[Clause]]:
+def platform_clauses(connection: Connection, platforms: Collection[int]) -> dict[int, Wanted]:
     """What these requirement sets ask for."""
-    return {row.id: _clauses(row.properties) for row in connection.execute(PLATFORMS, {"ids": list(platforms)})}
+    return {
+        row.id: Wanted(_clauses(row.properties), None if row.preferred is None else _clauses(row.preferred))
+        for row in connection.execute(PLATFORMS, {"ids": list(platforms)})
+    }
 
 
 def _clauses(properties: Mapping[str, Any]) -> frozenset[Clause]:

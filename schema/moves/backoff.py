@@ -1,4 +1,5 @@
-"""Let queues rest and wake them, and make jobs ready whose backoff after a failure is over.
+"""Let queues rest and wake them, make jobs ready whose backoff after a failure is over, and end the waits of jobs for a
+preferred bot.
 
 The state of the jobs stays `queued`, so these moves write no event.
 """
@@ -65,6 +66,37 @@ UPDATE jobs j SET schedule_after = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM r
 RETURNING j.constrained
 """)
 
+# A job of a graph that is still blocked begins to wait when it is queued, of which nothing tells this table. It is
+# looked at again when its wait could be over at the earliest, but not too often.
+STOP_PREFERRING = text("""
+WITH due AS MATERIALIZED (
+    SELECT job_id, seconds FROM preference_waits WHERE until <= now() ORDER BY until LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+), found AS MATERIALIZED (
+    SELECT j.id, j.queue, j.state, j.finished_at IS NULL AS is_unfinished, d.seconds,
+        j.queued_at + make_interval(secs => d.seconds) AS until
+    FROM due d JOIN jobs j ON j.id = d.job_id ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+), later AS (
+    UPDATE preference_waits w SET until = CASE WHEN f.state = 'blocked'
+        THEN now() + make_interval(secs => greatest(f.seconds, :patience)) ELSE f.until END
+    FROM found f WHERE w.job_id = f.id AND f.is_unfinished AND (f.state = 'blocked' OR f.until > now())
+    RETURNING w.job_id
+), over AS MATERIALIZED (
+    SELECT f.id, q.required, q.preferred,
+        intern_queue(q.cohort, q.instance, q.required, q.units, q.constraint_set, q.preferred) AS queue
+    FROM found f JOIN queues q ON q.id = f.queue
+    WHERE f.id NOT IN (SELECT job_id FROM later) AND f.is_unfinished AND q.required IS NOT NULL
+), ended AS (
+    DELETE FROM preference_waits w USING due d
+    WHERE w.job_id = d.job_id AND (d.job_id IN (SELECT id FROM found) AND d.job_id NOT IN (SELECT job_id FROM later)
+        OR NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id))
+)
+UPDATE jobs j SET queue = o.queue, platform = o.required FROM over o WHERE j.id = o.id
+RETURNING j.constrained
+""")
+#: Seconds after which a job that is still blocked is looked at again, at least.
+BLOCKED_PATIENCE = 10.0
+
 
 def rest_queues(connection: Connection, queues: Collection[int], *, reason: str, base: float, cap: float) -> int:
     """Let queues rest of which no bot could take a job, for base x 2^(looks so far) seconds, at most `cap`.
@@ -97,7 +129,7 @@ def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) 
 
 @dataclass(frozen=True)
 class Promoted:
-    """The number of jobs whose backoff is over, and of constrained jobs among them."""
+    """The number of jobs whose backoff or wait is over, and of constrained jobs among them."""
 
     jobs: int
     constrained: int
@@ -106,4 +138,11 @@ class Promoted:
 def promote(connection: Connection, limit: int) -> Promoted:
     """Make up to `limit` jobs ready whose backoff is over."""
     rows = connection.execute(PROMOTE, {"limit": limit}).all()
+    return Promoted(len(rows), sum(row.constrained for row in rows))
+
+
+def stop_preferring(connection: Connection, limit: int) -> Promoted:
+    """Let up to `limit` jobs go to any bot that offers what they require, because they have waited for a preferred one
+    for as long as they should."""
+    rows = connection.execute(STOP_PREFERRING, {"limit": limit, "patience": BLOCKED_PATIENCE}).all()
     return Promoted(len(rows), sum(row.constrained for row in rows))

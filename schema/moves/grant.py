@@ -16,6 +16,10 @@ from schema.predicates import DRAIN, HEALTHY, REQUIREMENTS, STATE, serves
 #: The strategy of a lease for which preemption has freed the units (BuildGrid).
 PREEMPTION = "preemption"
 
+#: How the bot of a job with preferred properties was chosen: among the bots that offer them, or among all that offer
+#: what the job requires. Decisions keep it as their `phase`.
+PREFERRED, REQUIRED = "preferred", "required"
+
 #: Amounts by counter name.
 Amounts = Mapping[str, float]
 NO_AMOUNTS: Mapping[int, Amounts] = MappingProxyType({})

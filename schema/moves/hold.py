@@ -310,12 +310,13 @@ SUBMIT_AGAIN = text("""
 WITH old AS MATERIALIZED (
     SELECT o.nth - 1 AS n, o.name, jsonb_build_object(
         'from', o.name, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name,
-        'instance', i.name, 'properties', p.properties, 'payload', w.payload, 'label', j.label,
+        'instance', i.name, 'properties', coalesce(r.properties, p.properties), 'payload', w.payload, 'label', j.label,
         'priority', j.priority, 'units', j.units, 'locality_hint', j.locality_hint,
         'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
         'queue_timeout_seconds', e.queue_timeout_seconds
     ) || jsonb_strip_nulls(jsonb_build_object(
-        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs
+        'preferred_properties', f.properties, 'prefer_seconds', e.prefer_seconds, 'terms', g.terms, 'estimated_cost',
+        t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs
     )) AS request
     FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
     JOIN jobs j ON j.id = o.id
@@ -323,10 +324,13 @@ WITH old AS MATERIALIZED (
     JOIN queues q ON q.id = j.queue
     JOIN platforms p ON p.id = j.platform
     JOIN job_payloads w ON w.job_id = j.id
+    LEFT JOIN platforms r ON r.id = q.required
+    LEFT JOIN platforms f ON f.id = q.preferred
     LEFT JOIN constraint_sets g ON g.id = q.constraint_set
     LEFT JOIN job_constraints t ON t.job_id = j.id
     LEFT JOIN LATERAL (
-        SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds FROM job_events
+        SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds, details->'prefer_seconds' AS prefer_seconds
+        FROM job_events
         WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
 )
 SELECT o.name, s.public_id, s.created, s.same

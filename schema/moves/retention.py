@@ -128,6 +128,9 @@ WITH unused AS MATERIALIZED (
     SELECT p.id FROM platforms p
     WHERE p.created_at < now() - make_interval(secs => :age)
         AND NOT EXISTS (SELECT FROM queues q WHERE q.platform = p.id)
+        AND NOT EXISTS (SELECT FROM queues q WHERE q.preferred = p.id)
+        AND NOT EXISTS (SELECT FROM queues q WHERE q.required = p.id)
+        AND NOT EXISTS (SELECT FROM platforms o WHERE o.preferred = p.id)
     ORDER BY p.id LIMIT :limit FOR UPDATE SKIP LOCKED
 ), unlinked AS (
     DELETE FROM kind_platforms WHERE platform = ANY (ARRAY(SELECT id FROM unused))

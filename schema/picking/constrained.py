@@ -69,7 +69,7 @@ _HEAD = ", ".join(
     [
         *(f"j.{column}" for column in COLUMNS.split(", ")),
         "q.tried",
-        *(f"j.{column}" for column in ("rank", "queued_at", "attempts")),
+        *(f"j.{column}" for column in ("preferred", "rank", "queued_at", "attempts")),
         "CAST(t.estimate AS double precision)",
         *(f"t.{column}" for column in ("seconds", "deadline", "priority_inputs")),
     ]
@@ -83,7 +83,7 @@ HEADS = text(f"""
 SELECT {_HEAD}, w.nth
 FROM {_WANTED}
 CROSS JOIN LATERAL (
-    SELECT {COLUMNS}, rank, queued_at, attempts FROM jobs
+    SELECT {COLUMNS}, preferred, rank, queued_at, attempts FROM jobs
     WHERE queue = w.queue AND {READY_CONSTRAINED}
     ORDER BY queue, rank, queued_at, id
     LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE SKIP LOCKED) j
@@ -98,7 +98,7 @@ AGED = text(f"""
 SELECT {_HEAD}, w.nth
 FROM {_WANTED}
 CROSS JOIN LATERAL (
-    SELECT {COLUMNS}, rank, queued_at, attempts FROM (
+    SELECT {COLUMNS}, preferred, rank, queued_at, attempts FROM (
         WITH RECURSIVE ranks AS (
             SELECT first.rank, 1 AS step FROM ({_RANK} ORDER BY queue, rank LIMIT 1) first
             UNION ALL
@@ -268,9 +268,9 @@ def _queue(row: Row[Any]) -> ConstrainedQueue:
 def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
     # Columns are taken by position. Names would take a third of the time, once for each job.
     values: Sequence[Any] = row
-    rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[10:17]
+    rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[11:18]
     return QueueHead(
-        ReadyJob._make((*values[:10], queue.headroom, None, True)),
+        ReadyJob._make((*values[:11], queue.headroom, None, True)),
         queue,
         rank,
         queued_at,

@@ -31,7 +31,8 @@ _BOT = Asker(
     room="room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs)",
     offered=f"""offered AS MATERIALIZED (
     SELECT q.* FROM ({_OPEN}) q
-    WHERE EXISTS (SELECT FROM kind_platforms o WHERE o.platform = q.platform AND o.kind = :kind OFFSET 0)
+    WHERE EXISTS (
+        SELECT FROM kind_platforms o WHERE o.platform = coalesce(q.preferred, q.platform) AND o.kind = :kind OFFSET 0)
 )""",
     cohorts="{cohort} = :cohort",
     instances="(CAST(:instance AS integer) IS NULL OR {instance} = :instance)",
@@ -74,7 +75,8 @@ def pick_for_bot(
     any_wait: every ready job may be taken. Without it, jobs of queues that were never looked into in vain, and of
     queues that still rest, but not of queues whose rest is over, which are left to the assigners (BuildGrid, proactive
     fetching). literal: also leaves out the queues that were never looked into in vain, as a bare comparison of times
-    would. cursor: what the caller remembers of the front of the bot's cohort; without it each queue is read.
+    would. A job that prefers some properties is taken only by a bot that offers them; for other bots assigners decide.
+    cursor: what the caller remembers of the front of the bot's cohort; without it each queue is read.
     """
     values = {
         "kind": bot.kind,

@@ -39,7 +39,8 @@ class Order(Enum):
 class ReadyJob(NamedTuple):
     """A queued job, locked by the transaction that picked it.
 
-    tried: an earlier look into its queue found no bot. headroom: units that the quota of its instance leaves; None for
+    tried: an earlier look into its queue found no bot. preferred: the requirement set of bots that it prefers; equal to
+    `platform` if it takes no others yet. headroom: units that the quota of its instance leaves; None for
     any number. queued_at: the time at which a plain job was queued. beyond: the instance of a plain job reaches its
     minimum without it.
     """
@@ -54,6 +55,7 @@ class ReadyJob(NamedTuple):
     units: int
     locality_hint: str | None
     tried: bool
+    preferred: int | None = None
     headroom: int | None = None
     queued_at: datetime | None = None
     beyond: bool = True
@@ -142,13 +144,13 @@ _FROM_QUEUES = """{waiting}, {offered}, missing AS MATERIALIZED ({missing}
 # jobs, which leaves the planner only the primary key. Nearly always all heads are beyond a minimum.
 _PICK = """
 WITH RECURSIVE {room}, {heads}, picked AS MATERIALIZED (
-    SELECT {columns}, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND {still_ready}
+    SELECT {columns}, preferred, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND {still_ready}
     ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), {order}
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT r.*, {scan} AS scan, CASE WHEN row_number() OVER () = 1 THEN ({headrooms}) END AS headrooms,
     {picked}, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
-    CAST(NULL AS integer) AS headroom,
+    p.preferred, CAST(NULL AS integer) AS headroom,
     p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
     EXISTS (SELECT FROM missing) AS below) r

@@ -1,7 +1,8 @@
 """Queues: find those that hold ready jobs and are open, and whether there is anything to do.
 
-A queue is a row: jobs of one cohort, instance, requirement set, number of units and constraint set, which are alike for
-the choice of a bot. A queue that rests holds ready jobs, but no bot could take one of them lately.
+A queue is a row: jobs of one cohort, instance, requirement set, number of units and constraint set and with the same
+preferred properties, which are alike for the choice of a bot. A queue that rests holds ready jobs, but no bot could
+take one of them lately.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ PLAIN, CONSTRAINED = "k.constraint_set IS NULL", "k.constraint_set IS NOT NULL"
 # What a quota leaves is computed once for all queues of an instance. The queues of an instance are gathered in an
 # array, so that the planner's estimate of their number does not matter.
 _OPEN = """
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, {headroom} AS headroom
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
               WHERE k.id = ANY (ARRAY(SELECT queue FROM {waiting})) AND {which}
@@ -66,6 +67,7 @@ HAS_AWAKE_JOBS = _HAS_JOBS.format(which=f"{PLAIN} AND {AWAKE}")
 _BELOW_MINIMUM = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_HAS_JOBS}"
 PENDING_WORK = text(f"""
 SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND {DUE}) AS backoff_elapsed,
+    EXISTS (SELECT FROM preference_waits WHERE until <= now()) AS preference_elapsed,
     EXISTS ({_BELOW_MINIMUM.format(which=PLAIN)}) AS below_minimum,
     EXISTS ({_BELOW_MINIMUM.format(which=CONSTRAINED)}) AS constrained_below_minimum,
     g.constrained,
@@ -79,7 +81,8 @@ FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 class PendingWork:
     """The work that waits for assigners.
 
-    backoff_elapsed: the backoff of some job is over. below_minimum, constrained_below_minimum: an instance is below its
+    backoff_elapsed: the backoff of some job is over. preference_elapsed: some job has waited for a preferred bot for as
+        long as it should. below_minimum, constrained_below_minimum: an instance is below its
     minimum although plain, or constrained, jobs of it
         wait.
     constrained: there are ready constrained jobs.
@@ -88,6 +91,7 @@ class PendingWork:
     """
 
     backoff_elapsed: bool
+    preference_elapsed: bool
     below_minimum: bool
     constrained_below_minimum: bool
     constrained: bool
@@ -100,6 +104,7 @@ def pending_work(connection: Connection) -> PendingWork:
     row = connection.execute(PENDING_WORK).one()
     return PendingWork(
         row.backoff_elapsed,
+        row.preference_elapsed,
         row.below_minimum,
         row.constrained_below_minimum,
         row.constrained,

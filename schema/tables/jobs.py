@@ -50,19 +50,27 @@ FRONT = f"{QUEUED} AND schedule_after IS NULL AND NOT constrained AND priority >
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = f"{QUEUED} AND schedule_after IS NOT NULL"
 
+# Requirement sets. Jobs that prefer more than they require have a set of their own, with the set of what they require
+# and prefer together as `preferred`: its bots are those of either, because a bot may keep properties for jobs that ask
+# for them.
 platforms = Table(
     "platforms",
     metadata,
     identity(Integer),
     Column("digest", LargeBinary, nullable=False),
     Column("properties", JSONB, nullable=False),
+    Column("preferred", Integer, ForeignKey("platforms.id")),
     Column("created_at", TIME, nullable=False, server_default=NOW),
     UniqueConstraint("digest", name="platforms_digest_key"),
+    Index("platforms_of_preferred", "preferred", postgresql_where=text("preferred IS NOT NULL")),
 )
 
-# One row for each kind of job: all jobs of a queue are alike for the choice of a bot. A queue rests as a whole until
-# `schedule_after` when no bot could take a job of it, `looks` times in a row. Upkeep marks queues
-# without ready jobs by `idle_since`, and deletes them later (`schema/moves/retention.py`).
+# One row for each kind of job: all jobs of a queue are alike for the choice of a bot. `preferred` is the requirement
+# set that also has the properties which the jobs prefer. Where `required` is set, jobs insist on a preferred bot:
+# `platform` is the preferred set then, and the job is moved to the queue that only requires the set `required` when its
+# wait is over (`preference_waits`). A queue rests as a whole until `schedule_after` when no bot could take a job of it,
+# `looks` times in a row. Upkeep marks queues without ready jobs by `idle_since`, and deletes them later
+# (`schema/moves/retention.py`).
 queues = Table(
     "queues",
     metadata,
@@ -72,24 +80,29 @@ queues = Table(
     Column("platform", Integer, ForeignKey("platforms.id"), nullable=False),
     Column("units", Integer, nullable=False),
     Column("constraint_set", Integer, ForeignKey("constraint_sets.id")),
+    Column("preferred", Integer, ForeignKey("platforms.id")),
+    Column("required", Integer, ForeignKey("platforms.id")),
     Column("schedule_after", TIME),
     Column("looks", Integer, nullable=False, server_default=text("0")),
     Column("reason", Text),
     Column("idle_since", BigInteger),
     UniqueConstraint(
-        "instance", "cohort", "platform", "units", "constraint_set",
+        "instance", "cohort", "platform", "units", "constraint_set", "preferred", "required",
         name="queues_key", postgresql_nulls_not_distinct=True,
     ),
+    CheckConstraint("required IS NULL OR (preferred IS NOT NULL AND platform = preferred)", name="queues_insist"),
     CheckConstraint("looks >= 0 AND (looks > 0 OR schedule_after IS NULL)", name="queues_rest_after_looks"),
     Index("queues_resting", "schedule_after", postgresql_where=text("schedule_after IS NOT NULL")),
     Index("queues_of_platform", "platform"),
+    Index("queues_of_preferred", "preferred", postgresql_where=text("preferred IS NOT NULL")),
+    Index("queues_of_required", "required", postgresql_where=text("required IS NOT NULL")),
     Index("queues_of_constraint_set", "constraint_set", postgresql_where=text("constraint_set IS NOT NULL")),
 )  # fmt: skip
 
-# `cohort`, `instance`, `platform`, `units` and `constrained` repeat what the job's queue says, so that neither a pick
-# nor a grant looks the queue of each job up. What every job has comes first, the widest columns before the others: then
-# rows have no gaps, and their columns are found by fixed offsets. What a grant changes lies together, because of a new
-# version the server logs what is between the first and the last change.
+# `cohort`, `instance`, `platform`, `units`, `preferred` and `constrained` repeat what the job's queue says, so that
+# neither a pick nor a grant looks the queue of each job up. What every job has comes first, the widest columns before
+# the others: then rows have no gaps, and their columns are found by fixed offsets. What a grant changes lies together,
+# because of a new version the server logs what is between the first and the last change.
 jobs = Table(
     "jobs",
     metadata,
@@ -123,6 +136,7 @@ jobs = Table(
     Column("locality_hint", Text),
     Column("reason", Text),
     Column("dedup_key", Text),
+    Column("preferred", Integer),
     UniqueConstraint("public_id", name="jobs_public_id_key"),
     CheckConstraint(CHECK, name="jobs_sound"),
     Index("jobs_of_queue", "constrained", "queue", "rank", "queued_at", "id", postgresql_where=text(READY)),
@@ -144,6 +158,18 @@ jobs = Table(
     Index("jobs_dedup", "instance", "dedup_key", unique=True, postgresql_where=text(SHARED)),
     Index("jobs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
 )  # fmt: skip
+
+# Jobs that insist on a preferred bot until a time, and the seconds for which they do so after they were queued.
+preference_waits = Table(
+    "preference_waits",
+    metadata,
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("until", TIME, nullable=False),
+    PrimaryKeyConstraint("job_id"),
+    CheckConstraint("seconds > 0", name="preference_waits_positive"),
+    Index("preference_waits_until", "until"),
+)
 
 job_payloads = Table(
     "job_payloads",

@@ -32,6 +32,7 @@ class JobSpec:
     priority: int
     units: int
     kind: str
+    preferred: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def drawn_world(chance: random.Random, *, minimums: bool) -> World:
             chance.randint(-2, 2),
             1 if minimums else chance.choice((1, 1, 1, 2)),
             chance.choice(KINDS),
+            chance.choice((None, None, *KINDS)),
         )
         for _ in range(chance.randint(min(4, most), most))
     )
@@ -77,7 +79,7 @@ def expected(world: World, *, minimums_first: bool) -> list[tuple[int, int]]:
 
     Of the jobs that some bot could take now and that their quotas allow, the first is placed: with `minimums_first`
     those of instances below their minimum first, then by priority, then by age. It goes to the bot with the highest
-    score.
+    score of those that also offer what it prefers, or else of all that offer what it requires.
     """
     free = [bot.capacity for bot in world.bots]
     usage: Counter[str] = Counter()
@@ -101,7 +103,9 @@ def expected(world: World, *, minimums_first: bool) -> list[tuple[int, int]]:
             return placed
         first = min(able, key=key)
         job = world.jobs[first]
-        bot = max(bots_for(job), key=lambda nth: free[nth] - 0.01 * world.bots[nth].priority)
+        suitable = bots_for(job)
+        preferred = [nth for nth in suitable if job.preferred is not None and job.preferred in world.bots[nth].kinds]
+        bot = max(preferred or suitable, key=lambda nth: free[nth] - 0.01 * world.bots[nth].priority)
         free[bot] -= job.units
         usage[job.instance] += job.units
         waiting.remove(first)
@@ -127,8 +131,14 @@ def built(pool: Pool, world: World, cohort: str) -> dict[str, int]:
         )
     numbers: dict[str, int] = {}
     for nth, job in enumerate(world.jobs):
+        wish = {} if job.preferred is None else {"preferred_properties": {"kind": [job.preferred]}}
         (found,) = pool.submit(
-            instance=job.instance, priority=job.priority, units=job.units, label=cohort, properties={"kind": job.kind}
+            instance=job.instance,
+            priority=job.priority,
+            units=job.units,
+            label=cohort,
+            properties={"kind": job.kind},
+            **wish,
         )
         numbers[found] = nth
     return numbers

@@ -26,6 +26,7 @@ VALUES (1, 'busy', 2, 's', 'ok', 4, 3, 3, 1, 1, now(), now()),
 INSERT INTO queues (id, cohort, instance, platform, units) VALUES (1, 0, 1, 1, 1), (2, 0, 1, 2, 1), (3, 0, 1, 3, 1);
 INSERT INTO constraint_sets (id, digest, terms) VALUES (1, 'a', '{}');
 INSERT INTO queues (id, cohort, instance, platform, units, constraint_set) VALUES (4, 0, 1, 1, 1, 1);
+INSERT INTO queues (id, cohort, instance, platform, units, preferred, required) VALUES (5, 0, 1, 2, 1, 2, 1);
 INSERT INTO jobs (id, queue, instance, platform, state, fence, result_fence, attempts, kills, finished_at) VALUES
     (1, 1, 1, 1, 'queued', 2, NULL, 1, 1, NULL),
     (2, 2, 1, 2, 'leased', 1, NULL, 1, 0, NULL),
@@ -143,6 +144,8 @@ BROKEN = [
     ("S22", "DELETE FROM kind_platforms WHERE platform = 1 AND kind = 2", ["1 2"]),
     ("S22", "INSERT INTO kind_platforms (platform, kind) VALUES (3, 2)", ["3 2"]),
     ("S22", "DELETE FROM kinds WHERE id = 2", ["1 2", "bot 2"]),
+    ("S21", "UPDATE jobs SET preferred = 2 WHERE id = 1", ["1"]),
+    ("S23", "UPDATE jobs SET queue = 5, platform = 2, preferred = 2 WHERE id = 2", ["2"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
 ]  # fmt: skip
 
@@ -161,7 +164,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     findings = invariants.verify(database)
     assert [finding.id for finding in findings] == [
         "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S18", "S19", "S20", "S21",
-        "S22",
+        "S22", "S23",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)

@@ -52,6 +52,8 @@ def _possible(job: dict[str, Any]) -> dict[str, Any]:
         job.pop("model", None)
     if not job.get("preferred_hours"):
         job.pop("preferred_zone", None)
+    if not job.get("preferred_properties"):
+        job.pop("prefer_seconds", None)
     if "job_class" in job or "service_level" in job:
         job.pop("dedup_key", None)
     return job

@@ -58,6 +58,16 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
     ],
     "max_attempts": [{"max_attempts": 7}],
     "retry_failed": [{"retry_failed": True}],
+    "preferred_properties": [
+        {"preferred_properties": {}},
+        {"preferred_properties": {"zone": "b", "disk": ["ssd", "nvme", "ssd"]}},
+        {"preferred_properties": {"os": "linux", "arch": "arm"}, "properties": {"os": "linux", "arch": "x86"}},
+        {"preferred_properties": {"os": "linux"}, "properties": {"os": ["linux"]}},
+    ],
+    "prefer_seconds": [
+        {"preferred_properties": {"zone": "b"}, "prefer_seconds": 30},
+        {"preferred_properties": {"os": "linux"}, "properties": {"os": "linux"}, "prefer_seconds": 0.5},
+    ],
 }
 #: Field → refused samples.
 REFUSED: Mapping[str, list[dict[str, Any]]] = {
@@ -116,13 +126,22 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     ],
     "max_attempts": [{"max_attempts": 0}, {"max_attempts": 101}],
     "retry_failed": [{"retry_failed": 1}],
+    "preferred_properties": [{"preferred_properties": bad} for bad in (None, [], {"k": 1}, {"k": []}, {"": "a"})],
+    "prefer_seconds": [
+        {"prefer_seconds": 5},
+        {"prefer_seconds": 5, "preferred_properties": {}},
+        *({"prefer_seconds": bad, "preferred_properties": {"zone": "b"}} for bad in (0, "1", 31_536_001)),
+    ],
     "comand": [{"comand": ["true"]}],
     "payload": [{"payload": {}}],
 }
 ROWS = text("""
-SELECT i.name, p.properties, g.terms, y.payload, e.details, k.key, k.request_hash,
-    to_jsonb(j) - '{id,public_id,queue,instance,platform}'::text[] AS job, to_jsonb(t) - 'job_id' AS own
+SELECT i.name, p.properties, w.properties AS preferred, r.properties AS required, v.seconds, v.until, g.terms,
+    y.payload, e.details, k.key, k.request_hash,
+    to_jsonb(j) - '{id,public_id,queue,instance,platform,preferred}'::text[] AS job, to_jsonb(t) - 'job_id' AS own
 FROM jobs j JOIN instances i ON i.id = j.instance JOIN queues q ON q.id = j.queue JOIN platforms p ON p.id = j.platform
+LEFT JOIN platforms w ON w.id = j.preferred LEFT JOIN platforms r ON r.id = q.required
+LEFT JOIN preference_waits v ON v.job_id = j.id
 LEFT JOIN constraint_sets g ON g.id = q.constraint_set LEFT JOIN job_constraints t ON t.job_id = j.id
 LEFT JOIN submit_keys k ON k.job_id = j.id
 JOIN job_payloads y ON y.job_id = j.id JOIN job_events e ON e.job_id = j.id ORDER BY j.id

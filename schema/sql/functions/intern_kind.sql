@@ -20,7 +20,9 @@ BEGIN
         ELSE
             INSERT INTO kind_platforms (platform, kind)
                 SELECT p.id, kind_id FROM platforms p
-                WHERE offered @> p.properties AND p.properties ?& exclusive_keys;
+                LEFT JOIN platforms f ON f.id = p.preferred
+                WHERE is_open_to(offered, exclusive_keys, p.properties)
+                    OR is_open_to(offered, exclusive_keys, f.properties);
         END IF;
     END IF;
     RETURN kind_id;

@@ -1,23 +1,28 @@
 -- Return the id of a set of required properties. Makes its row, and those of the kinds of bots that offer them
 -- and are open to it, if there is none.
 --
+-- `of_preferred`: the set of what is required and preferred together, if the jobs prefer something.
+--
 -- The digest covers the canonical text of jsonb, so every spelling of a set gives the same row. A session that opens
 -- at the same time holds the advisory lock shared, so that neither transaction misses the other's rows.
-CREATE OR REPLACE FUNCTION intern_platform(wanted jsonb) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION intern_platform(wanted jsonb, of_preferred integer DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql AS $$
 DECLARE
     found integer;
-    wanted_digest bytea := sha256(convert_to(wanted::text, 'UTF8'));
+    wanted_digest bytea := sha256(convert_to(wanted::text || coalesce('/' || of_preferred, ''), 'UTF8'));
 BEGIN
     SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
     IF found IS NULL THEN
         PERFORM pg_advisory_xact_lock(hashtext('leasehold.platforms'));
-        INSERT INTO platforms (digest, properties) VALUES (wanted_digest, wanted)
+        INSERT INTO platforms (digest, properties, preferred) VALUES (wanted_digest, wanted, of_preferred)
             ON CONFLICT (digest) DO NOTHING RETURNING id INTO found;
         IF found IS NULL THEN
             SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
         ELSE
             INSERT INTO kind_platforms (platform, kind)
-                SELECT found, k.id FROM kinds k WHERE k.properties @> wanted AND wanted ?& k.exclusive;
+                SELECT found, k.id FROM kinds k
+                WHERE is_open_to(k.properties, k.exclusive, wanted)
+                    OR is_open_to(k.properties, k.exclusive, (SELECT properties FROM platforms WHERE id = of_preferred));
         END IF;
     END IF;
     RETURN found;

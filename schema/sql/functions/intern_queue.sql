@@ -1,4 +1,5 @@
--- Return the id of a queue. Makes its row if there is none; without constraints, `of_constraint_set` is null.
+-- Return the id of a queue. Makes its row if there is none. Without constraints `of_constraint_set` is null. Without
+-- preferred properties `of_preferred` and `of_required` are.
 --
 -- Upkeep marks a queue without ready jobs by `idle_since`, and deletes it later if no job has it
 -- (`schema/moves/retention.py`). This transaction gets its number before it looks the queue up: if it finds the queue
@@ -6,21 +7,29 @@
 -- others that do, and takes the mark away unless somebody else is doing so. At a stricter isolation level the look-up
 -- may see an older state, so that it holds the row in any case.
 CREATE OR REPLACE FUNCTION intern_queue(of_cohort integer, of_instance integer, of_platform integer, of_units integer,
-    of_constraint_set integer) RETURNS integer LANGUAGE plpgsql AS $$
+    of_constraint_set integer, of_preferred integer DEFAULT NULL, of_required integer DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql AS $$
 DECLARE
     queue_id integer;
     marked boolean;
     this_transaction xid8 := pg_current_xact_id();
 BEGIN
     LOOP
-        IF of_constraint_set IS NULL THEN
+        IF of_preferred IS NOT NULL THEN
+            SELECT q.id, q.idle_since IS NOT NULL INTO queue_id, marked FROM queues q
+            WHERE q.preferred = of_preferred AND q.cohort = of_cohort AND q.instance = of_instance
+                AND q.platform = of_platform AND q.units = of_units
+                AND q.constraint_set IS NOT DISTINCT FROM of_constraint_set
+                AND q.required IS NOT DISTINCT FROM of_required;
+        ELSIF of_constraint_set IS NULL THEN
             SELECT q.id, q.idle_since IS NOT NULL INTO queue_id, marked FROM queues q
             WHERE q.cohort = of_cohort AND q.instance = of_instance AND q.platform = of_platform
-                AND q.units = of_units AND q.constraint_set IS NULL;
+                AND q.units = of_units AND q.constraint_set IS NULL AND q.preferred IS NULL AND q.required IS NULL;
         ELSE
             SELECT q.id, q.idle_since IS NOT NULL INTO queue_id, marked FROM queues q
             WHERE q.cohort = of_cohort AND q.instance = of_instance AND q.platform = of_platform
-                AND q.units = of_units AND q.constraint_set = of_constraint_set;
+                AND q.units = of_units AND q.constraint_set = of_constraint_set AND q.preferred IS NULL
+                AND q.required IS NULL;
         END IF;
         IF queue_id IS NOT NULL THEN
             IF NOT marked AND current_setting('transaction_isolation') = 'read committed' THEN
@@ -35,9 +44,10 @@ BEGIN
             END IF;
         END IF;
         BEGIN
-            INSERT INTO queues AS q (cohort, instance, platform, units, constraint_set)
-            VALUES (of_cohort, of_instance, of_platform, of_units, of_constraint_set)
-            ON CONFLICT (instance, cohort, platform, units, constraint_set) DO NOTHING RETURNING q.id INTO queue_id;
+            INSERT INTO queues AS q (cohort, instance, platform, units, constraint_set, preferred, required)
+            VALUES (of_cohort, of_instance, of_platform, of_units, of_constraint_set, of_preferred, of_required)
+            ON CONFLICT (instance, cohort, platform, units, constraint_set, preferred, required) DO NOTHING
+            RETURNING q.id INTO queue_id;
         EXCEPTION WHEN foreign_key_violation THEN
             RAISE EXCEPTION 'the requirement set or the constraint set was deleted meanwhile; submit again'
                 USING ERRCODE = 'serialization_failure';

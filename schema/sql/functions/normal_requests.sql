@@ -52,8 +52,10 @@ BEGIN
                 (30, 'preferred_zone', 'zone', false, NULL, NULL),
                 (31, 'max_attempts', 'integer', false, 1, 100),
                 (32, 'retry_failed', 'boolean', false, NULL, NULL),
-                (33, 'node', 'integer', false, 0, 2147483647),
-                (34, 'after', 'parents', false, NULL, 100000)
+                (33, 'preferred_properties', 'properties', false, NULL, NULL),
+                (34, 'prefer_seconds', 'positive', true, NULL, 31536000),
+                (35, 'node', 'integer', false, 0, 2147483647),
+                (36, 'after', 'parents', false, NULL, 100000)
             ) AS f (nth, name, kind, nullable, at_least, at_most)
                 ON f.name = g.key AND (is_node OR f.name NOT IN ('node', 'after'))
         ) c
@@ -88,7 +90,7 @@ BEGIN
             coalesce((SELECT jsonb_object_agg(t.key, t.value::double precision::text::numeric + 0.0)
                 FROM jsonb_each_text(r.value) t
                 WHERE t.value IS NOT NULL AND t.key IN ('timeout_seconds', 'queue_timeout_seconds', 'estimated_cost',
-                    'deadline_seconds', 'estimated_seconds')), '{}') AS numbers
+                    'deadline_seconds', 'estimated_seconds', 'prefer_seconds')), '{}') AS numbers
         FROM (
             SELECT e.ordinality - 1 AS n, e.value AS request, is_flat(e.value) AS is_flat,
                 CASE WHEN is_flat(e.value) THEN e.value ELSE '{}' END AS value
@@ -125,6 +127,8 @@ BEGIN
             || numbers - 'timeout_seconds'
             || jsonb_strip_nulls(jsonb_build_object(
                 'dedup_key', f->'dedup_key', 'own', own,
+                'preferred_properties', 
+                CASE WHEN f->'preferred_properties' <> '{}' THEN normal_properties(f->'preferred_properties') END,
                 'terms', CASE WHEN shared <> '{}' THEN shared
                     WHEN own IS NOT NULL OR numbers ?| '{deadline_seconds,estimated_seconds}'
                         THEN '{"own": true}'::jsonb END,
@@ -141,6 +145,8 @@ BEGIN
                     WHEN is_node AND f->>'dedup_key' IS NOT NULL THEN
                         'dedup_key: belongs to the graph and not to one of its nodes'
                     WHEN f->>'model' IS NOT NULL AND f->>'resource_class' IS NULL THEN 'model: needs a resource_class'
+                    WHEN f->>'prefer_seconds' IS NOT NULL AND coalesce(f->'preferred_properties', '{}') = '{}' THEN
+                        'prefer_seconds: means nothing without preferred_properties'
                     WHEN f ? 'preferred_zone' AND coalesce(f->'preferred_hours', '[]') = '[]' THEN
                         'preferred_zone: means nothing without preferred_hours'
                     WHEN f->>'urgency' IS NOT NULL AND f ? 'priority' THEN

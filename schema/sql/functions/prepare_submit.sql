@@ -18,6 +18,9 @@ BEGIN
     PERFORM intern_platform(p.properties) FROM (
         SELECT DISTINCT normal_properties(coalesce(r->'properties', '{}')) AS properties
         FROM jsonb_array_elements(requests) r ORDER BY 1) p;
+    PERFORM intern_preferred(p.properties, p.preferred) FROM (
+        SELECT DISTINCT coalesce(r->'properties', '{}') AS properties, r->'preferred_properties' AS preferred
+        FROM jsonb_array_elements(requests) r WHERE r ? 'preferred_properties' ORDER BY 1, 2) p;
     PERFORM intern_instance(i.name) FROM (
         SELECT DISTINCT coalesce(r->>'instance', 'default') AS name FROM jsonb_array_elements(requests) r ORDER BY 1) i;
     PERFORM FROM jobs j WHERE j.id = ANY (ARRAY(

@@ -2,6 +2,6 @@
 CREATE OR REPLACE FUNCTION queue_in_cohort(other integer, new_cohort integer) RETURNS integer LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT CASE WHEN q.cohort = new_cohort THEN other
-            ELSE intern_queue(new_cohort, q.instance, q.platform, q.units, q.constraint_set) END
+            ELSE intern_queue(new_cohort, q.instance, q.platform, q.units, q.constraint_set, q.preferred, q.required) END
         FROM queues q WHERE q.id = other);
 END $$;

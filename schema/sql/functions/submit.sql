@@ -18,6 +18,11 @@ DECLARE
     limited boolean;
     sets jsonb[];
     set_ids integer[];
+    has_preferred boolean;
+    required_sets jsonb[];
+    preferred_sets jsonb[];
+    preferred_ids integer[];
+    preferring_ids integer[];
     born_ns integer[];
     born_ids bigint[];
     born_public uuid[];
@@ -29,8 +34,8 @@ BEGIN
     END IF;
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                    OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
-           count(r->>'dedup_key'), EXISTS (SELECT FROM queue_limits)
-        INTO malformed, deduplicated, limited
+           count(r->>'dedup_key'), EXISTS (SELECT FROM queue_limits), bool_or(r ? 'preferred_properties')
+        INTO malformed, deduplicated, limited, has_preferred
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
         IF EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE is_flat(r)) THEN
@@ -53,6 +58,13 @@ BEGIN
                 OFFSET 0) raw
             ORDER BY 2) normal
         OFFSET 0) known;
+    IF has_preferred THEN
+        SELECT array_agg(p.required), array_agg(p.preferred), array_agg(w.preferring), array_agg(w.platform)
+            INTO required_sets, preferred_sets, preferred_ids, preferring_ids FROM (
+                SELECT DISTINCT coalesce(r->'properties', '{}') AS required, r->'preferred_properties' AS preferred
+                FROM jsonb_array_elements(requests) r WHERE r ? 'preferred_properties' ORDER BY 1, 2) p
+                CROSS JOIN LATERAL intern_preferred(p.required, p.preferred) w;
+    END IF;
     -- The planner cannot know how many requests there are; a nested loop over ten thousand would take half a
     -- minute.
     PERFORM set_config('enable_nestloop', 'off', true);
@@ -62,8 +74,9 @@ BEGIN
                coalesce(r.units, 1) AS units, coalesce(r.label, '') AS label, r.locality_hint, r.timeout_seconds,
                now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
                coalesce(r.max_attempts, 5) AS max_attempts, coalesce(r.retry_failed, false) AS retry_failed,
-               coalesce(r.payload, '{}') AS payload, r.terms, r.request AS whole,
-               CASE WHEN r.request ?| '{from,queue_timeout_seconds}' THEN origin_of(r.request) END AS origin,
+               coalesce(r.payload, '{}') AS payload, r.terms, r.request AS whole, r.preferred_properties,
+               r.prefer_seconds,
+               CASE WHEN r.request ?| '{from,queue_timeout_seconds,prefer_seconds}' THEN origin_of(r.request) END AS origin,
                CASE WHEN r.key IS NOT NULL
                    THEN sha256(convert_to((r.request - 'key')::text, 'UTF8')) END AS request_hash
         FROM ROWS FROM (
@@ -72,10 +85,10 @@ BEGIN
                 instance text, properties jsonb, key text, dedup_key text, priority integer, units integer,
                 label text, locality_hint text, timeout_seconds double precision,
                 queue_timeout_seconds double precision, max_attempts integer, retry_failed boolean, payload jsonb,
-                terms jsonb)
+                terms jsonb, preferred_properties jsonb, prefer_seconds double precision)
         ) WITH ORDINALITY AS r (request, instance, properties, key, dedup_key, priority, units, label,
             locality_hint, timeout_seconds, queue_timeout_seconds, max_attempts, retry_failed, payload, terms,
-            ordinality)
+            preferred_properties, prefer_seconds, ordinality)
         WHERE r.dedup_key IS NULL
     ), known_instances AS MATERIALIZED (
         SELECT k.name, k.id, coalesce(i.managed, false) AS managed FROM (
@@ -91,27 +104,37 @@ BEGIN
     ), known_labels AS MATERIALIZED (
         SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
     ), placed AS MATERIALIZED (
-        SELECT a.n, i.id AS instance, p.id AS platform, l.cohort, a.units, t.id AS constraint_set
+        SELECT a.n, i.id AS instance, CASE WHEN f.insists THEN w.preferred_id ELSE coalesce(w.id, p.id) END AS platform,
+            l.cohort, a.units,
+            t.id AS constraint_set, w.preferred_id AS preferred,
+            CASE WHEN f.insists THEN w.id END AS required
         FROM asked a
         JOIN known_instances i ON i.name = a.instance_name
         LEFT JOIN known_terms t
             ON t.terms = CASE WHEN a.terms IS NOT NULL OR i.managed THEN coalesce(a.terms, '{}') END
         JOIN known_labels l ON l.label = a.label
         JOIN unnest(sets, set_ids) AS p (properties, id) ON p.properties = a.properties
+        LEFT JOIN unnest(required_sets, preferred_sets, preferred_ids, preferring_ids)
+            AS w (required, preferred, preferred_id, id)
+            ON w.required = a.properties AND w.preferred = a.preferred_properties
+        CROSS JOIN LATERAL (SELECT w.preferred_id IS NOT NULL AND a.prefer_seconds IS NOT NULL AS insists) f
     ), known_queues AS MATERIALIZED (
-        SELECT *, intern_queue(cohort, instance, platform, units, constraint_set) AS id FROM (
-            SELECT DISTINCT cohort, instance, platform, units, constraint_set FROM placed ORDER BY 1, 2, 3, 4, 5) kinds
+        SELECT *, intern_queue(cohort, instance, platform, units, constraint_set, preferred, required) AS id FROM (
+            SELECT DISTINCT cohort, instance, platform, units, constraint_set, preferred, required
+            FROM placed ORDER BY 1, 2, 3, 4, 5, 6, 7) kinds
     ), moment AS MATERIALIZED (
         SELECT public_id_prefix() AS prefix
     ), numbered AS MATERIALIZED (
         SELECT known.*, nextval('jobs_id_seq') AS new_id,
                (moment.prefix || substr(gen_random_uuid()::text, 16))::uuid AS public_id
         FROM moment CROSS JOIN (
-            SELECT a.*, q.instance, q.cohort, q.platform, q.constraint_set, q.id AS queue,
+            SELECT a.*, q.instance, q.cohort, q.platform, q.constraint_set, q.preferred, q.required, q.id AS queue,
                 CASE WHEN q.constraint_set IS NOT NULL THEN rank_of(a.whole) ELSE a.priority END AS rank
             FROM asked a JOIN placed p ON p.n = a.n
             JOIN known_queues q ON q.cohort = p.cohort AND q.instance = p.instance AND q.platform = p.platform
                 AND q.units = p.units AND coalesce(q.constraint_set, 0) = coalesce(p.constraint_set, 0)
+                AND coalesce(q.preferred, 0) = coalesce(p.preferred, 0)
+                AND coalesce(q.required, 0) = coalesce(p.required, 0)
             ORDER BY a.n) known
     ), claimed AS (
         INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
@@ -123,11 +146,15 @@ BEGIN
         SELECT * FROM numbered m WHERE m.key IS NULL OR m.new_id IN (SELECT c.job_id FROM claimed c)
     ), born AS (
         INSERT INTO jobs (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank)
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank, preferred)
         SELECT f.new_id, f.public_id, f.queue, f.cohort, f.instance, f.platform, f.label, f.priority, f.units,
                f.locality_hint, f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed,
-               f.constraint_set IS NOT NULL, f.rank
+               f.constraint_set IS NOT NULL, f.rank, f.preferred
         FROM fresh f
+    ), insisting AS (
+        INSERT INTO preference_waits (job_id, seconds, until)
+        SELECT f.new_id, f.prefer_seconds, now() + make_interval(secs => f.prefer_seconds)
+        FROM fresh f WHERE f.required IS NOT NULL
     ), termed AS (
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
         SELECT f.new_id, w.* FROM fresh f CROSS JOIN LATERAL own_constraints(f.whole) w

@@ -13,6 +13,8 @@ DECLARE
     of_instance integer;
     of_constraint_set integer;
     of_platform integer;
+    of_preferred integer;
+    of_required integer;
     of_units integer;
     is_managed boolean;
 BEGIN
@@ -43,8 +45,17 @@ BEGIN
         INTO of_instance, is_managed, of_platform
         FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
     of_units := coalesce((request->>'units')::integer, 1);
-    IF of_platform IS NULL THEN
-        of_platform := intern_platform(normal_properties(coalesce(request->'properties', '{}')));
+    IF request->'preferred_properties' IS NULL THEN
+        IF of_platform IS NULL THEN
+            of_platform := intern_platform(normal_properties(coalesce(request->'properties', '{}')));
+        END IF;
+    ELSE
+        SELECT p.preferring, p.platform INTO of_preferred, of_platform
+        FROM intern_preferred(coalesce(request->'properties', '{}'), request->'preferred_properties') p;
+        IF of_preferred IS NOT NULL AND request->>'prefer_seconds' IS NOT NULL THEN
+            of_required := of_platform;
+            of_platform := of_preferred;
+        END IF;
     END IF;
     IF of_instance IS NULL THEN
         of_instance := intern_instance(coalesce(request->>'instance', 'default'));
@@ -67,11 +78,11 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO jobs AS j (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
-                      timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank)
+                      timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank, preferred)
     VALUES (coalesce(submit_alone.job_id, nextval('jobs_id_seq')),
         (public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
         intern_queue(CASE WHEN request->>'label' <> '' THEN cohort_of(request->>'label') ELSE 0 END,
-            of_instance, of_platform, of_units, of_constraint_set),
+            of_instance, of_platform, of_units, of_constraint_set, of_preferred, of_required),
         CASE WHEN request->>'label' <> '' THEN cohort_of(request->>'label') ELSE 0 END, of_instance,
         of_platform, coalesce(request->>'label', ''), coalesce((request->>'priority')::integer, 0), of_units,
         request->>'locality_hint', (request->>'timeout_seconds')::double precision,
@@ -79,15 +90,20 @@ BEGIN
         coalesce((request->>'max_attempts')::integer, 5), coalesce((request->>'retry_failed')::boolean, false),
         of_constraint_set IS NOT NULL,
         CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request)
-            ELSE coalesce((request->>'priority')::integer, 0) END)
+            ELSE coalesce((request->>'priority')::integer, 0) END, of_preferred)
     RETURNING j.id, j.public_id, true, true INTO job_id, public_id, created, same;
     IF of_constraint_set IS NOT NULL THEN
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
         SELECT submit_alone.job_id, w.* FROM own_constraints(request) w;
     END IF;
+    IF of_required IS NOT NULL THEN
+        INSERT INTO preference_waits (job_id, seconds, until)
+        VALUES (submit_alone.job_id, (request->>'prefer_seconds')::double precision,
+            now() + make_interval(secs => (request->>'prefer_seconds')::double precision));
+    END IF;
     INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,
-        CASE WHEN request ?| '{from,queue_timeout_seconds}' THEN origin_of(request) END);
+        CASE WHEN request ?| '{from,queue_timeout_seconds,prefer_seconds}' THEN origin_of(request) END);
     woken := wake('jobs');
 END $$;

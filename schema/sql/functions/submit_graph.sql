@@ -24,6 +24,10 @@ DECLARE
     depths integer[];
     sets jsonb[];
     set_ids integer[];
+    required_sets jsonb[];
+    preferred_sets jsonb[];
+    preferred_ids integer[];
+    preferring_ids integer[];
     made bigint;
     name_of_graph uuid;
     old bigint;
@@ -95,6 +99,11 @@ BEGIN
                 FROM jsonb_array_elements(request->'nodes') n OFFSET 0) raw
             ORDER BY 2) normal
         OFFSET 0) known;
+    SELECT array_agg(p.required), array_agg(p.preferred), array_agg(w.preferring), array_agg(w.platform)
+        INTO required_sets, preferred_sets, preferred_ids, preferring_ids FROM (
+            SELECT DISTINCT coalesce(n->'properties', '{}') AS required, n->'preferred_properties' AS preferred
+            FROM jsonb_array_elements(request->'nodes') n WHERE n ? 'preferred_properties' ORDER BY 1, 2) p
+            CROSS JOIN LATERAL intern_preferred(p.required, p.preferred) w;
     of_instance := intern_instance(instance_name);
     is_managed := (SELECT i.managed FROM instances i WHERE i.id = of_instance);
     UPDATE graphs g SET state = 'replaced'
@@ -124,7 +133,8 @@ BEGIN
         SELECT r.node, coalesce(r.properties, '{}') AS properties, coalesce(r.priority, graph_priority) AS priority,
                coalesce(r.units, 1) AS units, coalesce(r.label, '') AS label, r.locality_hint, r.timeout_seconds,
                r.queue_timeout_seconds, coalesce(r.max_attempts, 5) AS max_attempts,
-               coalesce(r.retry_failed, false) AS retry_failed, r.payload, r.whole,
+               coalesce(r.retry_failed, false) AS retry_failed, r.payload, r.whole, r.preferred_properties,
+               r.prefer_seconds,
                CASE WHEN is_managed OR r.terms IS NOT NULL OR coalesce((request->>'fair_share')::boolean, false)
                    THEN coalesce(r.terms, '{}') || jsonb_build_object('graph', made::text) END AS terms,
                CASE WHEN policy <> 'ignore' AND absent <> '{}' THEN ARRAY(
@@ -137,23 +147,32 @@ BEGIN
             jsonb_to_recordset(request->'nodes') AS (
                 node integer, after jsonb, properties jsonb, priority integer, units integer, label text,
             locality_hint text, timeout_seconds double precision, queue_timeout_seconds double precision,
-            max_attempts integer, retry_failed boolean, payload jsonb, terms jsonb)
+            max_attempts integer, retry_failed boolean, payload jsonb, terms jsonb, preferred_properties jsonb,
+            prefer_seconds double precision)
         ) AS r (whole, node, after, properties, priority, units, label, locality_hint, timeout_seconds,
-            queue_timeout_seconds, max_attempts, retry_failed, payload, terms)
+            queue_timeout_seconds, max_attempts, retry_failed, payload, terms, preferred_properties, prefer_seconds)
     ), known_terms AS MATERIALIZED (
         SELECT terms, intern_constraint_set(terms) AS id
         FROM (SELECT DISTINCT terms FROM asked WHERE terms IS NOT NULL ORDER BY 1) sets
     ), known_labels AS MATERIALIZED (
         SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
     ), sorted AS MATERIALIZED (
-        SELECT a.*, s.id AS platform, l.cohort, t.id AS constraint_set
+        SELECT a.*, CASE WHEN f.insists THEN w.preferred_id ELSE coalesce(w.id, s.id) END AS platform,
+            l.cohort, t.id AS constraint_set,
+            w.preferred_id AS preferred,
+            CASE WHEN f.insists THEN w.id END AS required
         FROM asked a
         LEFT JOIN known_terms t ON t.terms = a.terms
         JOIN unnest(sets, set_ids) AS s (properties, id) ON s.properties = a.properties
         JOIN known_labels l ON l.label = a.label
+        LEFT JOIN unnest(required_sets, preferred_sets, preferred_ids, preferring_ids)
+            AS w (required, preferred, preferred_id, id)
+            ON w.required = a.properties AND w.preferred = a.preferred_properties
+        CROSS JOIN LATERAL (SELECT w.preferred_id IS NOT NULL AND a.prefer_seconds IS NOT NULL AS insists) f
     ), known_queues AS MATERIALIZED (
-        SELECT *, intern_queue(cohort, of_instance, platform, units, constraint_set) AS id FROM (
-            SELECT DISTINCT cohort, platform, units, constraint_set FROM sorted ORDER BY 1, 2, 3, 4) kinds
+        SELECT *, intern_queue(cohort, of_instance, platform, units, constraint_set, preferred, required) AS id FROM (
+            SELECT DISTINCT cohort, platform, units, constraint_set, preferred, required
+            FROM sorted ORDER BY 1, 2, 3, 4, 5, 6) kinds
     ), fresh AS MATERIALIZED (
         SELECT a.*, p.new_id, p.public_id, q.id AS queue, depths[n.place] AS depth,
                coalesce(a.missing, '{}') AS absent_parents,
@@ -164,17 +183,23 @@ BEGIN
         FROM sorted a
         JOIN known_queues q ON q.cohort = a.cohort AND q.platform = a.platform AND q.units = a.units
             AND coalesce(q.constraint_set, 0) = coalesce(a.constraint_set, 0)
+            AND coalesce(q.preferred, 0) = coalesce(a.preferred, 0)
+            AND coalesce(q.required, 0) = coalesce(a.required, 0)
         JOIN unnest(nos) WITH ORDINALITY AS n (node, place) ON n.node = a.node
         JOIN placed p ON p.place = n.place
         LEFT JOIN waiting w ON w.child = p.new_id
     ), born AS (
         INSERT INTO jobs (id, public_id, queue, cohort, instance, platform, label, priority, units, state, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank)
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank, preferred)
         SELECT f.new_id, f.public_id, f.queue, f.cohort, of_instance, f.platform, f.label, f.priority, f.units, f.state,
                f.locality_hint, f.timeout_seconds,
                CASE WHEN f.state = 'queued' THEN now() + make_interval(secs => f.queue_timeout_seconds) END,
-               f.max_attempts, f.retry_failed, f.constraint_set IS NOT NULL, f.rank
+               f.max_attempts, f.retry_failed, f.constraint_set IS NOT NULL, f.rank, f.preferred
         FROM fresh f ORDER BY f.new_id
+    ), insisting AS (
+        INSERT INTO preference_waits (job_id, seconds, until)
+        SELECT f.new_id, f.prefer_seconds, now() + make_interval(secs => f.prefer_seconds)
+        FROM fresh f WHERE f.required IS NOT NULL ORDER BY f.new_id
     ), termed AS (
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
         SELECT f.new_id, w.estimate, w.seconds, w.deadline,
@@ -186,7 +211,8 @@ BEGIN
     ), noted AS (
         INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
         SELECT f.new_id, 'submit', NULL, f.state, 0, submit_graph.actor, jsonb_strip_nulls(jsonb_build_object(
-            'graph', job_name, 'node', f.node, 'queue_timeout_seconds', f.queue_timeout_seconds))
+            'graph', job_name, 'node', f.node, 'queue_timeout_seconds', f.queue_timeout_seconds,
+            'prefer_seconds', f.prefer_seconds))
         FROM fresh f ORDER BY f.new_id
     ), numbered AS (
         INSERT INTO graph_nodes (job_id, graph, node_no, depth, pending_deps, dead_ends, missing, queue_timeout_seconds)

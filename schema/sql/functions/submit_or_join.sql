@@ -9,22 +9,32 @@ DECLARE
     wanted_priority integer := coalesce((request->>'priority')::integer, 0);
     of_units integer := coalesce((request->>'units')::integer, 1);
     of_constraint_set integer;
+    of_preferred integer;
+    of_required integer;
 BEGIN
+    IF request->'preferred_properties' IS NOT NULL THEN
+        SELECT p.preferring, p.platform INTO of_preferred, platform_id
+        FROM intern_preferred(coalesce(request->'properties', '{}'), request->'preferred_properties') p;
+        IF of_preferred IS NOT NULL AND request->>'prefer_seconds' IS NOT NULL THEN
+            of_required := platform_id;
+            platform_id := of_preferred;
+        END IF;
+    END IF;
     IF request->'terms' IS NOT NULL OR (SELECT managed FROM instances WHERE id = instance_id) THEN
         of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     LOOP
         INSERT INTO jobs AS j (queue, cohort, instance, platform, label, priority, units, locality_hint, timeout_seconds,
-                               queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank)
+                               queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank, preferred)
         VALUES (intern_queue(cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, of_units,
-                             of_constraint_set),
+                             of_constraint_set, of_preferred, of_required),
                 cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, coalesce(request->>'label', ''), wanted_priority, of_units,
                 request->>'locality_hint', (request->>'timeout_seconds')::double precision,
                 now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
                 coalesce((request->>'max_attempts')::integer, 5),
                 coalesce((request->>'retry_failed')::boolean, false), request->>'dedup_key',
                 of_constraint_set IS NOT NULL,
-                CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) ELSE wanted_priority END)
+                CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) ELSE wanted_priority END, of_preferred)
         ON CONFLICT (instance, dedup_key)
             WHERE dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running') DO NOTHING
         RETURNING j.id, j.public_id, false INTO job, answer, joined;
@@ -32,6 +42,11 @@ BEGIN
             IF of_constraint_set IS NOT NULL THEN
                 INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
                 SELECT job, w.* FROM own_constraints(request) w;
+            END IF;
+            IF of_required IS NOT NULL THEN
+                INSERT INTO preference_waits (job_id, seconds, until)
+                VALUES (job, (request->>'prefer_seconds')::double precision,
+                    now() + make_interval(secs => (request->>'prefer_seconds')::double precision));
             END IF;
             INSERT INTO job_payloads (job_id, payload) VALUES (job, request->'payload');
             INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)

@@ -8,7 +8,7 @@ WITH RECURSIVE steps AS (
     FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM steps)) AND k.constraint_set IS NOT NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
 ), wanted AS MATERIALIZED (
 
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
             AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom

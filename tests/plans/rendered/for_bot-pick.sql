@@ -5,7 +5,7 @@ WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), wa
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
 ), offered AS MATERIALIZED (
     SELECT q.* FROM (
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
             AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom
@@ -24,7 +24,8 @@ WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), wa
         WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool))
     AND (w.headroom IS NULL OR w.headroom >= :capacity OR w.instance = ANY (CAST(:returned AS integer[])))
     AND (:any OR k.schedule_after >= now() OR NOT :literal AND k.looks = 0)) q
-    WHERE EXISTS (SELECT FROM kind_platforms o WHERE o.platform = q.platform AND o.kind = :kind OFFSET 0)
+    WHERE EXISTS (
+        SELECT FROM kind_platforms o WHERE o.platform = coalesce(q.preferred, q.platform) AND o.kind = :kind OFFSET 0)
 ), missing AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
     LEFT JOIN (
@@ -64,7 +65,7 @@ WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), wa
     WHERE coalesce((beyond, rank, queued_at, id) <= (SELECT beyond, rank, queued_at, id FROM cut), true)
     ORDER BY beyond, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, preferred, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
     ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), rank, queued_at, id
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -73,7 +74,7 @@ SELECT r.*, EXISTS (SELECT FROM cut) AS scan, CASE WHEN row_number() OVER () = 1
         SELECT DISTINCT cohort, instance, headroom FROM offered
         WHERE headroom IS NOT NULL AND queue = ANY (ARRAY(SELECT queue FROM picked))) q) END AS headrooms,
     p.id, p.public_id, p.queue, p.cohort, p.instance, p.platform, p.priority, p.units, p.locality_hint, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
-    CAST(NULL AS integer) AS headroom,
+    p.preferred, CAST(NULL AS integer) AS headroom,
     p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
     EXISTS (SELECT FROM missing) AS below) r

@@ -20,7 +20,7 @@ WITH RECURSIVE free_kinds AS (
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
 ), wanted AS MATERIALIZED (
 
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
             AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom
@@ -97,7 +97,7 @@ WITH RECURSIVE free_kinds AS (
     WHERE coalesce((beyond, queued_at, id) <= (SELECT beyond, queued_at, id FROM cut), true)
     ORDER BY beyond, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, preferred, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
     ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), queued_at, id
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -106,7 +106,7 @@ SELECT r.*, EXISTS (SELECT FROM cut) AS scan, CASE WHEN row_number() OVER () = 1
         SELECT DISTINCT cohort, instance, headroom FROM offered
         WHERE headroom IS NOT NULL AND queue = ANY (ARRAY(SELECT queue FROM picked))) q) END AS headrooms,
     p.id, p.public_id, p.queue, p.cohort, p.instance, p.platform, p.priority, p.units, p.locality_hint, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
-    CAST(NULL AS integer) AS headroom,
+    p.preferred, CAST(NULL AS integer) AS headroom,
     p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
     EXISTS (SELECT FROM missing) AS below) r

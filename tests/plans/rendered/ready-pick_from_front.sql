@@ -42,7 +42,7 @@ stretches AS MATERIALIZED (
     ORDER BY h.rank, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :reach
 ), waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), wanted AS MATERIALIZED (
 
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.looks, w.pool, w.headroom FROM (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
             AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom
@@ -81,7 +81,7 @@ stretches AS MATERIALIZED (
 ), heads AS MATERIALIZED (
     SELECT id, true AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, preferred, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
     ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), rank, queued_at, id
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -95,7 +95,7 @@ SELECT r.*, CASE WHEN row_number() OVER () = 1 THEN (
         SELECT DISTINCT cohort, instance, headroom FROM offered
         WHERE headroom IS NOT NULL AND queue = ANY (ARRAY(SELECT queue FROM picked))) q) END AS headrooms,
     p.id, p.public_id, p.queue, p.cohort, p.instance, p.platform, p.priority, p.units, p.locality_hint, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
-    CAST(NULL AS integer) AS headroom,
+    p.preferred, CAST(NULL AS integer) AS headroom,
     p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
 FROM (SELECT (SELECT jobs FROM room) AS jobs, (SELECT count(*) FROM heads) AS heads,
     EXISTS (SELECT FROM missing) AS below) r

@@ -1,0 +1,209 @@
+"""Jobs that prefer bots with some properties, and take others."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from schema.moves.hold import requeue
+from tests.support.explain import explained, gates_of
+from tests.support.pool import Pool, active, completed, graph_of, taken
+from tests.support.race import Race
+from tests.support.tenancy import Tenancy
+
+SSD: dict[str, Any] = {"preferred_properties": {"disk": ["ssd"]}}
+STRATEGIES = ("capacity", "locality", "success")
+
+
+def homes(pool: Pool) -> dict[str, tuple[str, str | None]]:
+    """Job → (bot, phase), for all leases in the order of the grants."""
+    rows = pool.rows(
+        "SELECT j.public_id, b.name, e.details->>'phase' AS phase FROM leases l JOIN jobs j ON j.id = l.job_id"
+        " JOIN bots b ON b.id = l.bot_id"
+        " JOIN job_events e ON e.job_id = j.id AND e.fence = l.fence AND e.move = 'grant' ORDER BY e.id"
+    )
+    return {str(row.public_id): (row.name, row.phase) for row in rows}
+
+
+def counted(phase: str) -> float:
+    return REGISTRY.get_sample_value("leasehold_jobs_preferring_total", {"phase": phase}) or 0.0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_preferred_bot_is_taken_although_another_one_scores_more(pool: Pool, strategy: str) -> None:
+    pool.bot("large", capacity=50, priority=-1)
+    pool.bot("ssd", capacity=2, properties={"disk": "ssd"})
+    jobs = pool.submit(3, **SSD)
+    misses = counted("required")
+    pool.assigner(strategy={"kind": strategy}).run_once()
+    assert homes(pool) == {
+        jobs[0]: ("ssd", "preferred"),
+        jobs[1]: ("ssd", "preferred"),
+        jobs[2]: ("large", "required"),
+    }
+    assert counted("required") == misses + 1
+
+
+@pytest.mark.parametrize("sampling", [True, False])
+def test_jobs_keep_their_order_across_both_phases(pool: Pool, *, sampling: bool) -> None:
+    """A more urgent job that prefers nothing gets the bot that a less urgent one prefers."""
+    pool.bot("ssd", capacity=2, properties={"disk": "ssd"})
+    (urgent,) = pool.submit(priority=-5, units=2)
+    (wishing,) = pool.submit(**SSD)
+    pool.bot("other", capacity=1)
+    assigner = pool.assigner(strategy={"sampling": {"enabled": sampling}})
+    assigner.run_once()
+    assigner.run_once()
+    assert homes(pool) == {urgent: ("ssd", None), wishing: ("other", "required")}
+
+
+def test_what_is_required_is_required_in_both_phases(pool: Pool) -> None:
+    pool.bot("ssd", capacity=9, properties={"disk": "ssd"})
+    pool.bot("linux", capacity=1, properties={"os": "linux"})
+    jobs = pool.submit(2, properties={"os": "linux"}, **SSD)
+    pool.assigner().run_once()
+    assert list(homes(pool).values()) == [("linux", "required")]
+    pool.bot("both", properties={"os": "linux", "disk": "ssd"})
+    pool.assigner().run_once()
+    assert homes(pool)[jobs[1]] == ("both", "preferred")
+
+
+def test_a_maximum_holds_in_both_phases(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("default", maximum=2)
+    pool.bot("ssd", capacity=1, properties={"disk": "ssd"})
+    pool.bot("other", capacity=9)
+    pool.submit(5, **SSD)
+    pool.assigner().run_once()
+    assert sorted(homes(pool).values()) == [("other", "required"), ("ssd", "preferred")]
+
+
+def test_a_preferred_bot_that_somebody_has_locked_is_not_waited_for(pool: Pool, race: Race) -> None:
+    pool.bot("ssd", properties={"disk": "ssd"})
+    pool.bot("other")
+    (job,) = pool.submit(**SSD)
+    with race.first() as other:
+        other.connection.exec_driver_sql("SELECT FROM bots WHERE name = 'ssd' FOR UPDATE")
+        race.unhindered(pool.assigner().run_once, by=other)
+    assert homes(pool) == {job: ("other", "required")}
+
+
+def test_jobs_that_take_resources_prefer_bots_too(pool: Pool) -> None:
+    pool.bot("large", capacity=50, resources={"cpu_milli": 9000})
+    pool.bot("ssd", capacity=50, resources={"cpu_milli": 1000}, properties={"disk": "ssd"})
+    jobs = pool.submit(2, terms={"resources": {"cpu_milli": 600}}, **SSD)
+    pool.assigner().run_once()
+    assert homes(pool) == {jobs[0]: ("ssd", "preferred"), jobs[1]: ("large", "required")}
+
+
+def test_a_preferred_property_opens_a_bot_that_keeps_it_for_such_jobs(pool: Pool) -> None:
+    pool.bot("gpu", capacity=9, properties={"gpu": "a100"}, exclusive=["gpu"])
+    (plain,), (wishing,) = pool.submit(), pool.submit(preferred_properties={"gpu": ["a100"]})
+    pool.assigner().run_once()
+    assert homes(pool) == {wishing: ("gpu", "preferred")}
+    assert pool.job(plain).state == "queued"
+
+
+def test_a_bot_fetches_jobs_that_prefer_it_and_leaves_the_others_to_assigners(pool: Pool) -> None:
+    pool.submit(2)
+    ssd = pool.bot("ssd", properties={"disk": "ssd"})
+    other = pool.bot("other")
+    pool.assigner().run_once()
+    (mine,), (others,) = ssd.take(), other.take()
+    first, second = pool.submit(2, **SSD)
+    assert other.sync(completed(others))["leases"] == []
+    (work,) = ssd.sync(completed(mine))["leases"]
+    assert work["job"] == first
+    assert homes(pool)[first] == ("ssd", "preferred")
+    ssd.sync(active(work))
+    pool.assigner().run_once()
+    assert homes(pool)[second] == ("other", "required")
+
+
+def test_a_job_may_wait_for_a_preferred_bot_before_it_takes_another(pool: Pool) -> None:
+    pool.bot("other", capacity=9)
+    patient, job = pool.submit(2, prefer_seconds=60.0, **SSD)
+    assigner = pool.assigner()
+    assigner.run_once()
+    assert homes(pool) == {}
+    answer = gates_of(explained(pool, job))["requirements"]
+    assert answer.open is False
+    assert "it insists on what it prefers for another" in answer.sentence
+
+    pool.change(
+        "UPDATE preference_waits SET until = now(), seconds = 0.001"
+        " WHERE job_id = (SELECT id FROM jobs WHERE public_id = CAST(:id AS uuid))",
+        id=job,
+    )
+    assigner.run_once()
+    assert homes(pool) == {job: ("other", "required")}
+    pool.bot("ssd", properties={"disk": "ssd"})
+    assigner.run_once()
+    assert homes(pool)[patient] == ("ssd", "preferred")
+
+
+def test_a_wait_for_a_preferred_bot_begins_when_the_job_is_queued(pool: Pool) -> None:
+    """A node of a graph waits while it is blocked; then it insists for all of its seconds."""
+    request = graph_of({1: [], 2: [1]})
+    request["nodes"][1] |= {**SSD, "prefer_seconds": 3600.0}
+    graph = taken(pool, request)
+    bot = pool.bot("other", capacity=9)
+    assigner = pool.assigner()
+    pool.change("UPDATE preference_waits SET until = now()")
+    assigner.run_once()
+    assert pool.row("SELECT until > now() + interval '59 min' AS later FROM preference_waits").later
+    (work,) = bot.take()
+    bot.sync(completed(work))
+    pool.change("UPDATE preference_waits SET until = now()")
+    assigner.run_once()
+    assert pool.job(graph.jobs[2]).state == "queued"
+    assert list(homes(pool)) == [graph.jobs[1]]
+    late = "SELECT abs(extract(epoch FROM w.until - j.queued_at) - 3600) < 1 AS exact FROM preference_waits w"
+    assert pool.row(f"{late} JOIN jobs j ON j.id = w.job_id").exact
+
+
+def test_a_wait_of_a_job_that_has_ended_goes(pool: Pool) -> None:
+    bot = pool.bot("ssd", properties={"disk": "ssd"})
+    pool.submit(prefer_seconds=60.0, **SSD)
+    (work,) = pool.given(bot)
+    bot.sync(completed(work))
+    pool.change("UPDATE preference_waits SET until = now()")
+    pool.assigner().run_once()
+    assert pool.rows("SELECT FROM preference_waits") == []
+
+
+def test_a_job_that_somebody_has_locked_stops_to_insist_later(pool: Pool, race: Race) -> None:
+    pool.bot("other")
+    (job,) = pool.submit(prefer_seconds=0.001, **SSD)
+    assigner = pool.assigner()
+    with race.first() as other:
+        other.connection.exec_driver_sql("SELECT FROM jobs FOR UPDATE")
+        race.unhindered(assigner.run_once, by=other)
+    assert homes(pool) == {}
+    assigner.run_once()
+    assert homes(pool) == {job: ("other", "required")}
+
+
+def test_a_job_that_is_submitted_again_prefers_and_waits_as_before(pool: Pool, tenancy: Tenancy) -> None:
+    request = {"properties": {"os": "linux"}, "prefer_seconds": 0.001, **SSD}
+    bot = pool.bot("linux", properties={"os": "linux"})
+    (job,) = pool.submit(max_attempts=1, **request)
+    (work,) = pool.given(bot)
+    bot.sync(completed(work, "failed"))
+    assert pool.job(job).state == "failed"
+    (again,) = pool.database.run(
+        lambda c: requeue(c, [job], instances=None, ceiling=None, key=None, reason=None, actor="test")
+    )
+    row = pool.row(
+        "SELECT r.properties AS required, f.properties AS preferred, w.seconds"
+        " FROM jobs j JOIN queues q ON q.id = j.queue"
+        " JOIN platforms r ON r.id = q.required JOIN platforms f ON f.id = j.preferred"
+        " JOIN preference_waits w ON w.job_id = j.id WHERE j.public_id = CAST(:id AS uuid)",
+        id=again.successor,
+    )
+    assert tuple(row) == ({"os": ["linux"]}, {"os": ["linux"], "disk": ["ssd"]}, 0.001)
+
+
+def test_what_is_preferred_and_required_alike_is_no_preference(pool: Pool) -> None:
+    (job,) = pool.submit(properties={"os": "linux"}, preferred_properties={"os": ["linux"]}, prefer_seconds=60.0)
+    assert pool.job(job).preferred is None
+    assert pool.rows("SELECT FROM preference_waits") == []
