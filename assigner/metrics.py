@@ -108,7 +108,21 @@ COHORT_CONCENTRATION = Gauge(
     "1 = even, NaN = no units in use.",
     ["cohort"],
 )
-_OF_COHORTS = (COHORT_LOAD, COHORT_SUCCESS, COHORT_BOTS, COHORT_PROBATION, COHORT_IN_FLIGHT, COHORT_CONCENTRATION)
+COHORT_LATENCY = Gauge(
+    "leasehold_cohort_latency_seconds",
+    "Average run time of the latest attempts with a result on the present bots of a cohort, in seconds; NaN without "
+    "any or while successes are not counted.",
+    ["cohort"],
+)
+_OF_COHORTS = (
+    COHORT_LOAD,
+    COHORT_SUCCESS,
+    COHORT_BOTS,
+    COHORT_PROBATION,
+    COHORT_IN_FLIGHT,
+    COHORT_CONCENTRATION,
+    COHORT_LATENCY,
+)
 BLOCKED_FOREVER = Gauge(
     "leasehold_graph_nodes_blocked_forever",
     "Nodes of unfinished graphs with a dependency that can never be met, at the last upkeep.",
@@ -196,6 +210,7 @@ def observe_swarms(swarms: Sequence[Swarm]) -> None:
         spread, even = one.concentration, one.even_concentration
         COHORT_LOAD.labels(one.cohort).set(_known(one.avg_load))
         COHORT_SUCCESS.labels(one.cohort).set(_known(one.avg_success_rate))
+        COHORT_LATENCY.labels(one.cohort).set(math.nan if one.avg_latency_ms is None else one.avg_latency_ms / 1000)
         COHORT_PROBATION.labels(one.cohort).set(one.on_probation)
         COHORT_IN_FLIGHT.labels(one.cohort).set(one.total_in_flight)
         COHORT_CONCENTRATION.labels(one.cohort).set(spread / even if spread and even else math.nan)
