@@ -1,15 +1,22 @@
-"""Prometheus metrics of assigners and upkeep.
+"""Prometheus metrics of assigners, upkeep and quotas.
 
-The number of label values is bounded: labels are names from the configuration or words listed here, never ids.
+The number of label values is bounded: labels are names that operators have given, or words listed here, never ids. Of
+instances, whose number is not bounded, at most `quotas.metric_pairs` have series.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from prometheus_client import Counter, Gauge, Histogram
+import structlog
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from schema import clock
+from schema.accounting.quotas import QuotaUse, QuotaUses
 from schema.fleet.success import Swarm
+
+log = structlog.get_logger()
 
 CYCLES = Counter(
     "leasehold_assigner_cycles_total",
@@ -77,6 +84,11 @@ CAPACITY_DRIFT = Counter(
     "Bots whose units in use differed from their live leases and were repaired: each is a defect.",
 )
 
+QUOTA_READS_FAILED = Counter(
+    "leasehold_quota_reads_failed_total",
+    "Scrapes that have no figures of quotas, because the database did not answer.",
+)
+
 ASSIGNMENT_SCORE = Histogram(
     "leasehold_assignment_score",
     "Scores, 0 to 1, of the bots that the strategy `success` gave jobs to: success rate over one plus load.",
@@ -101,7 +113,21 @@ COHORT_CONCENTRATION = Gauge(
     "1 = even, NaN = no units in use.",
     ["cohort"],
 )
-_OF_COHORTS = (COHORT_LOAD, COHORT_SUCCESS, COHORT_BOTS, COHORT_PROBATION, COHORT_IN_FLIGHT, COHORT_CONCENTRATION)
+COHORT_LATENCY = Gauge(
+    "leasehold_cohort_latency_seconds",
+    "Average run time of the latest attempts with a result on the present bots of a cohort, in seconds; NaN without "
+    "any or while successes are not counted.",
+    ["cohort"],
+)
+_OF_COHORTS = (
+    COHORT_LOAD,
+    COHORT_SUCCESS,
+    COHORT_BOTS,
+    COHORT_PROBATION,
+    COHORT_IN_FLIGHT,
+    COHORT_CONCENTRATION,
+    COHORT_LATENCY,
+)
 BLOCKED_FOREVER = Gauge(
     "leasehold_graph_nodes_blocked_forever",
     "Nodes of unfinished graphs with a dependency that can never be met, at the last upkeep.",
@@ -195,6 +221,7 @@ def observe_swarms(swarms: Sequence[Swarm]) -> None:
         spread, even = one.concentration, one.even_concentration
         COHORT_LOAD.labels(one.cohort).set(_known(one.avg_load))
         COHORT_SUCCESS.labels(one.cohort).set(_known(one.avg_success_rate))
+        COHORT_LATENCY.labels(one.cohort).set(math.nan if one.avg_latency_ms is None else one.avg_latency_ms / 1000)
         COHORT_PROBATION.labels(one.cohort).set(one.on_probation)
         COHORT_IN_FLIGHT.labels(one.cohort).set(one.total_in_flight)
         COHORT_CONCENTRATION.labels(one.cohort).set(spread / even if spread and even else math.nan)
@@ -244,3 +271,88 @@ def observe_tick() -> None:
     """Record that a round of upkeep has just ended."""
     ended = clock.monotonic()
     TICK_AGE.set_function(lambda: clock.monotonic() - ended)
+
+
+#: What is said of each pair of cohort and instance with a quota. None makes no series.
+_OF_QUOTAS: tuple[tuple[str, str, Callable[[QuotaUse], int | None]], ...] = (
+    ("usage_units", "Units that the instance uses in the cohort.", lambda use: use.usage),
+    ("min_units", "Minimum quota of the instance in the cohort, in units.", lambda use: use.min_quota),
+    ("max_units", "Maximum quota, in units; no series = no maximum.", lambda use: use.max_quota),
+    (
+        "effective_max_units",
+        "Maximum quota less the evictions within the cooldown, but not below the minimum, in units; no series = no "
+        "maximum.",
+        lambda use: use.effective_max,
+    ),
+    (
+        "free_units",
+        "Free units of the cohort's healthy bots that serve the instance and keep them for no other.",
+        lambda use: use.free,
+    ),
+    (
+        "opportunistic_units",
+        "Units that the instance uses above its minimum, which preemption may take: max(0, usage - min).",
+        lambda use: use.opportunistic,
+    ),
+    (
+        "capacity_gap_units",
+        "Units of the minimum that the cohort cannot give: max(0, min - usage - free - what the other instances use "
+        "above their minimums).",
+        lambda use: use.capacity_gap,
+    ),
+    (
+        "recent_evictions",
+        "Jobs of the instance that were evicted in the cohort within the eviction cooldown.",
+        lambda use: use.evictions,
+    ),
+)
+
+
+class QuotaCollector(Collector):
+    """Figures of every pair of cohort and instance with a quota, read when metrics are scraped.
+
+    The number of pairs is bounded by what is read; how many were left out is a metric of its own. A read that fails
+    is counted and logged, and the scrape has the other metrics.
+    """
+
+    def __init__(self) -> None:
+        self._read: Callable[[], QuotaUses] | None = None
+
+    def read_from(self, read: Callable[[], QuotaUses] | None) -> None:
+        """Get the figures from `read` at each scrape from now on; None = there are no figures."""
+        self._read = read
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The families without samples, so that registering reads nothing."""
+        return self._families(None)
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Read the figures once, and return them as metrics."""
+        found: QuotaUses | None = None
+        if self._read is not None:
+            try:
+                found = self._read()
+            except Exception as error:
+                QUOTA_READS_FAILED.inc()
+                log.warning("leasehold.quota_metrics_unread", error=type(error).__name__)
+        return self._families(found)
+
+    @staticmethod
+    def _families(found: QuotaUses | None) -> Iterable[GaugeMetricFamily]:
+        for name, told, figure in _OF_QUOTAS:
+            family = GaugeMetricFamily(f"leasehold_quota_{name}", told, labels=["cohort", "instance"])
+            for use in found.pairs if found else ():
+                if (value := figure(use)) is not None:
+                    family.add_metric([use.cohort, use.instance], value)
+            yield family
+        left_out = GaugeMetricFamily(
+            "leasehold_quota_pairs_left_out",
+            "Pairs of cohort and instance with a quota that are beyond `quotas.metric_pairs` and have no metrics.",
+        )
+        if found is not None:
+            left_out.add_metric([], found.left_out)
+        yield left_out
+
+
+QUOTAS = QuotaCollector()
+REGISTRY.register(QUOTAS)

@@ -225,7 +225,7 @@ class LabelSuccess(BaseModel):
     failures: float
     returned: float = Field(description="failures no longer counted, because their jobs failed on other bots too")
     success_rate: float = Field(description="0 to 1, with a prior of two successes")
-    avg_latency_ms: float | None
+    avg_latency_ms: float | None = Field(description="average run time of attempts with a result; unset = none")
     at: datetime = Field(description="time of the latest change")
 
 
@@ -315,6 +315,9 @@ class Swarm(BaseModel):
         description="Herfindahl index of the units in use: 1 if one bot has all, 1/n if n bots have equal parts"
     )
     even_concentration: float | None = Field(description="value of the index if all bots had equal load")
+    avg_latency_ms: float | None = Field(
+        description="average run time of the latest attempts with a result; unset while success statistics are off"
+    )
 
 
 class Rates(BaseModel):

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from assigner.config import keys
 from assigner.config.keys import KeyPath
 from assigner.placement import strategy
+from assigner.placement.registry import CAPACITY
 from assigner.settings import PoolSettings
 from schema.policy.priority_classes import FIRST_CLASSES
 from schema.policy.time_windows import ALL, WindowSettings
@@ -49,6 +50,8 @@ def _of_assigners(settings: PoolSettings) -> Iterator[Mistake]:
         at: KeyPath = ("assigners", n, "strategy")
         if assigner.strategy.wants_success and not settings.success.statistics:
             yield Mistake(at, "it needs success statistics, which success.statistics does not turn on")
+        if assigner.strategy.kind != CAPACITY and not assigner.strategy.sampling.enabled:
+            yield Mistake((*at, "kind"), "means nothing while sampling is off: a job goes to the first bot with room")
         weights, term = assigner.strategy.weights, assigner.strategy.capacity_term
         if not any(weights.model_dump().values()):
             yield Mistake((*at, "weights"), "all of them are 0: every bot has the same score, and chance decides")

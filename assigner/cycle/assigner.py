@@ -19,6 +19,7 @@ from assigner.placement import resources
 from assigner.placement import sampling as samples
 from assigner.placement.fleet import Fleet, Part
 from assigner.placement.registry import SUCCESS
+from assigner.placement.round_robin import Rotation
 from assigner.placement.strategy import Group, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
@@ -106,7 +107,7 @@ class PriorityAgeAssigner:
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
-        self._batch, self._fleet = Batch(), Fleet()
+        self._batch, self._fleet, self._rotation = Batch(), Fleet(), Rotation()
         self._admission, self._conflict_backoff = (
             AdmissionController(rules, name=name, fleet=self._fleet, chance=chance, now=now),
             ConflictBackoff(now),
@@ -124,6 +125,7 @@ class PriorityAgeAssigner:
         """Run one cycle; returns the seconds to sleep before the next one."""
         began = self._now()
         cycle = self._conflict_backoff.run(self._database, self._cycle, undone=self._forget) or CycleResult(lost=1)
+        self._rotation.keep()
         if cycle.deferred:
             return Again(self._chance.uniform(0.5, 1.5) * RETRY_SECONDS)
         if cycle.admitted is not None:
@@ -150,7 +152,9 @@ class PriorityAgeAssigner:
         return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
 
     def _forget(self) -> None:
-        """Forget the place in the front, because an undone transaction may have seen its own writes there."""
+        """Forget the place in the front, because an undone transaction may have seen its own writes there; and the
+        turns of bots that it gave jobs to."""
+        self._rotation.undo()
         self._head_cursor, self._unserved_throttle = HeadCursor(self._now), Throttle(self._now)
 
     def _cycle(self, connection: Connection) -> CycleResult:
@@ -298,7 +302,7 @@ class PriorityAgeAssigner:
             if not found:
                 continue
             seen = resources.read_resource_snapshot(
-                connection, self._fleet, found, strategy.sampling, chance=self._chance
+                connection, self._fleet, found, strategy.sampled, chance=self._chance
             )
             seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
             left = self._commit(connection, seen, cycle, round_number=1, needy=found)
@@ -306,9 +310,10 @@ class PriorityAgeAssigner:
 
     def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
         """Place on kept units first, then by samples, then once on any healthy bot. Without sampling the second step is
-        left out. A queue rests if none of its jobs could be placed because they are too large for every bot."""
+        left out. Where turns count the third one is: jobs that lost a race wait for the next cycle, and for the bot
+        whose turn it is. A queue rests if none of its jobs could be placed because they are too large for every bot."""
         strategy = self._settings.strategy
-        sampling = strategy.sampling
+        sampling = strategy.sampled
         if cycle.kept_units:
             placed = self._grant(
                 connection, jobs, samples.place_on_kept(connection, jobs), cycle, strategy=PREEMPTION, on_kept=True
@@ -333,11 +338,12 @@ class PriorityAgeAssigner:
                 return
             hopeless = samples.without_candidates(seen)
         if cycle.lost or hopeless or not sampling.enabled:
-            seen = samples.healthy_snapshot(
-                connection, jobs, of_all=not sampling.enabled, with_success=strategy.wants_success
-            )
-            hopeless = hopeless if sampling.enabled else samples.without_candidates(seen)
-            jobs = self._commit(connection, seen, cycle, round_number=0)
+            if not strategy.wants_turns:
+                seen = samples.healthy_snapshot(
+                    connection, jobs, of_all=not sampling.enabled, with_success=strategy.wants_success
+                )
+                hopeless = hopeless if sampling.enabled else samples.without_candidates(seen)
+                jobs = self._commit(connection, seen, cycle, round_number=0)
             stuck = {job.id for job in jobs}
             hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
             too_large = samples.groups_too_large(connection, hopeless)
@@ -358,7 +364,7 @@ class PriorityAgeAssigner:
         """
         policy = self._settings.strategy
         strategy, name = policy.chooser
-        seen = replace(seen, headrooms=cycle.quotas.left)
+        seen = replace(seen, headrooms=cycle.quotas.left, turns=self._rotation.last)
         placements = chosen = seen.chosen_by(strategy, policy, how={"strategy": name, "round": round_number})
         if needy:
             placements = lock_bots(connection, chosen)
@@ -399,6 +405,8 @@ class PriorityAgeAssigner:
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}
+        if self._settings.strategy.wants_turns and not on_kept:
+            self._rotation.give([each.bot_id for each in placements if each.job_id in placed])
         for job in jobs:
             if job.id in placed:
                 cycle.quotas.take(job)

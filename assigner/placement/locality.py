@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from assigner.placement.strategy import Policy, QuotaCopy, Score, Snapshot, Strategy, decision
+from assigner.placement.strategy import EVERY, Policy, QuotaCopy, Score, Snapshot, Strategy, TurnCopy, decision
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 from schema.picking.pick import ReadyJob
@@ -32,6 +32,11 @@ class Locality:
         """If its fallback does."""
         return self.fallback.wants_success
 
+    @property
+    def wants_turns(self) -> bool:
+        """If its fallback does."""
+        return self.fallback.wants_turns
+
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         copy = _WorkingCopy(snapshot, policy)
         placements: list[Placement] = []
@@ -56,7 +61,8 @@ class Locality:
         if not run:
             return []
         jobs = {job.id: job for job in run}
-        found = self.fallback.choose(copy.left_for(run), copy.policy, how={**how, "fallback": self.fallback_kind})
+        seen = copy.left_for(run, with_all=self.wants_turns)
+        found = self.fallback.choose(seen, copy.policy, how={**how, "fallback": self.fallback_kind})
         for placement in found:
             copy.take(jobs[placement.job_id], placement.bot_id)
         return found
@@ -68,7 +74,7 @@ class _WorkingCopy:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.policy = policy
         self.free_units_of = {bot.id: bot.free_units for candidates in snapshot.candidates for bot in candidates}
-        self.quotas = QuotaCopy(snapshot.headrooms)
+        self.quotas, self.turns = QuotaCopy(snapshot.headrooms), TurnCopy(snapshot.turns)
         self._snapshot = snapshot
         self._group = {job.id: nth for nth, group in enumerate(snapshot.groups) for job in group.jobs}
         self._warm = snapshot.warm()
@@ -91,15 +97,17 @@ class _WorkingCopy:
         """The job goes to this bot."""
         self.free_units_of[bot_id] -= job.units
         self.quotas.take(job)
+        self.turns.take(bot_id)
 
-    def left_for(self, jobs: Sequence[ReadyJob]) -> Snapshot:
-        """What these jobs see: of each group as many candidates as a sample for them alone would have given."""
+    def left_for(self, jobs: Sequence[ReadyJob], *, with_all: bool) -> Snapshot:
+        """What these jobs see: of each group as many candidates as a sample for them alone would have given, or all."""
         members: dict[int, list[ReadyJob]] = defaultdict(list)
         for job in jobs:
             members[self._group[job.id]].append(job)
         groups = [replace(self._snapshot.groups[nth], jobs=tuple(some)) for nth, some in members.items()]
+        size = EVERY if with_all else self.policy.sampling.sample_size
         candidates = [
-            self._with_room(nth, units=group.units, count=group.wanted(self.policy.sampling.sample_size).count)
+            self._with_room(nth, units=group.units, count=group.wanted(size).count)
             for nth, group in zip(members, groups, strict=True)
         ]
         hints = {job.locality_hint for job in jobs}
@@ -111,6 +119,7 @@ class _WorkingCopy:
             candidates=candidates,
             hits=hits,
             headrooms=self.quotas.left,
+            turns=self.turns.last,
         )
 
     def _with_room(self, group: int, *, units: int, count: int) -> list[FreeBot]:

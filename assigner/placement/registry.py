@@ -11,22 +11,30 @@ from assigner.config import plugins
 from assigner.placement.capacity import Capacity
 from assigner.placement.first import FIRST, First
 from assigner.placement.locality import Locality
-from assigner.placement.strategy import Policy, Snapshot, Strategy
+from assigner.placement.rate_only import RateOnly
+from assigner.placement.round_robin import RoundRobin
+from assigner.placement.strategy import EVERY, Policy, SamplingSettings, Snapshot, Strategy
 from assigner.placement.success import Success
 from schema.errors import LeaseholdError
 from schema.moves.grant import Placement
 
 GROUP = "leasehold.strategies"
 CAPACITY, LOCALITY, SUCCESS = "capacity", "locality", "success"
+RATE_ONLY, ROUND_ROBIN = "rate-only", "round-robin"
 
-_BUILT_IN: Mapping[str, type[Strategy]] = {CAPACITY: Capacity, SUCCESS: Success}
+_BUILT_IN: Mapping[str, type[Strategy]] = {
+    CAPACITY: Capacity,
+    SUCCESS: Success,
+    RATE_ONLY: RateOnly,
+    ROUND_ROBIN: RoundRobin,
+}
 
 
 class StrategySettings(Policy):
     """Which strategy chooses the bot, and what it goes by.
 
-    kind: `capacity`, `locality`, `success`, or the name of an entry point of the group `leasehold.strategies`;
-        built-in names cannot be taken by packages.
+    kind: `capacity`, `locality`, `success`, `rate-only`, `round-robin`, or the name of an entry point of the group
+        `leasehold.strategies`; built-in names cannot be taken by packages.
     fallback: the strategy that `locality` leaves a job to if it has no hint, or no candidate is a hit.
     """
 
@@ -63,6 +71,16 @@ class StrategySettings(Policy):
         """Whether the success rates of bots are to be read."""
         return self.sampling.enabled and (self.weights.success != 0 or self.strategy.wants_success)
 
+    @cached_property
+    def wants_turns(self) -> bool:
+        """Whether the assigner is to remember the turns in which bots receive jobs."""
+        return self.sampling.enabled and self.strategy.wants_turns
+
+    @cached_property
+    def sampled(self) -> SamplingSettings:
+        """How candidates are read: where turns count, all of them."""
+        return self.sampling.model_copy(update={"sample_size": EVERY}) if self.wants_turns else self.sampling
+
 
 def load(kind: str) -> Strategy:
     """The strategy of this name, but for `locality`, which needs another one.
@@ -74,8 +92,9 @@ def load(kind: str) -> Strategy:
     place, made = plugins.load_entry_point(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
     if not isinstance(getattr(made, "wants_warm", None), bool):
         raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
-    if not isinstance(getattr(made, "wants_success", False), bool):
-        raise ValueError(f"{place} is not a strategy: its wants_success is neither True nor False")
+    for wish in ("wants_success", "wants_turns"):
+        if not isinstance(getattr(made, wish, False), bool):
+            raise ValueError(f"{place} is not a strategy: its {wish} is neither True nor False")
     try:
         inspect.signature(made.choose).bind(None, None, how={})
     except (AttributeError, TypeError, ValueError):
@@ -99,6 +118,11 @@ class PluginStrategy:
     def wants_success(self) -> bool:
         """What it says itself; it does not if it says nothing."""
         return getattr(self.strategy, "wants_success", False)
+
+    @property
+    def wants_turns(self) -> bool:
+        """What it says itself; it does not if it says nothing."""
+        return getattr(self.strategy, "wants_turns", False)
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Its placements. Raises LeaseholdError for a job that was not asked for or comes twice, and for a bot that is

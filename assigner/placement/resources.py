@@ -10,7 +10,16 @@ from sqlalchemy import Connection
 
 from assigner.placement import sampling
 from assigner.placement.fleet import Fleet
-from assigner.placement.strategy import Group, Policy, QuotaCopy, SamplingSettings, Snapshot, Strategy, with_phase
+from assigner.placement.strategy import (
+    Group,
+    Policy,
+    QuotaCopy,
+    SamplingSettings,
+    Snapshot,
+    Strategy,
+    TurnCopy,
+    with_phase,
+)
 from schema.accounting.counters import Counter, declared_resources, resource_counter
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
@@ -28,11 +37,12 @@ Need = Mapping[Kind, int]
 
 
 class RemainingResources:
-    """A working copy of the units and the declared resources that bots have left."""
+    """A working copy of the units and the declared resources that bots have left, and of their turns."""
 
-    def __init__(self, bots: Iterable[FreeBot], amounts: Mapping[str, float]) -> None:
+    def __init__(self, bots: Iterable[FreeBot], amounts: Mapping[str, float], turns: Mapping[int, int]) -> None:
         self._free_units_of = {bot.id: bot.free_units for bot in bots}
         self._amounts = dict(amounts)
+        self.turns = TurnCopy(turns)
 
     def left(self, bot: FreeBot) -> FreeBot:
         """The bot with the units that it has left."""
@@ -50,6 +60,7 @@ class RemainingResources:
     def take(self, bot_id: int, units: int, need: Need) -> None:
         """Take the units and resources of one job off the bot."""
         self._free_units_of[bot_id] -= units
+        self.turns.take(bot_id)
         for kind, amount in need.items():
             name = resource_counter(bot_id, kind)
             if name in self._amounts:
@@ -70,7 +81,7 @@ class ResourceSnapshot(Snapshot):
 
     def chosen_by(self, strategy: Strategy, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Return the placements of the strategy that fit. A job that does not fit is offered the bots that are left."""
-        remaining = RemainingResources((bot for bots in self.candidates for bot in bots), self.amounts)
+        remaining = RemainingResources((bot for bots in self.candidates for bot in bots), self.amounts, self.turns)
         quotas, jobs = QuotaCopy(self.headrooms), {job.id: job for job in self.jobs}
         placements = {each.job_id: each for each in self._together(strategy, policy, remaining, quotas, how=how)}
         for _ in range(ROUNDS):
@@ -110,9 +121,9 @@ class ResourceSnapshot(Snapshot):
                     break
                 one = jobs[0]._replace(units=group.units * size)
                 fit = [remaining.left(bot) for bot in bots if times[bot.id] == size]
-                seen = Snapshot(
-                    [one], [replace(group, units=one.units, jobs=(one,))], [fit], self.hits, self.labels, self.rates
-                )
+                groups = [replace(group, units=one.units, jobs=(one,))]
+                turns = remaining.turns.last
+                seen = Snapshot([one], groups, [fit], self.hits, self.labels, self.rates, turns=turns)
                 found = strategy.choose(seen, policy, how={**how, "batch": size})
                 if not found:
                     break
@@ -138,7 +149,8 @@ class ResourceSnapshot(Snapshot):
                 found.append(fit)
         among = {job.id for group in groups for job in group.jobs}
         jobs_left = [job for job in self.jobs if job.id in among]
-        return Snapshot(jobs_left, groups, found, self.hits, self.labels, self.rates, quotas.left)
+        turns = remaining.turns.last
+        return Snapshot(jobs_left, groups, found, self.hits, self.labels, self.rates, quotas.left, turns)
 
 
 def split_by_resources(heads: Iterable[QueueHead]) -> tuple[list[QueueHead], list[ReadyJob]]:

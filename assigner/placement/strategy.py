@@ -1,7 +1,7 @@
 """What a strategy is: it chooses bots for jobs, as a pure function of what was read.
 
-Built in are `capacity`, `locality` and `success`. Another one is a class without constructor arguments, or an object,
-that has what `Strategy` asks for, in a package that names it:
+Built in are `capacity`, `locality`, `success`, `rate-only` and `round-robin`. Another one is a class without
+constructor arguments, or an object, that has what `Strategy` asks for, in a package that names it:
 
     [project.entry-points."leasehold.strategies"]
     roomiest = "my_package:Roomiest"
@@ -169,6 +169,10 @@ def dominance(weights: Weights, term: CapacityTerm) -> str:
 # How many candidates to look at, and for which jobs together.
 
 
+#: A sample size that is larger than any fleet.
+EVERY = 1_000_000_000
+
+
 class SamplingSettings(BaseModel):
     """Sampling of bots, as BuildGrid's SamplingConfig; it has no default size, ours is 10.
 
@@ -295,14 +299,28 @@ class QuotaCopy:
             self.left[key] -= job.units
 
 
+class TurnCopy:
+    """A working copy of the turns in which bots last received a job; a bot that has received none has no turn."""
+
+    def __init__(self, turns: Mapping[int, int]) -> None:
+        self.last = dict(turns)
+        self._now = max(self.last.values(), default=0)
+
+    def take(self, bot_id: int) -> None:
+        """The bot has received a job."""
+        self._now += 1
+        self.last[bot_id] = self._now
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What a choice is made from: the jobs in their order, for each group of them its candidates in random order
     (bots added for their locality come last), and the (bot, hint) pairs that are locality hits.
 
     headrooms: units that quotas leave their instances. preferred: of the groups that prefer some bots, by their
-    numbers, the candidates that they prefer; the strategy sees either these or the others. Only where success counts:
-    the jobs' labels, and the success rates of (bot, label) as far as anything is known.
+    numbers, the candidates that they prefer; the strategy sees either these or the others.
+    Only where success counts: the jobs' labels, and the success rates of (bot, label) as far as anything is known.
+    Only where turns count: the turn in which each bot last received a job from this assigner; a later one is higher.
     """
 
     jobs: Sequence[ReadyJob]
@@ -312,6 +330,7 @@ class Snapshot:
     labels: Mapping[int, str] = field(default_factory=dict)
     rates: Mapping[tuple[int, str], float] = field(default_factory=dict)
     headrooms: Headrooms = field(default_factory=dict)
+    turns: Mapping[int, int] = field(default_factory=dict)
     preferred: Mapping[int, Sequence[FreeBot]] = field(default_factory=dict)
 
     @property
@@ -334,17 +353,19 @@ class Snapshot:
             return strategy.choose(self, policy, how=how)
         group = {job.id: nth for nth, each in enumerate(self.groups) for job in each.jobs}
         free_units_of = {bot.id: bot.free_units for bot in self.bots}
-        quotas, placements = QuotaCopy(self.headrooms), list[Placement]()
+        quotas, turns, placements = QuotaCopy(self.headrooms), TurnCopy(self.turns), list[Placement]()
 
         def choose(jobs: Sequence[ReadyJob], found: Mapping[int, Sequence[FreeBot]]) -> list[ReadyJob]:
             if not jobs:
                 return []
-            seen = self._left_for(jobs, group, found, free_units_of, quotas)
+            seen = self._left_for(jobs, group, found, free_units_of)
+            seen = replace(seen, headrooms=quotas.left, turns=turns.last)
             left = {job.id: job for job in jobs}
             for each in strategy.choose(seen, policy, how=how):
                 job = left.pop(each.job_id)
                 free_units_of[each.bot_id] -= job.units
                 quotas.take(job)
+                turns.take(each.bot_id)
                 placements.append(each)
             return list(left.values())
 
@@ -367,7 +388,6 @@ class Snapshot:
         group: Mapping[int, int],
         found: Mapping[int, Sequence[FreeBot]],
         free_units_of: Mapping[int, int],
-        quotas: QuotaCopy,
     ) -> "Snapshot":
         """What some of the jobs see, of these candidates by group, when others have been placed."""
         members: dict[int, list[ReadyJob]] = defaultdict(list)
@@ -385,7 +405,6 @@ class Snapshot:
                 ]
                 for nth in members
             ],
-            headrooms=quotas.left,
             preferred={},
         )
 
@@ -418,6 +437,11 @@ class Strategy(Protocol):
     def wants_success(self) -> bool:
         """Whether it goes by the bots' success rates, which are otherwise only read if they have a weight. A package
         may leave this out: then it does not."""
+
+    @property
+    def wants_turns(self) -> bool:
+        """Whether it goes by the turns in which bots received jobs. Then all bots that could take a job are candidates,
+        and not a sample of them. A package may leave this out: then it does not."""
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Place each job at most once, on a candidate of its group; a job without a placement waits.

@@ -20,7 +20,9 @@ DAY = 86400.0
 
 
 class QuotaSettings(BaseModel):
-    """Preemption on behalf of minimum quotas. Times are seconds; names and defaults are BuildGrid's where it has them.
+    """Preemption on behalf of minimum quotas, and what is told of them. Times are seconds.
+
+    Names and defaults are BuildGrid's where it has them.
 
     preemption: reclaim units for instances below their minimum at all.
     preemption_delay: how long a job of such an instance waits for a free bot first. Doubling it halves the evictions
@@ -41,6 +43,7 @@ class QuotaSettings(BaseModel):
     max_evictions: int = Field(default=5, ge=0, le=1000)
     min_run_time: float = Field(default=0.0, ge=0, le=DAY)
     reservation: float = Field(default=10.0, gt=0, le=3600)
+    metric_pairs: int = Field(default=1000, ge=0, le=100_000)
 
 
 LOWER_PRIORITY = "lower_priority_only"

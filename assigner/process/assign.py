@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 from sqlalchemy import Connection
 
+from assigner import metrics
 from assigner.config.loading import Reloader
 from assigner.loops import Loop
 from assigner.maintenance.meters import MeterPoller
@@ -18,8 +19,9 @@ from assigner.maintenance.upkeep import Upkeep
 from assigner.process.threads import AssignerThreads, Presence, seeded
 from assigner.settings import PoolSettings
 from schema import clock, declarations
-from schema.accounting import accounts, rates
+from schema.accounting import accounts, quotas, rates
 from schema.accounting.accounts import PoolLimits
+from schema.accounting.quotas import QuotaUses
 from schema.errors import Conflict
 from schema.fleet import success
 from schema.policy import queue_limits, time_windows
@@ -118,6 +120,7 @@ class AssignerProcess:
         self._assigner_threads.start()
         for loop in self._loops:
             loop.start()
+        metrics.QUOTAS.read_from(self._quota_uses)
 
     def reload(self) -> None:
         """Read the configuration again at once."""
@@ -126,12 +129,23 @@ class AssignerProcess:
 
     def stop(self) -> None:
         """Let every loop end its current run, then return. The transaction of a killed loop would be rolled back."""
+        metrics.QUOTAS.read_from(None)
         deadline = clock.monotonic() + STOP_WITHIN
         self._assigner_threads.stop(deadline)
         for loop in self._loops:
             loop.stop(max(0.0, deadline - clock.monotonic()))
         self._wakeups.stop()
         self._presence.end()
+
+    def _quota_uses(self) -> QuotaUses:
+        """Read what metrics say of quotas. It is not repeated after an error, because a scrape has a deadline."""
+        settings = self._in_force.quotas
+        return self._database.run(
+            lambda connection: quotas.quota_uses(
+                connection, most=settings.metric_pairs, cooldown=settings.eviction_cooldown
+            ),
+            repeat=False,
+        )
 
     def _look_at_configuration(self) -> float:
         delay = self._reloader.run_once()

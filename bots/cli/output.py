@@ -410,10 +410,10 @@ def _swarm(swarm: Sequence[Record]) -> None:
     columns = ("total", "idle", "busy", "offline", "on_probation", "total_in_flight")
     averages = ("avg_load", "avg_success_rate", "concentration")
     table(
-        ("cohort", *(name.replace("_", " ") for name in columns), "load", "success", "concentration"),
+        ("cohort", *(name.replace("_", " ") for name in columns), "load", "success", "concentration", "latency"),
         (
             (one["cohort"], *(one[name] for name in columns),
-             *(_share(one[name]) for name in averages))
+             *(_share(one[name]) for name in averages), _latency(one))
             for one in swarm
         ),
     )  # fmt: skip

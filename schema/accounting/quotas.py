@@ -231,6 +231,107 @@ def quotas(connection: Connection, *, cooldown: float = EVICTION_COOLDOWN) -> li
     return [Quota(**row._mapping) for row in connection.execute(_LIST, {"cooldown": cooldown})]
 
 
+# What monitoring asks: who uses what, what is free for whom, and which minimums the bots cannot cover.
+
+
+# The pairs are those of the oldest cohorts and instances, so that a new one displaces none. Free units that a bot keeps
+# count for the instance that they are kept for only, and those of a bot that serves some instances for these only.
+USE = text(f"""
+WITH shown AS MATERIALIZED (
+    SELECT q.*, sum(greatest(0, q.usage - q.min_quota)) OVER (PARTITION BY q.cohort) AS above
+    FROM quotas q ORDER BY q.cohort, q.instance LIMIT :most
+), room AS MATERIALIZED (
+    SELECT cohort, instance, pool, kept_for, sum(open) AS open, sum(units - open) AS kept
+    FROM (SELECT cohort, instance, pool, CASE WHEN kept_units > 0 THEN kept_for END AS kept_for,
+              capacity - in_use AS units, greatest(0, capacity - in_use - kept_units) AS open
+          FROM bots WHERE free) b
+    GROUP BY cohort, instance, pool, kept_for
+), measured AS MATERIALIZED (
+    SELECT q.*, c.name AS cohort_name, i.name AS instance_name, e.evicted,
+        coalesce(a.units, 0) + coalesce(o.units, 0) + coalesce(p.units, 0) + coalesce(k.units, 0) AS free
+    FROM shown q JOIN cohorts c ON c.id = q.cohort JOIN instances i ON i.id = q.instance
+    LEFT JOIN (SELECT cohort, sum(open) AS units FROM room
+               WHERE instance IS NULL AND pool IS NULL GROUP BY cohort) a ON a.cohort = q.cohort
+    LEFT JOIN (SELECT cohort, instance, sum(open) AS units FROM room
+               GROUP BY cohort, instance) o ON o.cohort = q.cohort AND o.instance = q.instance
+    LEFT JOIN (SELECT cohort, pool, sum(open) AS units FROM room
+               GROUP BY cohort, pool) p ON p.cohort = q.cohort AND p.pool = i.pool
+    LEFT JOIN (SELECT cohort, kept_for, sum(kept) AS units FROM room
+               GROUP BY cohort, kept_for) k ON k.cohort = q.cohort AND k.kept_for = q.instance
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS evicted FROM evictions e
+        WHERE e.cohort = q.cohort AND e.instance = q.instance
+            AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e
+)
+SELECT t.pairs, q.cohort_name AS cohort, q.instance_name AS instance, q.min_quota, q.max_quota, q.usage,
+    {LIMIT} AS effective_max, q.free, q.above - greatest(0, q.usage - q.min_quota) AS reclaimable, q.evicted
+FROM (SELECT count(*) AS pairs FROM quotas) t LEFT JOIN measured q ON true
+ORDER BY q.cohort, q.instance
+""")
+
+
+@dataclass(frozen=True)
+class QuotaUse:
+    """What a quota is used for and what could be had for its instance at one moment, in units.
+
+    free: free units of the cohort's healthy bots that serve the instance and keep them for no other.
+    reclaimable: units that the other instances with quotas in the cohort use above their minimums, on whatever bots.
+    evictions: of jobs of the instance in the cohort within the cooldown; a number of jobs.
+    """
+
+    cohort: str
+    instance: str
+    min_quota: int
+    max_quota: int | None
+    usage: int
+    effective_max: int | None
+    free: int
+    reclaimable: int
+    evictions: int
+
+    @property
+    def opportunistic(self) -> int:
+        """Units in use above the minimum, which preemption may take."""
+        return max(0, self.usage - self.min_quota)
+
+    @property
+    def capacity_gap(self) -> int:
+        """Units of the minimum that could not be had even if all others gave back what they use above theirs."""
+        return max(0, self.min_quota - self.usage - self.free - self.reclaimable)
+
+
+@dataclass(frozen=True)
+class QuotaUses:
+    """The pairs of cohort and instance that were read, and how many more have a quota."""
+
+    pairs: list[QuotaUse]
+    left_out: int
+
+
+def quota_uses(connection: Connection, *, most: int, cooldown: float) -> QuotaUses:
+    """Read up to `most` pairs in one statement, so that all figures are of one moment.
+
+    It reads every quota and every free bot once. cooldown: that of evictions, in seconds.
+    """
+    rows = connection.execute(USE, {"most": most, "cooldown": cooldown}).all()
+    pairs = [
+        QuotaUse(
+            row.cohort,
+            row.instance,
+            row.min_quota,
+            row.max_quota,
+            row.usage,
+            row.effective_max,
+            int(row.free),
+            int(row.reclaimable),
+            row.evicted,
+        )
+        for row in rows
+        if row.cohort is not None
+    ]
+    return QuotaUses(pairs, rows[0].pairs - len(pairs))
+
+
 def _check(minimum: int, maximum: int | None) -> None:
     for field, value in (("min", minimum), ("max", maximum)):
         if value is not None and not 0 <= value <= MAX_QUOTA:

@@ -164,7 +164,7 @@ def review_probation(connection: Connection) -> ProbationReview:
 
 SWARM = text("""
 SELECT cohort, total, idle, busy, offline, on_probation, total_in_flight, avg_success_rate, avg_load, concentration,
-    even_concentration
+    even_concentration, avg_latency_ms
 FROM swarm_stats ORDER BY cohort_id
 """)
 
@@ -174,6 +174,7 @@ class Swarm:
     """One cohort's bots; units are in flight. Averages are over the bots that are present, None without any.
 
     avg_success_rate: 0 to 1; None also while successes are not counted.
+    avg_latency_ms: mean run time, in milliseconds, of the attempts with a result that are counted; None without any.
     avg_load: 0 to 1.
     concentration: the Herfindahl index of the units in use by bot: one over the number of bots if they are even, 1 if
         one bot has all; None if none are. `even_concentration` is what it would be if every bot were loaded alike.
@@ -190,6 +191,7 @@ class Swarm:
     avg_load: float | None
     concentration: float | None
     even_concentration: float | None
+    avg_latency_ms: float | None
 
 
 def swarms(connection: Connection) -> list[Swarm]:

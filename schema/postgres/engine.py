@@ -164,11 +164,17 @@ class Database:
         self.reserve = _engine(url, settings, role=f"{role}-reserve", size=settings.reserve)
 
     def run(
-        self, work: Callable[[Connection], T], *, urgent: bool = False, undone: Callable[[], None] | None = None
+        self,
+        work: Callable[[Connection], T],
+        *,
+        urgent: bool = False,
+        undone: Callable[[], None] | None = None,
+        repeat: bool = True,
     ) -> T:
         """Run `work` in one READ COMMITTED transaction, commit, and return its result.
 
         urgent: use the reserved connections.
+        repeat: false = raise the first error at once, for callers that have a deadline of their own.
         undone: called after each try that failed, so that the caller can discard what the try has put into memory.
         A transaction that loses a conflict is tried at most 5 times, with full jitter. After a lost connection it is
         repeated until `outage_seconds` have passed, then this raises NotReady. Any other error is raised at once, and
@@ -185,7 +191,7 @@ class Database:
                     undone()
                 raise
 
-        return self._tried(once)
+        return self._tried(once) if repeat else once()
 
     def run_alone(self, work: Callable[["psycopg.Connection[Any]"], T]) -> T:
         """Run `work`, which executes one statement with `single_row`; the statement commits in the same round trip.

@@ -36,6 +36,8 @@ WARNINGS = [
      "given up"),
     ("[[assigners]]\n[assigners.strategy]\nweights = { priority = 0, locality = 0, capacity = 0 }\n",
      "3: assigners[0].strategy.weights: all of them are 0: every bot has the same score, and chance decides"),
+    ('[[assigners]]\n[assigners.strategy]\nkind = "round-robin"\nsampling = { enabled = false }\n',
+     "3: assigners[0].strategy.kind: means nothing while sampling is off: a job goes to the first bot with room"),
     ("[bot]\ncapacity = 4\nauto_capacity = true\n", "2: bot.capacity: means nothing together with auto_capacity"),
 ]  # fmt: skip
 ERRORS = [

@@ -11,7 +11,9 @@ from assigner.config.loading import Reloader
 from assigner.placement.capacity import Capacity
 from assigner.placement.first import First
 from assigner.placement.locality import Locality
+from assigner.placement.rate_only import RateOnly
 from assigner.placement.registry import StrategySettings
+from assigner.placement.round_robin import RoundRobin
 from assigner.placement.strategy import Policy, Snapshot, Strategy, group_jobs
 from assigner.placement.success import Success
 from assigner.settings import PoolSettings
@@ -102,12 +104,13 @@ def test_bg_27_a_strategy_needs_no_database_to_be_tested(package: Package) -> No
     [
         (
             "kind = 'localty'",
-            "3: assigners[0].strategy.kind: 'localty' is not a strategy: there are 'capacity', 'locality', 'success';"
-            " did you mean 'locality'?",
+            "3: assigners[0].strategy.kind: 'localty' is not a strategy: there are 'capacity', 'locality', 'rate-only',"
+            " 'round-robin', 'success'; did you mean 'locality'?",
         ),
         (
             "kind = ''",
-            "3: assigners[0].strategy.kind: '' is not a strategy: there are 'capacity', 'locality', 'success'",
+            "3: assigners[0].strategy.kind: '' is not a strategy: there are 'capacity', 'locality', 'rate-only',"
+            " 'round-robin', 'success'",
         ),
         ("\nfallback = 'x\\ny'".replace("'", '"'), "4: assigners[0].strategy.fallback: 'x\\ny' is not a strategy: "),
         (
@@ -127,7 +130,8 @@ def test_bg_27_an_unknown_strategy_is_refused_and_the_known_ones_are_named(
 def test_bg_27_the_known_strategies_are_those_of_packages_too(tmp_path: Path, package: Package) -> None:
     package("last-name = MODULE:LastName", LAST_NAME)
     assert refused(tmp_path, "kind = 'lastname'").endswith(
-        "there are 'capacity', 'last-name', 'locality', 'success'; did you mean 'last-name'?"
+        "there are 'capacity', 'last-name', 'locality', 'rate-only', 'round-robin', 'success';"
+        " did you mean 'last-name'?"
     )
 
 
@@ -144,6 +148,11 @@ def test_bg_27_the_known_strategies_are_those_of_packages_too(tmp_path: Path, pa
             "it = MODULE:It",
             "class It:\n wants_warm = True",
             "is not a strategy: it has no choose(snapshot, policy, *, how)",
+        ),
+        (
+            "it = MODULE:It",
+            "class It:\n wants_warm = True\n wants_turns = 1",
+            "is not a strategy: its wants_turns is neither True nor False",
         ),
         (
             "it = MODULE:It",
@@ -197,7 +206,9 @@ def test_bg_27_what_a_strategy_answers_is_checked(package: Package, placed: str)
 
 
 @pytest.mark.parametrize(
-    "strategy", [Capacity(), Success(), Locality(Capacity(), "capacity"), First()], ids=lambda each: type(each).__name__
+    "strategy",
+    [Capacity(), Success(), RateOnly(), RoundRobin(), Locality(Capacity(), "capacity"), First()],
+    ids=lambda each: type(each).__name__,
 )
 def test_a_job_that_its_quota_refuses_takes_no_room_of_a_bot(strategy: Strategy) -> None:
     jobs = [

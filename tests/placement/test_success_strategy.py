@@ -13,7 +13,6 @@ from assigner.placement.success import Success
 from assigner.settings import PoolSettings
 from schema.fleet.candidates import FreeBot
 from schema.picking.pick import ReadyJob
-from tests.support.strategies import RateOnly, RoundRobin
 
 Rates = dict[tuple[int, str], float]
 
@@ -165,15 +164,6 @@ def test_va_17_va_18_under_stress_every_bot_is_filled_and_none_beyond_its_units(
     assert placed == {one.id: one.capacity for one in bots}
     half = Counter(place(jobs[:104], bots, rates=rates).values())
     assert max(half[one.id] / one.capacity for one in bots) < 1.0
-
-
-def test_va_09_the_rejected_alternatives_concentrate_or_ignore_what_bots_can_do() -> None:
-    """By success alone the best bot gets everything; in turns the worst gets as much as the best."""
-    bots = [bot(number, capacity=30) for number in (1, 2, 3)]
-    rates: Rates = {(1, ""): 0.95, (2, ""): 0.94, (3, ""): 0.2}
-    assert spread(RateOnly(), 30, bots, rates) == [30, 0, 0]
-    assert spread(RoundRobin(), 30, bots, rates) == [10, 10, 10]
-    assert spread(Success(), 30, bots, rates) == [15, 15, 0]
 
 
 def test_va_19_a_bot_that_joins_takes_the_load_of_the_others() -> None:

@@ -18,6 +18,7 @@ from tests.support.http import audited
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool, completed
 from tests.support.servers import Processes, assigner_process
+from tests.support.tenancy import Tenancy
 
 
 def free_port() -> int:
@@ -57,6 +58,32 @@ def test_a_changed_configuration_is_taken_and_a_wrong_one_refused(
         metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
         assert "leasehold_config_reload_failures_total 1.0" in metrics
         assert assigner.alive
+        assert assigner.end() == 0
+
+
+def test_a_scrape_has_the_figures_of_quotas_and_the_bound_of_the_configuration(
+    pool: Pool, tenancy: Tenancy, tmp_path: Path, database_url: str, timing: Timing
+) -> None:
+    tenancy.quota("team-a", minimum=3, maximum=8)
+    tenancy.evicted("team-a", age=5)
+    pool.bot(capacity=1)
+    port = free_port()
+
+    def page() -> str:
+        return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+
+    with Processes(tmp_path, database_url, timing, config="[quotas]\neviction_cooldown = 1.0\n") as processes:
+        assigner = processes.start("assigner-1", "assign", "--metrics-port", str(port))
+        eventually(lambda: "assigners run" in assigner.said())
+        pair = '{cohort="default",instance="team-a"}'
+        assert f"leasehold_quota_capacity_gap_units{pair} 2.0" in page()
+        assert f"leasehold_quota_effective_max_units{pair} 8.0" in page(), "the cooldown is over"
+        assert "leasehold_quota_pairs_left_out 0.0" in page()
+
+        text = processes.config.read_text()
+        processes.config.write_text(text.replace("[quotas]\n", "[quotas]\nmetric_pairs = 0\n"))
+        eventually(lambda: "leasehold_quota_pairs_left_out 1.0" in page())
+        assert pair not in page()
         assert assigner.end() == 0
 
 

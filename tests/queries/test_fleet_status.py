@@ -22,7 +22,7 @@ from tests.support.servers import Served
 
 EMPTY = {
     "total": 0, "idle": 0, "busy": 0, "offline": 0, "on_probation": 0, "total_in_flight": 0, "avg_success_rate": None,
-    "avg_load": None, "concentration": None, "even_concentration": None,
+    "avg_load": None, "concentration": None, "even_concentration": None, "avg_latency_ms": None,
 }  # fmt: skip
 
 
@@ -69,6 +69,25 @@ def test_va_12_the_average_success_is_unknown_while_nothing_is_counted(pool: Poo
     count(pool)
     work_off_counting(pool, pool.bot("other"), "failed", jobs=2)
     assert swarms(pool)[0].avg_success_rate == pytest.approx((1 + 0.5) / 2)
+
+
+def test_va_03_the_average_latency_of_a_cohort_is_that_of_the_attempts_of_its_present_bots(pool: Pool) -> None:
+    for name in ("one", "two", "gone"):
+        pool.bot(name)
+    pool.bot("gone").sync(status="gone")
+    pool.change(
+        "INSERT INTO bot_success (bot_id, label, successes, failures, finished, seconds) SELECT b.id, v.label,"
+        " v.finished, 0, v.finished, v.seconds FROM bots b JOIN (VALUES ('one', 'build', 3, 30), ('one', 'test', 1, 2),"
+        " ('two', 'build', 4, 8), ('gone', 'build', 9, 900)) v (name, label, finished, seconds) ON v.name = b.name"
+    )
+    pool.upkeep().run_once()
+    unknown = metric("leasehold_cohort_latency_seconds", cohort="default")
+    assert unknown != unknown, "it is not told while nothing is counted"
+    count(pool)
+    (found,) = swarms(pool)
+    assert found.avg_latency_ms == pytest.approx(1000 * 40 / 8)
+    pool.upkeep().run_once()
+    assert metric("leasehold_cohort_latency_seconds", cohort="default") == pytest.approx(5)
 
 
 def test_va_12_status_tells_of_the_bots_of_each_cohort_to_operators_only(pool: Pool) -> None:
