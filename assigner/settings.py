@@ -25,6 +25,7 @@ from schema.accounting.fair_share import FairShareSettings
 from schema.accounting.rates import RateSettings
 from schema.errors import LeaseholdError, NotReady
 from schema.fleet.success import SuccessSettings
+from schema.policy.priority_classes import ServiceLevelSettings
 from schema.policy.queue_limits import QueueSettings
 from schema.policy.time_windows import WindowSettings
 from schema.postgres import embedded, migrate
@@ -60,6 +61,7 @@ class PoolSettings(ConfigModel):
     rates: tuple[RateSettings, ...] = Field(default=(), max_length=10_000)
     windows: tuple[WindowSettings, ...] = Field(default=(), max_length=100)
     estimates: EstimateSettings = Field(default_factory=EstimateSettings)
+    service_levels: ServiceLevelSettings = Field(default_factory=ServiceLevelSettings)
     meters: tuple[MeterSettings, ...] = Field(default=(), max_length=100)
 
     @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters")

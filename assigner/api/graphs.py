@@ -112,9 +112,13 @@ async def submit(request: Request, body: Annotated[GraphRequest, Read], caller: 
     400 for a circle of dependencies, which the answer names, and for a number given twice. 409 as for jobs.
     """
     state = request.app.state
-    found: SubmittedGraph = await state.callers.call(
-        lambda: _submit(state.database, _normal(body, caller, state.estimate), caller=caller, sync=state.timing.sync)
-    )
+
+    def work() -> SubmittedGraph:
+        wanted = body if state.default_level is None else body.with_service_level(state.default_level)
+        graph = _normal(wanted, caller, state.estimate)
+        return _submit(state.database, graph, caller=caller, sync=state.timing.sync)
+
+    found: SubmittedGraph = await state.callers.call(work)
     return found
 
 

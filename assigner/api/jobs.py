@@ -57,7 +57,9 @@ async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller:
     state = request.app.state
 
     def work() -> models.SubmitAnswer:
-        requests = submission.normalised_requests(body.jobs, caller=caller, estimate=state.estimate)
+        requests = submission.normalised_requests(
+            body.jobs, caller=caller, estimate=state.estimate, default_level=state.default_level
+        )
         taken = submission.submit(state.database, requests, caller=caller)
         return models.SubmitAnswer(jobs=[models.SubmittedJob(id=one.public_id, created=one.created) for one in taken])
 

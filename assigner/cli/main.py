@@ -187,6 +187,7 @@ def gateway_command(installation: "Installation") -> int:
     from bots.gateway import app as app_gateway
     from bots.gateway import server
     from bots.sync.settle import SyncService
+    from schema.policy import priority_classes
     from schema.postgres.notify import Wakeups
 
     logs.to_stderr("INFO")
@@ -206,6 +207,7 @@ def gateway_command(installation: "Installation") -> int:
         structlog.get_logger().info("gateway listens", url=url)
 
     with installation.ready_database("gateway") as database, ExitStack() as stack:
+        database.run(lambda connection: priority_classes.require_default(connection, settings.service_levels))
         wakeups = Wakeups(database)
         wakeups.start()
         stack.callback(wakeups.stop)
@@ -224,6 +226,7 @@ def gateway_command(installation: "Installation") -> int:
             wakeups=wakeups,
             routers=[*job_routes.ROUTERS, backlog.router],
             estimate=settings.estimates.estimate,
+            default_level=settings.service_levels.default,
         )
         app.state.rules = rules_from(settings)
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from schema import audit
 from schema.errors import BadInput, Conflict, NotFound
 from schema.predicates import AT_REST, READY_CONSTRAINED
-from schema.validation import check_name, escaped
+from schema.validation import Name, check_name, escaped
 
 #: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
 UNKNOWN_POINTS = "LH003"
 #: Classes that a new database has.
 FIRST_CLASSES = ("critical", "serious_project", "serious", "random", "auto_generated", "background")
+#: Service levels that a new database has.
+FIRST_LEVELS = ("premium", "standard", "economy")
 #: Points that a class or a service level may have.
 LEAST_POINTS, MOST_POINTS = -900, 1100
 
@@ -69,6 +72,18 @@ LEVEL_IN_USE = text(f"""
 SELECT EXISTS (
     SELECT FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id WHERE t.priority_inputs->>'level' = :name)
 """)
+
+
+class ServiceLevelSettings(BaseModel):
+    """What gateways do about service levels.
+
+    default: service level of a submitted job that names neither a level nor a class, and that has no deduplication key.
+        Unset: such a job has none.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default: Name | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,15 @@ def classes(connection: Connection) -> list[JobClass]:
 def service_levels(connection: Connection) -> list[ServiceLevel]:
     """All service levels, the most urgent first."""
     return [ServiceLevel(**row) for row in connection.execute(LEVELS).mappings()]
+
+
+def require_default(connection: Connection, settings: ServiceLevelSettings) -> None:
+    """Raise BadInput if the default service level does not exist: every submit that names none would be refused."""
+    known = [each.name for each in service_levels(connection)]
+    if settings.default is not None and settings.default not in known:
+        raise BadInput(
+            "service_levels.default", f"there is no service level '{settings.default}': there are {', '.join(known)}"
+        )
 
 
 def policy(connection: Connection, *, held: bool = False) -> Policy:

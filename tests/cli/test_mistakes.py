@@ -37,6 +37,9 @@ WARNINGS = [
     ("[[assigners]]\n[assigners.strategy]\nweights = { priority = 0, locality = 0, capacity = 0 }\n",
      "3: assigners[0].strategy.weights: all of them are 0: every bot has the same score, and chance decides"),
     ("[bot]\ncapacity = 4\nauto_capacity = true\n", "2: bot.capacity: means nothing together with auto_capacity"),
+    ('[service_levels]\ndefault = "standrad"\n',
+     "2: service_levels.default: 'standrad' is no service level of a new pool, and gateways start only after "
+     "`leasehold service-level set standrad`; did you mean 'standard'?"),
 ]  # fmt: skip
 ERRORS = [
     (NIGHT + 'types = ["nosuch"]\n', "5: windows[0].types: no window lets jobs of the classes 'critical', "),
@@ -52,6 +55,7 @@ SOUND = [
     METER + "timeout = 5\ninterval = 5\n",
     "[bot]\ncapacity = 4\n",
     "[bot]\nauto_capacity = true\n",
+    '[service_levels]\ndefault = "standard"\n',
 ]
 
 
