@@ -182,6 +182,7 @@ def gateway_command(installation: "Installation") -> int:
     from assigner import logs
     from assigner.api import backlog
     from assigner.api import jobs as job_routes
+    from assigner.estimation import RunTimeAdvice
     from assigner.process.local_pool import write_file
     from assigner.process.threads import rules_from
     from bots.gateway import app as app_gateway
@@ -192,6 +193,7 @@ def gateway_command(installation: "Installation") -> int:
 
     logs.to_stderr("INFO")
     settings: Any = installation.settings
+    factor: float | None = settings.estimates.advice_factor
     url_file = installation.data / "gateway.url"
 
     stopped_by: list[int] = []
@@ -227,6 +229,7 @@ def gateway_command(installation: "Installation") -> int:
             routers=[*job_routes.ROUTERS, backlog.router],
             estimate=settings.estimates.estimate,
             default_level=settings.service_levels.default,
+            advise=None if factor is None else RunTimeAdvice(database, factor).advise,
         )
         app.state.rules = rules_from(settings)
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
