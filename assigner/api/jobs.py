@@ -65,7 +65,7 @@ async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller:
         taken = submission.submit(state.database, requests, caller=caller)
         return models.SubmitAnswer(
             jobs=[models.SubmittedJob(id=one.public_id, created=one.created) for one in taken],
-            advice=[models.Advice(job=index, text=text) for index, text in advice.items()],
+            advice=[models.EstimateAdvice(job=index, text=text) for index, text in advice.items()],
         )
 
     found: models.SubmitAnswer = await state.callers.call(work)

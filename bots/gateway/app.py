@@ -177,9 +177,8 @@ def build(
     app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
     app.state.batches = SyncBatcher(sync_service, pools.bots, metrics=counted)
-    app.state.max_wait, app.state.estimate = settings.max_wait, estimate
-    app.state.default_level, app.state.advise = default_level, advise
-    app.state.probe = Probe(database)
+    app.state.max_wait, app.state.probe = settings.max_wait, Probe(database)
+    app.state.estimate, app.state.default_level, app.state.advise = estimate, default_level, advise
     return app
 
 
