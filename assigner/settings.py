@@ -20,6 +20,7 @@ from assigner.cycle.settings import AssignerSettings
 from assigner.estimation import EstimateSettings
 from assigner.maintenance.meters import MeterSettings
 from assigner.maintenance.upkeep import UpkeepSettings
+from assigner.maintenance.webhooks import WebhookSettings
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting.fair_share import FairShareSettings
 from schema.accounting.rates import RateSettings
@@ -63,8 +64,9 @@ class PoolSettings(ConfigModel):
     estimates: EstimateSettings = Field(default_factory=EstimateSettings)
     service_levels: ServiceLevelSettings = Field(default_factory=ServiceLevelSettings)
     meters: tuple[MeterSettings, ...] = Field(default=(), max_length=100)
+    webhooks: tuple[WebhookSettings, ...] = Field(default=(), max_length=20)
 
-    @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters")
+    @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters", "webhooks")
     @classmethod
     def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
         names = [str(next(getattr(each, key) for key in NAMES if hasattr(each, key))) for each in settings]
