@@ -1,4 +1,4 @@
-"""Predicted run times per job class, and estimated costs of jobs whose request gives none.
+"""Predicted run times per job class, estimated costs of jobs whose request gives none, and advice on stated run times.
 
 A predictor learns from the latest jobs of each class how long the next one will run. Upkeep runs it and stores the
 predictions; assigners only read them. The configuration names the predictor.
@@ -9,20 +9,24 @@ function that takes one request as the gateway takes it, and returns a number:
 
     [project.entry-points."leasehold.estimators"]
     measured = "my_package:measured"
+
+Advice compares the run time that a request states with those of like jobs that have ended. It refuses nothing.
 """
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from statistics import quantiles
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.config import plugins
+from schema import clock
 from schema.errors import LeaseholdError
 from schema.policy import priority_classes
-from schema.policy.priority_classes import Prediction
+from schema.policy.priority_classes import Prediction, RunTimes
 from schema.postgres.engine import Database
 from schema.requests import DEFAULT_INSTANCE, MAX_COST, MAX_TIMEOUT
 from schema.validation import escaped
@@ -93,11 +97,15 @@ class EstimateSettings(BaseModel):
 
     estimator: what estimates the cost of a job whose request gives none, in the unit of budgets and meters: "usage",
         or the name of an entry point of the group "leasehold.estimators". Unset: no estimate, and the job counts as 1.
+    advice_factor: the answer to a submit carries advice where the stated run time is more than this many times the
+        median of like jobs, or less than that part of it. Doubling it advises only on estimates twice as far off.
+        Unset: no advice.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     estimator: str | None = None
+    advice_factor: float | None = Field(default=None, gt=1, le=1e6)
 
     @field_validator("estimator")
     @classmethod
@@ -145,3 +153,58 @@ def with_estimate(request: dict[str, Any], estimate: Estimator | None, **of: str
     if estimate is None or "estimated_cost" in request:
         return request
     return request | {"estimated_cost": estimate(request | of)}
+
+
+# Advice on stated run times.
+
+#: Seconds for which the run times that were read are used.
+REMEMBERED_SECONDS = 60.0
+#: The most jobs of one submit that get advice.
+MAX_ADVICE = 20
+
+
+class RunTimeAdvice:
+    """Compares stated run times with the newest run times of like jobs, which it reads at most once a minute.
+
+    Jobs are alike if they have the same instance and label; without a label, the same instance and command.
+    """
+
+    def __init__(self, database: Database, factor: float, *, now: clock.Monotonic = clock.monotonic) -> None:
+        self._database, self._factor, self._now = database, factor, now
+        self._reading = threading.Lock()
+        self._known: Mapping[tuple[str, str, bytes | None], RunTimes] = {}
+        self._known_until = now()
+
+    def advise(self, requests: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+        """Return a sentence for each request whose stated run time is far off, by its index; at most `MAX_ADVICE`.
+
+        requests: in the form in which they are stored. If none states a run time, nothing is read.
+        """
+        stated = [(index, each) for index, each in enumerate(requests) if "estimated_seconds" in each]
+        if not stated:
+            return {}
+        known = self._run_times()
+        advice: dict[int, str] = {}
+        for index, request in stated:
+            label, command = request["label"], request["payload"]["command"]
+            ran = known.get((request["instance"], label, None if label else priority_classes.command_digest(command)))
+            seconds = request["estimated_seconds"]
+            if ran is None or ran.median / self._factor <= seconds <= ran.median * self._factor:
+                continue
+            alike = f"with label '{escaped(label, 64)}'" if label else "with this command"
+            advice[index] = (
+                f"it is estimated at {seconds:g} s, but half of the last {ran.jobs} jobs {alike} "
+                f"took at most {ran.median:.3g} s"
+            )
+            if len(advice) == MAX_ADVICE:
+                break
+        return advice
+
+    def _run_times(self) -> Mapping[tuple[str, str, bytes | None], RunTimes]:
+        with self._reading:
+            if self._now() >= self._known_until:
+                self._known = self._database.run(
+                    lambda connection: priority_classes.run_times_alike(connection, enough=ENOUGH)
+                )
+                self._known_until = self._now() + REMEMBERED_SECONDS
+            return self._known

@@ -163,6 +163,11 @@ DEFERRED = Counter(
     "Jobs deferred because the queue was over its limit, and deferred jobs returned to the queue, by move.",
     ["move"],
 )
+WEBHOOKS = Counter(
+    "leasehold_webhook_deliveries_total",
+    "Tries to deliver to a webhook that were sent or failed, and deliveries that expired or were dropped.",
+    ["webhook", "result"],
+)
 TICK_AGE = Gauge(
     "leasehold_upkeep_tick_age_seconds",
     "Seconds since this process last completed a round of upkeep, NaN before its first.",

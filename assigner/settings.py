@@ -20,11 +20,13 @@ from assigner.cycle.settings import AssignerSettings
 from assigner.estimation import EstimateSettings
 from assigner.maintenance.meters import MeterSettings
 from assigner.maintenance.upkeep import UpkeepSettings
+from assigner.maintenance.webhooks import WebhookSettings
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting.fair_share import FairShareSettings
 from schema.accounting.rates import RateSettings
 from schema.errors import LeaseholdError, NotReady
 from schema.fleet.success import SuccessSettings
+from schema.policy.priority_classes import ServiceLevelSettings
 from schema.policy.queue_limits import QueueSettings
 from schema.policy.time_windows import WindowSettings
 from schema.postgres import embedded, migrate
@@ -60,9 +62,11 @@ class PoolSettings(ConfigModel):
     rates: tuple[RateSettings, ...] = Field(default=(), max_length=10_000)
     windows: tuple[WindowSettings, ...] = Field(default=(), max_length=100)
     estimates: EstimateSettings = Field(default_factory=EstimateSettings)
+    service_levels: ServiceLevelSettings = Field(default_factory=ServiceLevelSettings)
     meters: tuple[MeterSettings, ...] = Field(default=(), max_length=100)
+    webhooks: tuple[WebhookSettings, ...] = Field(default=(), max_length=20)
 
-    @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters")
+    @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters", "webhooks")
     @classmethod
     def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
         names = [str(next(getattr(each, key) for key in NAMES if hasattr(each, key))) for each in settings]

@@ -9,7 +9,7 @@ One module because a node of a graph is a job with two more fields, and both are
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
@@ -301,6 +301,18 @@ class JobRequest(Payload):
             "payload": self._payload(),
         } | {name: value for name, value in later.items() if value is not None}
 
+    def with_service_level(self, level: str, *, priority: int | None = None) -> Self:
+        """The request with this service level, unless it names a level or a class, or may join another job.
+
+        priority: that of a request which gives none; None = that of the level.
+        """
+        if self.service_level is not None or self.job_class is not None or self.dedup_key is not None:
+            return self
+        added: dict[str, Any] = {"service_level": level}
+        if priority is not None and self.urgency is None and "priority" not in self.model_fields_set:
+            added["priority"] = priority
+        return self.model_copy(update=added)
+
     def _priority(self) -> int | None:
         """The priority that the request gives; None if its service level or class decides. Raises BadInput."""
         is_given, has_class = "priority" in self.model_fields_set, self.job_class is not None
@@ -533,6 +545,13 @@ class GraphRequest(BaseModel):
     )
 
     _flat = field_validator("nodes", mode="before")(flat_all)
+
+    def with_service_level(self, level: str) -> Self:
+        """The graph, whose nodes have this service level where `JobRequest.with_service_level` gives it. A priority of
+        the graph goes before that of the level."""
+        priority = self.priority if "priority" in self.model_fields_set else None
+        nodes = [node.with_service_level(level, priority=priority) for node in self.nodes]
+        return self.model_copy(update={"nodes": nodes})
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
         """The form that `moves.submit_graph` takes; `instance` is used if the request names none. Raises BadInput."""

@@ -209,6 +209,7 @@ class AdmissionController:
             chance=self._chance,
             now=found.now,
             pressed=found.pressed,
+            reserved=found.reserved,
             rules=self._rules,
         )
         self._settle_weights(connection, queues, admission_state)
@@ -337,6 +338,7 @@ class AdmissionController:
             chance=self._chance,
             now=found.now,
             pressed=found.pressed,
+            reserved=found.reserved,
             rules=self._rules,
         )
         heads = HeadReader(

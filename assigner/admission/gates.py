@@ -5,6 +5,8 @@ database. The assigner's cycle and `explain` ask the same gates. To add a gate, 
 describe it in ops/docs/constraints.md. A gate that counts says so in `charges`: its counters are then read, charged
 with the grant, and given back when the lease ends. What a start uses up for good is a gate's `tokens`, which it writes
 itself when the jobs have `started`.
+
+One module because the gates are one list, in which each takes a few lines.
 """
 
 import math
@@ -17,6 +19,7 @@ from sqlalchemy import Connection
 from assigner.admission.graph_share import graph_counter, graph_of
 from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
 from schema import graphs as graph_reads
+from schema.accounting import class_reserves
 from schema.accounting import rates as rate_rows
 from schema.accounting.counters import instance_counter, lock_counter
 from schema.picking.constrained import ConstrainedQueue, QueueHead
@@ -211,6 +214,36 @@ class ClassLimitGate(Gate):
         return dict.fromkeys(class_counters(queue), 1.0)
 
 
+class ClassReserveGate(Gate):
+    """Jobs of the pool's limit that are kept for other classes. A job within the reserve of its own class takes of that
+    reserve."""
+
+    name = "class reserve"
+    requirement = "the pool's limit leaves room beside what is kept for other classes"
+
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
+        pool, own = state.of(POOL_JOBS), queue.constraints.get("job_class")
+        if not state.reserves or pool.most is None:
+            return None
+        unused = {name: jobs - self._running(name, state) for name, jobs in state.reserves.items()}
+        if own is not None and unused.get(own, 0) > 0:
+            return None
+        kept = {name: jobs for name, jobs in unused.items() if jobs > 0}
+        if not kept or pool.used + 1.0 + sum(kept.values()) <= pool.most:
+            return None
+        listed = ", ".join(f"{jobs:g} for class '{name}'" for name, jobs in kept.items())
+        return f"the pool runs {pool.used:g} of at most {pool.most:g} jobs and keeps {listed}"
+
+    def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:
+        """Undo the transaction if another assigner has started jobs meanwhile, so that these took of a reserve."""
+        if state.reserves:
+            class_reserves.keep_reserves(connection, {queue.constraints.get("job_class") for queue in starts})
+
+    @staticmethod
+    def _running(name: str, state: AdmissionState) -> float:
+        return state.of(class_reserves.running_counter(name)).used
+
+
 # Gates of time: windows in which jobs of a class may start, and hours that a job prefers.
 
 
@@ -374,6 +407,7 @@ GATES: tuple[Gate, ...] = (
     LocksGate(),
     ClassLimitGate(),
     ConcurrencyGate(),
+    ClassReserveGate(),
     GraphShareGate(),
     ResourcesGate(),
     BackpressureGate(),
@@ -403,8 +437,8 @@ class QueueAdmission:
 
     def closed(self, head: QueueHead) -> tuple[Gate, str] | None:
         """Return the first gate that is closed for the job, and why; None if all are open."""
-        if self.shut is None:
-            # Then only the limits of counters can close a gate for one job.
+        if self.shut is None and not self._state.reserves:
+            # Then only the limits of counters can close a gate for one job. A reserve depends on several counters.
             for counter, amount in self._limited:
                 if not counter.leaves(head.estimate if amount is None else amount):
                     break

@@ -204,8 +204,8 @@ class OrderingSettings(BaseModel):
     kind: `rank` takes the lowest effective priority, then the oldest; `score` takes the highest sum of the weights;
         `graph` goes by the score of their graph, lower first, so that graphs share the pool:
         graph priority x 10 + depth - retries x 5 + estimated cost x 0.1 + penalty.
-    ageing_rate: points that a job gains with every hour that it waits; 0 = none. Doubling it lets old work overtake
-        twice as urgent new work.
+    ageing_rate: points that a job gains with every hour that it waits; 0 = none, which is the default. Doubling it lets
+        old work overtake twice as urgent new work.
     ageing_cap: the most points that it gains so.
     shortest_first: among jobs of one effective priority those that are expected to be done first come first, which lets
         more of them end in a time, and long ones wait.

@@ -14,7 +14,7 @@ from assigner.admission.state import POOL_JOBS, AdmissionState
 from assigner.placement import resources
 from assigner.placement.fleet import Fleet
 from schema import graphs
-from schema.accounting import counters, fair_share, rates
+from schema.accounting import class_reserves, counters, fair_share, rates
 from schema.accounting.counters import Counter
 from schema.accounting.fair_share import FairShareSettings
 from schema.picking.constrained import ConstrainedQueue
@@ -44,9 +44,15 @@ def read_admission_state(
     now: datetime,
     rules: Rules,
     pressed: bool = True,
+    reserved: bool = True,
 ) -> AdmissionState:
-    """Read the state by which the gates of these queues are judged. `pressed`: there may be advice of backpressure."""
-    names = sorted({name for queue in queues for name in gates.queue_counters(queue)})
+    """Read the state by which the gates of these queues are judged.
+
+    pressed: there may be advice of backpressure. reserved: something may be kept for a class.
+    """
+    reserves = class_reserves.read(connection) if reserved else {}
+    of_classes = {class_reserves.running_counter(name) for name in reserves}
+    names = sorted(of_classes | {name for queue in queues for name in gates.queue_counters(queue)})
     buckets = rates.read_buckets(
         connection, sorted({name for queue in queues for name in rates.bucket_names(queue.constraints)})
     )
@@ -59,6 +65,7 @@ def read_admission_state(
         seconds=priority_classes.expected_seconds(connection, classes),
         openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
         lacking=resources.lacking_by_queue(connection, fleet, queues, chance=chance),
+        reserves=reserves,
     )
     if any(queue.managed for queue in queues):
         admission_state.shares = fair_share.read_shares(connection, instance_ids(queues), rules.fair)

@@ -25,7 +25,8 @@ class AdmissionState:
     budget. rates: buckets by name. refused: resources that a checker refuses, with the reason. advice, waits: advice of
     backpressure, and seconds that are left of its pauses, by resource class. graph_share: what each graph may have.
     scores: the score with which each job started. seconds: expected run time of jobs of each class. openings: windows
-    and their meters. lacking: the resource that no bot has left, by queue. queue_admissions: see `queue_admission`.
+    and their meters. lacking: the resource that no bot has left, by queue. reserves: jobs that are kept for classes.
+    queue_admissions: see `queue_admission`.
     """
 
     now: datetime
@@ -42,6 +43,7 @@ class AdmissionState:
     seconds: Mapping[str, float] = field(default_factory=dict)
     openings: WindowSchedule = field(default_factory=WindowSchedule)
     lacking: Mapping[QueueId, str] = field(default_factory=dict)
+    reserves: Mapping[str, int] = field(default_factory=dict)
     queue_admissions: dict[ConstrainedQueue, Any] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:

@@ -112,9 +112,16 @@ async def submit(request: Request, body: Annotated[GraphRequest, Read], caller: 
     400 for a circle of dependencies, which the answer names, and for a number given twice. 409 as for jobs.
     """
     state = request.app.state
-    found: SubmittedGraph = await state.callers.call(
-        lambda: _submit(state.database, _normal(body, caller, state.estimate), caller=caller, sync=state.timing.sync)
-    )
+
+    def work() -> SubmittedGraph:
+        wanted = body if state.default_level is None else body.with_service_level(state.default_level)
+        graph = _normal(wanted, caller, state.estimate)
+        of_nodes = [node | {"instance": graph["instance"]} for node in graph["nodes"]] if state.advise else []
+        advice = state.advise(of_nodes) if state.advise else {}
+        told = [f"node {of_nodes[index]['node']}: {text}" for index, text in advice.items()]
+        return _submit(state.database, graph, caller=caller, sync=state.timing.sync, advice=told)
+
+    found: SubmittedGraph = await state.callers.call(work)
     return found
 
 
@@ -200,7 +207,9 @@ def _normal(body: GraphRequest, caller: Principal, estimate: Estimator | None) -
     return graph
 
 
-def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: float) -> SubmittedGraph:
+def _submit(
+    database: Any, graph: dict[str, Any], *, caller: Principal, sync: float, advice: list[str]
+) -> SubmittedGraph:
     def work(connection: Connection) -> graph_moves.SubmittedGraph:
         submission.check_points(connection, graph["nodes"], caller, place="nodes")
         taken = submit_graph(connection, graph, sync=sync, actor=caller.actor)
@@ -221,7 +230,7 @@ def _submit(database: Any, graph: dict[str, Any], *, caller: Principal, sync: fl
         edges=taken.edges,
         ready=taken.ready,
         missing=list(taken.missing),
-        warnings=warnings if taken.missing else [],
+        warnings=[*(warnings if taken.missing else []), *advice],
         replaced=taken.replaced,
     )
 

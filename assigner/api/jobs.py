@@ -57,9 +57,16 @@ async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller:
     state = request.app.state
 
     def work() -> models.SubmitAnswer:
-        requests = submission.normalised_requests(body.jobs, caller=caller, estimate=state.estimate)
+        requests = submission.normalised_requests(
+            body.jobs, caller=caller, estimate=state.estimate, default_level=state.default_level
+        )
+        # Before the jobs are stored, so that a failure to read leaves nothing behind.
+        advice = {} if state.advise is None else state.advise(requests)
         taken = submission.submit(state.database, requests, caller=caller)
-        return models.SubmitAnswer(jobs=[models.SubmittedJob(id=one.public_id, created=one.created) for one in taken])
+        return models.SubmitAnswer(
+            jobs=[models.SubmittedJob(id=one.public_id, created=one.created) for one in taken],
+            advice=[models.EstimateAdvice(job=index, text=text) for index, text in advice.items()],
+        )
 
     found: models.SubmitAnswer = await state.callers.call(work)
     return found

@@ -21,10 +21,18 @@ class SubmittedJob(BaseModel):
     )
 
 
+class EstimateAdvice(BaseModel):
+    job: int = Field(description="index of the job in the request")
+    text: str = Field(description="how its estimated_seconds differ from what like jobs took")
+
+
 class SubmitAnswer(BaseModel):
-    """Answers in the order of the request."""
+    """Answers in the order of the request. Advice changes nothing: the jobs are stored as they were sent."""
 
     jobs: list[SubmittedJob]
+    advice: list[EstimateAdvice] = Field(
+        default=[], description="for at most 20 jobs, and only if the gateway is configured to give it"
+    )
 
 
 class Event(BaseModel):

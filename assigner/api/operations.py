@@ -82,11 +82,12 @@ class ClassReportList(BaseModel):
 
 
 class Forecast(BaseModel):
-    """The next window in which the meter is expected to be below its threshold; unset without one."""
+    """The next time at which windows let a job start, with its meter below the threshold; unset if none is in sight."""
 
-    window: str | None
+    now: bool = Field(description="true: windows would let it start at once")
+    window: str | None = Field(description="the window that lets it start; unset also if there are no windows")
     at: datetime | None
-    percent: float | None = given(unit="percent of the limit", help="expected level of the meter then")
+    percent: float | None = given(unit="percent of the limit", help="level of the meter, read now or expected then")
     zone: str | None = Field(description="the time zone of the window")
 
 
@@ -229,27 +230,22 @@ async def show_forecast(
     job_class: JobClass,
     estimate: Annotated[float, Query(ge=0, le=usage_meters.MAX_AMOUNT, description="estimated cost of the job")] = 0.0,
 ) -> Forecast:
-    """Show the next window in which the meter is expected to be below its threshold."""
+    """Show when windows next let a job of a class start, with their meters below the threshold; it may be now."""
     validation.check_name("class", job_class)
 
     def work(connection: Connection) -> Forecast:
         if not any(each.name == job_class for each in priority_classes.classes(connection)):
             raise BadInput("class", f"there is no job class '{job_class}'")
         found = time_windows.read(connection)
-        if not found.windows:
-            raise BadInput("windows", "there are none")
         names = [each.settings.meter for each in found.windows if each.settings.meter is not None]
+        now = connection.scalars(select(func.now())).one()
         start = meters.best_start(
-            found,
-            job_class,
-            estimate=estimate,
-            histories=usage_meters.history(connection, names),
-            now=connection.scalars(select(func.now())).one(),
+            found, job_class, estimate=estimate, histories=usage_meters.history(connection, names), now=now
         )
         if start is None:
-            return Forecast(window=None, at=None, percent=None, zone=None)
-        zone = next(each.settings.zone for each in found.windows if each.settings.name == start.window)
-        return Forecast(**asdict(start), zone=zone)
+            return Forecast(now=False, window=None, at=None, percent=None, zone=None)
+        zone = next((each.settings.zone for each in found.windows if each.settings.name == start.window), None)
+        return Forecast(now=start.at == now, **asdict(start), zone=zone)
 
     found: Forecast = await request.app.state.run(work)
     return found

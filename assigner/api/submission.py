@@ -45,13 +45,19 @@ class OutcomeUnknown(NotReady):
 
 
 def normalised_requests(
-    jobs: Sequence[JobRequest], *, caller: Principal, estimate: Estimator | None = None
+    jobs: Sequence[JobRequest],
+    *,
+    caller: Principal,
+    estimate: Estimator | None = None,
+    default_level: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return the requests in the form that `moves.submit` takes.
 
-    estimate: estimates the cost of jobs that give none.
+    estimate: estimates the cost of jobs that give none. default_level: service level of jobs without level and class.
     Raises BadInput or Forbidden with the job and the field.
     """
+    if default_level is not None:
+        jobs = [job.with_service_level(default_level) for job in jobs]
     return [with_estimate(_normal(f"jobs.{index}", job, caller), estimate) for index, job in enumerate(jobs)]
 
 

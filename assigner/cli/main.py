@@ -182,15 +182,18 @@ def gateway_command(installation: "Installation") -> int:
     from assigner import logs
     from assigner.api import backlog
     from assigner.api import jobs as job_routes
+    from assigner.estimation import RunTimeAdvice
     from assigner.process.local_pool import write_file
     from assigner.process.threads import rules_from
     from bots.gateway import app as app_gateway
     from bots.gateway import server
     from bots.sync.settle import SyncService
+    from schema.policy import priority_classes
     from schema.postgres.notify import Wakeups
 
     logs.to_stderr("INFO")
     settings: Any = installation.settings
+    factor: float | None = settings.estimates.advice_factor
     url_file = installation.data / "gateway.url"
 
     stopped_by: list[int] = []
@@ -206,6 +209,7 @@ def gateway_command(installation: "Installation") -> int:
         structlog.get_logger().info("gateway listens", url=url)
 
     with installation.ready_database("gateway") as database, ExitStack() as stack:
+        database.run(lambda connection: priority_classes.require_default(connection, settings.service_levels))
         wakeups = Wakeups(database)
         wakeups.start()
         stack.callback(wakeups.stop)
@@ -224,6 +228,8 @@ def gateway_command(installation: "Installation") -> int:
             wakeups=wakeups,
             routers=[*job_routes.ROUTERS, backlog.router],
             estimate=settings.estimates.estimate,
+            default_level=settings.service_levels.default,
+            advise=None if factor is None else RunTimeAdvice(database, factor).advise,
         )
         app.state.rules = rules_from(settings)
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()

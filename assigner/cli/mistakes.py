@@ -14,7 +14,7 @@ from assigner.config.keys import KeyPath
 from assigner.placement import strategy
 from assigner.placement.registry import CAPACITY
 from assigner.settings import PoolSettings
-from schema.policy.priority_classes import FIRST_CLASSES
+from schema.policy.priority_classes import FIRST_CLASSES, FIRST_LEVELS
 from schema.policy.time_windows import ALL, WindowSettings
 
 
@@ -32,7 +32,13 @@ class Mistake:
 
 def mistakes(settings: PoolSettings) -> list[Mistake]:
     """Return what is probably a mistake, in the order of the sections."""
-    return [*_of_assigners(settings), *_of_bots(settings), *_of_windows(settings), *_of_meters(settings)]
+    return [
+        *_of_assigners(settings),
+        *_of_bots(settings),
+        *_of_windows(settings),
+        *_of_meters(settings),
+        *_of_service_levels(settings),
+    ]
 
 
 def dominance(settings: PoolSettings) -> list[str]:
@@ -129,3 +135,14 @@ def _of_meters(settings: PoolSettings) -> Iterator[Mistake]:
                 f"{meter.timeout:g} s is longer than the interval of {meter.interval:g} s: the next reading would be "
                 "due before this one is given up",
             )
+
+
+def _of_service_levels(settings: PoolSettings) -> Iterator[Mistake]:
+    """A default level that a new pool does not have. Operators may have made it."""
+    level = settings.service_levels.default
+    if level is not None and level not in FIRST_LEVELS:
+        yield Mistake(
+            ("service_levels", "default"),
+            f"'{level}' is no service level of a new pool, and gateways start only after "
+            f"`leasehold service-level set {level}`" + keys.suggestion(level, FIRST_LEVELS),
+        )

@@ -173,14 +173,19 @@ def forecast(calling: Calling) -> click.Command:
     )
     @calling
     def command(caller: Caller, /, job_class: str, estimate: float) -> None:
-        """Show the next window in which the meter is expected to be below its threshold."""
+        """Show when windows next let a job of the class start, with their meters below the threshold."""
         check_name("--class", job_class)
         with caller.client() as gateway:
             found = gateway.call("GET", "/v1/forecast", query={"class": job_class, "estimate": estimate})
         if caller.json:
-            print_json(None if found["window"] is None else {key: found[key] for key in ("window", "at", "percent")})
-        elif found["window"] is None:
+            print_json(None if found["at"] is None else {key: found[key] for key in ("now", "window", "at", "percent")})
+        elif found["at"] is None:
             click.echo("no suitable window")
+        elif found["window"] is None:
+            click.echo("now: there are no windows")
+        elif found["now"]:
+            level = "" if found["percent"] is None else f", its meter at {found['percent']:.3g} %"
+            click.echo(f"now: window '{found['window']}' is open{level}")
         else:
             percent = found["percent"]
             expected = "" if percent is None else f", its meter expected at {percent:.3g} %"

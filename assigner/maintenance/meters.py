@@ -150,9 +150,13 @@ class UsagePattern:
 
 @dataclass(frozen=True)
 class StartForecast:
-    """The time at which a window opens, and the expected percent of its meter then; None without a meter."""
+    """The time at which a job had best start: now, or when a window opens.
 
-    window: str
+    window: the window that lets it start then; None if there are no windows.
+    percent: the level of its meter, read now or expected then; None without a meter.
+    """
+
+    window: str | None
     at: datetime
     percent: float | None
 
@@ -182,11 +186,20 @@ def best_start(
     histories: Mapping[str, Sequence[Level]],
     now: datetime,
 ) -> StartForecast | None:
-    """Find the next window within a week in which a job of the class had best start, or None.
+    """Find the next time within a week at which a job of the class had best start, or None.
 
-    The window admits the class, and its meter is expected to stay below the window's threshold with `estimate` more, in
-    the meter's unit (as Sleepless Agent's best execution time).
+    It is `now` if there are no windows, or if an open one lets the job start. A window lets a job start if it admits
+    the class, and if its meter stays below its threshold with `estimate` more, in the meter's unit (as Sleepless
+    Agent's best execution time). For classes that a window exempts its meter does not count.
     """
+    if not openings.windows:
+        return StartForecast(None, now, None)
+    for window in sorted(openings.windows, key=lambda each: each.settings.name):
+        settings = window.settings
+        if settings.admits(job_class) and settings.hours.open_at(now) and window.held_back(job_class, now) is None:
+            percent = None if window.meter is None else window.meter.percent(now)
+            if _has_room(window, job_class, percent=percent, estimate=estimate):
+                return StartForecast(settings.name, now, percent)
     ahead = [
         (at, window)
         for window in openings.windows
@@ -194,15 +207,20 @@ def best_start(
         for at in _opening_times(window, now)
     ]
     for at, window in sorted(ahead, key=lambda each: (each[0], each[1].settings.name)):
-        settings = window.settings
-        if settings.meter is None or settings.usage_threshold is None:
-            return StartForecast(settings.name, at, None)
-        if window.meter is None:
-            continue
-        percent = _expected(window, histories.get(settings.meter, ()), at)
-        if percent + 100.0 * estimate / window.meter.most < settings.usage_threshold:
-            return StartForecast(settings.name, at, percent)
+        percent = None if window.meter is None else _expected(window, histories.get(window.meter.name, ()), at)
+        if _has_room(window, job_class, percent=percent, estimate=estimate):
+            return StartForecast(window.settings.name, at, percent)
     return None
+
+
+def _has_room(window: Window, job_class: str, *, percent: float | None, estimate: float) -> bool:
+    """Return whether the window's meter, at this percentage, lets jobs of the class start with `estimate` more."""
+    threshold = window.settings.usage_threshold
+    if threshold is None or window.settings.exempts(job_class):
+        return True
+    if window.meter is None or percent is None:
+        return False
+    return percent + 100.0 * estimate / window.meter.most < threshold
 
 
 def _expected(window: Window, levels: Sequence[Level], at: datetime) -> float:

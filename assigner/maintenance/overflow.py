@@ -1,12 +1,13 @@
 """Keeps the number of waiting jobs within its limit by deferring the newest jobs of the low level."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
 from sqlalchemy import Connection
 
 from assigner import metrics
+from assigner.maintenance.webhooks import DEFERRED, RETURNED, Webhooks
 from schema.clock import Monotonic, Throttle
 from schema.moves.hold import defer, return_deferred
 from schema.policy import queue_limits
@@ -31,8 +32,8 @@ class OverflowController:
     the limit then still allowed, or after a minute. A `Throttle` makes slow counts rare.
     """
 
-    def __init__(self, database: Database, *, name: str, now: Monotonic) -> None:
-        self._database, self._name, self._now = database, name, now
+    def __init__(self, database: Database, *, name: str, now: Monotonic, webhooks: Webhooks | None = None) -> None:
+        self._database, self._name, self._now, self._webhooks = database, name, now, webhooks
         self._pace = Throttle(now)
         self._enough = 0
         self._next = now()
@@ -64,15 +65,23 @@ class OverflowController:
             names = defer(connection, limit, normal=normal, most=most, actor=self._name)
             if names:
                 log.warning("more jobs wait than may", most=most, deferred=len(names), jobs=names[:SHOWN])
+                self._tell(connection, DEFERRED, {"jobs": names, "max_queue_size": most})
             return len(names)
 
         metrics.DEFERRED.labels(move="defer").inc(self._batches(batch, count))
 
     def _return(self, count: int) -> None:
         def batch(connection: Connection, limit: int) -> int:
-            return return_deferred(connection, limit, actor=self._name)
+            names = return_deferred(connection, limit, actor=self._name)
+            if names:
+                self._tell(connection, RETURNED, {"jobs": names})
+            return len(names)
 
         metrics.DEFERRED.labels(move="return").inc(self._batches(batch, count))
+
+    def _tell(self, connection: Connection, event: str, data: Mapping[str, object]) -> None:
+        if self._webhooks is not None:
+            self._webhooks.put(connection, event, data)
 
     def _batches(self, batch: Callable[..., int], count: int) -> int:
         done = 0

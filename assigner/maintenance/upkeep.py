@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 
 from assigner import estimation, metrics
 from assigner.maintenance.overflow import OverflowController
+from assigner.maintenance.webhooks import Webhooks
 from assigner.queries import status
 from schema import graphs
 from schema.accounting import counters, fair_share, quotas
@@ -159,11 +160,12 @@ class Upkeep:
         name: str,
         now: Monotonic,
         fair: FairShareSettings | None = None,
+        webhooks: Webhooks | None = None,
     ) -> None:
         self.name = name
         self._database, self._settings, self._timing, self._now = database, settings, timing, now
         self._fair = fair or FairShareSettings()
-        self._overflow = OverflowController(database, name=name, now=now)
+        self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
         self._next_share = self._next_roll = self._next_backlog = now()
 

@@ -1,4 +1,4 @@
-"""Declarations of priorities: classes and their limits, service levels, and the scheduling policy of all classes."""
+"""Declarations of priorities: classes with limits and reserves, service levels, and the scheduling policy."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -23,7 +23,7 @@ from assigner.operator_resources.declaration import (
     Setting,
     given,
 )
-from schema.accounting import counters
+from schema.accounting import class_reserves, counters
 from schema.accounting.counters import JOBS_OF_CLASS
 from schema.moves import priority as priority_moves
 from schema.moves.priority import BEGINNING
@@ -161,6 +161,39 @@ CLASS_LIMITS = Resource(
 )
 
 
+class ClassReserveRequest(Request):
+    jobs: int = given(unit="jobs", help="jobs of the pool's limit that are kept for it", ge=1, le=counters.MAX_JOBS)
+
+
+class ClassReserve(Row):
+    name: str = Field(description="the class")
+    jobs: int = given(unit="jobs", help="jobs of the pool's limit that are kept for it")
+    running: float = given(unit="jobs", help="its jobs that run now, within its reserve and beyond")
+
+
+CLASS_RESERVES = Resource(
+    name="class-reserve",
+    plural="class-reserves",
+    help="How many of the jobs that the pool may run at once are kept for a class.",
+    keys=(Key("name", "NAME"),),
+    row=ClassReserve,
+    rows=lambda connection, _: class_reserves.reserves(connection),
+    columns=(("class", "name"), ("kept (jobs)", "jobs"), ("running (jobs)", "running")),
+    set=Setting(
+        help="Keep so many jobs of the pool's limit for a class; jobs of other classes take the rest.",
+        model=ClassReserveRequest,
+        apply=lambda connection, keys, body, by: class_reserves.put_reserve(connection, keys[0], jobs=body.jobs, **by),
+        arguments=("jobs",),
+    ),
+    printed=lambda done: f"{done['jobs']} of the jobs that the pool may run at once are kept for {done['name']}",
+    remove=Removal(
+        help="Keep nothing of the pool's limit for a class.",
+        apply=lambda connection, keys, by: class_reserves.remove_reserve(connection, keys[0], **by),
+        printed="nothing is kept for {name}",
+    ),
+)
+
+
 class LevelRequest(Request):
     points: int = _points(0, help="urgency of its jobs; higher = sooner; a new level needs it")
     timeout_seconds: float = given(
@@ -286,4 +319,4 @@ SCHEDULING = Resource(
     remove=Irremovable("it holds for all classes, and jobs always need it; set its parts to other values"),
 )
 
-RESOURCES: tuple[Resource[Any], ...] = (CLASSES, CLASS_LIMITS, SERVICE_LEVELS, SCHEDULING)
+RESOURCES: tuple[Resource[Any], ...] = (CLASSES, CLASS_LIMITS, CLASS_RESERVES, SERVICE_LEVELS, SCHEDULING)

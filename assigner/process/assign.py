@@ -16,6 +16,7 @@ from assigner.config.loading import Reloader
 from assigner.loops import Loop
 from assigner.maintenance.meters import MeterPoller
 from assigner.maintenance.upkeep import Upkeep
+from assigner.maintenance.webhooks import Webhooks
 from assigner.process.threads import AssignerThreads, Presence, seeded
 from assigner.settings import PoolSettings
 from schema import clock, declarations
@@ -89,6 +90,7 @@ class AssignerProcess:
         self._database, self._reloader, self._in_force = database, reloader, settings
         self._wakeups = Wakeups(database, chance=seeded(chance))
         self._presence = Presence(database, name, interval=settings.timing.reap)
+        self._webhooks = Webhooks(database, settings.webhooks, chance=seeded(chance))
         self._upkeep = Upkeep(
             database,
             settings.upkeep,
@@ -96,6 +98,7 @@ class AssignerProcess:
             name=name,
             now=clock.monotonic,
             fair=settings.fair_share,
+            webhooks=self._webhooks,
         )
         self._polling = MeterPoller(database, settings.meters)
         self._assigner_threads = AssignerThreads(
@@ -107,6 +110,7 @@ class AssignerProcess:
             Loop("presence", self._presence.run_once, chance=seeded(chance)),
             Loop("upkeep", self._upkeep.run_once, chance=seeded(chance)),
             Loop("meters", self._polling.run_once, chance=seeded(chance)),
+            Loop("webhooks", self._webhooks.run_once, chance=seeded(chance)),
         ]
         self._cohort_loop: Loop | None = None
         if self._assigner_threads.follows_cohorts:
@@ -162,6 +166,7 @@ class AssignerProcess:
             self._cohort_loop.wake()
         self._upkeep.reconfigure(now.upkeep, now.fair_share)
         self._polling.reconfigure(now.meters)
+        self._webhooks.reconfigure(now.webhooks)
         posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
         if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
             log.warning(

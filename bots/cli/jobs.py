@@ -116,6 +116,9 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
             taken = client.submit(jobs)
         except BadInput as refused:
             raise (option_helpers.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
+        for job in taken:
+            if job.advice is not None:
+                click.echo(f"advice: job {output.plain(job.id)}: {output.plain(job.advice)}", err=True)
         if wait:
             if not caller.json:
                 click.echo("\n".join(job.id for job in taken))

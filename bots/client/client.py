@@ -160,10 +160,15 @@ _PLACE = re.compile(r"^(?:body\.)?jobs(?:\.|\[)(\d+)\]?")
 
 @dataclass(frozen=True)
 class Submitted:
-    """A submitted job. `created` is False if an earlier, equal request with the same key had created it."""
+    """A submitted job.
+
+    created: False if an earlier, equal request with the same key had created it.
+    advice: how far its estimated run time is from what like jobs took; None unless the gateway says so.
+    """
 
     id: str
     created: bool
+    advice: str | None = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +244,11 @@ class Client:
             except BadInput as refused:
                 raise BadInput(_moved(refused.field, len(answers)), refused.reason) from None
             else:
-                answers += [Submitted(id=job["id"], created=job["created"]) for job in answer["jobs"]]
+                advice = {each["job"]: each["text"] for each in answer.get("advice", ())}
+                answers += [
+                    Submitted(id=job["id"], created=job["created"], advice=advice.get(index))
+                    for index, job in enumerate(answer["jobs"])
+                ]
         return answers
 
     def show(self, job: str) -> Record:

@@ -118,15 +118,19 @@ def build(
     wakeups: WakeSource | None = None,
     routers: Sequence[APIRouter] = (),
     estimate: Callable[[Mapping[str, Any]], float] | None = None,
+    default_level: str | None = None,
+    advise: Callable[[Sequence[Mapping[str, Any]]], Mapping[int, str]] | None = None,
 ) -> FastAPI:
     """Build the application.
 
     wakeups: without it, long polls learn of news only every `timing.poll` seconds.
     routers: the routes for callers and operators. A route without `x-kinds` is closed to all.
     estimate: computes the expected cost of a job whose request does not name one.
+    default_level: service level of jobs that name neither a level nor a class.
+    advise: returns advice on the run times that requests state, by index; None = no advice.
 
     Handlers find in `app.state`: run (work in a transaction, on a thread), polls (long polls by topic), timing,
-    max_wait (seconds), database, estimate.
+    max_wait (seconds), database, estimate, default_level, advise.
     """
     counted = GatewayMetrics()
     pools = worker_pools(database, queue=settings.queue)
@@ -173,8 +177,8 @@ def build(
     app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
     app.state.batches = SyncBatcher(sync_service, pools.bots, metrics=counted)
-    app.state.max_wait, app.state.estimate = settings.max_wait, estimate
-    app.state.probe = Probe(database)
+    app.state.max_wait, app.state.probe = settings.max_wait, Probe(database)
+    app.state.estimate, app.state.default_level, app.state.advise = estimate, default_level, advise
     return app
 
 

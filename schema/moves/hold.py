@@ -251,14 +251,14 @@ WITH oldest AS MATERIALIZED (
 ), moved AS (
     UPDATE jobs j SET state = 'queued', reason = NULL, cohort = cohort_of(j.label),
         queue = queue_in_cohort(j.queue, cohort_of(j.label))
-    FROM oldest o WHERE j.id = o.id AND j.state = 'deferred' RETURNING j.id, j.fence
+    FROM oldest o WHERE j.id = o.id AND j.state = 'deferred' RETURNING j.id, j.public_id, j.fence
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
     SELECT id, 'return', 'deferred', 'queued', fence, :actor FROM moved
 ), told AS (
     SELECT wake('jobs') FROM moved HAVING count(*) > 0
 )
-SELECT count(*), (SELECT count(*) FROM told) FROM moved
+SELECT public_id, (SELECT count(*) FROM told) AS woken FROM moved ORDER BY id
 """)
 
 
@@ -269,9 +269,9 @@ def defer(connection: Connection, limit: int, *, normal: int, most: int, actor: 
     return [str(row.public_id) for row in rows]
 
 
-def return_deferred(connection: Connection, limit: int, *, actor: str) -> int:
-    """Put up to `limit` of the oldest deferred jobs back where they were in the queue; returns how many."""
-    return int(connection.execute(RETURN, {"limit": limit, "actor": actor}).one()[0])
+def return_deferred(connection: Connection, limit: int, *, actor: str) -> list[str]:
+    """Put up to `limit` of the oldest deferred jobs back where they were in the queue; returns their public ids."""
+    return [str(row.public_id) for row in connection.execute(RETURN, {"limit": limit, "actor": actor})]
 
 
 # parked -> queued, and a new job in the place of one that failed, died or was cancelled: requeue.

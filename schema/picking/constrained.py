@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, text
 
-from schema.accounting import rates
+from schema.accounting import class_reserves, rates
 from schema.accounting.fair_share import DEMAND_INTERVAL
 from schema.accounting.quotas import BEING_FREED
 from schema.fleet.candidates import able_bots
@@ -54,7 +54,7 @@ WITH RECURSIVE steps AS (
 )
 SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units, k.last,
     greatest(q.min_quota - q.usage - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
-    {rates.ANY_ADVICE} AS pressed
+    {rates.ANY_ADVICE} AS pressed, {class_reserves.ANY_RESERVE} AS reserved
 FROM walk k LEFT JOIN (
     judged g
     JOIN constraint_sets t ON t.id = g.constraint_set
@@ -183,7 +183,8 @@ class QueueScan:
 
     queues: open queues for which some bot has room. below_minimum: open queues of instances below their minimum, with
     or without such a bot. free_units: free units of the pool, at most a batch. now: the database's time; None without a
-    queue. last: the queue behind which the next walk begins. pressed: there is advice of backpressure.
+    queue. last: the queue behind which the next walk begins. pressed: there is advice of backpressure. reserved:
+    something is kept for a class.
     """
 
     queues: Sequence[ConstrainedQueue]
@@ -192,6 +193,7 @@ class QueueScan:
     now: datetime | None
     last: QueueId
     pressed: bool = False
+    reserved: bool = False
 
 
 def queues(connection: Connection, scope: Scope, *, batch: int, after: QueueId) -> QueueScan:
@@ -208,6 +210,7 @@ def queues(connection: Connection, scope: Scope, *, batch: int, after: QueueId) 
         None if seen.queue is None else seen.now,
         FIRST_QUEUE if seen.last is None else seen.last,
         seen.pressed,
+        seen.reserved,
     )
 
 

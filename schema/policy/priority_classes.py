@@ -6,21 +6,25 @@ More points are more urgent. The stored priority of a job is 100 less its points
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import psycopg
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from schema import audit
 from schema.errors import BadInput, Conflict, NotFound
 from schema.predicates import AT_REST, READY_CONSTRAINED
-from schema.validation import check_name, escaped
+from schema.validation import Name, check_name, escaped
 
 #: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
 UNKNOWN_POINTS = "LH003"
 #: Classes that a new database has.
 FIRST_CLASSES = ("critical", "serious_project", "serious", "random", "auto_generated", "background")
+#: Service levels that a new database has.
+FIRST_LEVELS = ("premium", "standard", "economy")
 #: Points that a class or a service level may have.
 LEAST_POINTS, MOST_POINTS = -900, 1100
 
@@ -69,6 +73,18 @@ LEVEL_IN_USE = text(f"""
 SELECT EXISTS (
     SELECT FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id WHERE t.priority_inputs->>'level' = :name)
 """)
+
+
+class ServiceLevelSettings(BaseModel):
+    """What gateways do about service levels.
+
+    default: service level of a submitted job that names neither a level nor a class, and that has no deduplication key.
+        Unset: such a job has none.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default: Name | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +145,15 @@ def classes(connection: Connection) -> list[JobClass]:
 def service_levels(connection: Connection) -> list[ServiceLevel]:
     """All service levels, the most urgent first."""
     return [ServiceLevel(**row) for row in connection.execute(LEVELS).mappings()]
+
+
+def require_default(connection: Connection, settings: ServiceLevelSettings) -> None:
+    """Raise BadInput if the default service level does not exist: every submit that names none would be refused."""
+    known = [each.name for each in service_levels(connection)]
+    if settings.default is not None and settings.default not in known:
+        raise BadInput(
+            "service_levels.default", f"there is no service level '{settings.default}': there are {', '.join(known)}"
+        )
 
 
 def policy(connection: Connection, *, held: bool = False) -> Policy:
@@ -266,6 +291,20 @@ JOIN (SELECT queue, state, started_at, finished_at FROM jobs
 WHERE j.state = 'succeeded' AND j.started_at IS NOT NULL AND j.finished_at >= j.started_at
 GROUP BY g.name
 """)
+# By instance and label, or by instance and command of jobs without a label.
+RUN_TIMES_ALIKE = text("""
+SELECT i.name AS instance, j.label, j.command, count(*) AS jobs,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY j.seconds) AS median
+FROM (SELECT e.instance, e.label, extract(epoch FROM e.finished_at - e.started_at)::float8 AS seconds,
+          CASE WHEN e.label = '' THEN (
+              SELECT sha256(convert_to((p.payload->'command')::text, 'UTF8'))
+              FROM job_payloads p WHERE p.job_id = e.id) END AS command
+      FROM (SELECT id, instance, label, state, started_at, finished_at FROM jobs WHERE finished_at IS NOT NULL
+            ORDER BY finished_at DESC LIMIT :most) e
+      WHERE e.state = 'succeeded' AND e.started_at IS NOT NULL AND e.finished_at >= e.started_at) j
+JOIN instances i ON i.id = j.instance
+GROUP BY i.name, j.label, j.command HAVING count(*) >= :enough
+""")
 STORE_PREDICTIONS = text("""
 UPDATE job_classes c SET seconds = w.seconds, seconds_high = w.high
 FROM unnest(CAST(:names AS text[]), CAST(:seconds AS float8[]), CAST(:highs AS float8[])) AS w (name, seconds, high)
@@ -284,6 +323,14 @@ JOIN queues q ON q.id = j.queue JOIN constraint_sets g ON g.id = q.constraint_se
 JOIN job_constraints t ON t.job_id = j.id
 GROUP BY 1 ORDER BY 1
 """)
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Run times of the newest jobs that are alike and succeeded: how many, and their median in seconds."""
+
+    jobs: int
+    median: float
 
 
 @dataclass(frozen=True)
@@ -323,6 +370,23 @@ def expected_seconds(connection: Connection, names: Sequence[str]) -> dict[str, 
 def recent_run_times(connection: Connection) -> dict[str, list[float]]:
     """Class → run times in seconds of its jobs that succeeded, among the newest finished jobs."""
     return {row.name: list(row.seconds) for row in connection.execute(RECENT_RUN_TIMES, {"most": MAX_RUNS_READ})}
+
+
+def run_times_alike(connection: Connection, *, enough: int) -> dict[tuple[str, str, bytes | None], RunTimes]:
+    """(Instance, label, digest of the command) → run times, of at least `enough` jobs among the newest finished ones.
+
+    Jobs with a label are alike by it, and their digest is None; jobs without one are alike by `command_digest`.
+    """
+    rows = connection.execute(RUN_TIMES_ALIKE, {"most": MAX_RUNS_READ, "enough": enough})
+    return {
+        (row.instance, row.label, None if row.command is None else bytes(row.command)): RunTimes(row.jobs, row.median)
+        for row in rows
+    }
+
+
+def command_digest(command: Sequence[str]) -> bytes:
+    """The digest of a command, as `run_times_alike` computes it from the stored one."""
+    return sha256(json.dumps(list(command), ensure_ascii=False).encode()).digest()
 
 
 def accuracy(connection: Connection) -> list[Accuracy]:

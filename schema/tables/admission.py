@@ -9,6 +9,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Double,
+    ForeignKey,
     Index,
     Integer,
     LargeBinary,
@@ -172,6 +173,16 @@ job_classes = Table(
     CheckConstraint(name_form(), name="job_classes_name_form"),
     CheckConstraint("points BETWEEN -900 AND 1100", name="job_classes_points_range"),
     CheckConstraint("seconds >= 0 AND seconds_high >= seconds", name="job_classes_seconds_range"),
+)
+
+# How many of the jobs that the pool may run at once are kept for a class. It ends with its class.
+class_reserves = Table(
+    "class_reserves",
+    metadata,
+    Column("name", Text, ForeignKey("job_classes.name", ondelete="CASCADE"), nullable=False),
+    Column("jobs", Integer, nullable=False),
+    PrimaryKeyConstraint("name"),
+    CheckConstraint("jobs >= 1", name="class_reserves_jobs_positive"),
 )
 
 # Points and time-out of each service level.

@@ -15,7 +15,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
 from schema.tables.columns import NO_LABELS, NOW, TIME, identity, metadata, name_form
 
@@ -99,6 +99,23 @@ declarations = Table(
     Column("kind", Text, nullable=False),
     Column("name", Text, nullable=False),
     PrimaryKeyConstraint("kind", "name"),
+)
+
+# Requests to webhooks that have not succeeded yet. `next_at`: the next try; while one is made, the end of its claim.
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    identity(),
+    Column("public_id", UUID(as_uuid=True), nullable=False),
+    Column("webhook", Text, nullable=False),
+    Column("body", JSONB, nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    Column("expires_at", TIME, nullable=False),
+    Column("next_at", TIME, nullable=False, server_default=NOW),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("last_error", Text),
+    Index("webhook_deliveries_due", "webhook", "next_at", "id"),
+    Index("webhook_deliveries_old", "expires_at"),
 )
 
 assigners = Table(

@@ -97,6 +97,21 @@ def test_a_10_another_rate_takes_effect_with_the_next_cycle_and_writes_nothing(p
     assert pool.job(new).state == "leased"
 
 
+@pytest.mark.parametrize("kind", ["rank", "score"])
+def test_sa_04_ageing_is_off_by_default(pool: Pool, kind: str) -> None:
+    settings = OrderingSettings(kind=kind, weight_wait=0.0)
+    assert settings.ageing is None
+    assert settings.policy().ageing is None
+    (old,) = pool.submit(terms={}, priority=41)
+    (new,) = pool.submit(terms={}, priority=40)
+    pool.change("UPDATE jobs SET queued_at = now() - interval '9 days' WHERE public_id = CAST(:id AS uuid)", id=old)
+    pool.bot(capacity=1)
+    assigner = pool.assigner()
+    assigner.reconfigure(assigner._settings, assigner._quotas, Rules(settings))
+    assigner.run_once()
+    assert (pool.job(new).state, pool.job(old).state) == ("leased", "queued")
+
+
 def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) -> None:
     pool.submit(30, terms={}, priority=5)
     pool.bot(capacity=100)

@@ -39,6 +39,9 @@ WARNINGS = [
     ('[[assigners]]\n[assigners.strategy]\nkind = "round-robin"\nsampling = { enabled = false }\n',
      "3: assigners[0].strategy.kind: means nothing while sampling is off: a job goes to the first bot with room"),
     ("[bot]\ncapacity = 4\nauto_capacity = true\n", "2: bot.capacity: means nothing together with auto_capacity"),
+    ('[service_levels]\ndefault = "standrad"\n',
+     "2: service_levels.default: 'standrad' is no service level of a new pool, and gateways start only after "
+     "`leasehold service-level set standrad`; did you mean 'standard'?"),
 ]  # fmt: skip
 ERRORS = [
     (NIGHT + 'types = ["nosuch"]\n', "5: windows[0].types: no window lets jobs of the classes 'critical', "),
@@ -54,6 +57,7 @@ SOUND = [
     METER + "timeout = 5\ninterval = 5\n",
     "[bot]\ncapacity = 4\n",
     "[bot]\nauto_capacity = true\n",
+    '[service_levels]\ndefault = "standard"\n',
 ]
 
 

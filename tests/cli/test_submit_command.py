@@ -188,3 +188,13 @@ def test_lines_take_both_as_well_and_say_what_is_wrong_with_them(
     assert str(refused.value).startswith(f"{path}:2: {reason}")
     with pytest.raises(BadInput, match="--dedup-key"):
         call("submit", "--file", str(path), "--dedup-key", "nightly")
+
+
+def test_sa_38_advice_on_estimates_goes_to_standard_error_and_the_ids_to_standard_output(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = {"jobs": [{"id": JOB_COMMANDING, "created": True}], "advice": [{"job": 0, "text": "it is\x1b far off"}]}
+    stands.script = in_turn(Answer(taken))
+    assert errors.run(cli, ["submit", "--estimated-seconds", "9", "--", "true"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (f"{JOB_COMMANDING}\n", f"advice: job {JOB_COMMANDING}: it is\\x1b far off\n")

@@ -5,11 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from assigner import estimation
 from assigner.admission import rules
 from assigner.config import plugins
-from assigner.estimation import EstimateSettings, Quantiles
+from assigner.estimation import EstimateSettings, Quantiles, RunTimeAdvice
 from assigner.maintenance.upkeep import UpkeepSettings
 from assigner.placement.fleet import Fleet
 from schema.errors import LeaseholdError
@@ -179,3 +180,85 @@ def test_sa_27_where_no_job_has_a_class_no_job_is_read(pool: Pool) -> None:
     jobs = [row[0] for row in plan if "jobs" in row[0]]
     assert jobs
     assert all("never executed" in line for line in jobs)
+
+
+# Advice on run times that callers state.
+
+
+def ran_alike(pool: Pool, bot: Bot, seconds: list[float], **fields: Any) -> None:
+    """Jobs with these fields, each with its own run time, that the bot has run."""
+    jobs = pool.submit(len(seconds), **{"payload": {"command": ["true"]}, **fields})
+    pool.assigner().run_once()
+    bot.sync(*(completed(lease) for lease in bot.take()))
+    for job, took in zip(jobs, seconds, strict=True):
+        pool.change(
+            "UPDATE jobs SET started_at = finished_at - make_interval(secs => :took)"
+            " WHERE public_id = CAST(:id AS uuid)",
+            id=job,
+            took=took,
+        )
+
+
+ODD = ["make", 'it "ü"', "\x01\n\x7f\\"]
+
+
+def test_sa_38_an_estimate_far_from_like_jobs_is_advised_on_in_the_answer_and_stored_all_the_same(
+    served: Served, operator: httpx.Client, pool: Pool
+) -> None:
+    bot = pool.bot(capacity=100)
+    ran_alike(pool, bot, [10, 10, 10, 20, 90], label="nightly")
+    ran_alike(pool, bot, [1.0] * 5, payload={"command": ODD})
+    ran_alike(pool, bot, [1.0] * 4, label="rare")
+    served.app.state.advise = RunTimeAdvice(pool.database, 3.0).advise
+    jobs = [
+        {"command": ["a"], "label": "nightly", "estimated_seconds": 31},
+        {"command": ["a"], "label": "nightly", "estimated_seconds": 30},
+        {"command": ["a"], "label": "nightly", "estimated_seconds": 3},
+        {"command": ODD, "estimated_seconds": 100},
+        {"command": ODD, "label": "new", "estimated_seconds": 100},
+        {"command": ODD, "instance": "other", "estimated_seconds": 100},
+        {"command": ["a"], "label": "rare", "estimated_seconds": 100},
+        {"command": ["a"], "label": "nightly"},
+    ]
+    answer = operator.post("/v1/jobs", json={"jobs": jobs})
+    assert [each["created"] for each in answer.json()["jobs"]] == [True] * len(jobs)
+    labelled = "but half of the last 5 jobs with label 'nightly' took at most 10 s"
+    assert answer.json()["advice"] == [
+        {"job": 0, "text": f"it is estimated at 31 s, {labelled}"},
+        {"job": 2, "text": f"it is estimated at 3 s, {labelled}"},
+        {"job": 3, "text": "it is estimated at 100 s, but half of the last 5 jobs with this command took at most 1 s"},
+    ]
+    nodes = [{"node": 1, "command": ["a"]}, {"node": 7, "command": ODD, "estimated_seconds": 100}]
+    graph = operator.post("/v1/graphs", json={"name": "g", "nodes": nodes}).json()
+    assert graph["warnings"] == [f"node 7: {answer.json()['advice'][2]['text']}"]
+
+
+def test_sa_38_without_the_setting_or_a_stated_run_time_nothing_is_read(
+    served: Served, operator: httpx.Client, pool: Pool
+) -> None:
+    assert EstimateSettings().advice_factor is None
+    assert operator.post("/v1/jobs", json={"jobs": [{"command": ["a"], "estimated_seconds": 1}]}).json()["advice"] == []
+
+    class Unused:
+        def run(self, _work: Any) -> Any:
+            raise AssertionError("the database was asked")
+
+    assert RunTimeAdvice(Unused(), 3.0).advise([request()]) == {}  # type: ignore[arg-type]
+
+
+def test_sa_38_run_times_are_read_at_most_once_a_minute_and_advice_is_bounded(pool: Pool) -> None:
+    bot, passed = pool.bot(capacity=100), [0.0]
+    advice = RunTimeAdvice(pool.database, 3.0, now=lambda: passed[0])
+    stated = [request(label="nightly", estimated_seconds=1.0)] * 30
+    assert advice.advise(stated) == {}
+    ran_alike(pool, bot, [10.0] * 5, label="nightly")
+    passed[0] = 59.0
+    assert advice.advise(stated) == {}
+    passed[0] = 60.0
+    assert list(advice.advise(stated)) == list(range(20))
+
+
+def test_sa_38_a_factor_that_would_advise_on_every_estimate_is_refused() -> None:
+    for wrong in (1.0, 0.5, -3.0, float("inf")):
+        with pytest.raises(ValidationError):
+            EstimateSettings(advice_factor=wrong)

@@ -78,7 +78,32 @@ def test_sa_15_a_window_of_other_classes_or_with_an_unread_meter_is_no_suitable_
     windows = WindowSchedule([window("day", 8, 20, types=["critical"]), unread])
     assert meters.best_start(windows, "random", estimate=0, histories={}, now=NOON) is None
     found = meters.best_start(windows, "critical", estimate=0, histories={}, now=NOON)
-    assert found == meters.StartForecast("day", NOON.replace(hour=8) + timedelta(days=1), 50.0)
+    assert found == meters.StartForecast("day", NOON, 50.0)
+
+
+def test_sa_15_the_best_start_is_now_where_an_open_window_lets_the_job_start() -> None:
+    assert meters.best_start(WindowSchedule(), "random", estimate=9, histories={}, now=NOON) == meters.StartForecast(
+        None, NOON, None
+    )
+    day = window("day", 8, 20, exempt_types=["critical"])
+    windows = WindowSchedule([day, Window(window("night", 20, 8).settings)])
+
+    def start(job_class: str, estimate: float, *, now: datetime = NOON) -> meters.StartForecast | None:
+        return meters.best_start(windows, job_class, estimate=estimate, histories={"plan": days({8: 75.0})}, now=now)
+
+    # The meter reads 50 %: 59 of 200 more leave it below 80 %, and 60 do not, now or at the expected 75 % of tomorrow.
+    assert start("random", 59) == meters.StartForecast("day", NOON, 50.0)
+    assert start("random", 60) is None
+    assert start("critical", 60) == meters.StartForecast("day", NOON, 50.0)
+    # Old readings close the window to all but exempt classes.
+    late = NOON + timedelta(hours=2)
+    assert start("random", 0, now=late) == meters.StartForecast("day", NOON.replace(hour=8) + timedelta(days=1), 75.0)
+    assert start("critical", 0, now=late) == meters.StartForecast("day", late, 50.0)
+    # At night a window that exempts the class is expected to open whatever its meter will read.
+    night = NOON.replace(hour=22)
+    assert start("critical", 900, now=night) == meters.StartForecast(
+        "day", NOON.replace(hour=8) + timedelta(days=1), 75.0
+    )
 
 
 def tomorrow(pool: Pool) -> datetime:
@@ -191,7 +216,7 @@ def test_sa_23_an_operator_writes_and_reads_meters(operate: Answer) -> None:
         ("rm plan", "meter: no meter 'plan'"),
         ("pattern plan", "meter: nothing is known of 'plan'"),
         ("pattern plan --zone Mars/Olympus", "--zone: 'Mars/Olympus' is not a time zone"),
-        ("forecast --class random", "windows: there are none"),
+        ("forecast --class nosuch", "class: there is no job class 'nosuch'"),
     ],
 )
 def test_what_cannot_be_meant_of_a_meter_is_refused(operate: Answer, line: str, said: str) -> None:
@@ -200,16 +225,29 @@ def test_what_cannot_be_meant_of_a_meter_is_refused(operate: Answer, line: str, 
 
 
 def test_sa_15_an_operator_asks_for_the_best_start_and_the_pattern(operate: Answer, pool: Pool) -> None:
-    settings = WindowSettings(name="night", start=20, end=8, meter="plan", usage_threshold=80)
+    assert operate("meter", "forecast", "--class", "random") == (0, "now: there are no windows\n")
+    # A window that opens two hours from now, so that it is closed whatever the time of the day.
+    hour = (pool.row("SELECT extract(hour FROM now() AT TIME ZONE 'UTC')::integer AS hour").hour + 2) % 24
+    settings = WindowSettings(name="later", start=hour, end=hour + 1, meter="plan", usage_threshold=80)
     pool.database.run(lambda c: time_windows.declare(c, [settings], actor="test"))
     operate("meter", "set", "plan", "--used", "10", "--limit", "40")
     assert operate("meter", "forecast", "--class", "random", "--estimate", "22") == (0, "no suitable window\n")
     code, told = operate("meter", "forecast", "--class", "random", "--estimate", "21")
     assert code == 0
-    assert told.startswith("window 'night' opens at ")
-    assert told.endswith(" 20:00 UTC, its meter expected at 25 %\n")
+    assert told.startswith("window 'later' opens at ")
+    assert told.endswith(f" {hour:02}:00 UTC, its meter expected at 25 %\n")
     pattern = json.loads(operate("meter", "pattern", "plan", "--json")[1])
     assert [each for each in pattern["avg_usage_by_hour"] if each is not None] == [25]
+
+
+def test_sa_15_an_operator_is_told_that_a_job_could_start_now(operate: Answer, pool: Pool) -> None:
+    settings = WindowSettings(name="always", start=0, end=24, meter="plan", usage_threshold=80)
+    pool.database.run(lambda c: time_windows.declare(c, [settings], actor="test"))
+    operate("meter", "set", "plan", "--used", "10", "--limit", "40")
+    asked = ("meter", "forecast", "--class", "random", "--estimate", "21")
+    assert operate(*asked) == (0, "now: window 'always' is open, its meter at 25 %\n")
+    found = json.loads(operate(*asked, "--json")[1])
+    assert (found["now"], found["window"], found["percent"]) == (True, "always", 25)
 
 
 def test_sa_23_a_program_writes_a_meter_through_the_gateway(operator: httpx.Client, pool: Pool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from assigner.admission import gates
 from assigner.api import submission
@@ -20,7 +21,7 @@ from schema.policy import priority_classes
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import tokens
 from tests.support.pool import Pool, admission_state, completed, head, queue, taken
-from tests.support.servers import Served
+from tests.support.servers import Console, Served
 
 OPERATOR = tokens.Principal(tokens.Kind.OPERATOR, "x")
 
@@ -76,6 +77,74 @@ def test_a_03_a_priority_goes_before_a_service_level_and_that_before_a_class(poo
 def test_sa_33_a_service_level_sets_priority_and_timeout(pool: Pool, level: str, priority: int, timeout: int) -> None:
     job = submitted(pool, service_level=level)
     assert (job.priority, job.timeout_seconds) == (priority, timeout)
+
+
+def defaulted(served: Served, **fields: Any) -> Any:
+    """The row of a job that is submitted to a gateway whose default service level is `standard`."""
+    served.app.state.default_level = "standard"
+    with served.client(served.token("submitter")) as http:
+        answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"], **fields}]})
+    assert answer.status_code == 200, answer.text
+    query = "SELECT * FROM jobs WHERE public_id = CAST(:id AS uuid)"
+    return served.database.run(lambda c: c.execute(text(query), {"id": answer.json()["jobs"][0]["id"]}).one())
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority", "timeout"),
+    [
+        ({}, 50, 3600),
+        ({"timeout_seconds": 5.0}, 50, 5),
+        ({"priority": 0}, 0, 3600),
+        ({"urgency": 90}, 10, 3600),
+        ({"service_level": "economy"}, 80, 1800),
+        ({"job_class": "random"}, 60, None),
+        ({"dedup_key": "nightly"}, 0, None),
+    ],
+)
+def test_sa_33_a_job_without_level_and_class_gets_the_default_level_and_keeps_what_it_says_itself(
+    served: Served, fields: dict[str, Any], priority: int, timeout: float | None
+) -> None:
+    job = defaulted(served, **fields)
+    assert (job.priority, job.rank, job.timeout_seconds) == (priority, priority, timeout)
+
+
+def test_sa_33_a_repeat_with_its_key_is_the_job_that_got_the_default_level(served: Served) -> None:
+    assert defaulted(served, key="k").id == defaulted(served, key="k").id
+
+
+def test_sa_33_a_batch_and_a_graph_get_the_default_level_and_the_priority_of_a_graph_stands(
+    served: Served, operator: httpx.Client, pool: Pool
+) -> None:
+    served.app.state.default_level = "standard"
+    operator.post("/v1/jobs", json={"jobs": [{"command": ["a"], "label": f"l{n}"} for n in range(2)]})
+    nodes = [{"node": 1, "command": ["a"], "label": "n1"}, {"node": 2, "command": ["a"], "label": "n2", "priority": 3}]
+    for name, more in {"plain": {}, "urgent": {"priority": 7}}.items():
+        answer = operator.post("/v1/graphs", json={"name": name, "nodes": nodes, **more})
+        assert answer.status_code == 200, answer.text
+    rows = pool.rows("SELECT label, priority, rank, timeout_seconds FROM jobs ORDER BY id")
+    assert [tuple(row) for row in rows] == [
+        *[(label, 50, 50, 3600) for label in ("l0", "l1", "n1")],
+        ("n2", 3, 3, 3600),
+        ("n1", 7, 7, 3600),
+        ("n2", 3, 3, 3600),
+    ]
+
+
+def test_sa_33_who_may_not_be_urgent_may_not_be_so_by_the_default_level(served: Served) -> None:
+    served.app.state.default_level = "premium"
+    with served.client(served.token("submitter", priority_ceiling=30)) as http:
+        answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"]}]})
+        assert (answer.status_code, "more urgent than 30" in answer.json()["detail"]) == (403, True)
+
+
+def test_sa_33_a_gateway_does_not_start_with_a_default_level_that_nobody_has_made(
+    database_url: str, tmp_path: Path, leasehold: Path
+) -> None:
+    environ = {"LEASEHOLD_DATABASE_URL": database_url, "LEASEHOLD_SERVICE_LEVELS_DEFAULT": "golden"}
+    console = Console(tmp_path, leasehold, **environ)
+    assert console.refused("gateway") == (
+        "service_levels.default: there is no service level 'golden': there are premium, standard, economy"
+    )
 
 
 def test_sa_02_a_class_that_nobody_has_made_is_refused_in_words(pool: Pool) -> None:

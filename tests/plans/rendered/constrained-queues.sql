@@ -63,7 +63,7 @@ WITH RECURSIVE steps AS (
 )
 SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units, k.last,
     greatest(q.min_quota - q.usage - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
-    EXISTS (SELECT FROM backpressure) AS pressed
+    EXISTS (SELECT FROM backpressure) AS pressed, EXISTS (SELECT FROM class_reserves) AS reserved
 FROM walk k LEFT JOIN (
     judged g
     JOIN constraint_sets t ON t.id = g.constraint_set

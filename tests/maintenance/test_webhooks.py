@@ -1,0 +1,276 @@
+"""Webhooks: deliveries are stored with their move, signed, sent at least once, and given up in the end."""
+
+import hashlib
+import hmac
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+from sqlalchemy import Connection
+
+from assigner.config import loading
+from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
+from assigner.maintenance.webhooks import BATCH, DEFERRED, POLL_INTERVAL, Webhooks, WebhookSettings
+from assigner.settings import PoolSettings
+from schema.errors import BadInput
+from schema.policy import priority_classes
+from schema.policy.priority_classes import Policy
+from tests.support.pool import Pool, slow_clock
+
+SECRET = "a secret of the test"
+STORED = "SELECT webhook, body, attempts, last_error, next_at > now() AS later FROM webhook_deliveries ORDER BY id"
+
+
+@dataclass
+class Endpoint:
+    """A receiver of deliveries. answer: gives the status and the headers of each answer."""
+
+    answer: Callable[[], tuple[int, dict[str, str]]] = lambda: (204, {})
+    url: str = ""
+    got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    found = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            found.got.append((self.path, dict(self.headers), body))
+            status, headers = found.answer()
+            self.send_response(status)
+            for name, value in {"Content-Length": "0", **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        found.url = f"http://127.0.0.1:{port}/hook?x=1"
+        yield found
+
+
+@contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[int]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def webhooks(pool: Pool, url: str, **fields: Any) -> Webhooks:
+    settings = WebhookSettings(**{"name": "pager", "url": url, "secret": SecretStr(SECRET), **fields})
+    return Webhooks(pool.database, [settings], chance=random.Random(1))
+
+
+def put(pool: Pool, sender: Webhooks, count: int = 1) -> None:
+    for nth in range(count):
+        pool.database.run(lambda c, nth=nth: sender.put(c, DEFERRED, {"jobs": [str(nth)]}))  # type: ignore[misc]
+
+
+def upkeep(pool: Pool, sender: Webhooks) -> Upkeep:
+    return Upkeep(
+        pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=slow_clock, webhooks=sender
+    )
+
+
+def limited(pool: Pool, most: int | None) -> None:
+    pool.database.run(lambda c: priority_classes.put_policy(c, Policy(max_queue_size=most), actor="test"))
+
+
+def due(pool: Pool) -> None:
+    """The wait after a failure is over."""
+    pool.change("UPDATE webhook_deliveries SET next_at = now()")
+
+
+def test_sa_21_deferred_and_returned_jobs_are_told_of_with_a_signature(pool: Pool, endpoint: Endpoint) -> None:
+    sender = webhooks(pool, endpoint.url)
+    limited(pool, 1)
+    first, *rest = pool.submit(3, priority=99)
+    upkeep(pool, sender).run_once()
+    assert sender.run_once() == POLL_INTERVAL
+    limited(pool, None)
+    upkeep(pool, sender).run_once()
+    sender.run_once()
+    told = [json.loads(body) for _, _, body in endpoint.got]
+    assert [each["type"] for each in told] == ["jobs.deferred", "jobs.returned"]
+    assert [sorted(each["data"]["jobs"]) for each in told] == [sorted(rest)] * 2
+    assert told[0]["data"]["max_queue_size"] == 1
+    assert first not in told[0]["data"]["jobs"]
+    for (path, headers, body), each in zip(endpoint.got, told, strict=True):
+        assert (path, headers["Leasehold-Delivery"]) == ("/hook?x=1", each["id"])
+        signed = headers["Leasehold-Timestamp"].encode() + b"." + body
+        expected = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+        assert headers["Leasehold-Signature"] == f"v1={expected}"
+    assert told[0]["id"] != told[1]["id"]
+    assert pool.rows(STORED) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "said"),
+    [
+        (500, {}, "HTTP status 500"),
+        (404, {}, "HTTP status 404"),
+        (307, {"Location": "/elsewhere"}, "HTTP status 307"),
+    ],
+)
+def test_sa_21_what_was_not_taken_is_sent_again_later_with_the_same_id(
+    pool: Pool, endpoint: Endpoint, status: int, headers: dict[str, str], said: str
+) -> None:
+    sender = webhooks(pool, endpoint.url)
+    put(pool, sender)
+    endpoint.answer = lambda: (status, headers)
+    sender.run_once()
+    (row,) = pool.rows(STORED)
+    assert (row.attempts, row.last_error, row.later) == (1, said, True)
+    sender.run_once()
+    assert len(endpoint.got) == 1, "not before its time, and no redirect is followed"
+    due(pool)
+    endpoint.answer = lambda: (200, {})
+    sender.run_once()
+    (_, first, body), (path, again, same) = endpoint.got
+    assert (again["Leasehold-Delivery"], same, path) == (first["Leasehold-Delivery"], body, "/hook?x=1")
+    assert pool.rows(STORED) == []
+
+
+def test_sa_21_the_wait_doubles_and_those_behind_a_failure_have_used_up_no_try(pool: Pool, endpoint: Endpoint) -> None:
+    sender = webhooks(pool, endpoint.url)
+    put(pool, sender, 3)
+    endpoint.answer = lambda: (503, {})
+    waits = []
+    for _ in range(4):
+        sender.run_once()
+        left = pool.rows("SELECT extract(epoch FROM next_at - now())::float8 AS wait FROM webhook_deliveries")
+        waits.append(max(row.wait for row in left))
+        due(pool)
+    assert all(0 < wait <= 5.0 * 2**nth for nth, wait in enumerate(waits))
+    assert waits[3] > waits[0]
+    assert [row.attempts for row in pool.rows(STORED)] == [4, 0, 0]
+
+
+def test_sa_21_an_endpoint_that_is_not_there_stops_nothing_else(pool: Pool, endpoint: Endpoint) -> None:
+    sender = webhooks(pool, "http://127.0.0.1:1/")
+    limited(pool, 1)
+    pool.submit(2, priority=99)
+    upkeep(pool, sender).run_once()
+    assert pool.row("SELECT count(*) AS jobs FROM jobs WHERE state = 'deferred'").jobs == 1
+    sender.run_once()
+    (row,) = pool.rows(STORED)
+    assert (row.attempts, row.last_error.startswith("ConnectError: ")) == (1, True)
+
+
+def test_sa_21_two_processes_do_not_send_one_delivery_at_once(pool: Pool, endpoint: Endpoint) -> None:
+    sender, other = webhooks(pool, endpoint.url), webhooks(pool, endpoint.url)
+    put(pool, sender)
+
+    def answer() -> tuple[int, dict[str, str]]:
+        if len(endpoint.got) == 1:
+            other.run_once()
+        return 200, {}
+
+    endpoint.answer = answer
+    sender.run_once()
+    assert len(endpoint.got) == 1
+
+
+def test_sa_21_a_process_that_died_while_it_sent_leaves_the_delivery_to_another(pool: Pool, endpoint: Endpoint) -> None:
+    sender, other = webhooks(pool, endpoint.url), webhooks(pool, endpoint.url)
+    put(pool, sender)
+
+    sender._database = Dying(pool.database)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        sender.run_once()
+    other.run_once()
+    assert len(endpoint.got) == 1, "it still belongs to the first"
+    due(pool)
+    other.run_once()
+    first, again = (headers["Leasehold-Delivery"] for _, headers, _ in endpoint.got)
+    assert first == again
+    assert pool.rows(STORED) == []
+
+
+class Dying:
+    """A database of a process that dies once it has claimed deliveries."""
+
+    def __init__(self, database: Any) -> None:
+        self._database, self._runs = database, 0
+
+    def run(self, work: Any) -> Any:
+        self._runs += 1
+        if self._runs > 2:
+            raise KeyboardInterrupt
+        return self._database.run(work)
+
+
+def test_sa_21_a_move_that_is_undone_tells_nobody(pool: Pool, endpoint: Endpoint) -> None:
+    sender = webhooks(pool, endpoint.url)
+
+    def work(connection: Connection) -> None:
+        sender.put(connection, DEFERRED, {"jobs": []})
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        pool.database.run(work)
+    assert pool.rows(STORED) == []
+
+
+def test_sa_21_without_a_webhook_nothing_is_stored(pool: Pool) -> None:
+    sender = Webhooks(pool.database, (), chance=random.Random(1))
+    limited(pool, 1)
+    pool.submit(2, priority=99)
+    upkeep(pool, sender).run_once()
+    assert (sender.run_once(), pool.rows(STORED)) == (POLL_INTERVAL, [])
+
+
+def test_sa_21_the_oldest_are_given_up_when_too_many_wait_and_when_they_are_too_old(
+    pool: Pool, endpoint: Endpoint
+) -> None:
+    sender = webhooks(pool, endpoint.url, max_queued=3)
+    put(pool, sender, 5)
+    assert [row.body["data"]["jobs"] for row in pool.rows(STORED)] == [["2"], ["3"], ["4"]]
+    pool.change("UPDATE webhook_deliveries SET expires_at = now() WHERE body->'data'->'jobs' ? '3'")
+    sender.run_once()
+    assert [json.loads(body)["data"]["jobs"] for _, _, body in endpoint.got] == [["2"], ["4"]]
+
+
+def test_sa_21_a_full_batch_is_followed_by_the_next_at_once(pool: Pool, endpoint: Endpoint) -> None:
+    sender = webhooks(pool, endpoint.url)
+    put(pool, sender, BATCH + 1)
+    assert [sender.run_once(), sender.run_once()] == [0.0, POLL_INTERVAL]
+    assert len(endpoint.got) == BATCH + 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://host/", "/path", "http://", "https://user:word@host/", "http://host:99999/", "http://a\nb/", "http://é/"],
+)
+def test_sa_21_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError):
+        WebhookSettings(name="pager", url=url, secret=SecretStr(SECRET))
+
+
+def test_sa_21_the_secret_may_come_from_the_environment_and_is_never_shown(tmp_path: Path) -> None:
+    path = tmp_path / "leasehold.toml"
+    path.write_text('[[webhooks]]\nname = "pager"\nurl = "https://hooks.example.com/"\n')
+    with pytest.raises(BadInput, match=r"webhooks\[0\]\.secret: is missing"):
+        loading.load(path, PoolSettings, {})
+    settings = loading.load(path, PoolSettings, {"LEASEHOLD_WEBHOOKS_0_SECRET": SECRET})
+    assert settings.webhooks[0].secret.get_secret_value() == SECRET
+    assert SECRET not in repr(settings)
+    with pytest.raises(BadInput) as refused:
+        loading.load(path, PoolSettings, {"LEASEHOLD_WEBHOOKS_0_SECRET": "short word"})
+    assert "short word" not in str(refused.value)
