@@ -25,8 +25,9 @@ from schema.postgres.notify import Signal
 
 #: A loop that pauses for at most this many seconds counts as busy and needs no wake-up.
 SHORT = 0.05
-#: Longest wait after consecutive errors, seconds.
-ERROR_DELAY_MAX = 30.0
+#: Longest wait after consecutive errors, seconds: so much longer than the wait after the first one, and never more than
+#: `ERROR_DELAY_MAX`. A database that is back is then used again after a few seconds, however long it was away.
+ERROR_DELAY_GROWTH, ERROR_DELAY_MAX = 2.0, 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -41,8 +42,9 @@ class Loop:
     name: name of the thread, and label in metrics; it comes from the configuration, so that there are few.
     signal: what wakes the loop; no other loop shares it, and its creator closes it.
     idle: context entered while the loop sleeps, so that others know that it wants to be woken (`Wakeups.idle`).
-    on_error_delay: seconds until the next run after an error. They double with each error in a row, up to 30 s; the
-        loop waits a random part of them, at least half. (BuildGrid waits one interval after every error.)
+    on_error_delay: seconds until the next run after an error; an assigner's are its interval. They double with each
+        error in a row, up to 2 s more than after the first, and to 30 s at most. The loop waits a random part of them,
+        at least half. (BuildGrid waits one interval after every error.)
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Loop:
         self._chance = chance
         self._signal = signal or Signal()
         self._idle = idle
-        self._on_error_delay = on_error_delay
+        self.on_error_delay = on_error_delay
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -155,8 +157,9 @@ class Loop:
             self._signal.wait(delay)
 
     def _error_delay(self, error: Exception) -> float:
-        growth = 2.0 ** min(self._errors_in_a_row, 32)
-        delay = min(ERROR_DELAY_MAX, self._on_error_delay * growth) * self._chance.uniform(0.5, 1.0)
+        growing = self.on_error_delay * 2.0 ** min(self._errors_in_a_row, 32)
+        longest = min(self.on_error_delay + ERROR_DELAY_GROWTH, ERROR_DELAY_MAX)
+        delay = min(growing, longest) * self._chance.uniform(0.5, 1.0)
         self._errors_in_a_row += 1
         known = isinstance(error, LeaseholdError)
         log.error(

@@ -540,6 +540,11 @@ class GraphRequest(BaseModel):
         description="What happens to a node that depends on a number that no node has: `warn` leaves it blocked for "
         "ever and reports it, `reject` refuses the graph, `ignore` drops the dependency.",
     )
+    fair_share: bool = Field(
+        default=False,
+        description="All nodes are constrained jobs, so that the order `graph` divides the pool between this graph and "
+        "others. The nodes of an instance with an account always are.",
+    )
     nodes: list[NodeRequest] = Field(
         min_length=1, max_length=MAX_GRAPH_NODES, fail_fast=True, description="Jobs of the graph, 1 to 10,000."
     )
@@ -566,6 +571,8 @@ class GraphRequest(BaseModel):
             "on_phantom": self.on_phantom,
             "nodes": [_placed(index, node) for index, node in enumerate(self.nodes)],
         }
+        if self.fair_share:
+            request["fair_share"] = True
         if self.key is not None:
             request["key"] = validation.check_text("key", self.key, MAX_KEY_BYTES)
         return request

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from assigner.admission.graph_share import graph_counter, graph_of
+from assigner.admission.graph_share import ALL_GRAPHS, graph_counter, graph_of
 from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
 from schema import graphs as graph_reads
 from schema.accounting import class_reserves
@@ -290,27 +290,33 @@ def _preferred_hours(queue: ConstrainedQueue) -> PreferredHours | None:
 
 
 class GraphShareGate(Gate):
-    """The most jobs that a graph runs at once, whatever its score."""
+    """The most jobs that all graphs run together, and the most that one graph runs at once, whatever its score."""
 
     name = "graph share"
-    requirement = "its graph runs less than it may have of the pool"
+    requirement = "graphs run less than they may have of the pool, and so does its graph"
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         graph, share = graph_of(queue.constraints), state.graph_share
-        if graph is None or share is None or state.running_jobs(graph) < share.cap:
+        if graph is None or share is None:
             return None
-        now = state.running_jobs(graph)
-        return f"its graph runs {now:g} jobs, its share is {share.share:g} and the most is {share.cap}"
+        together, now = state.of(ALL_GRAPHS), state.running_jobs(graph)
+        if now >= share.cap:
+            return f"its graph runs {now:g} jobs, its share is {share.share:g} and the most is {share.cap}"
+        if not together.leaves(1.0):
+            return f"all graphs together run {together.used:g} of at most {together.most:g} jobs"
+        return None
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
         graph = graph_of(queue.constraints)
-        return {} if graph is None else {graph_counter(graph): 1.0}
+        return {} if graph is None else {graph_counter(graph): 1.0, ALL_GRAPHS: 1.0}
 
     def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:
-        """Undo the transaction if another assigner has started jobs of these graphs, so that one is above its cap."""
+        """Undo the transaction if another assigner has started jobs of graphs, so that there are too many now."""
         if state.graph_share is not None:
-            counters = sorted({name for queue in starts for name in self.charges(queue)})
-            graph_reads.enforce_caps(connection, dict.fromkeys(counters, state.graph_share.cap))
+            names = {name for queue in starts for name in self.charges(queue)}
+            limits = {ALL_GRAPHS: state.graph_share.together}
+            caps = {name: limits.get(name, state.graph_share.cap) for name in sorted(names)}
+            graph_reads.enforce_caps(connection, {name: cap for name, cap in caps.items() if cap is not None})
 
 
 class ResourcesGate(Gate):

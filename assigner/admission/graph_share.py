@@ -22,7 +22,7 @@ class Sharing(Protocol):
 
     @property
     def max_concurrent(self) -> int | None:
-        """Jobs that graphs share."""
+        """Jobs that all graphs may run together."""
 
     @property
     def overage_penalty(self) -> float:
@@ -35,11 +35,13 @@ class Sharing(Protocol):
 
 @dataclass(frozen=True)
 class GraphShare:
-    """What each graph may have: `share` jobs without a penalty, and never more than `cap`."""
+    """What each graph may have: `share` jobs without a penalty, and never more than `cap`. together: the most jobs of
+    all graphs; None = as many as the pool may run."""
 
     share: float
     cap: int
     overage: float = 20.0
+    together: int | None = None
 
     def penalty(self, running: float) -> float:
         """0 below the share, then (running - share + 1) x overage."""
@@ -52,7 +54,8 @@ def graph_share(settings: Sharing, *, limit: float | None, graphs: int) -> Graph
     if settings.kind != "graph" or most is None:
         return None
     share = max(1.0, most / graphs) if graphs else float(most)
-    return GraphShare(share, max(1, int(share * settings.max_per_graph)), settings.overage_penalty)
+    cap = max(1, int(share * settings.max_per_graph))
+    return GraphShare(share, cap, settings.overage_penalty, settings.max_concurrent)
 
 
 def score(*, priority: float, depth: float, retries: int, cost: float, penalty: float) -> float:
@@ -64,6 +67,10 @@ def graph_of(constraints: Mapping[str, object]) -> str | None:
     """The graph that jobs with these terms belong to."""
     found = constraints.get("graph")
     return None if found is None else str(found)
+
+
+#: The counter of the jobs that all graphs run together.
+ALL_GRAPHS = "graphs:jobs"
 
 
 def graph_counter(graph: str) -> str:

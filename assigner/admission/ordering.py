@@ -214,8 +214,9 @@ class OrderingSettings(BaseModel):
         nobody knows; what the open windows of its class have left of their meters, 1 without.
     score_mode: `normalised`, or `raw` for the sum in which points are not brought down to 1.
     count_age_once: leaves the points of ageing out of a score that has a weight for the wait.
-    max_concurrent: jobs that graphs share; the share of each is this / graphs that wait or run, at least 1. Unset: as
-        many as the pool may run at once, and without such a limit nobody has a share.
+    max_concurrent: with `graph`, the most jobs that all graphs run together; the share of each is this / graphs that
+        wait or run, at least 1. Unset: as many as the pool may run at once, and without such a limit nobody has a
+        share. Doubling it doubles what graphs take of the pool beside other work.
     overage_penalty: added for each job that a graph runs at or above its share. Doubling it makes two points of graph
         priority weigh as one did.
     max_per_graph: a graph runs at most so many times its share, whatever waits. Doubling it lets one graph take twice

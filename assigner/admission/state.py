@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from assigner.admission.graph_share import GraphShare, graph_counter, graph_of
+from assigner.admission.graph_share import ALL_GRAPHS, GraphShare, graph_counter, graph_of
 from schema.accounting.counters import Counter
 from schema.accounting.fair_share import Shares
 from schema.accounting.rates import Advice, Bucket
@@ -76,9 +76,11 @@ class AdmissionState:
         return 1.0 if job_class is None else self.openings.spare(job_class, self.now)
 
     def limit_graphs(self, share: GraphShare | None, queues: Iterable[ConstrainedQueue]) -> None:
-        """Give each graph of these queues this share of the pool, with its cap as the limit of its counter."""
+        """Give each graph of these queues this share of the pool, with its cap as the limit of its counter, and all
+        graphs together the limit that they have."""
         self.graph_share = share
         if share is not None:
+            self.counter(ALL_GRAPHS).most = share.together
             for graph in {graph_of(queue.constraints) for queue in queues} - {None}:
                 self.counter(graph_counter(str(graph))).most = share.cap
 

@@ -24,7 +24,7 @@ class AssignerSettings(BaseModel):
     priority_percentage: how many cycles in a hundred take the most urgent job first; the others take the oldest,
         which keeps unurgent work from starving.
     failure_backoff: how long a job that no bot can take is left alone; doubled with each further failure.
-    failure_backoff_cap: the longest such wait.
+    failure_backoff_cap: the longest such wait. If it equals `failure_backoff`, every wait takes exactly so long.
     batch: the most jobs placed in one transaction; it takes fewer while there is little to do. Doubling it raises
         throughput under backlog and holds locks longer.
     at_once: so many of those that place the same jobs (of all, of a cohort, of some instances) place large batches at

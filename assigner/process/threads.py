@@ -175,6 +175,7 @@ class AssignerThreads:
             for role, held in self._held.items():
                 if (entry := self._entry(role.entry)) is not None:
                     held.assigner.reconfigure(entry, settings.quotas, rules_from(settings))
+                    held.loop.on_error_delay = entry.interval
             for number in range(len(self._kinds)):
                 if (entry := self._entry(number)) is not None:
                     self._filters[number] = _filters(entry)

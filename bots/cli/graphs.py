@@ -1,5 +1,6 @@
 """The commands on graphs: submit, show, list, cancel and wait."""
 
+from collections.abc import Mapping
 from typing import IO, Any
 
 import click
@@ -37,9 +38,10 @@ def graph() -> None:
 @graph.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("--key", metavar="TEXT", help="The same key never makes a second graph.")
+@click.option("--fair-share", is_flag=True, help="Divide the pool between this graph and others, in the order `graph`.")
 @click.option("--wait", is_flag=True, help="Wait until no node can run any more; exit 0 only if all succeeded.")
 @caller_options
-def submit(caller: Caller, /, file: IO[bytes], key: str | None, wait: bool) -> None:
+def submit(caller: Caller, /, file: IO[bytes], key: str | None, fair_share: bool, wait: bool) -> None:
     """Submit a graph from a JSON file; - reads standard input. It replaces an unfinished graph of its name.
 
     \b
@@ -48,7 +50,7 @@ def submit(caller: Caller, /, file: IO[bytes], key: str | None, wait: bool) -> N
         {"node": 2, "command": ["make", "test"], "after": [1]},
         {"node": 3, "command": ["notify"], "after": [{"node": 2, "on_failure": "run"}]}]}
     """
-    request = _read(file, key)
+    request = _read(file, {"key": key} if key is not None else {}, {"fair_share": True} if fair_share else {})
     with caller.client() as client:
         taken = client.graphs.submit(request)
         for warning in taken["warnings"]:
@@ -137,12 +139,13 @@ def cancel(caller: Caller, /, id: str, instance: str | None) -> None:
         click.echo(f"{done['id']} {done['state']}, {done['jobs']} jobs cancelled or asked to stop")
 
 
-def _read(file: IO[bytes], key: str | None) -> dict[str, Any]:
+def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the graph in the file, changed by the options of the command. Raises BadInput."""
     document = validation.parse_json(file.read(validation.LEAST_BODY + 1), file.name)
     if not isinstance(document, dict):
         raise BadInput(file.name, "is not a JSON object")
-    if key is not None:
-        document["key"] = key
+    for given in options:
+        document |= given
     try:
         GraphRequest.model_validate(document).normal()
     except ValidationError as error:

@@ -30,11 +30,13 @@ COMPLETED = frozenset({Verdict.SUCCEEDED, Verdict.FAILED, Verdict.ERROR})
 
 @dataclass
 class ReportOutcome:
-    """The consequences of one report: leases that have begun, leases that have ended, and output."""
+    """The consequences of one report: leases that have begun, leases that have ended, and output. unknown: reports of
+    the end of leases that the bot does not hold, which change nothing."""
 
     started: list[Start] = field(default_factory=list)
     endings: list[AttemptEnd] = field(default_factory=list)
     output: list[Written] = field(default_factory=list)
+    unknown: list[LeaseReport] = field(default_factory=list)
 
 
 def compare(
@@ -55,7 +57,7 @@ def compare(
     said = {(report.job, report.fence): report for report in reported}
     account = ReportOutcome()
     for lease in held:
-        report = said.get((str(lease.public_id), lease.fence))
+        report = said.pop((str(lease.public_id), lease.fence), None)
         verdict, details = None, dict[str, Any]()
         if report is not None and report.output:
             account.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
@@ -71,6 +73,7 @@ def compare(
             verdict, details = Verdict.RELEASED, {"reason": "its bot left"}
         if verdict is not None:
             account.endings.append(AttemptEnd(lease.job_id, lease.fence, bot_id, epoch, verdict, details))
+    account.unknown = [report for report in said.values() if report.outcome is not None]
     return account
 
 

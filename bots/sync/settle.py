@@ -1,11 +1,13 @@
 """The sync call: compare what bots report with what they should hold, for many bots in one transaction."""
 
 from collections.abc import Sequence
+from functools import partial
 from uuid import UUID
 
+import structlog
 from sqlalchemy import Connection, text
 
-from bots.protocol import OutputReport, SyncAnswer
+from bots.protocol import LeaseReport, OutputReport, SyncAnswer
 from bots.sync.call import (
     Call,
     HeldCall,
@@ -30,14 +32,17 @@ from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
 from schema.moves.end import end
 from schema.moves.sessions import SyncUpdate, close, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
-from schema.postgres.engine import Database
+from schema.postgres.engine import Database, on_commit
 from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
 from schema.predicates import ANY_CONSTRAINED_READY, assigner_is_placing
 from schema.states import BotStatus, JobState, LeaseState
 from schema.timing import Timing
+from schema.validation import escaped
 
 Answer = bytes | HeldCall
+
+_log = structlog.get_logger(__name__)
 
 # Bots are found by name without a lock, and then locked in the order of their ids.
 LOCK_BOTS = text(f"""
@@ -148,6 +153,9 @@ class SyncService:
                 )
             except BadInput as refusal:
                 found[sync_call.nth] = refusal
+            else:
+                if sync_call.account.unknown:
+                    on_commit(connection, partial(_tell_unknown, sync_call.bot.name, sync_call.account.unknown))
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
     def _apply(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
@@ -232,6 +240,12 @@ class SyncService:
             sync_in=self._timing.sync,
         )
         return answer.model_dump_json(exclude_none=True).encode()
+
+
+def _tell_unknown(bot: str, reports: Sequence[LeaseReport]) -> None:
+    """Log reports of the end of leases that the bot does not hold: it has lost them, or has reported the end before."""
+    for report in reports:
+        _log.debug("leasehold.mark_complete_unknown_job", job=escaped(report.job, 80), fence=report.fence, bot=bot)
 
 
 def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:

@@ -12,8 +12,9 @@ from sqlalchemy import Connection, text
 from schema.postgres.fragments import newest_version
 from schema.predicates import AT_REST, DUE, REQUIREMENTS, UNITS, serves
 
-# The rest gets longer with each look in vain. Some jitter keeps many queues from coming back at once. A locked row
-# means that another transaction puts the queue to rest or wakes it.
+# The rest gets longer with each look in vain, up to exactly the cap. Until then some jitter spreads the queues, which
+# keeps many of them from coming back at once. A locked row means that another transaction puts the queue to rest or
+# wakes it.
 REST = text("""
 WITH found AS MATERIALIZED (
     SELECT id FROM queues
@@ -22,7 +23,7 @@ WITH found AS MATERIALIZED (
 )
 UPDATE queues q SET looks = q.looks + 1, reason = :reason,
     schedule_after = now() + make_interval(secs =>
-        least(:cap, :base * 2.0 ^ least(q.looks, 30)) * (1 + 0.1 * random()))
+        least(:cap, :base * 2.0 ^ least(q.looks, 30) * (1 + 0.1 * random())))
 FROM found f WHERE q.id = f.id
 RETURNING q.id
 """)
@@ -101,8 +102,9 @@ BLOCKED_PATIENCE = 10.0
 def rest_queues(connection: Connection, queues: Collection[int], *, reason: str, base: float, cap: float) -> int:
     """Let queues rest of which no bot could take a job, for base x 2^(looks so far) seconds, at most `cap`.
 
-    Returns how many queues rest now and did not before. New jobs of a resting queue wait with it. With `base` 0 a queue
-    does not rest, and keeps the assigners busy if no bot can run its jobs.
+    Returns how many queues rest now and did not before. New jobs of a resting queue wait with it. If `cap` equals
+    `base`, every rest takes exactly so long. With `base` 0 a queue does not rest, and keeps the assigners busy if no
+    bot can run its jobs.
     """
     if not queues:
         return 0

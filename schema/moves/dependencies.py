@@ -8,10 +8,15 @@ Rows of nodes come last in the order of locks and are taken in one go, sorted by
 those of children are taken only if nobody else has them: what is left is due, and upkeep's.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
 from sqlalchemy import Connection, text
+
+from schema.postgres.engine import on_commit
+
+log = structlog.get_logger()
 
 #: Whether there is a graph that is not over, true or null: the column with which a statement that ends jobs asks for
 #: `settle`. From the newest on, for those that are over may still stand in the index.
@@ -84,7 +89,7 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
         due = j.waits AND (j.pending = 0 OR j.job_id IN (SELECT job_id FROM doomed))
             AND j.job_id NOT IN (SELECT id FROM freed)
     FROM judged j WHERE n.job_id = ANY (ARRAY(SELECT job_id FROM judged)) AND n.job_id = j.job_id
-    RETURNING n.due, j.waits AND j.unmet > 0 AS stuck
+    RETURNING n.due, j.waits AND j.unmet > 0 AS stuck, n.graph, n.node_no, j.job_id, j.outcome
 ), queued AS (
     UPDATE jobs j SET state = 'queued', queued_at = clock_timestamp(), cohort = cohort_of(j.label),
         queue = queue_in_cohort(j.queue, cohort_of(j.label)),
@@ -100,6 +105,9 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
     SELECT id, 'unblock', 'blocked', 'queued', fence, 'graph' FROM queued
     UNION ALL
     SELECT id, 'cancel', 'blocked', 'cancelled', fence, 'graph' FROM stopped
+), events AS (
+    SELECT g.public_id, c.node_no, c.outcome FROM counted c JOIN graphs g ON g.id = c.graph
+    WHERE c.outcome IS NOT NULL OR c.job_id IN (SELECT id FROM freed)
 ), told_waiting AS (
     SELECT wake('jobs') FROM queued HAVING count(*) > 0
 ), told_done AS (
@@ -107,7 +115,9 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM queued) AS queued, (SELECT count(*) FROM stopped) AS cancelled,
     (SELECT count(*) FROM counted WHERE stuck) AS stuck, (SELECT count(*) FROM counted WHERE due) AS due,
-    (SELECT count(*) FROM told_waiting) + (SELECT count(*) FROM told_done) AS woken
+    (SELECT count(*) FROM told_waiting) + (SELECT count(*) FROM told_done) AS woken,
+    (SELECT jsonb_agg(jsonb_build_array(public_id, node_no, outcome) ORDER BY outcome IS NULL, public_id, node_no)
+     FROM events) AS events
 """)
 
 OPEN = text(f"SELECT {ANY_OPEN_GRAPH}")
@@ -132,12 +142,26 @@ class UnblockResult:
 
 def unblock(connection: Connection, ended: Mapping[int, str], *, due: Collection[int] = ()) -> UnblockResult:
     """Tell the nodes of graphs that wait for these jobs, given with their final states, that they have ended; each is
-    told once. Jobs of no graph are passed over. `due` are nodes of which something was left to do."""
+    told once. Jobs of no graph are passed over. `due` are nodes of which something was left to do.
+
+    The log tells of it when the transaction commits, so that a repeated transaction is told once.
+    """
     where = {"ids": list(ended), "states": list(ended.values()), "due": list(due)}
     if not connection.execute(LOCK, where).all():
         return UnblockResult()
     row = connection.execute(UNBLOCK, where).one()
+    if row.events:
+        on_commit(connection, lambda: _tell(row.events))
     return UnblockResult(row.queued, row.cancelled, row.stuck, row.due)
+
+
+def _tell(events: Sequence[tuple[str, int, str | None]]) -> None:
+    """Log which nodes have ended, and which are ready because of that."""
+    for graph, node, outcome in events:
+        if outcome is None:
+            log.debug("leasehold.dependent_sheet_ready", graph=graph, node=node)
+        else:
+            log.debug("leasehold.sheet_completed", graph=graph, node=node, state=outcome)
 
 
 def unblock_due(connection: Connection, limit: int) -> UnblockResult:

@@ -113,9 +113,10 @@ class CancelledGraph:
 def submit_graph(connection: Connection, request: Mapping[str, Any], *, sync: float, actor: str) -> SubmittedGraph:
     """Take a whole graph, or nothing. What depends on nothing is queued, the other nodes are blocked.
 
-    `request` holds name, nodes and optionally instance, key, priority, on_failure and on_phantom; a node has its number
-    `node`, the numbers it comes `after`, payload, and what else a job may have but for instance, key and dedup_key. An
-    unfinished graph of the same name in the instance is replaced: what waits is cancelled, what runs is asked to stop.
+    `request` holds name, nodes and optionally instance, key, priority, on_failure, on_phantom and fair_share. A node
+    has its number `node`, the numbers it comes `after`, payload, and what else a job may have but for instance, key and
+    dedup_key. An unfinished graph of the same name in the instance is replaced: what waits is cancelled, what runs is
+    asked to stop.
     Raises BadInput for a circle, a number twice, or absent parents with `on_phantom` reject; Conflict `key_reused`
     for a key that was used with another content; QueueFull. `sync` is the bots' sync period in seconds.
     """

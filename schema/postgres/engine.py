@@ -269,6 +269,14 @@ class Database:
         self.reserve.dispose()
 
 
+def on_commit(connection: Connection, work: Callable[[], None]) -> None:
+    """Call `work` when the transaction of `connection` commits, and never if it is undone.
+
+    For the log: what it tells has then happened, and a transaction that is repeated tells it once.
+    """
+    event.listen(connection, "commit", lambda _connection: work(), once=True)
+
+
 def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:
     """The driver's error as SQLAlchemy raises it."""
     told = DBAPIError.instance(None, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost)

@@ -18,7 +18,7 @@ from schema import graphs as graph_reads
 from schema.accounting import counters
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.picking.pick import ReadyJob
-from tests.support.pool import Pool, completed
+from tests.support.pool import Pool, active, completed
 from tests.support.race import Race
 
 GRAPHS = OrderingSettings(kind="graph", max_concurrent=8)
@@ -111,17 +111,58 @@ def test_ma_03_more_urgent_graphs_come_first_and_what_belongs_to_no_graph_has_no
 
 def test_ma_07_a_graph_at_its_cap_is_skipped_and_keeps_nobody_waiting(pool: Pool) -> None:
     pool.submit(20, terms={"graph": "1", "graph_priority": 1}, priority=-50)
-    pool.submit(20, terms={"graph": "2"})
-    bot = pool.bot(capacity=50)
-    scheduling(pool).run_once()
-    assert running(pool) == {"1": 8, "2": 8}, "the share of two is 4, the cap 8"
+    pool.submit(1, terms={"graph": "2"})
     pool.submit(20, terms={"graph": "3"})
-    pool.submit(20, terms={"graph": "4"})
-    scheduling(pool).run_once()
-    assert running(pool) == {"1": 8, "2": 8, "3": 4, "4": 4}
+    pool.submit(1, terms={"graph": "4"})
+    bot = pool.bot(capacity=50)
+    scheduling(pool, OrderingSettings(kind="graph", max_concurrent=8, max_per_graph=1.5)).run_once()
+    assert running(pool) == {"1": 3, "2": 1, "3": 3, "4": 1}, "the share of four is 2, the cap 3"
     bot.sync(*(completed(lease) for lease in bot.take()))
+    scheduling(pool, OrderingSettings(kind="graph", max_concurrent=8, max_per_graph=0.75)).run_once()
+    assert running(pool) == {"1": 3, "3": 3}, "the share of two is 4, the cap 3: two places stay free"
+
+
+def test_ma_08_all_graphs_together_run_no_more_than_they_may(pool: Pool) -> None:
+    """Other constrained jobs are not counted, and what ends makes room for as many more."""
+    for graph in ("1", "2", "3"):
+        pool.submit(10, terms={"graph": graph})
+    pool.submit(1, terms={"locks": ["tree"]})
+    bot = pool.bot(capacity=50, sync_service=pool.sync_service(enabled=False))
+    for _ in range(2):
+        scheduling(pool).run_once()
+        counted = running(pool)
+        assert (sum(counted.values()) - counted[None], counted[None]) == (8, 1)
+        assert {counted[graph] for graph in ("1", "2", "3")} == {2, 3}
+    first, second, *others = [lease for lease in bot.take() if lease["fence"]]
+    bot.sync(completed(first), completed(second), *map(active, others))
     scheduling(pool).run_once()
-    assert running(pool) == {"1": 4, "2": 4, "3": 4, "4": 4}
+    assert sum(jobs for graph, jobs in running(pool).items() if graph is not None) == 8
+
+
+@pytest.mark.conflicts
+def test_ma_08_two_assigners_do_not_both_fill_what_all_graphs_may_run(pool: Pool, race: Race) -> None:
+    """Whoever comes second finds that the other graph runs as many as all of them may."""
+    for name in ("graph:1:jobs", "graph:2:jobs", "graphs:jobs"):
+        pool.database.run(lambda c, name=name: counters.limit(c, name, None))
+    for instance, graph in (("one", "1"), ("two", "2")):
+        pool.bot(f"bot-{instance}", instance=instance, capacity=50)
+        pool.submit(20, terms={"graph": graph}, instance=instance)
+    with race.first() as first:
+        scheduling(first, instances=("one",)).run_once()
+        late = race.second(scheduling(pool, instances=("two",)).run_once, behind=first)
+        first.commit()
+        late.result()
+    assert running(pool) == {"1": 8}
+
+
+def test_ma_08_explain_says_that_all_graphs_together_run_what_they_may(pool: Pool) -> None:
+    pool.submit(8, terms={"graph": "1"})
+    pool.bot(capacity=50)
+    scheduling(pool).run_once()
+    (job, *_) = pool.submit(8, terms={"graph": "2"})
+    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, rules=Rules(GRAPHS)))
+    assert told is not None
+    assert told.sentence == "it does not run because all graphs together run 8 of at most 8 jobs"
 
 
 def test_ma_08_the_pool_runs_no_more_than_it_may_and_that_is_what_graphs_share(pool: Pool) -> None:
@@ -144,12 +185,13 @@ def test_ma_07_two_assigners_do_not_both_fill_a_graph_to_its_cap(pool: Pool, rac
     for instance in ("one", "two"):
         pool.bot(f"bot-{instance}", instance=instance, capacity=50)
         pool.submit(20, terms={"graph": "1"}, instance=instance)
+    rules = OrderingSettings(kind="graph", max_concurrent=8, max_per_graph=0.75)
     with race.first() as first:
-        scheduling(first, instances=("one",)).run_once()
-        late = race.second(scheduling(pool, instances=("two",)).run_once, behind=first)
+        scheduling(first, rules, instances=("one",)).run_once()
+        late = race.second(scheduling(pool, rules, instances=("two",)).run_once, behind=first)
         first.commit()
         late.result()
-    assert running(pool) == {"1": 16}
+    assert running(pool) == {"1": 6}
 
 
 def test_ma_10_what_waits_is_not_written_by_scoring(pool: Pool) -> None:
@@ -161,14 +203,15 @@ def test_ma_10_what_waits_is_not_written_by_scoring(pool: Pool) -> None:
 
 
 def test_explain_says_that_a_graph_has_all_that_it_may(pool: Pool) -> None:
+    rules = OrderingSettings(kind="graph", max_concurrent=8, max_per_graph=1.5)
     jobs = pool.submit(20, terms={"graph": "1"})
     pool.submit(1, terms={"graph": "2", "locks": ["tree"]})
     pool.bot(capacity=50)
-    scheduling(pool).run_once()
+    scheduling(pool, rules).run_once()
     (job, *_) = [each for each in jobs if pool.job(each).state == "queued"]
-    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, rules=Rules(GRAPHS)))
+    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, rules=Rules(rules)))
     assert told is not None
-    assert told.sentence == "it does not run because its graph runs 8 jobs, its share is 4 and the most is 8"
+    assert told.sentence == "it does not run because its graph runs 6 jobs, its share is 4 and the most is 6"
 
 
 def test_ma_27_statistics_tell_what_waits_and_runs_of_each_graph(pool: Pool) -> None:
@@ -195,7 +238,7 @@ def test_ma_29_a_job_of_a_graph_that_starts_is_told_with_its_score(pool: Pool) -
     pool.bot()
     with capture_logs() as logs:
         scheduling(pool).run_once()
-    (told,) = [each for each in logs if each["event"] == "leasehold.graph_job_started"]
+    (told,) = [each for each in logs if each["event"] == "leasehold.sheet_dispatched"]
     assert told == {
         "event": told["event"],
         "log_level": "debug",

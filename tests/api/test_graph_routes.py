@@ -151,7 +151,9 @@ def test_ma_29_what_happens_to_graphs_is_told_in_the_log(operator: httpx.Client)
         operator.post("/v1/graphs/cancel", json={"graph": "build"})
         operator.post("/v1/graphs/cancel", json={"graph": "nobody"})
     assert made["warnings"] == ["no node has the numbers 8, 9: what depends on them will never become ready"]
-    assert [entry["event"] for entry in logs if entry["event"].startswith("leasehold.")] == [
+    told = [entry["event"] for entry in logs if entry["event"].startswith("leasehold.")]
+    assert told.count("leasehold.sheet_completed") == 6, "all nodes of both graphs were cancelled"
+    assert [event for event in told if event != "leasehold.sheet_completed"] == [
         "leasehold.phantom_dependencies",
         "leasehold.job_registered",
         "leasehold.duplicate_register",
@@ -160,6 +162,36 @@ def test_ma_29_what_happens_to_graphs_is_told_in_the_log(operator: httpx.Client)
         "leasehold.job_deregistered",
         "leasehold.deregister_unknown_job",
     ]
+
+
+FAIR = """
+SELECT g.name, count(*) FILTER (WHERE c.terms->>'graph' = g.id::text AND j.constrained) AS sharing, count(*) AS nodes
+FROM graphs g JOIN graph_nodes n ON n.graph = g.id JOIN jobs j ON j.id = n.job_id JOIN queues q ON q.id = j.queue
+LEFT JOIN constraint_sets c ON c.id = q.constraint_set GROUP BY 1 ORDER BY 1"""
+
+
+@pytest.mark.usefixtures("commanding")
+def test_a_graph_asks_for_its_fair_share_over_http_in_its_file_by_an_option_and_in_sql_alike(
+    operator: httpx.Client, file: Path, pool: Pool
+) -> None:
+    def named(name: str, **fields: Any) -> dict[str, Any]:
+        return GRAPH | {"name": name} | fields
+
+    assert operator.post("/v1/graphs", json=named("http", fair_share=True)).status_code == 200
+    assert operator.post("/v1/graphs", json=named("http-not", fair_share=False)).status_code == 200
+    call("graph", "submit", str(written(file, named("file", fair_share=True))))
+    call("graph", "submit", str(written(file, named("file-not"))))
+    call("graph", "submit", str(written(file, named("option"))), "--fair-share")
+    pool.row("SELECT * FROM submit_graph(CAST(:it AS jsonb))", it=json.dumps(named("sql", fair_share=True)))
+    pool.row("SELECT * FROM submit_graph(CAST(:it AS jsonb))", it=json.dumps(named("sql-not")))
+    assert {row.name: (row.sharing, row.nodes) for row in pool.rows(FAIR)} == {
+        name: (0 if name.endswith("-not") else 3, 3)
+        for name in ("file", "file-not", "http", "http-not", "option", "sql", "sql-not")
+    }
+    refused = operator.post("/v1/graphs", json=named("wrong", fair_share="yes"))
+    assert (refused.status_code, refused.json()["detail"]) == (422, "fair_share: input should be a valid boolean")
+    with pytest.raises(BadInput, match=r"fair_share: input should be a valid boolean$"):
+        call("graph", "submit", str(written(file, named("wrong", fair_share=1))))
 
 
 @pytest.mark.usefixtures("commanding")

@@ -5,6 +5,7 @@ import pytest
 from schema.moves.cancel import cancel
 from schema.picking import ready
 from tests.support.pool import Pool, completed
+from tests.support.race import Race
 from tests.support.tenancy import Tenancy
 
 
@@ -61,6 +62,20 @@ def test_a_job_that_no_bot_offers_waits_longer_after_each_failure_up_to_a_cap(po
     assert pool.job(job).state == "queued"
 
 
+def test_a_cap_that_equals_the_backoff_makes_every_rest_exactly_so_long(pool: Pool) -> None:
+    pool.submit(properties={"os": "plan9"})
+    assigner = pool.assigner(failure_backoff=5.0, failure_backoff_cap=5.0)
+    for look in range(1, 6):
+        began = pool.row("SELECT clock_timestamp() AS at").at
+        assigner.run_once()
+        row = pool.row(
+            "SELECT looks, schedule_after - interval '5 s' AS rested_at, clock_timestamp() AS at FROM queues"
+        )
+        assert row.looks == look
+        assert began <= row.rested_at <= row.at
+        pool.rest_queues(-1)
+
+
 def test_a_job_larger_than_any_free_bot_backs_off_and_does_not_hold_up_smaller_ones(pool: Pool) -> None:
     (large,) = pool.submit(units=8, priority=-10)
     (small,) = pool.submit(units=1)
@@ -80,6 +95,20 @@ def test_a_job_whose_bots_are_merely_full_keeps_its_place_without_backoff(pool: 
     assigner.run_once()
     row = pool.row("SELECT looks, schedule_after FROM queues")
     assert (row.looks, row.schedule_after) == (0, None)
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_job_whose_bots_are_merely_locked_keeps_its_place_without_backoff(pool: Pool, race: Race, units: int) -> None:
+    (job,) = pool.submit(units=units)
+    pool.bot(capacity=2)
+    assigner = pool.assigner()
+    with race.first() as other:
+        other.row("SELECT id FROM bots FOR UPDATE")
+        race.unhindered(assigner.run_once, by=other)
+        row = pool.queue_of(job)
+        assert (row.looks, row.schedule_after, pool.granted()) == (0, None, [])
+    assigner.run_once()
+    assert pool.granted() == [job]
 
 
 def test_a_bot_that_arrives_frees_the_jobs_that_waited_for_it(pool: Pool) -> None:

@@ -123,7 +123,13 @@ FLAT_GRAPH = {"name": "build", "key": "k", "nodes": [{"command": ["true"]} | nod
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"priority": 7, "instance": "ci", "on_failure": "cancel", "on_phantom": "ignore"}]
+    "change",
+    [
+        {},
+        {"priority": 7, "instance": "ci", "on_failure": "cancel", "on_phantom": "ignore"},
+        {"fair_share": True},
+        {"fair_share": False},
+    ],
 )
 def test_a_graph_of_flat_nodes_leaves_the_rows_of_the_nested_one(database: Database, change: dict[str, Any]) -> None:
     flat = FLAT_GRAPH | change
@@ -153,6 +159,7 @@ def _plain(rows: Any) -> Any:
 BAD_GRAPHS: list[dict[str, Any]] = [
     *({"name": bad} for bad in (1, "B")),
     *({"instance": "CI"}, {"key": ""}, {"priority": 1001}, {"on_failure": "x"}, {"on_phantom": None}, {"more": 1}),
+    *({"fair_share": bad} for bad in (1, "true", None)),
     {"nodes": [{"command": ["true"]} | NODES[0], complete({})]},
     *(
         {"nodes": [{"command": ["true"], "node": 1} | bad]}

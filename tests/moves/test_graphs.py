@@ -1,13 +1,27 @@
 """Graphs of jobs: what they are refused for, and that every node runs after what it depends on."""
 
 import json
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from assigner.metrics import BLOCKED_FOREVER
 from schema.errors import BadInput, Conflict
-from tests.support.pool import Pool, active, cancel_graph, completed, graph_of, states, submitted, taken, work_off
-from tests.support.race import cancel, retention
+from tests.support.pool import (
+    Bot,
+    Pool,
+    active,
+    cancel_graph,
+    completed,
+    graph_of,
+    number,
+    states,
+    submitted,
+    taken,
+    work_off,
+)  # fmt: skip
+from tests.support.race import Race, cancel, retention
 
 
 def test_ma_11_what_depends_on_nothing_is_queued_and_the_rest_as_what_it_waits_for_ends(pool: Pool) -> None:
@@ -115,6 +129,36 @@ def test_ma_18_a_stale_report_of_a_node_changes_nothing(pool: Pool) -> None:
     bot.sync(completed(work))
     bot.sync(completed(work))
     assert states(pool, graph) == {1: "succeeded", 2: "queued"}
+
+
+def test_ma_29_the_ends_of_nodes_and_what_they_make_ready_are_told_once_they_are_stored(pool: Pool, race: Race) -> None:
+    graph = submitted(pool, {1: [], 2: [], 3: [1, 2], 4: [1], 5: [{"node": 2, "on_failure": "cancel"}]})
+    bot = pool.bot(capacity=2, sync_service=pool.sync_service(enabled=False))
+    pool.assigner().run_once()
+    first, second = sorted(bot.take(), key=lambda work: number(graph, work["job"]))
+    with capture_logs() as logs:
+        with race.first() as undone:
+            Bot(undone.sync_service(enabled=False), bot.session, bot.seq).sync(completed(first), active(second))
+        assert told(logs) == [], "what is rolled back has not happened"
+        bot.sync(completed(first), active(second))
+        bot.sync(completed(first), completed(second, "failed"))
+    of_graph = {"graph": graph.public_id}
+    assert told(logs) == [
+        ("leasehold.sheet_completed", of_graph | {"node": 1, "state": "succeeded"}),
+        ("leasehold.dependent_sheet_ready", of_graph | {"node": 4}),
+        ("leasehold.mark_complete_unknown_job", {"job": first["job"], "fence": first["fence"], "bot": "bot-1"}),
+        ("leasehold.sheet_completed", of_graph | {"node": 2, "state": "failed"}),
+        ("leasehold.sheet_completed", of_graph | {"node": 5, "state": "cancelled"}),
+    ]
+
+
+def told(logs: list[Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The events of graphs and their fields; those of one transaction by name and node."""
+    return [
+        (entry["event"], {name: value for name, value in entry.items() if name not in ("event", "log_level")})
+        for entry in logs
+        if entry["event"].startswith("leasehold.")
+    ]
 
 
 def test_ma_17_ma_19_a_node_is_started_exactly_once_when_the_last_of_its_parents_ends(pool: Pool) -> None:

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from assigner.loops import SHORT, Again, Loop
+from schema import clock
 from schema.errors import NotReady
 from schema.postgres.engine import Database
 from schema.postgres.notify import Signal, Wakeups, wake
@@ -160,13 +161,32 @@ def test_an_error_is_logged_with_the_retry_delay_and_the_loop_goes_on(loops: Cal
     assert value("leasehold_loop_errors_total", loop) >= 3
 
 
-def test_the_error_delay_is_capped_and_starts_anew_after_a_success(chance: random.Random) -> None:
-    loop = Loop("test", lambda: 0.0, chance=chance, on_error_delay=1.0)
+@pytest.mark.parametrize(
+    ("usual", "longest"), [(0.01, 2.01), (1.0, 3.0), (20.0, 22.0), (29.0, 30.0), (3600.0, 30.0)], ids=str
+)
+def test_errors_in_a_row_delay_a_loop_by_at_most_two_seconds_more_than_usual_and_by_30_s_at_most(
+    chance: random.Random, monkeypatch: pytest.MonkeyPatch, usual: float, longest: float
+) -> None:
+    away, waits = [True], []
+
+    def run_once() -> float:
+        if away[0]:
+            raise NotReady("the database cannot be reached")
+        return usual
+
+    monkeypatch.setattr(clock, "wait", lambda _event, seconds: waits.append(seconds))
+    loop = Loop("test", run_once, chance=chance, on_error_delay=usual)
     with capture_logs():
-        delays = [loop._error_delay(RuntimeError()) for _ in range(40)]
-        assert all(15.0 <= delay <= 30.0 for delay in delays[5:])
+        for _ in range(40):
+            loop._once()
+        assert waits[0] <= usual
+        assert all(longest / 2 <= wait <= longest for wait in waits[12:])
+        assert max(waits) <= longest
+        away[0] = False
         loop._once()
-        assert loop._error_delay(RuntimeError()) <= 1.0
+        away[0] = True
+        loop._once()
+    assert waits[40] <= usual, "it starts anew after a success"
 
 
 def test_a_wake_up_does_not_shorten_the_wait_after_an_error_but_stop_does(loops: Callable[..., Loop]) -> None:

@@ -111,6 +111,13 @@ def test_a_cohort_made_anew_under_its_old_name_gets_an_assigner_for_the_new_one(
         eventually(lambda: pool.rows("SELECT FROM live"))
 
 
+def test_a_reload_of_the_interval_changes_the_wait_after_an_error(pool: Pool) -> None:
+    with staffed(pool, settings(pool, {"threads": 1, "interval": 20.0})) as assigner_threads:
+        assigner_threads.reconfigure(settings(pool, {"threads": 1, "interval": 0.5}))
+        (held,) = assigner_threads._held.values()
+        assert max(held.loop._error_delay(RuntimeError()) for _ in range(20)) <= 2.5
+
+
 @contextmanager
 def running(pool: Pool, name: str) -> Iterator[None]:
     chosen = settings(pool, {"threads": 2, "interval": 0.05, "jitter": 0.05}, *COHORTS)

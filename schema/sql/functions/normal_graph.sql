@@ -21,7 +21,8 @@ BEGIN
             (4, 'priority', 'integer', false, -1000, 1000),
             (5, 'on_failure', 'on_failure', false, NULL, NULL),
             (6, 'on_phantom', 'on_phantom', false, NULL, NULL),
-            (7, 'nodes', 'nodes', false, 1, 10000)
+            (7, 'fair_share', 'boolean', false, NULL, NULL),
+            (8, 'nodes', 'nodes', false, 1, 10000)
         ) AS f (nth, name, kind, nullable, at_least, at_most) ON f.name = g.key) c
         WHERE c.refused IS NOT NULL ORDER BY c.nth LIMIT 1;
     IF refused IS NOT NULL THEN
@@ -37,5 +38,6 @@ BEGIN
     RETURN jsonb_build_object('name', request->'name', 'instance', coalesce(request->>'instance', 'default'),
             'priority', coalesce(request->'priority', '0'), 'on_failure', coalesce(request->>'on_failure', 'block'),
             'on_phantom', coalesce(request->>'on_phantom', 'warn'), 'nodes', nodes)
+        || CASE WHEN (request->>'fair_share')::boolean THEN '{"fair_share": true}' ELSE '{}'::jsonb END
         || CASE WHEN request->>'key' IS NOT NULL THEN jsonb_build_object('key', request->'key') ELSE '{}' END;
 END $$;

@@ -1,0 +1,68 @@
+"""Several assigner processes start constrained jobs in the order of their points, as one assigner would."""
+
+import os
+import random
+from typing import Any
+
+from schema.accounting import rates
+from schema.postgres.notify import wake
+from schema.requests import JobRequest
+from tests.support.assigners import assigner_processes
+from tests.support.patience import eventually
+from tests.support.pool import Bot, Pool, completed
+
+ROUNDS_VARIABLE = "LEASEHOLD_TEST_ROUNDS"
+ROUNDS, PROCESSES, JOBS = 3, 4, 10
+#: What makes the jobs constrained: each kind waits in a queue of its own.
+KINDS: tuple[dict[str, Any], ...] = (
+    {"locks": ["tree"]},
+    {"resource_class": "gpu"},
+    {"resource_class": "gpu", "model": "large", "owner": "ann"},
+    {"owner": "bob", "project": "site"},
+    {"preferred_hours": list(range(24))},
+)
+#: Classes with these points, which no other job may have.
+CLASSES = {"serious": 60, "random": 40}
+WAITING = "SELECT public_id, rank FROM jobs WHERE state = 'queued' ORDER BY rank"
+STARTED = """
+SELECT j.public_id FROM job_events e JOIN jobs j ON j.id = e.job_id
+WHERE e.move = 'grant' AND e.id > :after ORDER BY e.id"""
+
+
+def submitted(pool: Pool, chance: random.Random) -> list[str]:
+    """Ten waiting jobs of distinct points, submitted in any order; returns them in the order of their points."""
+    points = chance.sample(sorted({*range(-50, 150)} - {*CLASSES.values()}), JOBS - len(CLASSES))
+    requests: list[dict[str, Any]] = [{"urgency": each, **chance.choice(KINDS)} for each in points]
+    requests += [{"job_class": each} for each in CLASSES]
+    chance.shuffle(requests)
+    for request in requests:
+        pool.submit(**JobRequest(command=["true"], **request).normal())
+    found = pool.rows(WAITING)
+    assert len({row.rank for row in found}) == JOBS
+    return [str(row.public_id) for row in found]
+
+
+def worked_off(bot: Bot, jobs: int) -> None:
+    """End this many jobs, one after the other, as soon as each is offered."""
+    for _ in range(jobs):
+        (work,) = eventually(lambda: bot.sync()["leases"])
+        bot.sync(completed(work))
+
+
+def test_sa_07_assigner_processes_start_constrained_jobs_one_by_one_in_the_order_of_their_points(
+    pool: Pool, database_url: str, chance: random.Random
+) -> None:
+    """All processes are woken at once for each free unit. `LEASEHOLD_TEST_ROUNDS=20` makes more rounds."""
+    pool.database.run(lambda c: rates.set_rate(c, "gpu", per_second=1000, burst=1000, actor="test"))
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
+    with assigner_processes(
+        database_url, pool.timing, chance, [[None, None]] * PROCESSES, wakeups=True, interval=0.1, jitter=0.1
+    ):
+        for number in range(int(os.environ.get(ROUNDS_VARIABLE) or ROUNDS)):
+            pool.change("UPDATE bots SET draining = true")
+            before = pool.row("SELECT coalesce(max(id), 0) AS id FROM job_events").id
+            expected = submitted(pool, chance)
+            pool.change("UPDATE bots SET draining = false")
+            pool.database.run(lambda connection: wake(connection, "jobs"))
+            worked_off(bot, JOBS)
+            assert [str(row.public_id) for row in pool.rows(STARTED, after=before)] == expected, f"round {number}"
