@@ -84,9 +84,10 @@ BEGIN
     END IF;
     SELECT o.places, o.depths INTO places, depths FROM ordered_graph(job_name, nos, parents, children) o;
 
-    IF EXISTS (SELECT FROM queue_limits) THEN
-        PERFORM prepare_submit(request->'nodes');
-        PERFORM refuse_full_queues(request->'nodes');
+    IF EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings) THEN
+        PERFORM prepare_submit(request->'nodes', instance_name);
+        PERFORM refuse_full_queues(request->'nodes', instance_name);
+        request := jsonb_set(request, '{nodes}', within_limits(request->'nodes', 'nodes', instance_name));
     END IF;
     SELECT array_agg(known.given), array_agg(known.id) INTO sets, set_ids FROM (
         SELECT normal.given, intern_platform(normal.properties) AS id FROM (
