@@ -1,4 +1,4 @@
-"""Declarations of limits on what is submitted: queue limits of instances, and ceilings."""
+"""Declarations of limits on what is submitted and reported: queue limits of instances, ceilings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +12,7 @@ from assigner.operator_resources.declaration import (
     Key,
     Keys,
     Removal,
+    Request,
     Resource,
     Row,
     Setting,
@@ -20,6 +21,8 @@ from assigner.operator_resources.declaration import (
     one_of,
 )
 from assigner.operator_resources.limits import QueueLimitRequest
+from schema.accounting import accounts
+from schema.accounting.accounts import MAX_BUDGET
 from schema.policy import ceilings, queue_limits
 from schema.policy.ceilings import CeilingTerms
 
@@ -124,4 +127,41 @@ CEILINGS = Resource(
     ),
 )
 
-RESOURCES: tuple[Resource[Any], ...] = (INSTANCE_QUEUE_LIMITS, CEILINGS)
+
+class ReportCeilingRequest(Request):
+    amount: float = given(unit="the unit of the report", help="most that one attempt counts for", ge=0, le=MAX_BUDGET)
+
+
+class ReportCeiling(Row):
+    instance: str
+    unit: str = Field(description="unit in which commands report what they used")
+    amount: float = given(unit="the unit of the report", help="most that one attempt counts for")
+
+
+def _set_report_ceiling(connection: Connection, keys: Keys, body: ReportCeilingRequest, by: By) -> None:
+    accounts.set_report_ceiling(connection, keys[0], keys[1], body.amount, **by)
+
+
+REPORT_CEILINGS = Resource(
+    name="report-ceiling",
+    plural="report-ceilings",
+    help="The most that one attempt of an instance may report of a unit.",
+    keys=(Key("instance", "INSTANCE"), Key("unit", "UNIT")),
+    row=ReportCeiling,
+    rows=lambda connection, _: accounts.report_ceilings(connection),
+    columns=(("instance", "instance"), ("unit", "unit"), ("amount (of the unit)", "amount")),
+    set=Setting(
+        help="Set the most that one attempt's report counts for. What it reports beyond that is cut, with an event.",
+        model=ReportCeilingRequest,
+        apply=_set_report_ceiling,
+        arguments=("amount",),
+    ),
+    printed=lambda done: f"one attempt of {done['instance']} counts for at most {done['amount']:g} {done['unit']}",
+    remove=Removal(
+        help="Let reports of a unit count in full.",
+        apply=lambda connection, keys, by: accounts.remove_report_ceiling(connection, keys[0], keys[1], **by),
+        printed="reports of {unit} by {instance} count in full",
+    ),
+)
+
+RESOURCES: tuple[Resource[Any], ...] = (INSTANCE_QUEUE_LIMITS, CEILINGS, REPORT_CEILINGS)

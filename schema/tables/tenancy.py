@@ -30,6 +30,8 @@ instances = Table(
     Column("draining", Boolean, nullable=False, server_default=text("false")),
     Column("drain_deadline", TIME),
     Column("managed", Boolean, nullable=False, server_default=text("false")),
+    # The most that one attempt's report counts for, by unit; null without any.
+    Column("report_ceilings", JSONB),
     UniqueConstraint("name", name="instances_name_key"),
     CheckConstraint(name_form(), name="instances_name_form"),
     CheckConstraint(name_form("pool"), name="instances_pool_form"),

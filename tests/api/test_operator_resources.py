@@ -62,6 +62,12 @@ ROUND_TRIPS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"instance": "ci", "label": "a/b", "default_timeout": 900.0, "max_timeout": 7200.0, "max_queue_age": None},
         "max queue age (s)",
     ),
+    "report-ceiling": (
+        "set ci tokens 1000.5",
+        "ci tokens",
+        {"instance": "ci", "unit": "tokens", "amount": 1000.5},
+        "amount (of the unit)",
+    ),
     "window": (
         "set night --start 20 --end 8 --type random --type nightly --meter plan --usage-threshold 80",
         "night",
@@ -305,6 +311,9 @@ REFUSED = [
     ("ceiling set --max-timeout 1m --default-timeout 61s", "--default-timeout: must be at most 60"),
     ("ceiling set --max-queue-age 1m --instance nosuch", "instance: there is no instance 'nosuch'"),
     ("ceiling rm --label quick", "ceiling: label:quick has none"),
+    ("report-ceiling set nosuch tokens 5", "instance: there is no instance 'nosuch'"),
+    ("report-ceiling set ci tokens -5", "AMOUNT: must be greater than or equal to 0"),
+    ("report-ceiling rm ci tokens", "report-ceiling: 'ci/tokens' is not set"),
     ("lock set ci Tree 1", "lock: 'Tree' is not a name"),
     ("quota show ci --cohort ..", "--cohort: '..' is not a name"),
     ("window show absent", "window: there is no 'absent'"),
