@@ -1,4 +1,4 @@
-"""Declarations of limits on what is submitted and reported: queue limits of instances, ceilings."""
+"""Declarations of limits on what is submitted and reported: queue limits of instances, ceilings, rules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,8 +23,9 @@ from assigner.operator_resources.declaration import (
 from assigner.operator_resources.limits import QueueLimitRequest
 from schema.accounting import accounts
 from schema.accounting.accounts import MAX_BUDGET
-from schema.policy import ceilings, queue_limits
+from schema.policy import ceilings, queue_limits, submit_rules
 from schema.policy.ceilings import CeilingTerms
+from schema.policy.submit_rules import SubmitRuleTerms
 
 
 class InstanceQueueLimit(Row):
@@ -128,6 +129,57 @@ CEILINGS = Resource(
 )
 
 
+class SubmitRuleRequest(SubmitRuleTerms):
+    model_config = ConfigDict(strict=True)
+
+    reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class SubmitRule(SubmitRuleTerms):
+    model_config = ConfigDict(from_attributes=True)
+
+    instance: str | None = Field(description="unset = all instances")
+
+
+def _set_submit_rule(connection: Connection, keys: Keys, body: SubmitRuleRequest, by: By) -> Mapping[str, Any]:
+    return submit_rules.set_submit_rule(connection, one_of(keys[0]), body, **by)
+
+
+def _any(value: list[str] | None) -> object:
+    return "any" if value is None else value
+
+
+SUBMIT_RULES = Resource(
+    name="submit-rule",
+    plural="submit-rules",
+    help="What is refused when it is submitted: property keys, programs, jobs of owners that have used much.",
+    keys=(Key("instance", "INSTANCE", check=check_scope, option="--instance", default=ALL),),
+    row=SubmitRule,
+    rows=lambda connection, _: submit_rules.submit_rules(connection),
+    columns=(
+        ("instance", lambda row: row["instance"] or "all"),
+        ("property keys", lambda row: _any(row["property_keys"])),
+        ("commands", lambda row: _any(row["commands"])),
+        ("owner cost (cost)", "owner_cost"),
+        ("owner penalty (steps)", "owner_penalty"),
+    ),
+    set=Setting(
+        help="Set the rule of the pool or of an instance; what is not given stays. A job must pass both.",
+        model=SubmitRuleRequest,
+        apply=_set_submit_rule,
+        partial=True,
+        options={"property_keys": "--property-key", "commands": "--command"},
+        switches={"--any-property": ("property_keys", None), "--any-command": ("commands", None)},
+    ),
+    printed=lambda done: f"the submit rule of {done['instance'] or 'the pool'} is set",
+    remove=Removal(
+        help="Remove the rule of the pool or of an instance.",
+        apply=lambda connection, keys, by: submit_rules.remove_submit_rule(connection, one_of(keys[0]), **by),
+        printed="the submit rule is removed",
+    ),
+)
+
+
 class ReportCeilingRequest(Request):
     amount: float = given(unit="the unit of the report", help="most that one attempt counts for", ge=0, le=MAX_BUDGET)
 
@@ -164,4 +216,4 @@ REPORT_CEILINGS = Resource(
     ),
 )
 
-RESOURCES: tuple[Resource[Any], ...] = (INSTANCE_QUEUE_LIMITS, CEILINGS, REPORT_CEILINGS)
+RESOURCES: tuple[Resource[Any], ...] = (INSTANCE_QUEUE_LIMITS, CEILINGS, SUBMIT_RULES, REPORT_CEILINGS)

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    Numeric,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -116,6 +117,23 @@ ceilings = Table(
     CheckConstraint("max_timeout > 0 AND max_timeout <= 31536000", name="ceilings_max_timeout_range"),
     CheckConstraint("max_queue_age > 0 AND max_queue_age <= 31536000", name="ceilings_max_queue_age_range"),
     CheckConstraint("default_timeout <= max_timeout", name="ceilings_default_below_max"),
+)
+
+# What a submit refuses, or puts back in the order: of the whole pool where `instance` is null. A null list or threshold
+# refuses nothing; a null penalty refuses the jobs of an owner above the threshold.
+submit_rules = Table(
+    "submit_rules",
+    metadata,
+    identity(Integer),
+    Column("instance", Integer),
+    Column("property_keys", ARRAY(Text)),
+    Column("commands", ARRAY(Text)),
+    Column("owner_cost", Numeric(30, 6)),
+    Column("owner_penalty", Integer),
+    UniqueConstraint("instance", name="submit_rules_key", postgresql_nulls_not_distinct=True),
+    CheckConstraint("owner_cost >= 0 AND owner_cost <> 'NaN'", name="submit_rules_owner_cost_positive"),
+    CheckConstraint("owner_penalty BETWEEN 1 AND 2000", name="submit_rules_owner_penalty_range"),
+    CheckConstraint("owner_penalty IS NULL OR owner_cost IS NOT NULL", name="submit_rules_penalty_above_cost"),
 )
 
 # Names that configuration files declare, and that operators cannot change by command.

@@ -1,7 +1,9 @@
 -- Return what the submit event of a job records beside its state.
 --
--- These are the job that it was made from, if any, and its queue timeout, which the job's row forgets once it started.
+-- These are the job that it was made from, if any, its queue timeout, which the job's row forgets once it started, and
+-- the steps by which a submit rule made it less urgent.
 CREATE OR REPLACE FUNCTION origin_of(request jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT nullif(jsonb_strip_nulls(jsonb_build_object(
-        'from', request->'from', 'queue_timeout_seconds', request->'queue_timeout_seconds')), '{}')
+        'from', request->'from', 'queue_timeout_seconds', request->'queue_timeout_seconds',
+        'lowered', request->'lowered')), '{}')
 $$;

@@ -34,7 +34,7 @@ BEGIN
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                    OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
            count(r->>'dedup_key'),
-           EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings)
+           EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules)
         INTO malformed, deduplicated, limited
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
@@ -70,7 +70,7 @@ BEGIN
                now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
                coalesce(r.max_attempts, 5) AS max_attempts, coalesce(r.retry_failed, false) AS retry_failed,
                coalesce(r.payload, '{}') AS payload, r.terms, r.request AS whole,
-               CASE WHEN r.request ?| '{from,queue_timeout_seconds}' THEN origin_of(r.request) END AS origin,
+               CASE WHEN r.request ?| '{from,queue_timeout_seconds,lowered}' THEN origin_of(r.request) END AS origin,
                CASE WHEN r.key IS NOT NULL
                    THEN sha256(convert_to((coalesce(r.original, r.request) - 'key')::text, 'UTF8')) END AS request_hash
         FROM ROWS FROM (

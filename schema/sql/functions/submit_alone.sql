@@ -31,7 +31,7 @@ BEGIN
     END IF;
     SELECT i.id, i.managed, (SELECT p.id FROM platforms p
             WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8'))),
-            EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings)
+            EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules)
         INTO of_instance, is_managed, of_platform, limited
         FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
     IF limited OR request->>'dedup_key' IS NOT NULL THEN
@@ -92,6 +92,6 @@ BEGIN
     INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,
-        CASE WHEN request ?| '{from,queue_timeout_seconds}' THEN origin_of(request) END);
+        CASE WHEN request ?| '{from,queue_timeout_seconds,lowered}' THEN origin_of(request) END);
     woken := wake('jobs');
 END $$;
