@@ -197,7 +197,7 @@ class Work(Message):
     job: str
     fence: int
     state: Literal["pending", "active", "cancelling"] = Field(description="`cancelling`: kill the command and confirm")
-    stop_reason: Literal["cancel", "timeout", "preempt", "drain", "unacknowledged"] | None = Field(
+    stop_reason: Literal["cancel", "timeout", "ceiling", "preempt", "drain", "unacknowledged"] | None = Field(
         default=None, description="why the bot shall stop it; set if and only if the state is `cancelling`"
     )
     instance: str

@@ -305,7 +305,7 @@ def _queue_deadline(job: Row) -> GateVerdict:
     if patience is None:
         return _verdict(job, predicates.QUEUE_DEADLINE, "it may wait for ever")
     left = round(float(patience), 3)
-    sentence = f"it may wait for another {left:.1f} s" if left > 0 else "its queue timeout is over: it will be given up"
+    sentence = f"it may wait for another {left:.1f} s" if left > 0 else "its time to wait is over: it will be given up"
     return _verdict(job, predicates.QUEUE_DEADLINE, sentence, left_seconds=left)
 
 

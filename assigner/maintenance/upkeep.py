@@ -32,7 +32,7 @@ from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, expire
-from schema.moves.timeouts import stop_drained, time_out
+from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
 from schema.picking import constrained
 from schema.postgres.engine import Database
 from schema.states import LeaseState
@@ -76,6 +76,8 @@ DAY = 24 * HOUR
 #: between two counts of the backlog.
 RECONCILE_INTERVAL = ROLL_INTERVAL = BACKLOG_INTERVAL = 60.0
 
+#: Seconds between two looks for jobs that have waited longer than a ceiling: a look may read all that wait.
+AGE_INTERVAL = 10.0
 #: Seconds between two thorough rounds, which read all overdue leases. Other rounds read only the leases that became due
 #: within LOOK_BACK rounds, because earlier ones are left only if a round failed.
 THOROUGH_INTERVAL, LOOK_BACK = 60.0, 10
@@ -133,7 +135,8 @@ class RoundResult:
 
     session: expired sessions. kept: bots that kept units for an instance in vain. overdue: overdue leases asked to
     stop. drained: leases asked to stop because a drain's deadline passed. stubborn: bots closed because they did not
-    stop a lease. waited: jobs that reached their queue timeout. probation: bots put on probation. graph: nodes queued
+    stop a lease. ceiling: leases asked to stop, and waiting jobs given up, because of a ceiling. waited: jobs that
+    reached their queue timeout. probation: bots put on probation. graph: nodes queued
     or cancelled. retention: deleted jobs.
     """
 
@@ -142,6 +145,7 @@ class RoundResult:
     overdue: int = 0
     drained: int = 0
     stubborn: int = 0
+    ceiling: int = 0
     waited: int = 0
     probation: int = 0
     graph: int = 0
@@ -167,7 +171,7 @@ class Upkeep:
         self._fair = fair or FairShareSettings()
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
-        self._next_share = self._next_roll = self._next_backlog = now()
+        self._next_share = self._next_roll = self._next_backlog = self._next_age = now()
 
     def reconfigure(self, settings: UpkeepSettings, fair: FairShareSettings) -> None:
         """Use these settings from the next round on."""
@@ -181,6 +185,7 @@ class Upkeep:
             self._expire(done)
         done.overdue, done.stubborn = self._database.run(self._overdue, urgent=True, undone=self._overlooked)
         done.drained = self._database.run(self._drained, urgent=True)
+        done.ceiling = self._ceilings()
         done.waited = self._database.run(lambda connection: time_out(connection, LIMIT, actor=self.name))
         self._graphs(done)
         for released in self._database.run(lambda connection: release_kept_units(connection, LIMIT)):
@@ -261,6 +266,18 @@ class Upkeep:
 
     def _drained(self, connection: Connection) -> int:
         return stop_drained(connection, LIMIT, sync=self._timing.sync, actor=self.name)
+
+    def _ceilings(self) -> int:
+        """Stop what runs, and give up what waits, longer than its ceiling; returns the number of both."""
+        beyond = self._database.run(
+            lambda connection: stop_over_ceiling(connection, LIMIT, sync=self._timing.sync, actor=self.name)
+        )
+        if self._now() >= self._next_age:
+            aged = self._database.run(lambda connection: age_out(connection, LIMIT, actor=self.name))
+            beyond += aged
+            if aged < LIMIT:
+                self._next_age = self._now() + AGE_INTERVAL
+        return beyond
 
     def _probation(self) -> int:
         """Begin and end probations of bots and log each; returns how many began."""

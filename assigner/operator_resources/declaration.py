@@ -79,6 +79,17 @@ class Key:
     slashes: bool = False
 
 
+def check_scope(field: str, value: str) -> None:
+    """Raise BadInput if the value of a key is neither a name nor `*`, which stands for all of them."""
+    if value != ALL:
+        validation.check_name(field, value)
+
+
+def one_of(value: str) -> str | None:
+    """Return the value of a key, None if it stands for all of them."""
+    return None if value == ALL else value
+
+
 Keys = Sequence[str]
 #: Fields that the answer to a change holds beside the item's name.
 Fields = Mapping[str, Any] | None

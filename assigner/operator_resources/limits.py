@@ -20,13 +20,14 @@ from assigner.operator_resources.declaration import (
     Resource,
     Row,
     Setting,
+    check_scope,
     given,
+    one_of,
 )
 from schema.accounting import accounts, counters, rates
 from schema.accounting.accounts import PoolLimits
 from schema.policy import meters, queue_limits, time_windows
 from schema.policy.time_windows import WindowTerms
-from schema.validation import check_name
 
 
 class PoolLimitsRequest(PoolLimits):
@@ -185,14 +186,9 @@ class Advice(Row):
     until: datetime | None = Field(description="unset = until it is removed")
 
 
-def _of_class(keys: Keys) -> str | None:
-    """Return the resource class that advice is for; None = all constrained jobs."""
-    return None if keys[0] == ALL else keys[0]
-
-
 def _advise(connection: Connection, keys: Keys, body: AdviceRequest, by: By) -> None:
     advice: Any = body.model_dump(include={"allowed", "delay", "seconds"})
-    rates.advise(connection, _of_class(keys), **advice, **by)
+    rates.advise(connection, one_of(keys[0]), **advice, **by)
 
 
 def _advised(done: Mapping[str, Any]) -> str:
@@ -200,16 +196,11 @@ def _advised(done: Mapping[str, Any]) -> str:
     return f"assigners {effect} of {done['resource_class'] or 'any class'}"
 
 
-def _check_class(metavar: str, value: str) -> None:
-    if value != ALL:
-        check_name(metavar, value)
-
-
 BACKPRESSURE = Resource(
     name="backpressure",
     plural="backpressure",
     help="Advice to hold back the constrained jobs of one resource class, or all of them.",
-    keys=(Key("resource_class", "[CLASS]", check=_check_class, default=ALL),),
+    keys=(Key("resource_class", "[CLASS]", check=check_scope, default=ALL),),
     row=Advice,
     rows=lambda connection, _: rates.advice_in_force(connection),
     columns=(
@@ -230,7 +221,7 @@ BACKPRESSURE = Resource(
     printed=_advised,
     remove=Removal(
         help="Withdraw advice.",
-        apply=lambda connection, keys, by: rates.withdraw_advice(connection, _of_class(keys), **by),
+        apply=lambda connection, keys, by: rates.withdraw_advice(connection, one_of(keys[0]), **by),
         printed="nothing is advised for {resource_class}",
     ),
 )

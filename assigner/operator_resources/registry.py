@@ -2,10 +2,15 @@
 
 from typing import Any
 
-from assigner.operator_resources import limits, priorities, tenancy
+from assigner.operator_resources import limits, priorities, submit_limits, tenancy
 from assigner.operator_resources.declaration import Resource
 
-RESOURCES: tuple[Resource[Any], ...] = (*tenancy.RESOURCES, *limits.RESOURCES, *priorities.RESOURCES)
+RESOURCES: tuple[Resource[Any], ...] = (
+    *tenancy.RESOURCES,
+    *limits.RESOURCES,
+    *submit_limits.RESOURCES,
+    *priorities.RESOURCES,
+)
 
 
 def resource(name: str) -> Resource[Any]:

@@ -1,4 +1,4 @@
-"""Accounts: the instances with a share of the pool, their limits, the limits of the whole pool, and reported usage.
+"""Accounts: the instances with a share of the pool, their limits, the limits of the whole pool, reported usage.
 
 An instance with an account is *managed*: all its jobs are constrained jobs. When an instance becomes managed, or stops
 being so, its waiting jobs change queue in batches (schema/moves/reassign.py) and may start meanwhile.
@@ -14,11 +14,13 @@ from sqlalchemy import Connection, text
 from schema import audit
 from schema.accounting import counters
 from schema.accounting.counters import instance_counter, lock_counter
-from schema.errors import NotFound
+from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
-from schema.validation import Name, check_name
+from schema.validation import Name, check_name, escaped
 
 MAX_WEIGHT, MAX_BUDGET, MAX_JOBS = 1e6, 1e12, 1_000_000_000
+#: The instance of jobs that name none; it has no row before the first of them.
+DEFAULT_INSTANCE = "default"
 #: The most locks of one instance in one request.
 MAX_LOCKS = 1000
 #: For each limit the ending of the counter's name (of an instance), or the whole name (of the pool).
@@ -229,3 +231,64 @@ class ReportedUsage:
 def reported_usage(connection: Connection, *, hours: float) -> list[ReportedUsage]:
     """The usage reported within the last `hours`, ordered by instance and unit."""
     return [ReportedUsage(**row._mapping) for row in connection.execute(_REPORTED, {"hours": hours})]
+
+
+# Ceilings of reports: the most that one attempt's report counts for, by instance and unit. `settle.sql` cuts the rest.
+
+
+_CEILINGS = text("""
+SELECT i.name AS instance, c.unit, c.amount::double precision AS amount
+FROM instances i CROSS JOIN LATERAL jsonb_each_text(i.report_ceilings) AS c (unit, amount)
+WHERE i.report_ceilings IS NOT NULL ORDER BY i.name, c.unit
+""")
+_SET_CEILING = text("""
+UPDATE instances SET report_ceilings = coalesce(report_ceilings, '{}')
+    || jsonb_build_object(CAST(:unit AS text), CAST(:amount AS numeric))
+WHERE name = :instance RETURNING id
+""")
+_REMOVE_CEILING = text("""
+UPDATE instances SET report_ceilings = nullif(report_ceilings - CAST(:unit AS text), '{}')
+WHERE name = :instance AND report_ceilings ? CAST(:unit AS text) RETURNING id
+""")
+
+
+@dataclass(frozen=True)
+class ReportCeiling:
+    """The most that the report of one attempt of the instance counts for, in this unit."""
+
+    instance: str
+    unit: str
+    amount: float
+
+
+def report_ceilings(connection: Connection) -> list[ReportCeiling]:
+    """All ceilings of reports, ordered by instance and unit."""
+    return [ReportCeiling(**row._mapping) for row in connection.execute(_CEILINGS)]
+
+
+def set_report_ceiling(
+    connection: Connection, instance: str, unit: str, amount: float, *, actor: str, reason: str = ""
+) -> None:
+    """Let the report of one attempt count for at most `amount` of the unit. Attempts that have ended stay counted.
+
+    Raises BadInput, and NotFound for an instance that does not exist: the ceiling of a misspelt name would hold for no
+    job.
+    """
+    check_name("unit", unit)
+    if not 0 <= amount <= MAX_BUDGET:
+        raise BadInput("amount", f"must be between 0 and {MAX_BUDGET:g}")
+    if instance == DEFAULT_INSTANCE:
+        connection.execute(_INTERN, {"name": instance})
+    values = {"instance": instance, "unit": unit, "amount": repr(amount)}
+    if connection.execute(_SET_CEILING, values).one_or_none() is None:
+        raise NotFound(f"instance: there is no instance '{escaped(instance, 63)}'")
+    details = {"unit": unit, "amount": amount, "reason": reason}
+    audit.write(connection, "report-ceiling.set", actor=actor, subject=f"instance:{instance}", details=details)
+
+
+def remove_report_ceiling(connection: Connection, instance: str, unit: str, *, actor: str, reason: str = "") -> None:
+    """Let reports of the unit count in full. Raises NotFound if the instance has no ceiling of that unit."""
+    if connection.execute(_REMOVE_CEILING, {"instance": instance, "unit": unit}).one_or_none() is None:
+        raise NotFound(f"report-ceiling: '{escaped(f'{instance}/{unit}', 127)}' is not set")
+    details = {"unit": unit, "amount": None, "reason": reason}
+    audit.write(connection, "report-ceiling.rm", actor=actor, subject=f"instance:{instance}", details=details)

@@ -68,7 +68,9 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_a
     j.queue, j.platform, j.properties, j.required IS NOT NULL AS insists,
     extract(epoch FROM j.prefer_until - clock_timestamp()) AS prefer_left,
     extract(epoch FROM j.rests_until - clock_timestamp()) AS rest,
-    extract(epoch FROM j.queue_deadline - clock_timestamp()) AS patience,
+    extract(epoch FROM least(j.queue_deadline,
+        CASE WHEN j.fence = 0 THEN j.queued_at + make_interval(secs => l.max_queue_age) END)
+        - clock_timestamp()) AS patience,
     extract(epoch FROM j.drain_deadline - clock_timestamp()) AS drain_left,
     q.cohort IS NOT NULL AS counted, q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max, h.headroom,
     (SELECT count(*) FROM evictions e WHERE e.cohort = j.cohort AND e.instance = j.instance
@@ -83,6 +85,7 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_a
 FROM job j
 LEFT JOIN quotas q ON q.cohort = j.cohort AND q.instance = j.instance
 CROSS JOIN LATERAL (SELECT {HEADROOM} AS headroom) h
+CROSS JOIN LATERAL ceiling_of(j.instance, j.label) l
 LEFT JOIN graph_nodes n ON n.job_id = j.id
 LEFT JOIN graphs g ON g.id = n.graph
 """)

@@ -90,7 +90,7 @@ FINAL_STAYS_FINAL = Invariant(
     "S7",
     "jobs that left a final state",
     """SELECT DISTINCT job_id AS id FROM job_events
-       WHERE from_state IN ('succeeded', 'failed', 'cancelled', 'dead')""",
+       WHERE from_state IN ('succeeded', 'failed', 'cancelled', 'dead') AND to_state <> from_state""",
 )
 
 FENCE_NEVER_GOES_BACK = Invariant(

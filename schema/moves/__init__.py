@@ -13,7 +13,7 @@ locked rows.
     leased, running -> cancelling: cancel.cancel        queued, parked, deferred, blocked -> cancelled: cancel.cancel
     queued -> deferred: hold.defer                      deferred -> queued: hold.return_deferred
     queued -> parked: hold.park, hold.skip              parked -> queued: hold.unpark, hold.requeue
-    queued -> dead: timeouts.time_out                   blocked -> queued, cancelled: dependencies.unblock_due
+    queued -> dead: timeouts.time_out, timeouts.age_out blocked -> queued, cancelled: dependencies.unblock_due
     queued -> queued: backoff.promote, priority.review_waiting, priority.reprice
     rests of queues: backoff.rest_queues, backoff.wake_queues, backoff.wake_queues_for_bots
 

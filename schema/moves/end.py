@@ -235,7 +235,7 @@ WITH told AS MATERIALIZED (
         WHEN verdict = 'failed' AND retry_failed AND attempts < max_attempts AND state <> 'cancelling' THEN 'queued'
         WHEN verdict = 'failed' THEN 'failed'
         WHEN state = 'cancelling' THEN 'cancelled'
-        WHEN stop_reason = 'timeout' THEN 'dead'
+        WHEN stop_reason IN ('timeout', 'ceiling') THEN 'dead'
         WHEN uncharged THEN 'queued'
         WHEN killed AND kills + 1 >= {MAX_KILLS} THEN 'dead'
         WHEN attempts >= max_attempts THEN 'dead'
@@ -260,6 +260,7 @@ WITH told AS MATERIALIZED (
         queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
         reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
             WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
+            WHEN d.to_state = 'dead' AND d.stop_reason = 'ceiling' THEN 'ran longer than the ceiling of its timeout'
             WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= {MAX_KILLS} THEN 'its bot was lost three times'
             WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
             ELSE d.details->>'reason' END

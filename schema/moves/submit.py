@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from schema.errors import Conflict, LeaseholdError, QueueFull
+from schema.errors import BadInput, Conflict, LeaseholdError, QueueFull
 from schema.policy.priority_classes import UNKNOWN_POINTS, unknown_points
 from schema.postgres import engine
 from schema.validation import escaped
@@ -17,8 +17,8 @@ from schema.validation import escaped
 # The function is the one implementation, for callers in SQL as well as for this one.
 SUBMIT = text("SELECT n, job_id, public_id, created, same FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n")
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
-#: What the function raises when a label's queue is full.
-QUEUE_FULL = "LH001"
+#: What the function raises when a queue is full, and when a request breaks a limit that operators have set.
+QUEUE_FULL, BEYOND_LIMIT = "LH001", "LH004"
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     A request holds instance, properties (in normal form), payload, and optionally key, priority, units, label,
     locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts and retry_failed. A request whose key
     was used before in its instance gets the earlier job; raises Conflict `key_reused` when that one was submitted with
-    another content, QueueFull when a label has no room for all of its new jobs, BadInput when a class or a service
-    level is not known.
+    another content, QueueFull when a label or an instance has no room for all of its new jobs, BadInput when a class or
+    a service level is not known, or when a new job would break a limit that operators have set.
     """
     values = {"requests": to_json(list(requests)).decode(), "actor": actor}
     rows = submitted_rows(connection, SUBMIT, values, requests=requests)
@@ -76,7 +76,8 @@ def submitted_rows(
 ) -> Sequence[Row[Any]]:
     """The rows of a statement that submits `requests`, whose list is called `place`.
 
-    Raises QueueFull when a label has no room, BadInput when a class or a service level is not known.
+    Raises QueueFull when a queue has no room, BadInput when a class or a service level is not known or when a request
+    breaks a limit.
     """
     try:
         return connection.execute(statement, values).all()
@@ -98,6 +99,8 @@ def _refused(error: psycopg.Error, requests: Mapping[str, Mapping[str, Any]]) ->
     match error.sqlstate:
         case code if code == QUEUE_FULL:
             return QueueFull(reason)
+        case code if code == BEYOND_LIMIT:
+            return BadInput(error.diag.column_name or "jobs", escaped(error.diag.message_detail or "", 300))
         case code if code == UNKNOWN_POINTS:
             return unknown_points(error, {place: request.get("own") or {} for place, request in requests.items()})
         case _:

@@ -1,9 +1,13 @@
-"""queued -> dead: time_out, for jobs that nobody started in time."""
+"""queued -> dead, for jobs that nobody started in time; leased, running -> (asked to stop), for what ran too long.
+
+Times that a request gives, and the ceilings of operators: of a queue age, and of a run time.
+"""
 
 from sqlalchemy import Connection, TextClause, text
 
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres.fragments import newest_leases
+from schema.predicates import ready_in
 from schema.states import JobState
 from schema.timing import KILL_GRACE
 
@@ -41,6 +45,67 @@ def time_out(connection: Connection, limit: int, *, actor: str) -> int:
     return len(rows)
 
 
+# queued -> dead: what has waited longer than the ceiling of its queue age, whenever it was submitted.
+
+
+#: The condition that job `w` has waited for longer than `{age}` seconds for its first start. The time in which it was
+#: held aside does not count. A job that was started once has no such ceiling any more, as it has no queue timeout.
+_AGED = """w.queued_at < now() - make_interval(secs => {age}) AND w.kills = 0
+            AND (w.fence = 0 OR NOT EXISTS (SELECT FROM leases l WHERE l.job_id = w.id
+                AND (l.acknowledged_at IS NOT NULL OR l.state = 'completed')))
+            AND w.queued_at < now() - make_interval(secs => {age}) - make_interval(secs => (
+                SELECT coalesce(sum((e.details->>'held_seconds')::double precision), 0) FROM job_events e
+                WHERE e.job_id = w.id AND e.move = 'release'))"""
+# Ceilings of labels are judged by the index of waiting labels, all others queue by queue. A job that waits to be tried
+# again is judged when it is ready again. What has changed since it was judged has another fence and is left alone.
+AGE_OUT = text(f"""
+WITH aged AS MATERIALIZED (
+    SELECT w.id, w.fence FROM (
+        SELECT q.id, q.constraint_set, min(c.max_queue_age) AS age
+        FROM ceilings c JOIN queues q ON c.instance IS NULL OR q.instance = c.instance
+        WHERE c.label IS NULL AND c.max_queue_age IS NOT NULL GROUP BY q.id, q.constraint_set) k
+    CROSS JOIN LATERAL (
+        SELECT w.id, w.fence FROM jobs w WHERE {ready_in("k")} AND {_AGED.format(age="k.age")}
+        ORDER BY w.queue LIMIT :limit) w
+    UNION
+    SELECT w.id, w.fence FROM ceilings c
+    CROSS JOIN LATERAL (
+        SELECT w.id, w.fence FROM jobs w
+        WHERE w.label = c.label AND w.label <> '' AND w.state = 'queued'
+            AND (c.instance IS NULL OR w.instance = c.instance) AND {_AGED.format(age="c.max_queue_age")}
+        LIMIT :limit) w
+    WHERE c.label IS NOT NULL AND c.max_queue_age IS NOT NULL
+    LIMIT :limit
+), late AS MATERIALIZED (
+    SELECT j.id FROM jobs j JOIN aged a ON a.id = j.id AND a.fence = j.fence
+    WHERE j.state = 'queued' ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+), moved AS (
+    UPDATE jobs j SET state = 'dead', finished_at = clock_timestamp(), schedule_after = NULL,
+        reason = 'waited longer than the ceiling of its queue age'
+    WHERE j.id = ANY (ARRAY(SELECT id FROM late)) AND j.state = 'queued'
+    RETURNING j.id, j.public_id, j.fence, j.instance, j.label
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT m.id, 'time_out', 'queued', 'dead', m.fence, :actor, jsonb_build_object('max_queue_age', c.max_queue_age)
+    FROM moved m CROSS JOIN LATERAL ceiling_of(m.instance, m.label) c
+), done AS (
+    SELECT wake('done', string_agg(public_id::text, ',')) FROM moved HAVING count(*) > 0
+)
+SELECT id, {ANY_OPEN_GRAPH} AS graphs, (SELECT count(*) FROM done) FROM moved
+""")
+
+
+def age_out(connection: Connection, limit: int, *, actor: str) -> int:
+    """Give up on up to `limit` jobs that have waited longer than the ceiling of their queue age; returns how many.
+
+    Rows that somebody else has locked are left for the next time.
+    """
+    rows = connection.execute(AGE_OUT, {"limit": limit, "actor": actor}).all()
+    if rows and rows[0].graphs:
+        unblock(connection, {row.id: JobState.DEAD.value for row in rows})
+    return len(rows)
+
+
 # leased, running -> (asked to stop) -> queued: what a bot or an instance still runs when its drain's time is over.
 
 
@@ -48,18 +113,18 @@ def time_out(connection: Connection, limit: int, *, actor: str) -> int:
 # their bot, hence SKIP LOCKED.
 _STOP = """
 WITH late AS MATERIALIZED (
-    SELECT j.id, j.state, l.fence, l.bot_id, {subject} AS subject
+    SELECT j.id, j.state, l.fence, l.bot_id, jsonb_build_object({details}) AS details
     FROM leases l JOIN jobs j ON j.id = l.job_id AND j.fence = l.fence {of}
     WHERE l.state IN ('pending', 'active') AND j.state IN ('leased', 'running') AND {where}
     LIMIT :limit FOR NO KEY UPDATE OF j, l SKIP LOCKED
 ), asked AS (
-    UPDATE leases l SET state = 'cancelling', stop_reason = 'drain',
+    UPDATE leases l SET state = 'cancelling', stop_reason = '{reason}',
         due_at = now() + make_interval(secs => :sync + {grace})
     FROM late d WHERE l.job_id = d.id AND l.fence = d.fence
     RETURNING l.job_id, l.bot_id
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT d.id, 'drain', d.state, d.state, d.fence, :actor, jsonb_build_object('drained', d.subject)
+    SELECT d.id, '{reason}', d.state, d.state, d.fence, :actor, d.details
     FROM late d JOIN asked a ON a.job_id = d.id
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM asked HAVING count(*) > 0
@@ -68,21 +133,23 @@ SELECT count(*), (SELECT count(*) FROM told) FROM asked
 """
 
 
-def _stop(subject: str, of: str, where: str) -> TextClause:
-    return text(_STOP.format(subject=subject, of=of, where=where, grace=KILL_GRACE))
+def _stop(reason: str, details: str, of: str, where: str) -> TextClause:
+    return text(_STOP.format(reason=reason, details=details, of=of, where=where, grace=KILL_GRACE))
 
 
 _OF_BOT = newest_leases("d.id", "d.held", columns="job_id")
 # Arrays of ids leave the planner nothing but the leases of these jobs; and a range of one instance in the order of
 # instances nothing but their index.
 STOP_OF_BOTS = _stop(
-    "'bot:' || b.name",
+    "drain",
+    "'drained', 'bot:' || b.name",
     "JOIN bots b ON b.id = l.bot_id",
     f"l.job_id = ANY (ARRAY(SELECT n.job_id FROM bots d CROSS JOIN LATERAL {_OF_BOT} n"
     " WHERE d.draining AND d.drain_deadline IS NOT NULL AND d.drain_deadline < now() AND d.held > 0))",
 )
 STOP_OF_INSTANCES = _stop(
-    "'instance:' || i.name",
+    "drain",
+    "'drained', 'instance:' || i.name",
     "JOIN instances i ON i.id = l.instance",
     "l.job_id = ANY (ARRAY(SELECT n.job_id FROM unnest(CAST(:instances AS integer[])) AS d (id) CROSS JOIN LATERAL ("
     "SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND state IN ('pending', 'active')"
@@ -104,3 +171,23 @@ def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str)
     if instances:
         asked += int(connection.execute(STOP_OF_INSTANCES, {**values, "instances": instances}).one()[0])
     return asked
+
+
+# running -> (asked to stop) -> dead: what runs longer than the ceiling of its timeout, whenever it was submitted. A job
+# whose own timeout keeps the ceiling is left to its bot, which stops it first.
+STOP_OVER_CEILING = _stop(
+    "ceiling",
+    "'max_timeout', c.max_timeout",
+    "CROSS JOIN LATERAL ceiling_of(j.instance, j.label) c",
+    "EXISTS (SELECT FROM ceilings WHERE max_timeout IS NOT NULL) AND l.state = 'active'"
+    " AND (j.timeout_seconds IS NULL OR j.timeout_seconds > c.max_timeout)"
+    " AND l.acknowledged_at < now() - make_interval(secs => c.max_timeout)",
+)
+
+
+def stop_over_ceiling(connection: Connection, limit: int, *, sync: float, actor: str) -> int:
+    """Ask for up to `limit` leases that run longer than the ceiling of their timeout to stop; returns how many.
+
+    The jobs are dead once their bots confirm. `sync` is the bots' sync period in seconds.
+    """
+    return int(connection.execute(STOP_OVER_CEILING, {"limit": limit, "sync": sync, "actor": actor}).one()[0])

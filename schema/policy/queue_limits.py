@@ -1,7 +1,8 @@
-"""Limits on waiting jobs: of one label, and of the whole pool.
+"""Limits on waiting jobs: of one label, of each instance, and of the whole pool.
 
-The SQL function `refuse_full_queues` refuses a submit above the limit of its label. Above the limit of the pool,
-`max_queue_size` of the scheduling policy, upkeep defers jobs; the reads for that cost the same with a million jobs.
+The SQL function `refuse_full_queues` refuses a submit above the limit of its label or of its instance. Above the limit
+of the pool, `max_queue_size` of the scheduling policy, upkeep defers jobs; the reads for that cost the same with a
+million jobs.
 """
 
 from collections.abc import Sequence
@@ -12,19 +13,33 @@ from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.errors import BadInput, NotFound
+from schema.policy.ceilings import instance_id
 from schema.predicates import AT_REST, READY
 from schema.validation import MAX_LABEL, Label, check_text, escaped
 
-#: The largest limit of a label, in jobs. Each submit counts up to the limit while other submits to the label wait.
+#: The largest limit of a label or an instance, in jobs. Each submit counts up to it while other submits there wait.
 MAX_QUEUED = 100_000
 
 _PUT = text("""
 INSERT INTO queue_limits AS q (label, max_queued) VALUES (:label, :max_queued)
-ON CONFLICT (label) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_queued <> EXCLUDED.max_queued
+ON CONFLICT (label, instance) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_queued <> EXCLUDED.max_queued
 RETURNING label
 """)
 _REMOVE = text("DELETE FROM queue_limits WHERE label = :label RETURNING label")
-_LIST = text("SELECT label, max_queued FROM queue_limits ORDER BY label")
+_LIST = text("SELECT label, max_queued FROM queue_limits WHERE label IS NOT NULL ORDER BY label")
+_PUT_INSTANCE = text("""
+INSERT INTO queue_limits AS q (instance, max_queued) VALUES (:instance, :max_queued)
+ON CONFLICT (label, instance) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_queued <> EXCLUDED.max_queued
+RETURNING max_queued
+""")
+_REMOVE_INSTANCE = text("""
+DELETE FROM queue_limits q WHERE q.label IS NULL AND q.instance IS NOT DISTINCT FROM CAST(:instance AS integer)
+RETURNING q.max_queued
+""")
+_LIST_INSTANCES = text("""
+SELECT i.name AS instance, q.max_queued FROM queue_limits q LEFT JOIN instances i ON i.id = q.instance
+WHERE q.label IS NULL ORDER BY i.name NULLS FIRST
+""")
 
 
 class QueueSettings(BaseModel):
@@ -89,6 +104,54 @@ def _put(connection: Connection, label: str, max_queued: int | None, *, actor: s
     details = {"max_queued": max_queued, "reason": reason}
     audit.write(connection, "queue.set", actor=actor, subject=f"label:{label}", details=details)
     return True
+
+
+# Limits of instances
+
+
+@dataclass(frozen=True)
+class InstanceQueueLimit:
+    """The number of queued and held jobs of an instance that may wait. No instance: of each without its own limit."""
+
+    instance: str | None
+    max_queued: int
+
+
+def instance_queue_limits(connection: Connection) -> list[InstanceQueueLimit]:
+    """The default limit, if there is one, and then the limits of instances by name."""
+    return [InstanceQueueLimit(row.instance, row.max_queued) for row in connection.execute(_LIST_INSTANCES)]
+
+
+def set_instance_queue_limit(
+    connection: Connection, instance: str | None, *, max_queued: int, actor: str, reason: str = ""
+) -> None:
+    """Let at most `max_queued` jobs of the instance wait; None sets the limit of each instance without its own.
+
+    Jobs that wait already stay. Raises NotFound for an instance that does not exist.
+    """
+    of = None if instance is None else instance_id(connection, instance)
+    values = {"instance": of, "max_queued": max_queued}
+    if connection.execute(_PUT_INSTANCE, values).one_or_none() is not None:
+        _note_instance(connection, instance, max_queued, actor=actor, reason=reason)
+
+
+def remove_instance_queue_limit(connection: Connection, instance: str | None, *, actor: str, reason: str = "") -> None:
+    """Remove the limit of an instance, for which the default then holds, or the default. Raises NotFound."""
+    of = None if instance is None else instance_id(connection, instance)
+    if connection.execute(_REMOVE_INSTANCE, {"instance": of}).one_or_none() is None:
+        raise NotFound(
+            "instance-queue-limit: " + ("there is no default" if instance is None else f"'{instance}' has none")
+        )
+    _note_instance(connection, instance, None, actor=actor, reason=reason)
+
+
+def _note_instance(
+    connection: Connection, instance: str | None, max_queued: int | None, *, actor: str, reason: str
+) -> None:
+    subject = "pool" if instance is None else f"instance:{instance}"
+    audit.write(
+        connection, "queue.set", actor=actor, subject=subject, details={"max_queued": max_queued, "reason": reason}
+    )
 
 
 # The limit of the whole pool

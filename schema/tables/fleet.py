@@ -156,7 +156,8 @@ leases = Table(
     ),
     CheckConstraint("(ended_at IS NOT NULL) = (state IN ('completed', 'cancelled'))", name="leases_ended_iff_over"),
     CheckConstraint(
-        "stop_reason IN ('cancel', 'unacknowledged', 'timeout', 'preempt', 'drain')", name="leases_stop_reason_known"
+        "stop_reason IN ('cancel', 'unacknowledged', 'timeout', 'ceiling', 'preempt', 'drain')",
+        name="leases_stop_reason_known",
     ),
     CheckConstraint("units >= 1", name="leases_units_positive"),
     Index("leases_one_live_per_job", "job_id", unique=True, postgresql_where=text(LIVE)),

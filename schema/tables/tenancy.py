@@ -5,9 +5,11 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Double,
     Index,
     Integer,
     LargeBinary,
+    Numeric,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -29,6 +31,8 @@ instances = Table(
     Column("draining", Boolean, nullable=False, server_default=text("false")),
     Column("drain_deadline", TIME),
     Column("managed", Boolean, nullable=False, server_default=text("false")),
+    # The most that one attempt's report counts for, by unit; null without any.
+    Column("report_ceilings", JSONB),
     UniqueConstraint("name", name="instances_name_key"),
     CheckConstraint(name_form(), name="instances_name_form"),
     CheckConstraint(name_form("pool"), name="instances_pool_form"),
@@ -82,14 +86,54 @@ evictions = Table(
     Index("evictions_of_instance", "cohort", "instance", "at"),
 )
 
+# The most jobs that may wait: with a label, of an instance, or, where both are null, of each instance without a limit
+# of its own.
 queue_limits = Table(
     "queue_limits",
     metadata,
-    Column("label", Text, nullable=False),
+    identity(Integer),
+    Column("label", Text),
     Column("max_queued", Integer, nullable=False),
-    PrimaryKeyConstraint("label"),
+    Column("instance", Integer),
+    UniqueConstraint("label", "instance", name="queue_limits_key", postgresql_nulls_not_distinct=True),
+    CheckConstraint("label IS NULL OR instance IS NULL", name="queue_limits_of_one"),
     CheckConstraint("octet_length(label) BETWEEN 1 AND 64", name="queue_limits_label_bounded"),
     CheckConstraint("max_queued >= 0", name="queue_limits_max_positive"),
+)
+
+# Ceilings of run times and queue ages, in seconds. A null instance or label stands for all of them.
+ceilings = Table(
+    "ceilings",
+    metadata,
+    identity(Integer),
+    Column("instance", Integer),
+    Column("label", Text),
+    Column("default_timeout", Double),
+    Column("max_timeout", Double),
+    Column("max_queue_age", Double),
+    UniqueConstraint("instance", "label", name="ceilings_key", postgresql_nulls_not_distinct=True),
+    CheckConstraint("octet_length(label) BETWEEN 1 AND 64", name="ceilings_label_bounded"),
+    CheckConstraint("default_timeout > 0 AND default_timeout <= 31536000", name="ceilings_default_timeout_range"),
+    CheckConstraint("max_timeout > 0 AND max_timeout <= 31536000", name="ceilings_max_timeout_range"),
+    CheckConstraint("max_queue_age > 0 AND max_queue_age <= 31536000", name="ceilings_max_queue_age_range"),
+    CheckConstraint("default_timeout <= max_timeout", name="ceilings_default_below_max"),
+)
+
+# What a submit refuses, or puts back in the order: of the whole pool where `instance` is null. A null list or threshold
+# refuses nothing; a null penalty refuses the jobs of an owner above the threshold.
+submit_rules = Table(
+    "submit_rules",
+    metadata,
+    identity(Integer),
+    Column("instance", Integer),
+    Column("property_keys", ARRAY(Text)),
+    Column("commands", ARRAY(Text)),
+    Column("owner_cost", Numeric(30, 6)),
+    Column("owner_penalty", Integer),
+    UniqueConstraint("instance", name="submit_rules_key", postgresql_nulls_not_distinct=True),
+    CheckConstraint("owner_cost >= 0 AND owner_cost <> 'NaN'", name="submit_rules_owner_cost_positive"),
+    CheckConstraint("owner_penalty BETWEEN 1 AND 2000", name="submit_rules_owner_penalty_range"),
+    CheckConstraint("owner_penalty IS NULL OR owner_cost IS NOT NULL", name="submit_rules_penalty_above_cost"),
 )
 
 # Names that configuration files declare, and that operators cannot change by command.

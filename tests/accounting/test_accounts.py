@@ -386,6 +386,74 @@ def test_what_the_bot_does_not_say_is_the_run_time_or_the_estimate(
     assert used(pool, "instance:acme:cost") == charged
 
 
+def ceiling(pool: Pool, unit: str, amount: float) -> None:
+    pool.database.run(lambda c: accounts.set_report_ceiling(c, "acme", unit, amount, actor="test"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "outcome", "charged", "cut"),
+    [
+        ("tokens", {"usage": {"tokens": 1000}}, 1000, []),
+        ("tokens", {"usage": {"tokens": 1000.5}}, 1000, [{"unit": "tokens", "reported": 1000.5, "counted": 1000}]),
+        ("tokens", {"usage": {"cost": 9e9}}, 4, []),
+        (
+            "tokens",
+            {"usage": {"tokens": 1e9, "seconds": 9, "cost": 1}},
+            1000,
+            [
+                {"unit": "seconds", "reported": 9, "counted": 5},
+                {"unit": "tokens", "reported": 1e9, "counted": 1000},
+            ],
+        ),
+        ("seconds", {"seconds": 7.5, "usage": {"seconds": 9}}, 7.5, [{"unit": "seconds", "reported": 9, "counted": 5}]),
+        ("seconds", {"seconds": 2, "usage": {"seconds": 9}}, 5, [{"unit": "seconds", "reported": 9, "counted": 5}]),
+        ("seconds", {"seconds": 7.5}, 7.5, []),
+    ],
+)
+def test_a_report_counts_up_to_its_ceiling_and_an_event_says_what_was_cut(
+    pool: Pool, unit: str, outcome: dict[str, Any], charged: float, cut: list[dict[str, Any]]
+) -> None:
+    share(pool, "acme", unit=unit)
+    ceiling(pool, "tokens", 1000)
+    ceiling(pool, "seconds", 5)
+    run_one(pool, **outcome)
+    assert used(pool, "instance:acme:cost") == used(pool, "pool:cost") == charged
+    for each in cut:
+        assert counted_usage(pool)[f"reported:acme:{each['unit']}"] == (each["counted"], 1)
+    events = pool.rows(
+        "SELECT from_state, to_state, actor, details FROM job_events WHERE move = 'cut_report' ORDER BY id"
+    )
+    assert [row.details for row in events] == cut
+    assert {(row.from_state, row.to_state, row.actor) for row in events} <= {("succeeded", "succeeded", "settle")}
+
+
+def test_the_ceiling_holds_for_each_attempt_and_for_its_instance_alone(pool: Pool) -> None:
+    share(pool, "acme", unit="tokens")
+    ceiling(pool, "tokens", 10)
+    run_one(pool, "failed", fields={"retry_failed": True}, usage={"tokens": 25})
+    (cut,) = pool.rows("SELECT job_id, from_state, details FROM job_events WHERE move = 'cut_report'")
+    assert (cut.from_state, cut.details["counted"]) == ("queued", 10)
+    pool.change("UPDATE jobs SET schedule_after = NULL")
+    bot = pool.bot("other")
+    (work,) = pool.given(bot)
+    bot.sync(completed(work, usage={"tokens": 25}))
+    assert used(pool, "instance:acme:cost") == 20
+    (job,) = pool.submit(instance="other", terms={"owner": "ann"})
+    (work,) = pool.given(bot)
+    bot.sync(completed(work, usage={"cost": 25, "tokens": 25}))
+    assert counted_usage(pool)["owner:other:ann:cost"] == (25, 1)
+    assert "cut_report" not in pool.history(job)
+
+
+def test_a_ceiling_that_is_taken_away_cuts_nothing_more(pool: Pool) -> None:
+    share(pool, "acme", unit="tokens")
+    ceiling(pool, "tokens", 10)
+    pool.database.run(lambda c: accounts.remove_report_ceiling(c, "acme", "tokens", actor="test"))
+    run_one(pool, usage={"tokens": 25})
+    assert used(pool, "instance:acme:cost") == 25
+    assert pool.row("SELECT report_ceilings FROM instances WHERE name = 'acme'").report_ceilings is None
+
+
 def test_of_an_attempt_that_is_repeated_what_was_said_is_charged_and_the_estimate_comes_back(pool: Pool) -> None:
     share(pool, "acme")
     run_one(pool, "failed", fields={"retry_failed": True, "max_attempts": 9}, usage={"cost": 1.5})

@@ -1,4 +1,4 @@
-"""How many jobs of a label may wait: what is refused, what is not, and two at once for the last place."""
+"""How many jobs of a label or an instance may wait: what is refused, what is not, two at once for the last place."""
 
 from typing import Any
 
@@ -8,10 +8,12 @@ from pydantic import ValidationError
 
 from assigner.cli import errors
 from schema.errors import QueueFull
+from schema.moves.graphs import submit_graph
 from schema.moves.hold import park, unpark
 from schema.moves.submit import Submitted, submit
-from schema.policy.queue_limits import QueueSettings
+from schema.policy.queue_limits import QueueSettings, set_instance_queue_limit
 from schema.postgres.engine import Database
+from schema.requests import GraphRequest
 from tests.support.http import JOB, Gateway, problem, program, submitted
 from tests.support.pool import Pool, completed
 from tests.support.race import Race, at_service_of, cancel, outcome
@@ -160,6 +162,102 @@ def test_a_duplicate_of_a_job_that_just_ends_needs_a_place_of_its_own(pool: Pool
         else:
             outcome(late)
     assert queued(pool) == 3
+
+
+# Instances
+
+
+def limit_instance(pool: Pool, instance: str | None, most: int) -> None:
+    pool.change("INSERT INTO instances (name) VALUES ('ci') ON CONFLICT DO NOTHING")
+    pool.database.run(lambda c: set_instance_queue_limit(c, instance, max_queued=most, actor="test"))
+
+
+def test_each_instance_has_its_own_limit_or_the_default(pool: Pool) -> None:
+    limit_instance(pool, None, 2)
+    limit_instance(pool, "ci", 3)
+    for instance, most in (("default", 2), ("ci", 3), ("new", 2)):
+        together(pool, *[{"instance": instance, "label": str(n)} for n in range(most)])
+        before = counts(pool.database)
+        for more in (1, 2):
+            with pytest.raises(QueueFull) as refused:
+                together(pool, *[{"instance": instance}] * more)
+            assert str(refused.value) == (
+                f"instance '{instance}' may have {most} queued jobs, held ones included: no room for {more} more"
+            )
+        assert counts(pool.database) == before
+    with pytest.raises(QueueFull, match="instance 'newer' may have 2"):
+        together(pool, *[{"instance": "newer"}] * 3)
+
+
+def test_whatever_waits_of_an_instance_counts(pool: Pool) -> None:
+    """Ready jobs, constrained ones, those to be tried again, and those held aside; not those that run or are over."""
+    limit_instance(pool, "default", 4)
+    _, bot, work = pool.running(retry_failed=True)
+    bot.sync(completed(work, "failed"))
+    (held,) = pool.submit(label="other")
+    pool.database.run(lambda c: park(c, [held], instances=None, reason=None, actor="test"))
+    last = pool.submit(2, terms={"locks": ["tree"]})[-1]
+    assert pool.row("SELECT count(*) AS n FROM jobs WHERE schedule_after IS NOT NULL").n == 1
+    with pytest.raises(QueueFull):
+        pool.submit()
+    pool.submit(instance="ci")
+    cancel(pool, last)
+    pool.submit()
+    with pytest.raises(QueueFull):
+        pool.submit()
+
+
+def test_a_label_and_an_instance_limit_hold_together(pool: Pool) -> None:
+    limit_instance(pool, "default", 4)
+    pool.submit(3, **NIGHTLY)
+    with pytest.raises(QueueFull, match="label 'nightly'"):
+        pool.submit(**NIGHTLY)
+    pool.submit()
+    with pytest.raises(QueueFull, match="instance 'default'"):
+        pool.submit()
+
+
+def test_all_nodes_of_a_graph_need_a_place_in_its_instance(pool: Pool) -> None:
+    limit_instance(pool, "ci", 2)
+    nodes = [{"node": n, "command": ["true"], "after": [n - 1] if n else []} for n in range(3)]
+    request = GraphRequest.model_validate({"name": "g", "instance": "ci", "nodes": nodes}).normal()
+    with pytest.raises(QueueFull, match="instance 'ci' may have 2 queued jobs, held ones included: no room for 3 more"):
+        pool.database.run(lambda c: submit_graph(c, request, actor="test", sync=1.0))
+    assert pool.rows("SELECT FROM graphs") == []
+    pool.database.run(lambda c: submit_graph(c, request | {"nodes": request["nodes"][:2]}, actor="test", sync=1.0))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_two_submitters_cannot_take_the_last_place_of_an_instance_twice(
+    pool: Pool, race: Race, commit: bool, jobs: int
+) -> None:
+    limit_instance(pool, None, 4)
+    pool.submit(4 - jobs)
+    with race.first() as first:
+        first.submit(label="other")
+        race.unhindered(lambda: pool.submit(instance="ci"), by=first)
+        late = race.second(lambda: pool.submit(jobs), behind=first)
+        first.decide(commit)
+        if commit:
+            with pytest.raises(QueueFull):
+                outcome(late)
+        else:
+            outcome(late)
+    assert pool.row(
+        "SELECT count(*) AS n FROM jobs j JOIN instances i ON i.id = j.instance AND i.name = 'default'"
+    ).n == (5 - jobs if commit else 4)
+
+
+def test_submitters_of_several_limited_instances_and_labels_take_turns_in_one_order(pool: Pool, race: Race) -> None:
+    limit_instance(pool, None, 100)
+    with race.first() as first:
+        first.submit(**NIGHTLY, instance="ci")
+        late = race.second(lambda: together(pool, {"instance": "ci"}, NIGHTLY, {"instance": "qa"}), behind=first)
+        first.submit(instance="default")
+        first.commit()
+        outcome(late)
+    assert "40P01" not in race.errors
 
 
 def test_a_caller_is_told_which_label_is_full_and_may_repeat_what_was_taken(

@@ -1,14 +1,20 @@
--- Lock, in one order for all submitters, what a submit with limited labels or deduplication keys needs.
+-- Lock, in one order for all submitters, what a submit with queue limits or deduplication keys needs.
 --
--- Submitters to a label with a queue limit take turns, so that a count stays true until commit. So do those with the
--- same deduplication key, in 64 groups, because the server has room for few advisory locks. Then platforms and
--- instances are made, and the jobs to be joined are locked in the order of all moves, so that none ends before it is
--- joined.
-CREATE OR REPLACE FUNCTION prepare_submit(requests jsonb) RETURNS void LANGUAGE plpgsql AS $$
+-- Submitters to a label or an instance with a queue limit take turns, so that a count stays true until commit. So do
+-- those with the same deduplication key, in 64 groups, because the server has room for few advisory locks. Then
+-- platforms and instances are made, and the jobs to be joined are locked in the order of all moves, so that none ends
+-- before it is joined. `of_instance` is the instance of a graph, whose nodes name none.
+CREATE OR REPLACE FUNCTION prepare_submit(requests jsonb, of_instance text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('leasehold.queue'), limited.hash) FROM (
-        SELECT DISTINCT hashtext(q.label) AS hash
-        FROM queue_limits q JOIN jsonb_array_elements(requests) r ON r->>'label' = q.label ORDER BY 1) limited;
+        SELECT hashtext(q.label) AS hash
+        FROM queue_limits q JOIN jsonb_array_elements(requests) r ON r->>'label' = q.label
+        UNION
+        SELECT hashtext('instance:' || i.name) FROM (
+            SELECT DISTINCT coalesce(of_instance, r->>'instance', 'default') AS name
+            FROM jsonb_array_elements(requests) r) i
+        WHERE queue_limit_of(i.name) IS NOT NULL ORDER BY 1) limited;
     IF NOT EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE r->>'dedup_key' IS NOT NULL) THEN
         RETURN;
     END IF;

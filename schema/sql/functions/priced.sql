@@ -1,7 +1,8 @@
 -- Return the priority that the points of a job give, null if it has none. Raises LH003 for an unknown name.
 --
 -- An explicit priority stands as it is. A service level goes before a class; only a class is raised by a project and
--- by its user's priority. More points are more urgent: the priority is 100 less the points.
+-- by its user's priority. More points are more urgent: the priority is 100 less the points, and later by the penalty
+-- with which a submit rule met the job.
 CREATE OR REPLACE FUNCTION priced(priority_inputs jsonb) RETURNS integer LANGUAGE plpgsql STABLE AS $$
 DECLARE
     points integer;
@@ -25,5 +26,5 @@ BEGIN
                 COLUMN = CASE WHEN priority_inputs->>'level' IS NOT NULL THEN 'service_level' ELSE 'job_class' END,
                 DETAIL = coalesce(priority_inputs->>'level', priority_inputs->>'class');
     END IF;
-    RETURN greatest(-1000, least(1000, 100 - points));
+    RETURN greatest(-1000, least(1000, 100 - points + coalesce((priority_inputs->>'penalty')::integer, 0)));
 END $$;

@@ -4,6 +4,9 @@
 -- `normal_requests`. Returns a row per request, `n` counted from 0. `created` is false if the key, or the
 -- deduplication key, was known; `same` is false if the key was used by a different request.
 --
+-- Where operators have set limits, `requests` are from then on what is stored, and `originals` what was asked, of which
+-- a key keeps the digest.
+--
 -- Lookups are done once for each distinct value and not for each request. If another transaction is using a key, the
 -- insert waits for it, and the last query sees what it committed. The key's row is locked by an update that changes
 -- nothing, so that retention cannot delete its job in between. Platforms are locked before instances and both before
@@ -16,6 +19,7 @@ DECLARE
     malformed boolean;
     deduplicated integer;
     limited boolean;
+    originals jsonb := '[]';
     sets jsonb[];
     set_ids integer[];
     has_preferred boolean;
@@ -34,7 +38,9 @@ BEGIN
     END IF;
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                    OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
-           count(r->>'dedup_key'), EXISTS (SELECT FROM queue_limits), bool_or(r ? 'preferred_properties')
+           count(r->>'dedup_key'),
+           EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules),
+           bool_or(r ? 'preferred_properties')
         INTO malformed, deduplicated, limited, has_preferred
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
@@ -48,6 +54,8 @@ BEGIN
     IF limited OR deduplicated > 0 THEN
         PERFORM prepare_submit(requests);
         PERFORM refuse_full_queues(requests);
+        originals := requests;
+        requests := within_limits(requests, 'jobs');
     END IF;
 
     nested_loops := current_setting('enable_nestloop');
@@ -76,17 +84,19 @@ BEGIN
                coalesce(r.max_attempts, 5) AS max_attempts, coalesce(r.retry_failed, false) AS retry_failed,
                coalesce(r.payload, '{}') AS payload, r.terms, r.request AS whole, r.preferred_properties,
                r.prefer_seconds,
-               CASE WHEN r.request ?| '{from,queue_timeout_seconds,prefer_seconds}' THEN origin_of(r.request) END AS origin,
+               CASE WHEN r.request ?| '{from,queue_timeout_seconds,prefer_seconds,lowered}'
+                   THEN origin_of(r.request) END AS origin,
                CASE WHEN r.key IS NOT NULL
-                   THEN sha256(convert_to((r.request - 'key')::text, 'UTF8')) END AS request_hash
+                   THEN sha256(convert_to((coalesce(r.original, r.request) - 'key')::text, 'UTF8')) END AS request_hash
         FROM ROWS FROM (
             jsonb_array_elements(requests),
+            jsonb_array_elements(originals),
             jsonb_to_recordset(requests) AS (
                 instance text, properties jsonb, key text, dedup_key text, priority integer, units integer,
                 label text, locality_hint text, timeout_seconds double precision,
                 queue_timeout_seconds double precision, max_attempts integer, retry_failed boolean, payload jsonb,
                 terms jsonb, preferred_properties jsonb, prefer_seconds double precision)
-        ) WITH ORDINALITY AS r (request, instance, properties, key, dedup_key, priority, units, label,
+        ) WITH ORDINALITY AS r (request, original, instance, properties, key, dedup_key, priority, units, label,
             locality_hint, timeout_seconds, queue_timeout_seconds, max_attempts, retry_failed, payload, terms,
             preferred_properties, prefer_seconds, ordinality)
         WHERE r.dedup_key IS NULL
@@ -175,12 +185,13 @@ BEGIN
     END IF;
     IF deduplicated > 0 THEN
         RETURN QUERY SELECT d.n, d.job_id, d.public_id, d.created, d.same
-            FROM submit_deduplicated(requests, actor) d;
+            FROM submit_deduplicated(requests, originals, actor) d;
     END IF;
     IF coalesce(cardinality(born_ns), 0) + deduplicated < jsonb_array_length(requests) THEN
         RETURN QUERY SELECT (r.ordinality - 1)::integer, j.id, j.public_id, false,
                 k.request_hash = sha256(convert_to((r.value - 'key')::text, 'UTF8'))
-            FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
+            FROM jsonb_array_elements(CASE WHEN originals = '[]' THEN requests ELSE originals END)
+                WITH ORDINALITY AS r
             JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
             JOIN submit_keys k ON k.instance = i.id AND k.key = r.value->>'key'
             JOIN jobs j ON j.id = k.job_id

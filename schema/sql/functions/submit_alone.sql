@@ -2,7 +2,8 @@
 --
 -- Its rows are written one after the other. The insert looks up the cohort and the queue, because whoever changes the
 -- cohorts locks the table of jobs first. A property set whose digest is known is in normal form already. Locks are
--- taken in the same order as in `submit`. The function runs with the caller's search path, because setting one for
+-- taken in the same order as in `submit`. Where operators have set limits, `original` is what was asked, and `request`
+-- what is stored. The function runs with the caller's search path, because setting one for
 -- each call costs as much as writing a row.
 CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
     OUT job_id bigint, OUT public_id uuid, OUT created boolean, OUT same boolean)
@@ -17,6 +18,8 @@ DECLARE
     of_required integer;
     of_units integer;
     is_managed boolean;
+    limited boolean;
+    original jsonb;
 BEGIN
     IF jsonb_typeof(request->'payload'->'command') IS DISTINCT FROM 'array'
             OR jsonb_typeof(coalesce(request->'properties', '{}')) <> 'object' THEN
@@ -28,22 +31,22 @@ BEGIN
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF request->>'label' <> '' OR request->>'dedup_key' IS NOT NULL THEN
-        IF request->>'dedup_key' IS NOT NULL
-                OR EXISTS (SELECT FROM queue_limits q WHERE q.label = request->>'label') THEN
-            PERFORM prepare_submit(jsonb_build_array(request));
-            PERFORM refuse_full_queues(jsonb_build_array(request));
-        END IF;
+    SELECT i.id, i.managed, (SELECT p.id FROM platforms p
+            WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8'))),
+            EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules)
+        INTO of_instance, is_managed, of_platform, limited
+        FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
+    IF limited OR request->>'dedup_key' IS NOT NULL THEN
+        PERFORM prepare_submit(jsonb_build_array(request));
+        PERFORM refuse_full_queues(jsonb_build_array(request));
+        original := request;
+        request := within_limits(jsonb_build_array(request), 'jobs')->0;
         IF request->>'dedup_key' IS NOT NULL THEN
             SELECT d.job_id, d.public_id, d.created, d.same INTO job_id, public_id, created, same
-            FROM submit_deduplicated(jsonb_build_array(request), actor) d;
+            FROM submit_deduplicated(jsonb_build_array(request), jsonb_build_array(original), actor) d;
             RETURN;
         END IF;
     END IF;
-    SELECT i.id, i.managed, (SELECT p.id FROM platforms p
-            WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
-        INTO of_instance, is_managed, of_platform
-        FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
     of_units := coalesce((request->>'units')::integer, 1);
     IF request->'preferred_properties' IS NULL THEN
         IF of_platform IS NULL THEN
@@ -65,12 +68,13 @@ BEGIN
     END IF;
     IF request->>'key' IS NOT NULL THEN
         INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
-        VALUES (of_instance, request->>'key', sha256(convert_to((request - 'key')::text, 'UTF8')),
-            nextval('jobs_id_seq'))
+        VALUES (of_instance, request->>'key',
+            sha256(convert_to((coalesce(original, request) - 'key')::text, 'UTF8')), nextval('jobs_id_seq'))
         ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
         RETURNING k.job_id INTO job_id;
         IF NOT FOUND THEN
-            SELECT j.id, j.public_id, false, k.request_hash = sha256(convert_to((request - 'key')::text, 'UTF8'))
+            SELECT j.id, j.public_id, false,
+                k.request_hash = sha256(convert_to((coalesce(original, request) - 'key')::text, 'UTF8'))
                 INTO job_id, public_id, created, same
             FROM submit_keys k JOIN jobs j ON j.id = k.job_id
             WHERE k.instance = of_instance AND k.key = request->>'key';
@@ -104,6 +108,6 @@ BEGIN
     INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,
-        CASE WHEN request ?| '{from,queue_timeout_seconds,prefer_seconds}' THEN origin_of(request) END);
+        CASE WHEN request ?| '{from,queue_timeout_seconds,prefer_seconds,lowered}' THEN origin_of(request) END);
     woken := wake('jobs');
 END $$;

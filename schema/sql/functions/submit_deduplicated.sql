@@ -1,7 +1,8 @@
 -- Submit the requests that have a deduplication key, one by one.
 --
--- `prepare_submit` has locked what other transactions could hold.
-CREATE OR REPLACE FUNCTION submit_deduplicated(requests jsonb, actor text)
+-- `prepare_submit` has locked what other transactions could hold. `originals` are the requests as they were asked, of
+-- which a key keeps the digest.
+CREATE OR REPLACE FUNCTION submit_deduplicated(requests jsonb, originals jsonb, actor text)
 RETURNS TABLE (n integer, job_id bigint, public_id uuid, created boolean, same boolean)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -13,7 +14,7 @@ BEGIN
     FOR asked IN
         SELECT (r.ordinality - 1)::integer AS n, r.value AS request, i.id AS instance, r.value->>'key' AS key,
             intern_platform(normal_properties(coalesce(r.value->'properties', '{}'))) AS platform,
-            sha256(convert_to((r.value - 'key')::text, 'UTF8')) AS request_hash
+            sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8')) AS request_hash
         FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
         JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
         WHERE r.value->>'dedup_key' IS NOT NULL

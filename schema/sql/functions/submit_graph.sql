@@ -88,9 +88,11 @@ BEGIN
     END IF;
     SELECT o.places, o.depths INTO places, depths FROM ordered_graph(job_name, nos, parents, children) o;
 
-    IF EXISTS (SELECT FROM queue_limits) THEN
-        PERFORM prepare_submit(request->'nodes');
-        PERFORM refuse_full_queues(request->'nodes');
+    IF EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules) THEN
+        PERFORM prepare_submit(request->'nodes', instance_name);
+        PERFORM refuse_full_queues(request->'nodes', instance_name);
+        request := jsonb_set(request, '{nodes}', within_limits(request->'nodes', 'nodes', instance_name,
+            graph_priority));
     END IF;
     SELECT array_agg(known.given), array_agg(known.id) INTO sets, set_ids FROM (
         SELECT normal.given, intern_platform(normal.properties) AS id FROM (
@@ -212,7 +214,7 @@ BEGIN
         INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
         SELECT f.new_id, 'submit', NULL, f.state, 0, submit_graph.actor, jsonb_strip_nulls(jsonb_build_object(
             'graph', job_name, 'node', f.node, 'queue_timeout_seconds', f.queue_timeout_seconds,
-            'prefer_seconds', f.prefer_seconds))
+            'prefer_seconds', f.prefer_seconds, 'lowered', f.whole->'lowered'))
         FROM fresh f ORDER BY f.new_id
     ), numbered AS (
         INSERT INTO graph_nodes (job_id, graph, node_no, depth, pending_deps, dead_ends, missing, queue_timeout_seconds)

@@ -1,0 +1,219 @@
+"""Declarations of limits on what is submitted and reported: queue limits of instances, ceilings, rules."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, Field
+from sqlalchemy import Connection
+
+from assigner.operator_resources.declaration import (
+    ALL,
+    By,
+    Key,
+    Keys,
+    Removal,
+    Request,
+    Resource,
+    Row,
+    Setting,
+    check_scope,
+    given,
+    one_of,
+)
+from assigner.operator_resources.limits import QueueLimitRequest
+from schema.accounting import accounts
+from schema.accounting.accounts import MAX_BUDGET
+from schema.policy import ceilings, queue_limits, submit_rules
+from schema.policy.ceilings import CeilingTerms
+from schema.policy.submit_rules import SubmitRuleTerms
+
+
+class InstanceQueueLimit(Row):
+    instance: str | None = Field(description="unset = each instance without a limit of its own")
+    max_queued: int = given(unit="jobs", help="jobs that may wait, held jobs included")
+
+
+def _set_instance_queue_limit(connection: Connection, keys: Keys, body: QueueLimitRequest, by: By) -> None:
+    queue_limits.set_instance_queue_limit(connection, one_of(keys[0]), max_queued=body.max_queued, **by)
+
+
+def _whose_jobs(done: Mapping[str, Any]) -> str:
+    return "each instance without a limit of its own" if done["instance"] is None else str(done["instance"])
+
+
+INSTANCE_QUEUE_LIMITS = Resource(
+    name="instance-queue-limit",
+    plural="instance-queue-limits",
+    help="How many jobs of an instance may wait.",
+    keys=(Key("instance", "INSTANCE", check=check_scope, option="--instance", default=ALL),),
+    row=InstanceQueueLimit,
+    rows=lambda connection, _: queue_limits.instance_queue_limits(connection),
+    columns=(("instance", lambda row: row["instance"] or "each other"), ("max queued (jobs)", "max_queued")),
+    set=Setting(
+        help="Set how many jobs of an instance, or of each without a limit of its own, may wait. Submits beyond that"
+        " are refused; jobs that wait already stay.",
+        model=QueueLimitRequest,
+        apply=_set_instance_queue_limit,
+        arguments=("max_queued",),
+    ),
+    printed=lambda done: f"{done['max_queued']} jobs of {_whose_jobs(done)} may wait",
+    remove=Removal(
+        help="Remove the limit of an instance, for which the default then holds, or the default.",
+        apply=lambda connection, keys, by: queue_limits.remove_instance_queue_limit(connection, one_of(keys[0]), **by),
+        printed="the queue limit is removed",
+    ),
+)
+
+
+class CeilingRequest(CeilingTerms):
+    model_config = ConfigDict(strict=True)
+
+    reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class Ceiling(CeilingTerms):
+    model_config = ConfigDict(from_attributes=True)
+
+    instance: str | None = Field(description="unset = all instances")
+    label: str | None = Field(description="unset = all jobs")
+
+
+def _check_label_scope(field: str, value: str) -> None:
+    if value != ALL:
+        queue_limits.check_label(field, value)
+
+
+def _set_ceiling(connection: Connection, keys: Keys, body: CeilingRequest, by: By) -> Mapping[str, Any]:
+    return ceilings.set_ceiling(connection, one_of(keys[0]), one_of(keys[1]), body, **by)
+
+
+def _told_of_ceiling(done: Mapping[str, Any]) -> str:
+    whose = f" of {done['instance']}" if done["instance"] else ""
+    labelled = f" with the label {done['label']}" if done["label"] else ""
+    default, most, age = (
+        "any time" if done[name] is None else f"{done[name]:g} s"
+        for name in ("default_timeout", "max_timeout", "max_queue_age")
+    )
+    return f"jobs{whose}{labelled} run for at most {most} ({default} by default) and wait for at most {age}"
+
+
+CEILINGS = Resource(
+    name="ceiling",
+    plural="ceilings",
+    help="The default and the longest run time of jobs, and the longest time that they may wait.",
+    keys=(
+        Key("instance", "INSTANCE", check=check_scope, option="--instance", default=ALL),
+        Key("label", "LABEL", check=_check_label_scope, option="--label", default=ALL, slashes=True),
+    ),
+    row=Ceiling,
+    rows=lambda connection, _: ceilings.ceilings(connection),
+    columns=(
+        ("instance", lambda row: row["instance"] or "all"),
+        ("label", lambda row: row["label"] or "all"),
+        ("default timeout (s)", "default_timeout"),
+        ("max timeout (s)", "max_timeout"),
+        ("max queue age (s)", "max_queue_age"),
+    ),
+    set=Setting(
+        help="Set ceilings for the pool, an instance, a label or both; what is not given stays. The tightest holds.",
+        model=CeilingRequest,
+        apply=_set_ceiling,
+        partial=True,
+    ),
+    printed=_told_of_ceiling,
+    remove=Removal(
+        help="Remove the ceilings of the pool, an instance, a label or both.",
+        apply=lambda connection, keys, by: ceilings.remove_ceiling(connection, one_of(keys[0]), one_of(keys[1]), **by),
+        printed="the ceiling is removed",
+    ),
+)
+
+
+class SubmitRuleRequest(SubmitRuleTerms):
+    model_config = ConfigDict(strict=True)
+
+    reason: str = Field(default="", description="for the audit; at most 500 bytes")
+
+
+class SubmitRule(SubmitRuleTerms):
+    model_config = ConfigDict(from_attributes=True)
+
+    instance: str | None = Field(description="unset = all instances")
+
+
+def _set_submit_rule(connection: Connection, keys: Keys, body: SubmitRuleRequest, by: By) -> Mapping[str, Any]:
+    return submit_rules.set_submit_rule(connection, one_of(keys[0]), body, **by)
+
+
+def _any(value: list[str] | None) -> object:
+    return "any" if value is None else value
+
+
+SUBMIT_RULES = Resource(
+    name="submit-rule",
+    plural="submit-rules",
+    help="What is refused when it is submitted: property keys, programs, jobs of owners that have used much.",
+    keys=(Key("instance", "INSTANCE", check=check_scope, option="--instance", default=ALL),),
+    row=SubmitRule,
+    rows=lambda connection, _: submit_rules.submit_rules(connection),
+    columns=(
+        ("instance", lambda row: row["instance"] or "all"),
+        ("property keys", lambda row: _any(row["property_keys"])),
+        ("commands", lambda row: _any(row["commands"])),
+        ("owner cost (cost)", "owner_cost"),
+        ("owner penalty (steps)", "owner_penalty"),
+    ),
+    set=Setting(
+        help="Set the rule of the pool or of an instance; what is not given stays. A job must pass both.",
+        model=SubmitRuleRequest,
+        apply=_set_submit_rule,
+        partial=True,
+        options={"property_keys": "--property-key", "commands": "--command"},
+        switches={"--any-property": ("property_keys", None), "--any-command": ("commands", None)},
+    ),
+    printed=lambda done: f"the submit rule of {done['instance'] or 'the pool'} is set",
+    remove=Removal(
+        help="Remove the rule of the pool or of an instance.",
+        apply=lambda connection, keys, by: submit_rules.remove_submit_rule(connection, one_of(keys[0]), **by),
+        printed="the submit rule is removed",
+    ),
+)
+
+
+class ReportCeilingRequest(Request):
+    amount: float = given(unit="the unit of the report", help="most that one attempt counts for", ge=0, le=MAX_BUDGET)
+
+
+class ReportCeiling(Row):
+    instance: str
+    unit: str = Field(description="unit in which commands report what they used")
+    amount: float = given(unit="the unit of the report", help="most that one attempt counts for")
+
+
+def _set_report_ceiling(connection: Connection, keys: Keys, body: ReportCeilingRequest, by: By) -> None:
+    accounts.set_report_ceiling(connection, keys[0], keys[1], body.amount, **by)
+
+
+REPORT_CEILINGS = Resource(
+    name="report-ceiling",
+    plural="report-ceilings",
+    help="The most that one attempt of an instance may report of a unit.",
+    keys=(Key("instance", "INSTANCE"), Key("unit", "UNIT")),
+    row=ReportCeiling,
+    rows=lambda connection, _: accounts.report_ceilings(connection),
+    columns=(("instance", "instance"), ("unit", "unit"), ("amount (of the unit)", "amount")),
+    set=Setting(
+        help="Set the most that one attempt's report counts for. What it reports beyond that is cut, with an event.",
+        model=ReportCeilingRequest,
+        apply=_set_report_ceiling,
+        arguments=("amount",),
+    ),
+    printed=lambda done: f"one attempt of {done['instance']} counts for at most {done['amount']:g} {done['unit']}",
+    remove=Removal(
+        help="Let reports of a unit count in full.",
+        apply=lambda connection, keys, by: accounts.remove_report_ceiling(connection, keys[0], keys[1], **by),
+        printed="reports of {unit} by {instance} count in full",
+    ),
+)
+
+RESOURCES: tuple[Resource[Any], ...] = (INSTANCE_QUEUE_LIMITS, CEILINGS, SUBMIT_RULES, REPORT_CEILINGS)

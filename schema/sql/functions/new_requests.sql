@@ -1,0 +1,16 @@
+-- Return the requests that will make a job, with their positions from 0, and the names and ids of their instances.
+--
+-- A request with a known key, or that joins a job, makes none. `prepare_submit` has locked the jobs to be joined. The id
+-- is null for an instance that has no row yet. `of_instance` is the instance of a graph, whose nodes name none.
+CREATE OR REPLACE FUNCTION new_requests(requests jsonb, of_instance text DEFAULT NULL)
+RETURNS TABLE (n integer, request jsonb, instance_name text, instance integer) LANGUAGE sql STABLE AS $$
+    SELECT a.n, a.request, a.name, i.id
+    FROM (
+        SELECT (r.ordinality - 1)::integer AS n, r.value AS request,
+            coalesce(of_instance, r.value->>'instance', 'default') AS name
+        FROM jsonb_array_elements(requests) WITH ORDINALITY r) a
+    LEFT JOIN instances i ON i.name = a.name
+    WHERE (SELECT true FROM submit_keys k WHERE k.instance = i.id AND k.key = a.request->>'key') IS NULL
+        AND (SELECT true FROM jobs s WHERE s.instance = i.id AND s.dedup_key = a.request->>'dedup_key'
+             AND s.dedup_key IS NOT NULL AND s.state IN ('queued', 'parked', 'leased', 'running')) IS NULL
+$$;

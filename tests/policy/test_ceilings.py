@@ -1,0 +1,269 @@
+"""Ceilings: what a submit may ask for, what it gets if it asks for nothing, and the end of what is beyond them."""
+
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from schema.errors import BadInput, NotFound
+from schema.moves import timeouts
+from schema.moves.graphs import submit_graph
+from schema.moves.hold import park, requeue, unpark
+from schema.moves.submit import Submitted, submit
+from schema.policy.ceilings import CeilingTerms, set_ceiling
+from schema.requests import GraphRequest, JobRequest
+from tests.support.http import JOB
+from tests.support.pool import Pool, active, completed
+from tests.support.race import Race
+from tests.support.servers import Served, counts
+
+REFUSED = "a ceiling of the pool, of its instance or of its label"
+
+
+def ceiling(pool: Pool, instance: str | None = None, label: str | None = None, **terms: float | None) -> None:
+    pool.change("INSERT INTO instances (name) VALUES ('ci'), ('default') ON CONFLICT DO NOTHING")
+    pool.database.run(lambda c: set_ceiling(c, instance, label, CeilingTerms(**terms), actor="test"))
+
+
+def together(pool: Pool, *jobs: dict[str, Any]) -> list[Submitted]:
+    requests = [{"instance": "default", "properties": {}, "payload": {"command": ["true"]}, **job} for job in jobs]
+    return pool.database.run(lambda c: submit(c, requests, actor="test"))
+
+
+def stored(pool: Pool, job: str) -> float | None:
+    found: float | None = pool.job(job).timeout_seconds
+    return found
+
+
+def end_aged(pool: Pool, limit: int = 500) -> int:
+    return pool.database.run(lambda c: timeouts.age_out(c, limit, actor="upkeep"))
+
+
+def test_the_tightest_of_pool_instance_and_label_holds(pool: Pool) -> None:
+    ceiling(pool, max_timeout=100.0, default_timeout=90.0)
+    ceiling(pool, "ci", max_timeout=50.0)
+    ceiling(pool, None, "quick", max_timeout=20.0, default_timeout=10.0)
+    ceiling(pool, "ci", "quick", max_timeout=5.0)
+    found = [
+        stored(pool, pool.submit(**fields)[0])
+        for fields in (
+            {},
+            {"instance": "ci"},
+            {"label": "quick"},
+            {"label": "quick", "instance": "ci"},
+            {"label": "other"},
+            {"timeout_seconds": 100.0},
+            {"timeout_seconds": 20.0, "label": "quick"},
+        )
+    ]
+    assert found == [90.0, 50.0, 10.0, 5.0, 90.0, 100.0, 20.0]
+
+
+@pytest.mark.parametrize("field", ["timeout_seconds", "queue_timeout_seconds"])
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "together"])
+def test_a_time_beyond_the_ceiling_is_refused_by_its_field_and_nothing_is_stored(
+    pool: Pool, field: str, others: int
+) -> None:
+    ceiling(pool, max_timeout=60.0, max_queue_age=60.0)
+    together(pool, {field: 60.0}, *[{}] * others)
+    before = counts(pool.database)
+    with pytest.raises(BadInput) as refused:
+        together(pool, *[{}] * others, {field: 60.001})
+    assert (refused.value.field, refused.value.reason) == (f"jobs.{others}.{field}", f"must be at most 60, {REFUSED}")
+    assert counts(pool.database) == before
+
+
+def test_callers_in_sql_are_refused_in_the_same_words(pool: Pool) -> None:
+    ceiling(pool, max_timeout=60.0)
+    pool.change("""SELECT submit('[{"command": ["true"], "timeout_seconds": 60}]')""")
+    with pytest.raises(Exception, match=f"jobs.0.timeout_seconds: must be at most 60, {REFUSED}"):
+        pool.change("""SELECT submit('[{"command": ["true"], "timeout_seconds": 61}]')""")
+
+
+def test_a_service_level_gives_a_timeout_up_to_the_ceiling(pool: Pool) -> None:
+    ceiling(pool, default_timeout=10.0)
+    levels = [JobRequest(command=["true"], service_level=level).normal() for level in ("premium", "economy")]
+    assert [stored(pool, each.public_id) for each in together(pool, *levels)] == [7200.0, 1800.0]
+    ceiling(pool, max_timeout=3600.0)
+    assert [stored(pool, each.public_id) for each in together(pool, *levels)] == [3600.0, 1800.0]
+    (alone,) = together(pool, levels[0])
+    assert stored(pool, alone.public_id) == 3600.0
+
+
+def test_a_node_of_a_graph_keeps_the_ceilings_of_the_instance_of_its_graph(pool: Pool) -> None:
+    ceiling(pool, "ci", default_timeout=5.0, max_timeout=60.0)
+
+    def graph(timeout: float, instance: str) -> list[float | None]:
+        nodes = [{"node": 1, "command": ["true"]}, {"node": 2, "command": ["true"], "timeout_seconds": timeout}]
+        request = GraphRequest.model_validate({"name": "g", "instance": instance, "nodes": nodes}).normal()
+        pool.database.run(lambda c: submit_graph(c, request, actor="test", sync=1.0))
+        rows = pool.rows("SELECT timeout_seconds FROM jobs j JOIN graph_nodes n ON n.job_id = j.id ORDER BY j.id")
+        return [row.timeout_seconds for row in rows][-2:]
+
+    assert graph(60.0, "ci") == [5.0, 60.0]
+    assert graph(61.0, "default") == [None, 61.0]
+    before = counts(pool.database)
+    with pytest.raises(BadInput, match=r"nodes\.1\.timeout_seconds: must be at most 60"):
+        graph(61.0, "ci")
+    assert counts(pool.database) == before
+
+
+def test_a_request_that_was_taken_before_is_answered_whatever_the_ceiling_is_now(pool: Pool) -> None:
+    asked = [{"key": "a", "timeout_seconds": 90.0}, {"key": "b"}]
+    taken = together(pool, *asked)
+    ceiling(pool, max_timeout=60.0, default_timeout=30.0)
+    assert [each.public_id for each in together(pool, *asked)] == [each.public_id for each in taken]
+    assert together(pool, asked[0])[0].public_id == taken[0].public_id
+    (under,) = together(pool, {"key": "c"})
+    ceiling(pool, default_timeout=20.0)
+    assert together(pool, {"key": "c"})[0] == Submitted(under.job_id, under.public_id, created=False)
+    assert stored(pool, under.public_id) == 30.0
+
+
+def test_a_request_that_joins_a_job_is_not_refused(pool: Pool) -> None:
+    shared = {"dedup_key": "a", "timeout_seconds": 90.0}
+    (first,) = together(pool, shared)
+    ceiling(pool, max_timeout=60.0)
+    (joined,) = together(pool, shared | {"key": "k"})
+    assert (joined.job_id, joined.created) == (first.job_id, False)
+    assert together(pool, shared | {"key": "k"}, {})[0].public_id == joined.public_id
+    with pytest.raises(BadInput, match=r"jobs\.0\.timeout_seconds"):
+        together(pool, shared | {"dedup_key": "b"})
+    (own,) = together(pool, {"dedup_key": "c"})
+    assert stored(pool, own.public_id) == 60.0
+
+
+def test_a_job_that_is_made_again_is_cut_to_the_ceiling(pool: Pool) -> None:
+    (job,) = pool.submit(timeout_seconds=90.0, queue_timeout_seconds=90.0)
+    pool.change("UPDATE jobs SET queue_deadline = now() - interval '1 s'")
+    assert pool.database.run(lambda c: timeouts.time_out(c, 10, actor="upkeep")) == 1
+    ceiling(pool, max_timeout=60.0, max_queue_age=30.0)
+    (again,) = pool.database.run(
+        lambda c: requeue(c, [job], instances=None, ceiling=None, key="k", reason=None, actor="test")
+    )
+    assert again.successor is not None
+    row = pool.job(again.successor)
+    assert (row.timeout_seconds, (row.queue_deadline - row.queued_at).total_seconds()) == (60.0, 30.0)
+
+
+def test_a_job_that_waits_for_longer_than_the_ceiling_is_dead_whenever_it_was_submitted(pool: Pool) -> None:
+    (old, other) = pool.submit(2)
+    (labelled,) = pool.submit(label="quick")
+    (elsewhere,) = pool.submit(instance="ci", label="quick")
+    pool.change("UPDATE jobs SET queued_at = now() - interval '10 min'")
+    pool.change(f"UPDATE jobs SET queued_at = now() WHERE public_id = '{other}'")
+    assert end_aged(pool) == 0
+    ceiling(pool, "default", "quick", max_queue_age=599.0)
+    pool.upkeep().run_once()
+    row = pool.job(labelled)
+    assert (row.state, row.reason) == ("dead", "waited longer than the ceiling of its queue age")
+    assert pool.history(labelled) == ["submit", "time_out"]
+    event = pool.row("SELECT actor, details FROM job_events WHERE move = 'time_out'")
+    assert event.details == {"max_queue_age": 599}
+    assert (pool.job(old).state, pool.job(elsewhere).state) == ("queued", "queued")
+    ceiling(pool, max_queue_age=599.0)
+    assert end_aged(pool) == 2
+    assert [pool.job(job).state for job in (old, elsewhere, other)] == ["dead", "dead", "queued"]
+
+
+def test_the_ceiling_of_the_queue_age_is_exact_and_works_in_batches(pool: Pool) -> None:
+    ceiling(pool, max_queue_age=60.0)
+    pool.submit(3, job_class=None)
+    pool.submit(2, label="quick", terms={"locks": ["tree"]})
+
+    def at(connection: Any, seconds: float) -> int:
+        connection.execute(text("UPDATE jobs SET queued_at = now() - make_interval(secs => :s)"), {"s": seconds})
+        return timeouts.age_out(connection, 4, actor="upkeep")
+
+    assert pool.database.run(lambda c: at(c, 60.0)) == 0
+    assert pool.database.run(lambda c: at(c, 60.001)) == 4
+    assert (end_aged(pool, 4), end_aged(pool, 4)) == (1, 0)
+
+
+def test_only_the_wait_for_the_first_start_counts_and_not_the_time_aside(pool: Pool) -> None:
+    ceiling(pool, max_queue_age=60.0)
+    (held,) = pool.submit()
+    pool.database.run(lambda c: park(c, [held], instances=None, reason=None, actor="test"))
+    pool.change(
+        "UPDATE job_events SET at = at - interval '1 h'; UPDATE jobs SET queued_at = queued_at - interval '1 h'"
+    )
+    assert end_aged(pool) == 0
+    pool.database.run(lambda c: unpark(c, [held], instances=None, reason=None, actor="test"))
+    assert end_aged(pool) == 0
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '61 s'")
+    assert end_aged(pool) == 1
+
+    job, bot, work = pool.running()
+    bot.sync(completed(work, "released"))
+    pool.change("UPDATE jobs SET queued_at = now() - interval '1 h'")
+    assert (pool.job(job).state, end_aged(pool)) == ("queued", 0)
+
+
+def test_a_job_that_is_about_to_be_granted_is_passed_by(pool: Pool, race: Race) -> None:
+    ceiling(pool, max_queue_age=60.0)
+    (job,) = pool.submit()
+    pool.bot()
+    pool.change("UPDATE jobs SET queued_at = now() - interval '1 h'")
+    with race.first() as ahead:
+        ahead.assigner().run_once()
+        assert race.unhindered(lambda: end_aged(pool), by=ahead) == 0
+        ahead.commit()
+    assert (end_aged(pool), pool.job(job).state) == (0, "leased")
+
+
+def test_a_run_that_is_longer_than_the_ceiling_is_ended_whenever_it_was_submitted(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    pool.change("UPDATE leases SET acknowledged_at = now() - interval '10 min'")
+    pool.upkeep().run_once()
+    ceiling(pool, max_timeout=601.0)
+    pool.upkeep().run_once()
+    assert pool.row("SELECT state FROM live").state == "active"
+    ceiling(pool, max_timeout=599.0)
+    pool.upkeep().run_once()
+    (lease,) = bot.sync(active(work))["leases"]
+    assert (lease["state"], lease["stop_reason"]) == ("cancelling", "ceiling")
+    bot.sync(completed(work, "stopped"))
+    row = pool.job(job)
+    assert (row.state, row.reason) == ("dead", "ran longer than the ceiling of its timeout")
+    assert pool.history(job) == ["submit", "grant", "acknowledge", "ceiling", "give_up"]
+    assert pool.row("SELECT details FROM job_events WHERE move = 'ceiling'").details == {"max_timeout": 599}
+
+
+def test_a_job_whose_own_timeout_keeps_the_ceiling_is_left_to_its_bot(pool: Pool) -> None:
+    pool.running(timeout_seconds=60.0)
+    ceiling(pool, max_timeout=60.0)
+    pool.change("UPDATE leases SET acknowledged_at = now() - interval '10 min'")
+    assert pool.database.run(lambda c: timeouts.stop_over_ceiling(c, 10, sync=1.0, actor="upkeep")) == 0
+    ceiling(pool, max_timeout=59.0)
+    assert pool.database.run(lambda c: timeouts.stop_over_ceiling(c, 10, sync=1.0, actor="upkeep")) == 1
+
+
+def test_explain_says_how_long_a_job_may_wait_under_the_ceiling(
+    pool: Pool, served: Served, operator: httpx.Client
+) -> None:
+    del served
+    ceiling(pool, max_queue_age=3600.0)
+    (job,) = pool.submit()
+    gates = {gate["gate"]: gate for gate in operator.get(f"/v1/jobs/{job}/explain").json()["gates"]}
+    assert 3000 < gates["queue deadline"]["evidence"]["left_seconds"] <= 3600
+
+
+def test_a_caller_over_http_is_told_the_field(pool: Pool, served: Served) -> None:
+    ceiling(pool, max_timeout=60.0)
+    with served.client(served.token("submitter")) as http:
+        answer = http.post("/v1/jobs", json={"jobs": [JOB, JOB | {"timeout_seconds": 61}]})
+    assert (answer.status_code, answer.json()["field"]) == (400, "jobs.1.timeout_seconds")
+    assert REFUSED in answer.json()["detail"]
+    assert pool.rows("SELECT FROM jobs") == []
+
+
+def test_what_makes_no_sense_is_refused(pool: Pool) -> None:
+    ceiling(pool, max_timeout=60.0)
+    with pytest.raises(BadInput, match="default_timeout: must be at most 60, the longest run time"):
+        ceiling(pool, default_timeout=61.0)
+    with pytest.raises(NotFound, match="there is no instance 'nosuch'"):
+        ceiling(pool, "nosuch", max_timeout=1.0)
+    ceiling(pool, max_timeout=None)
+    assert pool.rows("SELECT FROM ceilings") == []
+    assert stored(pool, pool.submit()[0]) is None

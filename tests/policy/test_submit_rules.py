@@ -1,0 +1,240 @@
+"""Submit rules: unknown property keys, programs that are not listed, and the jobs of owners that have used much."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from schema.errors import BadInput, NotFound
+from schema.moves.graphs import submit_graph
+from schema.moves.hold import requeue
+from schema.moves.submit import Submitted, submit
+from schema.policy import priority_classes
+from schema.policy.submit_rules import SubmitRuleTerms, remove_submit_rule, set_submit_rule
+from schema.requests import GraphRequest, JobRequest
+from tests.support.http import JOB
+from tests.support.pool import Pool, completed
+from tests.support.servers import Served, counts
+
+
+def rule(pool: Pool, instance: str | None = None, **terms: Any) -> None:
+    pool.change("INSERT INTO instances (name) VALUES ('ci'), ('default') ON CONFLICT DO NOTHING")
+    pool.database.run(lambda c: set_submit_rule(c, instance, SubmitRuleTerms(**terms), actor="test"))
+
+
+def together(pool: Pool, *jobs: dict[str, Any]) -> list[Submitted]:
+    requests = [JobRequest(**{"command": ["true"], **job}).normal() for job in jobs]
+    return pool.database.run(lambda c: submit(c, requests, actor="test"))
+
+
+def has_used(pool: Pool, owner: str, cost: float, instance: str = "default") -> None:
+    name = f"owner:{instance}:{owner}:cost"
+    pool.change(f"""DELETE FROM usage WHERE name = '{name}';
+        INSERT INTO usage (name, bucket, amount) VALUES ('{name}', date_trunc('minute', now()), {cost});
+        INSERT INTO counters (name, used) VALUES ('{name}', {cost}) ON CONFLICT (name) DO UPDATE SET used = {cost}""")
+
+
+def placed(pool: Pool, job: Submitted) -> tuple[int, float]:
+    row = pool.job(job.public_id)
+    return row.priority, row.rank
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "together"])
+@pytest.mark.parametrize(
+    ("job", "field", "reason"),
+    [
+        (
+            {"properties": {"os": "linux", "colour": "red"}},
+            "properties.colour",
+            "is not among the property keys that jobs may require",
+        ),
+        ({"command": ["rm", "true"]}, "command", "'rm' is not among the programs that jobs may run"),
+        ({"command": ["/bin/true"]}, "command", "'/bin/true' is not among the programs that jobs may run"),
+        ({"command": ["tru"]}, "command", "'tru' is not among the programs that jobs may run"),
+        (
+            {"owner": "ann", "locks": ["a"]},
+            "owner",
+            "has used 10.5 within the rolling window, and above 10 its jobs are refused",
+        ),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_its_field_and_nothing_is_stored(
+    pool: Pool, others: int, job: dict[str, Any], field: str, reason: str
+) -> None:
+    rule(pool, property_keys=["os", "gpu"], commands=["make", "true"], owner_cost=10.0)
+    has_used(pool, "ann", 10.5)
+    has_used(pool, "bob", 10)
+    has_used(pool, "ann", 9, instance="ci")
+    together(pool, {"properties": {"os": "linux"}}, {"command": ["make", "rm"]}, {"owner": "bob"}, {})
+    together(pool, {"owner": "ann", "instance": "ci"})
+    nodes = [{"node": 0, "command": ["true"]}, {"node": 1, "command": ["true"], "after": [0], **job}]
+    request = GraphRequest.model_validate({"name": "g", "nodes": nodes}).normal()
+    before = counts(pool.database)
+    with pytest.raises(BadInput) as refused:
+        together(pool, *[{}] * others, job)
+    assert (refused.value.field, refused.value.reason) == (f"jobs.{others}.{field}", reason)
+    with pytest.raises(BadInput) as refused:
+        pool.database.run(lambda c: submit_graph(c, request, actor="test", sync=1.0))
+    assert (refused.value.field, refused.value.reason) == (f"nodes.1.{field}", reason)
+    assert counts(pool.database) == before
+
+
+def test_the_rules_of_the_pool_and_of_the_instance_must_both_be_kept(pool: Pool) -> None:
+    rule(pool, commands=["make", "true"])
+    rule(pool, "ci", commands=["true", "sh"])
+    for program, instance, taken in (
+        ("make", "default", True),
+        ("make", "ci", False),
+        ("sh", "ci", False),
+        ("true", "ci", True),
+    ):
+        job = {"command": [program], "instance": instance}
+        if taken:
+            together(pool, job)
+        else:
+            with pytest.raises(BadInput, match=f"'{program}' is not among"):
+                together(pool, job)
+    rule(pool, commands=[])
+    with pytest.raises(BadInput, match="'true' is not among"):
+        together(pool, {})
+    rule(pool, commands=None)
+    together(pool, {"command": ["anything"]})
+    pool.database.run(lambda c: remove_submit_rule(c, "ci", actor="test"))
+    together(pool, {"command": ["make"], "instance": "ci"})
+
+
+def test_callers_in_sql_are_held_to_the_rules_in_either_form(pool: Pool) -> None:
+    rule(pool, commands=["true"])
+    for request in ('[{"command": ["rm"]}]', '[{"payload": {"command": ["rm"]}}]'):
+        with pytest.raises(Exception, match=r"jobs\.0\.command: 'rm' is not among the programs that jobs may run"):
+            pool.change(f"SELECT submit('{request}')")
+    assert pool.rows("SELECT FROM jobs") == []
+
+
+def test_a_request_that_was_taken_before_or_joins_a_job_is_answered_whatever_the_rules_are_now(pool: Pool) -> None:
+    asked = {"command": ["make"], "key": "k", "dedup_key": "d"}
+    (first,) = together(pool, asked)
+    rule(pool, commands=["true"])
+    assert together(pool, asked)[0].public_id == first.public_id
+    assert together(pool, asked | {"key": "other"}, {})[0].job_id == first.job_id
+    with pytest.raises(BadInput, match="'make' is not among"):
+        together(pool, asked | {"key": "new", "dedup_key": "e"})
+
+
+def test_an_owner_is_heavy_by_what_its_jobs_have_used(pool: Pool) -> None:
+    rule(pool, owner_cost=10.0, owner_penalty=30)
+    bot = pool.bot()
+    for cost, priority in ((10, 0), (0.5, 0), (0, 30)):
+        (job,) = together(pool, {"owner": "ann", "estimated_cost": 0})
+        assert pool.job(job.public_id).priority == priority
+        (work,) = pool.given(bot)
+        bot.sync(completed(work, usage={"cost": cost}))
+
+
+def test_jobs_of_a_heavy_owner_are_less_urgent_by_the_penalty(pool: Pool) -> None:
+    rule(pool, owner_cost=10.0, owner_penalty=30)
+    has_used(pool, "ann", 11)
+    has_used(pool, "bob", 10)
+    jobs = together(
+        pool,
+        {"owner": "ann"},
+        {"owner": "ann", "priority": -5},
+        {"owner": "ann", "priority": 990},
+        {"owner": "ann", "job_class": "serious"},
+        {"owner": "ann", "service_level": "economy", "priority": 7},
+        {"owner": "ann", "priority": 1, "dedup_key": "a"},
+        {"owner": "bob", "priority": 3},
+        {},
+    )
+    assert [placed(pool, job) for job in jobs] == [
+        (30, 30), (25, 25), (1000, 1000), (70, 70), (37, 37), (31, 31), (3, 3), (0, 0),
+    ]  # fmt: skip
+    lowered = pool.rows("SELECT details->'lowered' AS steps FROM job_events WHERE move = 'submit' ORDER BY job_id")
+    assert sorted(row.steps for row in lowered if row.steps is not None) == [30] * 6
+    (alone,) = together(pool, {"owner": "ann", "priority": 1, "key": "k"})
+    assert placed(pool, alone) == (31, 31)
+    assert pool.row("SELECT details FROM job_events ORDER BY job_id DESC, id LIMIT 1").details == {"lowered": 30}
+
+
+def test_a_penalty_stays_when_operators_change_the_points_of_a_class(pool: Pool) -> None:
+    rule(pool, owner_cost=10.0, owner_penalty=30)
+    has_used(pool, "ann", 11)
+    (job,) = together(pool, {"owner": "ann", "job_class": "serious"})
+    found = pool.row(f"SELECT priced(priority_inputs) AS priority FROM job_constraints WHERE job_id = {job.job_id}")
+    assert found.priority == placed(pool, job)[0] == 70
+    pool.database.run(lambda c: priority_classes.put_class(c, "serious", points=50, actor="test"))
+    found = pool.row(f"SELECT priced(priority_inputs) AS priority FROM job_constraints WHERE job_id = {job.job_id}")
+    assert found.priority == 80
+
+
+def test_a_node_is_less_urgent_than_its_graph_by_the_penalty(pool: Pool) -> None:
+    rule(pool, "ci", owner_cost=0.0, owner_penalty=30)
+    has_used(pool, "ann", 1, instance="ci")
+    nodes = [
+        {"node": 0, "command": ["true"], "owner": "ann"},
+        {"node": 1, "command": ["true"], "owner": "ann", "priority": 2},
+        {"node": 2, "command": ["true"], "owner": "ann", "job_class": "serious"},
+        {"node": 3, "command": ["true"]},
+    ]
+    request = GraphRequest.model_validate({"name": "g", "instance": "ci", "priority": 7, "nodes": nodes}).normal()
+    pool.database.run(lambda c: submit_graph(c, request, actor="test", sync=1.0))
+    rows = pool.rows("SELECT priority FROM jobs j JOIN graph_nodes n ON n.job_id = j.id ORDER BY node_no")
+    assert [row.priority for row in rows] == [37, 32, 70, 7]
+
+
+def test_of_several_rules_the_hardest_holds(pool: Pool) -> None:
+    rule(pool, owner_cost=10.0, owner_penalty=30)
+    rule(pool, "ci", owner_cost=20.0, owner_penalty=50)
+    has_used(pool, "ann", 15, instance="ci")
+    job = {"owner": "ann", "instance": "ci"}
+    assert placed(pool, together(pool, job)[0]) == (30, 30)
+    has_used(pool, "ann", 25, instance="ci")
+    assert placed(pool, together(pool, job)[0]) == (50, 50)
+    rule(pool, owner_penalty=None)
+    with pytest.raises(BadInput, match=r"jobs\.0\.owner: has used 25 within the rolling window, and above 10 its jobs"):
+        together(pool, job)
+
+
+def test_a_requeued_job_has_the_priority_of_the_old_one_and_keeps_the_rules_of_now(pool: Pool) -> None:
+    rule(pool, owner_cost=10.0, owner_penalty=30)
+    has_used(pool, "ann", 11)
+    (job,) = together(pool, {"owner": "ann", "priority": 1})
+    pool.change("UPDATE jobs SET queue_deadline = now() - interval '1 s'")
+    pool.upkeep().run_once()
+    assert pool.job(job.public_id).state == "dead"
+
+    def again(key: str) -> str:
+        (made,) = pool.database.run(
+            lambda c: requeue(c, [job.public_id], instances=None, ceiling=None, key=key, reason=None, actor="test")
+        )
+        assert made.successor is not None
+        return made.successor
+
+    assert pool.job(again("a")).priority == 31
+    rule(pool, commands=["make"])
+    with pytest.raises(BadInput, match="'true' is not among the programs"):
+        again("b")
+
+
+def test_a_caller_over_http_is_told_the_field(pool: Pool, served: Served) -> None:
+    rule(pool, commands=["make"])
+    with served.client(served.token("submitter")) as http:
+        answer = http.post("/v1/jobs", json={"jobs": [JOB]})
+    assert (answer.status_code, answer.json()["field"]) == (400, "jobs.0.command")
+    assert pool.rows("SELECT FROM jobs") == []
+
+
+def test_parts_that_are_not_given_stay_and_nonsense_is_refused(pool: Pool, operator: httpx.Client) -> None:
+    rule(pool, commands=["true", "make", "true"])
+    rule(pool, property_keys=["os"])
+    stored = pool.row("SELECT commands, property_keys FROM submit_rules")
+    assert (stored.commands, stored.property_keys) == (["make", "true"], ["os"])
+    for instance, terms, error in (
+        (None, {"owner_penalty": 5}, "owner_penalty: means nothing without owner_cost"),
+        ("nosuch", {"commands": ["x"]}, "there is no instance 'nosuch'"),
+    ):
+        with pytest.raises((BadInput, NotFound), match=error):
+            rule(pool, instance, **terms)  # type: ignore[arg-type]
+    assert operator.put("/v1/submit-rules/*", json={"commands": ["a\x00b"]}).status_code == 400
+    rule(pool, commands=None, property_keys=None)
+    assert pool.rows("SELECT FROM submit_rules") == []
