@@ -57,7 +57,7 @@ class SubmitRuleTerms(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     property_keys: list[PropertyKey] | None = Field(
-        default=None, max_length=MAX_ENTRIES, description="the only property keys that jobs may require; null = any"
+        default=None, max_length=MAX_ENTRIES, description="the only property keys that jobs may name; null = any"
     )
     commands: list[Program] | None = Field(
         default=None,

@@ -46,7 +46,7 @@ def placed(pool: Pool, job: Submitted) -> tuple[int, float]:
         (
             {"properties": {"os": "linux", "colour": "red"}},
             "properties.colour",
-            "is not among the property keys that jobs may require",
+            "is not among the property keys that jobs may name",
         ),
         ({"command": ["rm", "true"]}, "command", "'rm' is not among the programs that jobs may run"),
         ({"command": ["/bin/true"]}, "command", "'/bin/true' is not among the programs that jobs may run"),
