@@ -84,6 +84,7 @@ class Job(JobRow):
     dedup_key: str | None
     queue_deadline: datetime | None = Field(description="if the job still waits then, it becomes dead")
     properties: dict[str, list[str]]
+    metadata: dict[str, str]
     timeout_seconds: float | None
     locality_hint: str | None
     terms: dict[str, Any] | None = Field(description="constraints on its start; null = it is no constrained job")

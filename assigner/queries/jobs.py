@@ -57,6 +57,7 @@ SELECT {_SUBMISSION}, {_JOB_COLUMNS}, p.properties, j.instance AS instance_id, j
     j.locality_hint, j.retry_failed, j.kills, k.looks AS considered, greatest(0,
     extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff,
     j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
+    (SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM job_metadata WHERE job_id = j.id) AS metadata,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED} JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform

@@ -215,6 +215,7 @@ def print_job(job: Record) -> None:
         ("label", job["label"]),
         ("command", _cut(shlex.join((job.get("payload") or {}).get("command", [])))),
         ("needs", properties(job["properties"])),
+        ("metadata", properties(job.get("metadata"))),
         ("priority", job["priority"]),
         ("units", job["units"]),
         ("locality", job["locality_hint"]),

@@ -315,7 +315,8 @@ WITH old AS MATERIALIZED (
         'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
         'queue_timeout_seconds', e.queue_timeout_seconds
     ) || jsonb_strip_nulls(jsonb_build_object(
-        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs
+        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs,
+        'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
     )) AS request
     FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
     JOIN jobs j ON j.id = o.id

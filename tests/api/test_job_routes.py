@@ -24,7 +24,7 @@ from tests.support.servers import Bot, Served, counts, serving
 
 
 def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Database) -> None:
-    job = FULL | {"stdin": "yes\n"}
+    job = FULL | {"stdin": "yes\n", "metadata": {"build": "12", "target://a": "x=y"}}
     (identity,) = submitted(operator, job)
     shown = operator.get(f"/v1/jobs/{identity}").json()
     assert shown["payload"] == {"command": ["make", "-j"], "env": {"A": "1"}, "stdin": "yes\n"}

@@ -15,6 +15,7 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     malformed boolean;
     deduplicated integer;
+    described integer;
     limited boolean;
     sets jsonb[];
     set_ids integer[];
@@ -29,8 +30,8 @@ BEGIN
     END IF;
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                    OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
-           count(r->>'dedup_key'), EXISTS (SELECT FROM queue_limits)
-        INTO malformed, deduplicated, limited
+           count(r->>'dedup_key'), count(r->'metadata'), EXISTS (SELECT FROM queue_limits)
+        INTO malformed, deduplicated, described, limited
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
         IF EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE is_flat(r)) THEN
@@ -140,6 +141,15 @@ BEGIN
     )
     SELECT array_agg(f.n), array_agg(f.new_id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
     FROM fresh f;
+    IF described > 0 THEN
+        INSERT INTO job_metadata (job_id, instance, key, value)
+        SELECT u.id, i.id, m.key, m.value
+        FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
+        JOIN unnest(born_ns, born_ids) AS u (n, id) ON u.n = r.ordinality - 1
+        JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+        CROSS JOIN LATERAL jsonb_each_text(r.value->'metadata') m
+        WHERE r.value ? 'metadata';
+    END IF;
     PERFORM set_config('enable_nestloop', nested_loops, true);
     IF born_ns IS NOT NULL THEN
         PERFORM wake('jobs');

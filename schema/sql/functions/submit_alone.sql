@@ -85,6 +85,10 @@ BEGIN
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
         SELECT submit_alone.job_id, w.* FROM own_constraints(request) w;
     END IF;
+    IF request ? 'metadata' THEN
+        INSERT INTO job_metadata (job_id, instance, key, value)
+        SELECT submit_alone.job_id, of_instance, m.key, m.value FROM jsonb_each_text(request->'metadata') m;
+    END IF;
     INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,

@@ -33,6 +33,10 @@ BEGIN
                 INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
                 SELECT job, w.* FROM own_constraints(request) w;
             END IF;
+            IF request ? 'metadata' THEN
+                INSERT INTO job_metadata (job_id, instance, key, value)
+                SELECT job, instance_id, m.key, m.value FROM jsonb_each_text(request->'metadata') m;
+            END IF;
             INSERT INTO job_payloads (job_id, payload) VALUES (job, request->'payload');
             INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
                 VALUES (job, 'submit', NULL, 'queued', 0, actor, origin_of(request));
