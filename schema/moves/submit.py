@@ -40,8 +40,8 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     A request holds instance, properties (in normal form), payload, and optionally key, priority, units, label,
     locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts, retry_failed and metadata. A request
     whose key was used before in its instance gets the earlier job; raises Conflict `key_reused` when that one was
-    submitted with another content, QueueFull when a label has no room for all of its new jobs, BadInput when a class or a service
-    level is not known.
+    submitted with another content, QueueFull when a label has no room for all of its new jobs, BadInput when a class or
+    a service level is not known.
     """
     values = {"requests": to_json(list(requests)).decode(), "actor": actor}
     rows = submitted_rows(connection, SUBMIT, values, requests=requests)

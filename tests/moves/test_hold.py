@@ -145,7 +145,8 @@ def test_holding_over_the_wire_is_listed_counted_and_audited(operator: httpx.Cli
         "jobs": [
             {"id": one.upper(), "state": "parked", "changed": True},
             {"id": "nonsense", "state": None, "changed": False},
-        ]
+        ],
+        "next": None,
     }
     assert [job["id"] for job in operator.get("/v1/jobs", params={"state": "parked"}).json()["jobs"]] == [one]
     assert operator.get("/v1/status").json()["jobs"] == {"parked": 1, "queued": 1}

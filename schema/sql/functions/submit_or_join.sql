@@ -14,9 +14,10 @@ BEGIN
         of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     LOOP
-        INSERT INTO jobs AS j (queue, cohort, instance, platform, label, priority, units, locality_hint, timeout_seconds,
+        INSERT INTO jobs AS j (public_id, queue, cohort, instance, platform, label, priority, units, locality_hint, timeout_seconds,
                                queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank)
-        VALUES (intern_queue(cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, of_units,
+        VALUES ((public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
+                intern_queue(cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, of_units,
                              of_constraint_set),
                 cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, coalesce(request->>'label', ''), wanted_priority, of_units,
                 request->>'locality_hint', (request->>'timeout_seconds')::double precision,
