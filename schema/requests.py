@@ -38,7 +38,7 @@ Values = Annotated[list[str], Field(fail_fast=True)]
 
 #: The fields of a request in the order and under the headings of the help of `submit`.
 GROUPS: Mapping[str, Sequence[str]] = {
-    "What to run": ("command", "env", "stdin", "label"),
+    "What to run": ("command", "env", "stdin", "label", "metadata"),
     "Where it may run": (
         *("properties", "preferred_properties", "prefer_seconds"),
         *("units", "resources", "locality_hint", "batch_key"),
@@ -256,7 +256,6 @@ class JobRequest(Payload):
         default=False,
         description="Also try again when the command itself fails.",
     )
-
     preferred_properties: dict[str, str | Values] = Field(
         default={},
         description="Properties that the bot should offer beside the required ones. A bot that offers them is looked "
@@ -268,6 +267,11 @@ class JobRequest(Payload):
         le=MAX_TIMEOUT,
         description="Seconds for which a queued job waits for a bot that offers the preferred properties, before any "
         "other bot may take it. Unset: it does not wait.",
+    )
+    metadata: dict[str, str] = Field(
+        default={},
+        description="Up to 16 keys with a value each, such as build=1234, by which jobs are found, acted on and summed "
+        "up. A `traceparent` is also the variable TRACEPARENT of the command.",
     )
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
@@ -287,6 +291,7 @@ class JobRequest(Payload):
             or None,
             "prefer_seconds": self.prefer_seconds,
             "priority": self._priority(),
+            "metadata": validation.check_metadata("metadata", self.metadata) or None,
         }
         return {
             "instance": self.instance or instance,
@@ -363,6 +368,11 @@ class JobRequest(Payload):
             own |= {"user_priority": self.user_priority} if self.user_priority else {}
         return own
 
+    def _traced(self) -> dict[str, str]:
+        """The variable by which OpenTelemetry passes the trace on to a command, unless `env` sets it."""
+        given = self.metadata.get(validation.TRACEPARENT)
+        return {} if given is None else {"TRACEPARENT": given}
+
     def _payload(self) -> dict[str, Any]:
         if not self.command[0]:
             raise BadInput("command", "must name a program")
@@ -374,8 +384,9 @@ class JobRequest(Payload):
             for text in texts:
                 validation.check_text(field, text, validation.MAX_PAYLOAD_BYTES)
         payload: dict[str, Any] = {"command": self.command}
-        if self.env:
-            payload["env"] = self.env
+        env = self._traced() | self.env
+        if env:
+            payload["env"] = env
         if self.stdin is not None:
             payload["stdin"] = validation.check_text("stdin", self.stdin, validation.MAX_PAYLOAD_BYTES)
         size = len(json.dumps(payload, ensure_ascii=False).encode())

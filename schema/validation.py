@@ -19,6 +19,15 @@ MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_PROPERTIES = 64
 MAX_PROPERTY_BYTES = 1024
 MAX_LABEL = 64
+#: Metadata of a job: most keys, form of a key, bytes of a value.
+MAX_METADATA = 16
+METADATA_KEY = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
+MAX_METADATA_BYTES = 256
+#: The key whose value is the context of a trace, and the form of that value (https://www.w3.org/TR/trace-context/):
+#: neither id is all zeros, no version is ff, and versions after 00 may add to it.
+TRACEPARENT = "traceparent"
+_TRACE = "-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+TRACE_CONTEXT = re.compile(f"00{_TRACE}|(?!00|ff)[0-9a-f]{{2}}{_TRACE}(-[!-~]*)?")
 #: Bytes of the reason that an operator gives for an act.
 MAX_REASON = 500
 MAX_JSON_DEPTH = 64
@@ -112,6 +121,25 @@ def check_text(field: str, value: str, limit: int) -> str:
     if size > limit:
         raise BadInput(field, f"is {size} bytes long, at most {limit} are allowed")
     return value
+
+
+def check_metadata_key(field: str, key: str) -> str:
+    """Return `key` if it may be a key of metadata; raise BadInput naming `field`."""
+    if not METADATA_KEY.fullmatch(key):
+        raise BadInput(field, f"'{escaped(key, 80)}' is not a key: use A-Z, a-z, 0-9 and _.:/-, at most 64")
+    return key
+
+
+def check_metadata(field: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return a job's metadata if they may be stored; raise BadInput naming `field`, or the key of a bad value."""
+    if len(given) > MAX_METADATA:
+        raise BadInput(field, f"has {len(given)} keys, at most {MAX_METADATA} are allowed")
+    for key, value in given.items():
+        check_metadata_key(field, key)
+        check_text(f"{field}.{key}", value, MAX_METADATA_BYTES)
+    if TRACEPARENT in given and not TRACE_CONTEXT.fullmatch(given[TRACEPARENT]):
+        raise BadInput(f"{field}.{TRACEPARENT}", "is not a traceparent as W3C Trace Context defines it")
+    return dict(given)
 
 
 def normal_properties(field: str, raw: Mapping[str, str | Sequence[str]]) -> Properties:

@@ -5,7 +5,7 @@ their instance's jobs, within the ceiling of their token, and not of jobs that s
 mounts these routes as it does those of `assigner/api/jobs.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import APIRouter, Request
@@ -14,12 +14,13 @@ from sqlalchemy import Connection
 
 from assigner.api import models, routing
 from assigner.api.routing import IDS, MAX_REASON_BYTES, OPERATORS_IDS, Caller, Read, problems
-from assigner.api.submission import RequestModel
+from assigner.api.selection import Selection, audited, select
 from schema import validation
 from schema.errors import BadInput, Forbidden
 from schema.moves import hold as hold_moves
-from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, HoldResult, Requeued, park, unpark
+from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, REQUEUEABLE, HoldResult, Requeued, park, unpark
 from schema.moves.priority import Prioritised, set_priority, set_priority_where
+from schema.states import JobState
 from schema.tenancy.tokens import Principal
 from schema.validation import Name
 
@@ -37,13 +38,12 @@ Result = TypeVar("Result", bound=_ActResult)
 Reason = Annotated[str, Field(description="for the history and the audit; at most 500 bytes")]
 
 
-class HoldRequest(RequestModel):
-    ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
+class HoldRequest(Selection):
     reason: Reason = ""
 
 
-class RequeueRequest(RequestModel):
-    ids: list[str] = Field(min_length=1, max_length=MAX_REQUEUED)
+class RequeueRequest(Selection):
+    ids: list[str] | None = Field(default=None, min_length=1, max_length=MAX_REQUEUED)
     key: str | None = Field(
         default=None,
         min_length=1,
@@ -52,11 +52,10 @@ class RequeueRequest(RequestModel):
     reason: Reason = ""
 
 
-class PriorityRequest(RequestModel):
-    """Jobs by id, or the waiting jobs of an instance, with a label, or both; at most 10,000."""
+class PriorityRequest(Selection):
+    """Jobs by id or by a filter, or up to 10,000 waiting jobs of an instance, with a label, or both."""
 
     priority: int = Field(ge=validation.PRIORITY_MIN, le=validation.PRIORITY_MAX, description="lower = more urgent")
-    ids: list[str] | None = Field(default=None, min_length=1, max_length=validation.MAX_BATCH)
     instance: Name | None = None
     label: str | None = Field(default=None, min_length=1)
     reason: Reason = ""
@@ -68,14 +67,15 @@ router = APIRouter(prefix="/v1", tags=["callers"])
 @router.post("/jobs/hold", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS_IDS)
 async def hold(request: Request, body: Annotated[HoldRequest, Read], caller: Caller) -> models.HeldAnswer:
     """Hold queued jobs; jobs in other states stay as they are. 404 only if none of the ids exists."""
-    reason = _reason(body.reason)
+    reason, named = _reason(body.reason), body.named()
 
     def work(connection: Connection) -> models.HeldAnswer:
         def act(ids: Sequence[str]) -> list[HoldResult]:
             return park(connection, ids, instances=None, reason=reason, actor=caller.actor)
 
-        found = _act_on_each(connection, caller, "jobs.hold", body.ids, act, reason=reason)
-        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in body.ids])
+        ids, following = _chosen(connection, caller, body, named, {JobState.QUEUED})
+        found = _act_on_each(connection, caller, "jobs.hold", ids, act, reason=reason, details=audited(body))
+        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in ids], next=following)
 
     answer: models.HeldAnswer = await request.app.state.run(work)
     return answer
@@ -84,14 +84,15 @@ async def hold(request: Request, body: Annotated[HoldRequest, Read], caller: Cal
 @router.post("/jobs/release", responses=problems(400, 404, 408, 413, 415), openapi_extra=OPERATORS_IDS)
 async def release(request: Request, body: Annotated[HoldRequest, Read], caller: Caller) -> models.HeldAnswer:
     """Put held jobs back into the queue with the age they had. 404 only if none of the ids exists."""
-    reason = _reason(body.reason)
+    reason, named = _reason(body.reason), body.named()
 
     def work(connection: Connection) -> models.HeldAnswer:
         def act(ids: Sequence[str]) -> list[HoldResult]:
             return unpark(connection, ids, instances=None, reason=reason, actor=caller.actor)
 
-        found = _act_on_each(connection, caller, "jobs.release", body.ids, act, reason=reason)
-        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in body.ids])
+        ids, following = _chosen(connection, caller, body, named, {JobState.PARKED})
+        found = _act_on_each(connection, caller, "jobs.release", ids, act, reason=reason, details=audited(body))
+        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in ids], next=following)
 
     answer: models.HeldAnswer = await request.app.state.run(work)
     return answer
@@ -104,7 +105,7 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
     A final job does not change; the history of the new job names it. 404 only if none of the ids exists. 409
     `queue_full` if a label would have more queued jobs than its limit; nothing is changed then.
     """
-    reason = _reason(body.reason)
+    reason, named = _reason(body.reason), body.named()
     key = None if body.key is None else validation.check_text("key", body.key, MAX_REQUEUE_KEY_BYTES)
 
     def work(connection: Connection) -> models.RequeueAnswer:
@@ -119,13 +120,14 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
                 actor=caller.actor,
             )
 
-        found = _act_on_each(connection, caller, "jobs.requeue", body.ids, act, reason=reason)
+        ids, following = _chosen(connection, caller, body, named, {JobState.PARKED, *REQUEUEABLE})
+        found = _act_on_each(connection, caller, "jobs.requeue", ids, act, reason=reason, details=audited(body))
         jobs = []
-        for given in body.ids:
+        for given in ids:
             job = found.get(given)
             state, successor, changed = (job.state, job.successor, job.changed) if job else (None, None, False)
             jobs.append(models.RequeuedJob(id=given, state=state, job=successor, changed=changed))
-        return models.RequeueAnswer(jobs=jobs)
+        return models.RequeueAnswer(jobs=jobs, next=following)
 
     answer: models.RequeueAnswer = await request.app.state.run(work)
     return answer
@@ -141,8 +143,10 @@ async def priority(request: Request, body: Annotated[PriorityRequest, Read], cal
     reason = _reason(body.reason)
     if not caller.may_use_priority(body.priority):
         raise Forbidden(f"priority: this token may not be more urgent than {caller.priority_ceiling}")
-    if (body.ids is None) == (body.instance is None and body.label is None):
-        raise BadInput("ids", "give either ids, or an instance, a label or both")
+    is_filtered = body.instance is not None or body.label is not None
+    if is_filtered and (body.ids is not None or body.where is not None):
+        raise BadInput("ids", "give either ids, or where, or an instance, a label or both")
+    named = [] if is_filtered else body.named()
     if body.instance is not None and not caller.may_use_instance(body.instance):
         raise Forbidden(f"instance: this token is for the instance '{caller.instance}' only")
     if body.label is not None:
@@ -150,34 +154,37 @@ async def priority(request: Request, body: Annotated[PriorityRequest, Read], cal
     answer: models.PriorityAnswer = await request.app.state.run(
         lambda connection: (
             _filtered(connection, caller, body, reason)
-            if body.ids is None
-            else _named(connection, caller, body.ids, body.priority, reason)
+            if is_filtered
+            else _named(connection, caller, body, named, reason)
         )
     )
     return answer
 
 
 def _named(
-    connection: Connection, caller: Principal, ids: Sequence[str], priority: int, reason: str | None
+    connection: Connection, caller: Principal, body: PriorityRequest, named: Sequence[str], reason: str | None
 ) -> models.PriorityAnswer:
     def act(wanted: Sequence[str]) -> list[Prioritised]:
         return set_priority(
             connection,
             wanted,
-            priority,
+            body.priority,
             instances=caller.instances,
             shared=caller.is_operator,
             reason=reason,
             actor=caller.actor,
         )
 
-    found = _act_on_each(connection, caller, "jobs.priority", ids, act, reason=reason, details={"priority": priority})
+    ids, following = _chosen(connection, caller, body, named, {JobState.BLOCKED, JobState.QUEUED, JobState.PARKED})
+    details = {"priority": body.priority, **audited(body)}
+    found = _act_on_each(connection, caller, "jobs.priority", ids, act, reason=reason, details=details)
     jobs = []
     for given in ids:
         job = found.get(given)
         state, now, changed = (job.state, job.priority, job.changed) if job else (None, None, False)
         jobs.append(models.PrioritisedJob(id=given, state=state, priority=now, changed=changed))
-    return models.PriorityAnswer(jobs=jobs, changed=sum(job.changed for job in set(found.values())), more=False)
+    count = sum(job.changed for job in set(found.values()))
+    return models.PriorityAnswer(jobs=jobs, changed=count, more=following is not None, next=following)
 
 
 def _filtered(
@@ -198,6 +205,13 @@ def _filtered(
     return models.PriorityAnswer(jobs=[], changed=done.changed, more=done.more)
 
 
+def _chosen(
+    connection: Connection, caller: Principal, body: Selection, named: Sequence[str], states: Collection[JobState]
+) -> tuple[Sequence[str], str | None]:
+    """The ids of the jobs to act on, and the cursor of the next call."""
+    return (named, None) if body.where is None else select(connection, caller, body, states=states)
+
+
 def _act_on_each(
     connection: Connection,
     caller: Principal,
@@ -212,6 +226,8 @@ def _act_on_each(
 
     Raises NotFound if none of the jobs exists.
     """
+    if not ids:
+        return {}
     known = {given: routing.uuid_or_none(given) for given in ids}
     wanted = sorted({job for job in known.values() if job is not None})
     done = {job.public_id: job for job in act(wanted) if job.state is not None}

@@ -16,24 +16,37 @@ from starlette.responses import Response
 from assigner.admission.rules import RULES, Rules
 from assigner.api import graphs, models, operations, resources, routing, submission
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
+from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
 from assigner.explain import answer as explanation
 from assigner.queries import jobs as job_queries
+from assigner.queries import listing
 from assigner.queries import status as status_queries
 from schema import clock, validation
 from schema.errors import Forbidden
+from schema.filters import Direction, JobFilter, Sort
 from schema.moves import cancel as cancel_moves
-from schema.states import FINAL
-from schema.states import JobState as State
+from schema.states import FINAL, JobState
 
 #: Longest wait a caller may ask for, seconds.
 MAX_WAIT = 60.0
 #: Status of the answer to a caller that has disconnected; nobody receives it.
 HUNG_UP = 499
+#: States in which a cancel changes a job.
+CANCELLABLE = frozenset(JobState) - FINAL - {JobState.CANCELLING}
 
 
-class CancelRequest(RequestModel):
-    ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
+class ListQuery(JobFilter):
+    sort: Sort | None = Field(
+        default=None, description="what the list is sorted by; unset: the end if the filter names it, else the submit"
+    )
+    order: Direction | None = Field(default=None, description="unset: the newest or the most urgent first")
+    limit: int = Field(default=100, ge=1, le=validation.MAX_LIST)
+    cursor: str | None = Field(default=None, max_length=500, description="`next` of the page before")
+    before: str | None = Field(default=None, max_length=200, description="only jobs submitted before this one")
+
+
+class CancelRequest(Selection):
     all_submissions: bool = Field(
         default=False, description="operators only: cancel the jobs themselves, even if other submissions share them"
     )
@@ -97,28 +110,25 @@ async def show(request: Request, id: JobId, caller: Caller) -> models.Job:
 async def list_jobs(
     request: Request,
     caller: Caller,
-    instance: str | None = None,
-    state: State | None = None,
-    label: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=validation.MAX_LIST)] = 100,
-    before: Annotated[str | None, Query(max_length=200)] = None,
+    asked: Annotated[ListQuery, Query()],
 ) -> models.JobList:
-    """List jobs, newest first."""
-    filters: dict[str, Any] = {
-        "instance": None if instance is None else validation.check_name("instance", instance),
-        "state": None if state is None else state.value,
-        "label": None if label is None else validation.check_text("label", label, validation.MAX_LABEL),
-        "limit": limit,
-    }
+    """List the jobs that pass all filters, by default the newest first.
+
+    A page may hold fewer jobs than `limit` and still have a `next`: it has looked at many jobs that did not pass. 400
+    for an order in which no index has the jobs, if a filter leaves more than 10,000 of them.
+    """
 
     def work(connection: Connection) -> models.JobList:
-        last = None
-        if before is not None:
-            last = job_queries.job_row_id(connection, routing.job_id(before), instances=caller.instances)
-            if last is None:
-                raise routing.not_found(before)
-        rows = job_queries.job_page(connection, instances=caller.instances, filters=filters | {"before": last})
-        return models.JobList(jobs=[models.JobRow.model_validate(row) for row in rows])
+        before = None
+        if asked.before is not None:
+            before = job_queries.job_row_id(connection, routing.job_id(asked.before), instances=caller.instances)
+            if before is None:
+                raise routing.not_found(asked.before)
+        wanted = listing.Request.of(
+            asked, limit=asked.limit, sort=asked.sort, direction=asked.order, before=before, cursor=asked.cursor
+        )
+        found = listing.page(connection, wanted, instances=caller.instances)
+        return models.JobList(jobs=[models.JobRow.model_validate(row) for row in found.jobs], next=found.next)
 
     found: models.JobList = await request.app.state.run(work)
     return found
@@ -126,7 +136,9 @@ async def list_jobs(
 
 @router.post("/jobs/cancel", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=IDS)
 async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller: Caller) -> models.CancelAnswer:
-    """Cancel jobs. 404 only if none of the ids exists; otherwise an unknown id has the state null.
+    """Cancel jobs, by their ids or by a filter.
+
+    404 only if none of the ids exists; otherwise an unknown id has the state null.
 
     A job that other submissions share goes on until the last of them is cancelled.
 
@@ -135,9 +147,15 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
     sync, all_submissions = request.app.state.timing.sync, body.all_submissions
     if all_submissions and not caller.is_operator:
         raise Forbidden("all_submissions: is for operators")
+    named = body.named()
 
     def work(connection: Connection) -> models.CancelAnswer:
-        known = {given: routing.uuid_or_none(given) for given in body.ids}
+        ids, following = named, None
+        if body.where is not None:
+            ids, following = select(connection, caller, body, states=CANCELLABLE)
+        if not ids:
+            return models.CancelAnswer(jobs=[], next=following)
+        known = {given: routing.uuid_or_none(given) for given in ids}
         wanted = sorted({job for job in known.values() if job is not None})
         done = cancel_moves.cancel(
             connection,
@@ -149,8 +167,8 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
         )
         found = {job.public_id: job for job in done if job.state is not None}
         if not found:
-            raise routing.not_found(body.ids[0])
-        if all(job in found for job in known.values()):
+            raise routing.not_found(ids[0])
+        if body.where is None and all(job in found for job in known.values()):
             routing.refuse_if_over(list(found.values()))
         changed = sum(job.changed for job in found.values())
         routing.audit_act(
@@ -158,11 +176,10 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
             caller,
             "jobs.cancel",
             subject=next(iter(found)),
-            details={"jobs": changed} | ({"all_submissions": True} if all_submissions else {}),
+            details={"jobs": changed} | ({"all_submissions": True} if all_submissions else {}) | audited(body),
         )
-        return models.CancelAnswer(
-            jobs=[routing.cancelled_answer(given, found.get(known[given] or "")) for given in body.ids]
-        )
+        jobs = [routing.cancelled_answer(given, found.get(known[given] or "")) for given in ids]
+        return models.CancelAnswer(jobs=jobs, next=following)
 
     answer: models.CancelAnswer = await request.app.state.run(work)
     return answer

@@ -77,6 +77,7 @@ class JobRow(BaseModel):
     started_at: datetime | None
     finished_at: datetime | None
     bot: str | None = Field(description="bot that has the job or had it last")
+    metadata: dict[str, str]
 
 
 class Job(JobRow):
@@ -111,12 +112,16 @@ class Job(JobRow):
 
 
 class JobList(BaseModel):
-    """One page, newest first; the next page is `before` the id of the last.
-
-    A job that several submissions share is listed once, under its own id, with its own state.
-    """
+    """One page. A job that several submissions share is listed once, under its own id, with its own state."""
 
     jobs: list[JobRow]
+    next: str | None = Field(description="`cursor` of the page that follows; null = there is none")
+
+
+class SelectedAnswer(BaseModel):
+    """Answers in the order of the request's ids, or of the jobs that its filter chose."""
+
+    next: str | None = Field(default=None, description="`cursor` of the call for the next jobs; null = there are none")
 
 
 class CancelledJob(BaseModel):
@@ -125,9 +130,7 @@ class CancelledJob(BaseModel):
     changed: bool = Field(description="true: this call changed the job; a finished job keeps its result")
 
 
-class CancelAnswer(BaseModel):
-    """Answers in the order of the request."""
-
+class CancelAnswer(SelectedAnswer):
     jobs: list[CancelledJob]
 
 
@@ -137,9 +140,7 @@ class HeldJob(BaseModel):
     changed: bool = Field(description="true: this call changed the job")
 
 
-class HeldAnswer(BaseModel):
-    """Answers in the order of the request."""
-
+class HeldAnswer(SelectedAnswer):
     jobs: list[HeldJob]
 
 
@@ -149,9 +150,7 @@ class RequeuedJob(HeldJob):
     )
 
 
-class RequeueAnswer(BaseModel):
-    """Answers in the order of the request."""
-
+class RequeueAnswer(SelectedAnswer):
     jobs: list[RequeuedJob]
 
 
@@ -159,12 +158,14 @@ class PrioritisedJob(HeldJob):
     priority: int | None = Field(description="priority after the call")
 
 
-class PriorityAnswer(BaseModel):
-    """`jobs` is in the order of the request's ids, and empty for a filter."""
+class PriorityAnswer(SelectedAnswer):
+    """`jobs` is in the order of the request's ids or of `where`, and empty for an instance or a label."""
 
     jobs: list[PrioritisedJob]
     changed: int = Field(description="number of jobs whose priority changed")
-    more: bool = Field(description="true: the filter matched more jobs than one call changes; repeat the request")
+    more: bool = Field(
+        description="true: more jobs match; repeat the request, if it has `where` with the cursor `next`"
+    )
 
 
 class JobState(BaseModel):

@@ -36,7 +36,8 @@ _JOB_COLUMNS = f"""
     j.queued_at, j.started_at, last.bot,
     {JOB_RESTS_UNTIL} AS schedule_after
 """
-_ROW = f"j.public_id AS id, j.state, {JOB_REASON} AS reason, j.finished_at, {_JOB_COLUMNS}"
+#: The columns of job `j` of instance `i` in a list, and the bot that has it or had it last.
+ROW = f"j.public_id AS id, j.state, {JOB_REASON} AS reason, j.finished_at, {_JOB_COLUMNS}"
 
 # A submission has a state of its own: several submissions may share a job, and the job of a withdrawn one may continue.
 _SUBMISSION = (
@@ -45,7 +46,7 @@ _SUBMISSION = (
 )
 _NAMED = f"({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id = j.instance"
 
-_LAST_BOT = """
+LAST_BOT = """
 LEFT JOIN LATERAL (
     SELECT b.name AS bot, l.fence FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last ON true
@@ -58,6 +59,7 @@ SELECT {_SUBMISSION}, {_JOB_COLUMNS}, coalesce(r.properties, p.properties) AS pr
     j.locality_hint, j.retry_failed, j.kills, k.looks AS considered, greatest(0,
     extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff,
     j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
+    (SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM job_metadata WHERE job_id = j.id) AS metadata,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED} JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
@@ -69,7 +71,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT jsonb_build_object('id', g.public_id, 'name', g.name, 'node', m.node_no, 'depth', m.depth) AS graph
     FROM graph_nodes m JOIN graphs g ON g.id = m.graph WHERE m.job_id = j.id) n ON true
-LEFT JOIN job_payloads w ON w.job_id = j.id {_LAST_BOT}
+LEFT JOIN job_payloads w ON w.job_id = j.id {LAST_BOT}
 WHERE {VISIBLE}
 """)
 
@@ -91,18 +93,6 @@ SELECT count(*) AS matching, coalesce(max(b.capacity), 0) AS largest,
 FROM (SELECT j.platform, j.cohort, j.instance, i.pool, j.units
       FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.id = :job_id OFFSET 0) w
 CROSS JOIN LATERAL ({able_bots("b.*", "w", which="status <> 'gone'", limit="ALL")}) b
-""")
-
-# One page, newest first; `before` is the row of the last job of the page before.
-JOB_PAGE = text(f"""
-SELECT {_ROW}
-FROM jobs j JOIN instances i ON i.id = j.instance {_LAST_BOT}
-WHERE {VISIBLE}
-    AND (CAST(:instance AS text) IS NULL OR i.name = :instance)
-    AND (CAST(:state AS text) IS NULL OR j.state = :state)
-    AND (CAST(:label AS text) IS NULL OR j.label = :label)
-    AND (CAST(:before AS bigint) IS NULL OR j.id < :before)
-ORDER BY j.id DESC LIMIT :limit
 """)
 
 JOB_ROW_ID = text(f"""
@@ -186,11 +176,6 @@ def job(connection: Connection, job: str, *, instances: Sequence[str] | None) ->
     if row["state"] == "queued":
         found["chances"] = dict(connection.execute(CHANCES, {"job_id": row["row_id"]}).mappings().one())
     return found
-
-
-def job_page(connection: Connection, *, instances: Sequence[str] | None, filters: Mapping[str, Any]) -> Rows:
-    """One page of jobs; `filters` are instance, state, label, before (a row id) and limit."""
-    return [dict(row) for row in connection.execute(JOB_PAGE, {"instances": instances} | dict(filters)).mappings()]
 
 
 def submission_states(

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bots.cli import output
+from bots.cli.filters import Chosen, choosing
 from bots.cli.options import Caller, caller_options
 from bots.cli.output import Record
 from bots.client.client import LONG_POLL, Client
@@ -48,43 +49,42 @@ def _with_progress(jobs: Iterator[output.Record], *, total: int) -> Iterator[out
             yield job
 
 
-_some_ids = click.argument("ids", metavar="ID…", nargs=-1, required=True)
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
 
 
 @click.command()
-@_some_ids
+@choosing
 @_reason
 @caller_options
-def hold(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
+def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Hold queued jobs aside until they are released. For operators."""
     with caller.client() as client:
-        _print_results(caller, client.backlog.hold(list(dict.fromkeys(ids)), reason=reason), _state)
+        _print_results(caller, client.backlog.hold(chosen.jobs, reason=reason), _state)
 
 
 @click.command()
-@_some_ids
+@choosing
 @_reason
 @caller_options
-def release(caller: Caller, /, ids: tuple[str, ...], reason: str | None) -> None:
+def release(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Return held jobs to the queue with the age that they had. For operators."""
     with caller.client() as client:
-        _print_results(caller, client.backlog.release(list(dict.fromkeys(ids)), reason=reason), _state)
+        _print_results(caller, client.backlog.release(chosen.jobs, reason=reason), _state)
 
 
 @click.command()
-@_some_ids
+@choosing
 @click.option("--key", metavar="TEXT", help="The same key never makes a second copy of a job.")
 @_reason
 @click.option("--wait", is_flag=True, help="Wait until the queued jobs are final; exit 0 only if all succeeded.")
 @caller_options
-def requeue(caller: Caller, /, ids: tuple[str, ...], key: str | None, reason: str | None, wait: bool) -> None:
+def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | None, wait: bool) -> None:
     """Queue jobs again: release held ones, and submit a copy of each one that failed, died or was cancelled.
 
     For operators.
     """
     with caller.client() as client:
-        answers = client.backlog.requeue(list(dict.fromkeys(ids)), key=key, reason=reason)
+        answers = client.backlog.requeue(chosen.jobs, key=key, reason=reason)
         if not wait:
             _print_results(caller, answers, _successor)
             return
@@ -99,38 +99,21 @@ def requeue(caller: Caller, /, ids: tuple[str, ...], key: str | None, reason: st
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("number", metavar="N", type=click.IntRange(validation.PRIORITY_MIN, validation.PRIORITY_MAX))
-@click.argument("ids", metavar="ID…", nargs=-1)
-@click.option("--instance", metavar="NAME", help="With --all: the jobs of this instance.")
-@click.option("--label", metavar="TEXT", help="With --all: the jobs with this label.")
-@click.option("--all", "every", is_flag=True, help="Every waiting job of --instance, with --label, or both.")
+@choosing
 @_reason
 @caller_options
-def priority(
-    caller: Caller,
-    /,
-    number: int,
-    ids: tuple[str, ...],
-    instance: str | None,
-    label: str | None,
-    every: bool,
-    reason: str | None,
-) -> None:
+def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None) -> None:
     """Give waiting jobs the priority N; lower = sooner. A submitter cannot change jobs that others share.
 
     \b
     leasehold priority -5 ID…
     leasehold priority 10 --instance ci --label nightly --all
     """
-    filtered = instance is not None or label is not None
-    if bool(ids) == every or filtered != every:
-        raise click.UsageError("give either ids, or --all with --instance, --label or both")
     with caller.client() as client:
-        if not every:
-            _print_results(
-                caller, client.backlog.prioritise(list(dict.fromkeys(ids)), number, reason=reason), _priority
-            )
+        if not chosen.where or chosen.where.keys() - {"instance", "label"}:
+            _print_results(caller, client.backlog.prioritise(chosen.jobs, number, reason=reason), _priority)
             return
-        changed = client.backlog.prioritise_all(number, instance=instance, label=label, reason=reason)
+        changed = client.backlog.prioritise_all(number, **chosen.where, reason=reason)
     if caller.json:
         output.print_json({"changed": changed})
     else:

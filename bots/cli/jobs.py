@@ -12,13 +12,14 @@ from bots.cli import options as option_helpers
 from bots.cli import output
 from bots.cli.backlog import COMMANDS as ORDERING
 from bots.cli.backlog import finish
+from bots.cli.filters import Chosen, choosing, filter_options
 from bots.cli.graphs import graph
 from bots.cli.options import Caller, caller_options
 from bots.cli.output import Record, table
 from schema import clock, validation
 from schema.errors import BadInput, LeaseholdError, NotFound
+from schema.filters import Direction, Sort
 from schema.requests import MAX_TIMEOUT
-from schema.states import JobState
 
 # The command `explain`
 
@@ -155,17 +156,31 @@ def show(caller: Caller, /, id: str) -> None:
 
 
 @click.command("list")
-@click.option("--instance", metavar="NAME")
-@click.option("--state", type=click.Choice([state.value for state in JobState]))
-@click.option("--label", metavar="TEXT")
+@filter_options
+@click.option(
+    "--sort",
+    type=click.Choice(list(Sort)),
+    help="Sort by this [default: the end if the filter names it, else the submit].",
+)
+@click.option("--order", type=click.Choice(list(Direction)), help="[default: the newest, or the most urgent, first].")
 @click.option("--limit", type=click.IntRange(1, validation.MAX_LIST), default=50, show_default=True)
-@click.option("--before", metavar="ID", help="Only jobs submitted before this one: the next page.")
+@click.option("--before", metavar="ID", help="Jobs submitted before this one.")
+@click.option("--cursor", metavar="TEXT", help="The next page: what the one before printed on standard error.")
 @caller_options
-def list_jobs(caller: Caller, /, **filters: str | int | None) -> None:
-    """List jobs, the newest first."""
+def list_jobs(caller: Caller, /, *, where: Record, limit: int, cursor: str | None, **asked: str | None) -> None:
+    """List the jobs that pass all filters, by default the newest first.
+
+    Each option but the last ones is a filter. A TIME has its zone, such as 2026-03-01T12:00:00Z.
+
+    \b
+    leasehold list --state running --sort started --order asc
+    leasehold list --meta build=1234 --state failed
+    """
     with caller.client() as client:
-        jobs = client.list(**filters)
-    output.print_json(jobs) if caller.json else output.list_jobs(jobs)
+        found = client.list(limit=limit, cursor=cursor, **where, **asked)
+    output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs)
+    if found.next is not None:
+        click.echo(f"next page: --cursor {found.next}", err=True)
 
 
 @click.command()
@@ -189,16 +204,20 @@ def logs(caller: Caller, /, id: str, follow: bool) -> None:
 
 
 @click.command()
-@click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@choosing
 @click.option("--all-submissions", is_flag=True, help="Also cancel jobs that other submissions share; for operators.")
 @caller_options
-def cancel(caller: Caller, /, ids: tuple[str, ...], all_submissions: bool) -> None:
+def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
     """Cancel jobs: queued ones at once, running ones by stopping them on their bot.
 
     A job that others joined with --dedup-key goes on for them.
+
+    \b
+    leasehold cancel ID…
+    leasehold cancel --all --meta build=1234
     """
     with caller.client() as client:
-        answers = client.cancel(list(dict.fromkeys(ids)), all_submissions=all_submissions)
+        answers = client.cancel(chosen.jobs, all_submissions=all_submissions)
     absent = [job["id"] for job in answers if job["state"] is None]
     if caller.json:
         output.print_json(answers)

@@ -265,12 +265,22 @@ def amounts(given: Iterable[str]) -> dict[str, int]:
     return found
 
 
+def metadata(given: Iterable[str]) -> dict[str, str]:
+    """Parse the `KEY=VALUE` of `--meta`. Raises BadInput, also for a key that is given twice."""
+    found = pairs([*given], option="--meta")
+    for key, values in found.items():
+        if len(values) > 1:
+            raise BadInput("--meta", f"names '{escaped(key, 64)}' twice")
+    return {key: values[0] for key, values in found.items()}
+
+
 _SPELLINGS: Mapping[str, Spelling] = {
     "env": Spelling(metavar="KEY=VALUE", type=click.STRING, multiple=True, read=_variables),
     "stdin": Spelling("--stdin-file", "FILENAME", click.File("rb"), read=read_text, note="- reads standard input"),
     "properties": Spelling("--property", "KEY=VALUE", click.STRING, multiple=True, read=_properties),
     "preferred_properties": Spelling("--prefer", "KEY=VALUE", click.STRING, multiple=True, read=_preferred),
     "resources": Spelling("--resource", "KIND=AMOUNT", click.STRING, multiple=True, read=amounts),
+    "metadata": Spelling("--meta", "KEY=VALUE", click.STRING, multiple=True, read=metadata),
     "locality_hint": Spelling("--locality", "HINT"),
     "timeout_seconds": Spelling("--timeout"),
     "queue_timeout_seconds": Spelling("--queue-timeout"),

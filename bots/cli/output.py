@@ -216,6 +216,7 @@ def print_job(job: Record) -> None:
         ("command", _cut(shlex.join((job.get("payload") or {}).get("command", [])))),
         ("needs", properties(job["properties"])),
         ("prefers", _preferred(job)),
+        ("metadata", properties(job.get("metadata"))),
         ("priority", job["priority"]),
         ("units", job["units"]),
         ("locality", job["locality_hint"]),

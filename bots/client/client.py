@@ -29,32 +29,37 @@ Records = list[Record]
 MAX_REQUEUED = 500
 
 
+#: Jobs by their ids, or all that pass a filter.
+Jobs = Sequence[str] | Mapping[str, Any]
+
+
 class Each(Protocol):
     """Calls a route for `jobs` in parts of at most `size`, and joins the answers."""
 
-    def __call__(self, path: str, jobs: Sequence[str], *, size: int = ..., **body: str | int | None) -> Records: ...
+    def __call__(self, path: str, jobs: Jobs, *, size: int = ..., **body: str | int | None) -> Records: ...
 
 
 class Backlog:
     """The client's calls on waiting jobs: hold, release, requeue, priority.
 
-    Each call returns, for every job in the given order, its id, its state (None if there is no such job) and whether
-    the call changed anything. Raises NotFound if none of the jobs exists. `reason` is stored in the jobs' history and
-    in the audit.
+    Jobs are given by their ids, or by a filter with the fields of `JobFilter`: all that pass it are acted on, up to 500
+    in a transaction. Each call returns, for every job in the given order, its id, its state (None if there is no such
+    job) and whether the call changed anything. Raises NotFound if none of the given ids exists. `reason` is stored in
+    the jobs' history and in the audit.
     """
 
     def __init__(self, transport: Transport, *, each: Each, key: Callable[[], str]) -> None:
         self._transport, self._each, self._key = transport, each, key
 
-    def hold(self, jobs: Sequence[str], *, reason: str | None = None) -> Records:
+    def hold(self, jobs: Jobs, *, reason: str | None = None) -> Records:
         """Hold queued jobs aside until they are released."""
         return self._each("/v1/jobs/hold", jobs, reason=reason)
 
-    def release(self, jobs: Sequence[str], *, reason: str | None = None) -> Records:
+    def release(self, jobs: Jobs, *, reason: str | None = None) -> Records:
         """Return held jobs to the queue with the age that they had."""
         return self._each("/v1/jobs/release", jobs, reason=reason)
 
-    def requeue(self, jobs: Sequence[str], *, key: str | None = None, reason: str | None = None) -> Records:
+    def requeue(self, jobs: Jobs, *, key: str | None = None, reason: str | None = None) -> Records:
         """Release held jobs, and submit a copy of each job that failed, died or was cancelled.
 
         In the answer `job` is the id of the job that will run. The same key never makes a second copy of a job.
@@ -62,7 +67,7 @@ class Backlog:
         """
         return self._each("/v1/jobs/requeue", jobs, size=MAX_REQUEUED, key=key or self._key(), reason=reason)
 
-    def prioritise(self, jobs: Sequence[str], priority: int, *, reason: str | None = None) -> Records:
+    def prioritise(self, jobs: Jobs, priority: int, *, reason: str | None = None) -> Records:
         """Give waiting jobs another priority (lower = more urgent); the answer holds each job's new priority."""
         return self._each("/v1/jobs/priority", jobs, priority=priority, reason=reason)
 
@@ -172,6 +177,14 @@ class Submitted:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """Jobs of a list in its order, and the cursor of those that follow; None if there are none."""
+
+    jobs: Records
+    next: str | None
+
+
+@dataclass(frozen=True)
 class Output:
     """Bytes of the current attempt's output from offset `start`.
 
@@ -259,16 +272,18 @@ class Client:
         """Return why a job runs where it runs, or why it does not run. Raises NotFound."""
         return self._transport.call("GET", _job_path(job) + "/explain")
 
-    def cancel(self, jobs: Sequence[str], *, all_submissions: bool = False) -> Records:
-        """Cancel waiting jobs and ask bots to stop running ones.
+    def cancel(self, jobs: Jobs, *, all_submissions: bool = False) -> Records:
+        """Cancel waiting jobs and ask bots to stop running ones, by their ids or by a filter.
 
         Returns for each job its id, its state (None if there is no such job) and whether this call changed anything.
         Raises NotFound if none of the jobs exists, Conflict `already_final` if all of them had ended before. A job
         that other submissions share goes on, unless an operator cancels with `all_submissions`.
         """
+        whole = {"all_submissions": True} if all_submissions else {}
+        if isinstance(jobs, Mapping):
+            return self._each("/v1/jobs/cancel", jobs, **whole)
         answers: Records = []
         parts = list(_slices(jobs))
-        whole = {"all_submissions": True} if all_submissions else {}
         refused = 0
         for part in parts:
             try:
@@ -390,11 +405,20 @@ class Client:
         """Remove an instance's quota in a cohort: no minimum, no maximum. Raises NotFound if there is none."""
         self._transport.call("DELETE", _quota_path(cohort, instance))
 
-    def list(self, **filters: str | int | None) -> Records:
-        """List jobs, newest first. Filters: instance, state, label, limit (up to 1000), before (a job's id)."""
-        query = {name: value for name, value in filters.items() if value is not None}
-        records: Records = self._transport.call("GET", "/v1/jobs", query=query)["jobs"]
-        return records
+    def list(self, *, limit: int = 100, cursor: str | None = None, **filters: Any) -> Listed:
+        """List up to `limit` jobs that pass the filters, which are the fields of `JobFilter`; also sort, order, before.
+
+        A page of the gateway may hold fewer jobs than are asked for; further ones are read until there are enough.
+        """
+        jobs: Records = []
+        while True:
+            asked = {**filters, "limit": min(limit - len(jobs), MAX_IDS), "cursor": cursor}
+            query = {name: value for name, value in asked.items() if value not in (None, [], ())}
+            page = self._transport.call("GET", "/v1/jobs", query=query)
+            jobs += page["jobs"]
+            cursor = page.get("next")
+            if cursor is None or len(jobs) >= limit:
+                return Listed(jobs, cursor)
 
     def call(
         self,
@@ -408,9 +432,17 @@ class Client:
         """Call a route that has no method here. `held`: seconds the gateway may take in addition to the timeout."""
         return self._transport.call(method, path, query=query, body=body, held=held)
 
-    def _each(self, path: str, jobs: Sequence[str], *, size: int = MAX_IDS, **body: str | int | None) -> Records:
+    def _each(self, path: str, jobs: Jobs, *, size: int = MAX_IDS, **body: str | int | None) -> Records:
         given = {name: value for name, value in body.items() if value is not None}
         answers: Records = []
+        if isinstance(jobs, Mapping):
+            asked: Record = {"where": dict(jobs), **given}
+            while True:
+                answer = self._transport.call("POST", path, body=asked)
+                answers += answer["jobs"]
+                if answer["next"] is None:
+                    return answers
+                asked["cursor"] = answer["next"]
         for part in _slices(jobs, size):
             answers += self._transport.call("POST", path, body={"ids": part, **given})["jobs"]
         return answers

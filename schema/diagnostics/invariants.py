@@ -127,7 +127,8 @@ NO_JOB_IS_DROPPED = Invariant(
        UNION ALL
        SELECT o.job_id
        FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
-             UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys) o
+             UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys
+             UNION SELECT job_id FROM job_metadata) o
        LEFT JOIN jobs j ON j.id = o.job_id
        WHERE j.id IS NULL""",
 )

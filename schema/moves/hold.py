@@ -316,7 +316,8 @@ WITH old AS MATERIALIZED (
         'queue_timeout_seconds', e.queue_timeout_seconds
     ) || jsonb_strip_nulls(jsonb_build_object(
         'preferred_properties', f.properties, 'prefer_seconds', e.prefer_seconds, 'terms', g.terms, 'estimated_cost',
-        t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs - 'penalty'
+        t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs - 'penalty',
+        'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
     )) AS request
     FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
     JOIN jobs j ON j.id = o.id

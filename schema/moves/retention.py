@@ -18,6 +18,7 @@ WITH old AS MATERIALIZED (
 ), payloads AS (DELETE FROM job_payloads WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 outputs AS (DELETE FROM job_outputs WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 keys AS (DELETE FROM submit_keys WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
+described AS (DELETE FROM job_metadata WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 terms AS (DELETE FROM job_constraints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 followers AS (DELETE FROM job_followers WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 history AS (DELETE FROM job_events WHERE job_id = ANY (ARRAY(SELECT id FROM old))),

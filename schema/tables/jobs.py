@@ -179,6 +179,21 @@ job_payloads = Table(
     PrimaryKeyConstraint("job_id"),
 )
 
+# A row for each key, none for a job without. They are apart from the jobs because they never change: as a column, each
+# change of the job would write them again, and all entries of their index.
+job_metadata = Table(
+    "job_metadata",
+    metadata,
+    Column("job_id", BigInteger, nullable=False),
+    Column("instance", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("value", Text, nullable=False),
+    PrimaryKeyConstraint("job_id", "key"),
+    CheckConstraint("key ~ '^[A-Za-z0-9_.:/-]{1,64}$'", name="job_metadata_key_form"),
+    CheckConstraint("octet_length(value) <= 256", name="job_metadata_value_bounded"),
+    Index("job_metadata_of_value", "instance", "key", "value", "job_id"),
+)
+
 job_outputs = Table(
     "job_outputs",
     metadata,

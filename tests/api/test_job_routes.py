@@ -24,7 +24,7 @@ from tests.support.servers import Bot, Served, counts, serving
 
 
 def test_a_job_is_shown_as_it_was_submitted(operator: httpx.Client, database: Database) -> None:
-    job = FULL | {"stdin": "yes\n"}
+    job = FULL | {"stdin": "yes\n", "metadata": {"build": "12", "target://a": "x=y"}}
     (identity,) = submitted(operator, job)
     shown = operator.get(f"/v1/jobs/{identity}").json()
     assert shown["payload"] == {"command": ["make", "-j"], "env": {"A": "1"}, "stdin": "yes\n"}
@@ -190,6 +190,19 @@ def test_a_submit_inside_a_callers_transaction_leaves_its_settings_alone(pool: P
         "/v1/jobs?label=%00",
         "/v1/jobs?label=" + "x" * 65,
         "/v1/jobs?before=nonsense",
+        "/v1/jobs?nonsense=1",
+        "/v1/jobs?sort=nonsense",
+        "/v1/jobs?order=nonsense",
+        "/v1/jobs?cursor=nonsense",
+        "/v1/jobs?cursor=%00",
+        "/v1/jobs?metadata=nonsense",
+        "/v1/jobs?metadata=a%20b%3D1",
+        "/v1/jobs?metadata=a%3D%00",
+        "/v1/jobs?properties=os",
+        "/v1/jobs?owner=%C3%9C",
+        "/v1/jobs?min_priority=x",
+        "/v1/jobs?ended_after=yesterday",
+        "/v1/jobs?ended_after=2026-03-01T12:00:00",
         "/v1/jobs?before=%00",
         "/v1/jobs/nonsense",
         "/v1/jobs/%00",
@@ -223,7 +236,7 @@ def test_a_submitter_sees_and_submits_only_to_its_own_instance(served: Served, o
     for path in ("/v1/jobs/cancel", "/v1/jobs/wait"):
         assert mine.post(path, json={"ids": [foreign]}).status_code == 404
     assert [job["id"] for job in mine.get("/v1/jobs").json()["jobs"]] == [own]
-    assert mine.get("/v1/jobs?instance=qa").json() == {"jobs": []}
+    assert mine.get("/v1/jobs?instance=qa").json() == {"jobs": [], "next": None}
     assert mine.get("/v1/status").json()["instances"] == {"ci": {"queued": 1}}
     assert operator.get("/v1/status").json()["jobs"] == {"queued": 2}
     refused = mine.post("/v1/jobs", json={"jobs": [JOB | {"instance": "qa"}]})
@@ -241,7 +254,7 @@ def test_pages_follow_each_other_without_gaps(operator: httpx.Client) -> None:
     assert (first + second, sorted(every)) == (every, sorted(ids))
     odd = operator.get("/v1/jobs?label=odd&state=queued&instance=default").json()["jobs"]
     assert [job["id"] for job in odd] == [job for job in every if job in ids[1::2]]
-    assert operator.get("/v1/jobs?state=running").json() == {"jobs": []}
+    assert operator.get("/v1/jobs?state=running").json() == {"jobs": [], "next": None}
 
 
 def test_a_queued_job_says_why_it_waits(served: Served, operator: httpx.Client, database: Database) -> None:
@@ -322,7 +335,8 @@ def test_cancel_tells_what_became_of_each_and_keeps_what_is_finished(
 ) -> None:
     one, two = submitted(operator, JOB, JOB)
     assert operator.post("/v1/jobs/cancel", json={"ids": [one]}).json() == {
-        "jobs": [{"id": one, "state": "cancelled", "changed": True}]
+        "jobs": [{"id": one, "state": "cancelled", "changed": True}],
+        "next": None,
     }
     answer = operator.post("/v1/jobs/cancel", json={"ids": [two.upper(), "nonsense", one]}).json()
     assert [(job["state"], job["changed"]) for job in answer["jobs"]] == [
@@ -503,7 +517,7 @@ def test_who_waits_is_told_of_a_withdrawal_and_the_others_wait_on(either: Served
             for ids in ([joined], [job], [job, joined])
         )
         eventually(lambda: either.waits("done") == 3)
-        assert cancel(http, joined).json() == {"jobs": [{"id": joined, "state": "cancelled", "changed": True}]}
+        assert cancel(http, joined).json()["jobs"] == [{"id": joined, "state": "cancelled", "changed": True}]
         assert leaves.result(NEWS).json()["done"] is True
         eventually(lambda: either.waits("done") == 2)
         assert not stays.done()

@@ -237,7 +237,7 @@ def test_the_client_and_a_real_gateway_understand_each_other(database: Database,
             job = client.show(first[0].id)
             assert job["waiting"]["unmatchable"]
             assert [event["move"] for event in job["events"]] == ["submit"]
-            assert [row["id"] for row in client.list(label="x", limit=5)] == [first[0].id]
+            assert [row["id"] for row in client.list(label="x", limit=5).jobs] == [first[0].id]
             assert client.status()["jobs"] == {"queued": 1}
             assert client.bots() == []
             assert client.output(first[0].id).data == b""

@@ -145,7 +145,8 @@ def test_holding_over_the_wire_is_listed_counted_and_audited(operator: httpx.Cli
         "jobs": [
             {"id": one.upper(), "state": "parked", "changed": True},
             {"id": "nonsense", "state": None, "changed": False},
-        ]
+        ],
+        "next": None,
     }
     assert [job["id"] for job in operator.get("/v1/jobs", params={"state": "parked"}).json()["jobs"]] == [one]
     assert operator.get("/v1/status").json()["jobs"] == {"parked": 1, "queued": 1}
@@ -204,6 +205,11 @@ def payload(pool: Pool, job: str) -> Any:
     return pool.row("SELECT payload FROM job_payloads WHERE job_id = :id", id=pool.job(job).id).payload
 
 
+def metadata(pool: Pool, job: str) -> dict[str, str]:
+    rows = pool.rows("SELECT key, value FROM job_metadata WHERE job_id = :id", id=pool.job(job).id)
+    return {row.key: row.value for row in rows}
+
+
 def test_a_failed_job_stays_final_and_a_new_one_like_it_is_queued(pool: Pool) -> None:
     job, bot, work = pool.running(
         instance="ci",
@@ -214,6 +220,7 @@ def test_a_failed_job_stays_final_and_a_new_one_like_it_is_queued(pool: Pool) ->
         queue_timeout_seconds=600,
         max_attempts=7,
         payload={"command": ["make"], "env": {"A": "1"}, "stdin": "yes"},
+        metadata={"build": "12", "commit": ""},
     )
     bot.sync(completed(work, "failed"))
     before = pool.history(job)
@@ -224,6 +231,7 @@ def test_a_failed_job_stays_final_and_a_new_one_like_it_is_queued(pool: Pool) ->
     old, new = pool.job(job), pool.job(str(found.successor))
     assert {name: getattr(new, name) for name in SAME} == {name: getattr(old, name) for name in SAME}
     assert payload(pool, job) == payload(pool, str(found.successor))
+    assert metadata(pool, job) == metadata(pool, str(found.successor)) == {"build": "12", "commit": ""}
     assert (new.state, new.attempts, new.queue_deadline - new.created_at) == ("queued", 0, timedelta(minutes=10))
     assert (old.state, pool.history(job)) == ("failed", before), "a final job gets no events"
     event = pool.row("SELECT move, actor, details FROM job_events WHERE job_id = :id", id=new.id)

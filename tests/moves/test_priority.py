@@ -178,9 +178,10 @@ def test_priorities_over_the_wire_by_ids_and_by_filter(operator: httpx.Client) -
         ],
         "changed": 1,
         "more": False,
+        "next": None,
     }
     answer = operator.post("/v1/jobs/priority", json={"priority": 5, "instance": "ci"}).json()
-    assert answer == {"jobs": [], "changed": 2, "more": False}
+    assert answer == {"jobs": [], "changed": 2, "more": False, "next": None}
     assert operator.get(f"/v1/jobs/{two}").json()["priority"] == 5
     for body in ({}, {"ids": [one], "label": "x"}, {"priority": 1001, "ids": [one]}, {"label": ""}, {"ids": []}):
         assert operator.post("/v1/jobs/priority", json={"priority": 1} | body).status_code in (400, 422), body

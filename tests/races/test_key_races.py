@@ -295,7 +295,7 @@ def test_a_job_that_is_being_granted_is_not_promoted_and_one_that_is_promoted_is
 
 
 def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: Pool, race: Race) -> None:
-    job, bot, work = running(pool)
+    job, bot, work = running(pool, metadata={"build": "1"})
     bot.sync(completed(work, exit_code=0))
     with race.first(isolation="REPEATABLE READ") as reader:
         assert reader.job(job).state == "succeeded"
@@ -304,7 +304,7 @@ def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: 
         assert reader.history(job) == ["submit", "grant", "acknowledge", "finish"]
         assert reader.row(f"SELECT {JOB_RESULT} AS result FROM jobs j").result == {"exit_code": 0}
 
-    for table in ("jobs", "job_payloads", "job_events", "leases", "submit_keys", "job_outputs"):
+    for table in ("jobs", "job_payloads", "job_events", "leases", "submit_keys", "job_outputs", "job_metadata"):
         assert pool.rows(f"SELECT * FROM {table}") == []
 
 

@@ -108,6 +108,7 @@ BROKEN = [
     ("S10", "DELETE FROM jobs WHERE id = 6; DELETE FROM job_payloads WHERE job_id = 6", ["6"]),
     ("S10", "INSERT INTO job_payloads (job_id, payload) VALUES (99, '{}')", ["99"]),
     ("S10", "INSERT INTO job_followers (job_id, actor, priority) VALUES (99, 'x', 0)", ["99"]),
+    ("S10", "INSERT INTO job_metadata (job_id, instance, key, value) VALUES (99, 1, 'k', 'v')", ["99"]),
     ("S10", "INSERT INTO submit_keys (instance, key, request_hash, job_id) VALUES (1, 'k', '', 99)", ["99"]),
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'grant'", ["3"]),
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'submit'", ["3"]),

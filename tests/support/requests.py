@@ -17,6 +17,8 @@ FULL: dict[str, Any] = {
     "label": "nightly", "locality_hint": "core", "timeout_seconds": 60, "queue_timeout_seconds": 3600,
     "dedup_key": "nightly", "max_attempts": 7, "retry_failed": True,
 }  # fmt: skip
+#: A context of a trace.
+TRACE = f"00-{'10' * 16}-{'20' * 8}-0f"
 #: Field → accepted samples, each with the other fields that it needs.
 TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "command": [{"command": ["make", "-j", "é\n\x7f"]}],
@@ -67,6 +69,15 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "prefer_seconds": [
         {"preferred_properties": {"zone": "b"}, "prefer_seconds": 30},
         {"preferred_properties": {"os": "linux"}, "properties": {"os": "linux"}, "prefer_seconds": 0.5},
+    ],
+    "metadata": [
+        {"metadata": {}},
+        {"metadata": {"build": "1234", "target://a/b": "", "note": "é=1"}},
+        {"metadata": {"k" * 64: "v" * 256}},
+        {"metadata": {"traceparent": TRACE}},
+        {"metadata": {"traceparent": TRACE}, "env": {"A": "1"}},
+        {"metadata": {"traceparent": TRACE}, "env": {"TRACEPARENT": "mine"}},
+        {"metadata": {"traceparent": f"01{TRACE[2:]}-more"}},
     ],
 }
 #: Field → refused samples.
@@ -132,13 +143,23 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
         {"prefer_seconds": 5, "preferred_properties": {}},
         *({"prefer_seconds": bad, "preferred_properties": {"zone": "b"}} for bad in (0, "1", 31_536_001)),
     ],
+    "metadata": [
+        *(
+            {"metadata": bad}
+            for bad in (None, [], {"build": 1}, {"build": None}, {"build": ["a"]}, {"": "a"}, {"a b": "c"})
+        ),
+        *({"metadata": bad} for bad in ({"k" * 65: "a"}, {"k": "é" * 129}, {str(n): "a" for n in range(17)})),
+        *({"metadata": {"traceparent": bad}} for bad in ("", f"{TRACE}-more", f"ff{TRACE[2:]}", TRACE.upper())),
+        *({"metadata": {"traceparent": bad}} for bad in (TRACE.replace("1", "0"), TRACE.replace("2", "0"))),
+    ],
     "comand": [{"comand": ["true"]}],
     "payload": [{"payload": {}}],
 }
 ROWS = text("""
 SELECT i.name, p.properties, w.properties AS preferred, r.properties AS required, v.seconds, v.until, g.terms,
     y.payload, e.details, k.key, k.request_hash,
-    to_jsonb(j) - '{id,public_id,queue,instance,platform,preferred}'::text[] AS job, to_jsonb(t) - 'job_id' AS own
+    to_jsonb(j) - '{id,public_id,queue,instance,platform,preferred}'::text[] AS job, to_jsonb(t) - 'job_id' AS own,
+    (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id AND m.instance = j.instance)
 FROM jobs j JOIN instances i ON i.id = j.instance JOIN queues q ON q.id = j.queue JOIN platforms p ON p.id = j.platform
 LEFT JOIN platforms w ON w.id = j.preferred LEFT JOIN platforms r ON r.id = q.required
 LEFT JOIN preference_waits v ON v.job_id = j.id

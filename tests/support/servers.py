@@ -255,6 +255,7 @@ def counts(database: Database) -> dict[str, int]:
     names = (
         "jobs",
         "job_payloads",
+        "job_metadata",
         "job_outputs",
         "submit_keys",
         "bots",

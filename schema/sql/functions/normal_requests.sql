@@ -54,8 +54,9 @@ BEGIN
                 (32, 'retry_failed', 'boolean', false, NULL, NULL),
                 (33, 'preferred_properties', 'properties', false, NULL, NULL),
                 (34, 'prefer_seconds', 'positive', true, NULL, 31536000),
-                (35, 'node', 'integer', false, 0, 2147483647),
-                (36, 'after', 'parents', false, NULL, 100000)
+                (35, 'metadata', 'metadata', false, NULL, 16),
+                (36, 'node', 'integer', false, 0, 2147483647),
+                (37, 'after', 'parents', false, NULL, 100000)
             ) AS f (nth, name, kind, nullable, at_least, at_most)
                 ON f.name = g.key AND (is_node OR f.name NOT IN ('node', 'after'))
         ) c
@@ -67,7 +68,10 @@ BEGIN
     WITH flat AS MATERIALIZED (
         SELECT r.n, r.request, r.is_flat, r.value AS f,
             jsonb_build_object('command', r.value->'command')
-                || CASE WHEN r.value->'env' <> '{}' THEN jsonb_build_object('env', r.value->'env') ELSE '{}' END
+                || CASE WHEN r.value->'env' <> '{}' OR r.value->'metadata' ? 'traceparent' THEN
+                    jsonb_build_object('env', jsonb_strip_nulls(
+                        jsonb_build_object('TRACEPARENT', r.value->'metadata'->'traceparent'))
+                        || coalesce(r.value->'env', '{}')) ELSE '{}' END
                 || CASE WHEN r.value->>'stdin' IS NOT NULL THEN jsonb_build_object('stdin', r.value->'stdin')
                     ELSE '{}' END AS payload,
             r.value->>'job_class' IS NOT NULL OR r.value->>'service_level' IS NOT NULL AS has_points,
@@ -126,8 +130,8 @@ BEGIN
             -- Newer fields are in it only if they are given, so that digests stored with keys still match.
             || numbers - 'timeout_seconds'
             || jsonb_strip_nulls(jsonb_build_object(
-                'dedup_key', f->'dedup_key', 'own', own,
-                'preferred_properties', 
+                'dedup_key', f->'dedup_key', 'own', own, 'metadata', nullif(f->'metadata', '{}'),
+                'preferred_properties',
                 CASE WHEN f->'preferred_properties' <> '{}' THEN normal_properties(f->'preferred_properties') END,
                 'terms', CASE WHEN shared <> '{}' THEN shared
                     WHEN own IS NOT NULL OR numbers ?| '{deadline_seconds,estimated_seconds}'

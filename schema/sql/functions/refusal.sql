@@ -94,6 +94,33 @@ BEGIN
             WHERE p.times > 1 ORDER BY p.times DESC, p.nth LIMIT 1;
         END IF;
         RETURN found;
+    WHEN 'metadata' THEN
+        IF given_type <> 'object' THEN
+            RETURN ': input should be a valid dictionary';
+        END IF;
+        SELECT count(*) INTO size FROM jsonb_object_keys(given);
+        SELECT m.refused INTO found FROM (
+            SELECT e.key, CASE
+                WHEN jsonb_typeof(e.value) <> 'string' THEN 1
+                WHEN size > at_most THEN 2
+                WHEN e.key !~ '^[A-Za-z0-9_.:/-]{1,64}$' THEN 3
+                WHEN octet_length(e.value #>> '{}') > 256 THEN 4 ELSE 5 END AS step, CASE
+                WHEN jsonb_typeof(e.value) <> 'string' THEN
+                    format('.%s: input should be a valid string', regexp_replace(left(e.key, 60), '[^ -~]', '?', 'g'))
+                WHEN size > at_most THEN format(': has %s keys, at most %s are allowed', size, at_most)
+                WHEN e.key !~ '^[A-Za-z0-9_.:/-]{1,64}$' THEN
+                    format(': ''%s'' is not a key: use A-Z, a-z, 0-9 and _.:/-, at most 64',
+                        CASE WHEN length(e.key) > 80 THEN left(e.key, 79) || '…' ELSE e.key END)
+                WHEN octet_length(e.value #>> '{}') > 256 THEN format('.%s: is %s bytes long, at most 256 are allowed',
+                    e.key, octet_length(e.value #>> '{}'))
+                WHEN e.key = 'traceparent' AND (e.value #>> '{}' !~ ('^[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}'
+                        || '-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?$')
+                    OR left(e.value #>> '{}', 2) = 'ff'
+                    OR left(e.value #>> '{}', 2) = '00' AND length(e.value #>> '{}') > 55) THEN
+                    '.traceparent: is not a traceparent as W3C Trace Context defines it' END AS refused
+            FROM jsonb_each(given) e) m
+        WHERE m.refused IS NOT NULL ORDER BY m.step, m.key COLLATE "C" LIMIT 1;
+        RETURN found;
     WHEN 'env', 'properties', 'resources' THEN
         IF given_type <> 'object' THEN
             RETURN ': input should be a valid dictionary';

@@ -18,6 +18,7 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     malformed boolean;
     deduplicated integer;
+    described integer;
     limited boolean;
     originals jsonb := '[]';
     sets jsonb[];
@@ -38,10 +39,10 @@ BEGIN
     END IF;
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                    OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
-           count(r->>'dedup_key'),
+           count(r->>'dedup_key'), count(r->'metadata'),
            EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules),
            bool_or(r ? 'preferred_properties')
-        INTO malformed, deduplicated, limited, has_preferred
+        INTO malformed, deduplicated, described, limited, has_preferred
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
         IF EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE is_flat(r)) THEN
@@ -177,6 +178,15 @@ BEGIN
     )
     SELECT array_agg(f.n), array_agg(f.new_id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
     FROM fresh f;
+    IF described > 0 THEN
+        INSERT INTO job_metadata (job_id, instance, key, value)
+        SELECT u.id, i.id, m.key, m.value
+        FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
+        JOIN unnest(born_ns, born_ids) AS u (n, id) ON u.n = r.ordinality - 1
+        JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+        CROSS JOIN LATERAL jsonb_each_text(r.value->'metadata') m
+        WHERE r.value ? 'metadata';
+    END IF;
     PERFORM set_config('enable_nestloop', nested_loops, true);
     IF born_ns IS NOT NULL THEN
         PERFORM wake('jobs');

@@ -105,6 +105,10 @@ BEGIN
         VALUES (submit_alone.job_id, (request->>'prefer_seconds')::double precision,
             now() + make_interval(secs => (request->>'prefer_seconds')::double precision));
     END IF;
+    IF request ? 'metadata' THEN
+        INSERT INTO job_metadata (job_id, instance, key, value)
+        SELECT submit_alone.job_id, of_instance, m.key, m.value FROM jsonb_each_text(request->'metadata') m;
+    END IF;
     INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,

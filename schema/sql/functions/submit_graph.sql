@@ -226,6 +226,14 @@ BEGIN
         SELECT e.parent, e.child, e.on_failure FROM edges e ORDER BY e.parent, e.child
     )
     UPDATE graphs g SET ready = (SELECT count(*) FROM fresh f WHERE f.state = 'queued') WHERE g.id = made;
+    IF EXISTS (SELECT FROM jsonb_array_elements(request->'nodes') n WHERE n ? 'metadata') THEN
+        INSERT INTO job_metadata (job_id, instance, key, value)
+        SELECT g.job_id, of_instance, m.key, m.value
+        FROM jsonb_array_elements(request->'nodes') r
+        JOIN graph_nodes g ON g.graph = made AND g.node_no = (r->>'node')::integer
+        CROSS JOIN LATERAL jsonb_each_text(r->'metadata') m
+        WHERE r ? 'metadata';
+    END IF;
     PERFORM set_config('enable_nestloop', nested_loops, true);
     PERFORM wake('jobs');
     RETURN QUERY SELECT made, name_of_graph, true, true, old;

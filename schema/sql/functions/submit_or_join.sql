@@ -24,9 +24,11 @@ BEGIN
         of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     LOOP
-        INSERT INTO jobs AS j (queue, cohort, instance, platform, label, priority, units, locality_hint, timeout_seconds,
-                               queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank, preferred)
-        VALUES (intern_queue(cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, of_units,
+        INSERT INTO jobs AS j (public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
+                               timeout_seconds, queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank,
+                               preferred)
+        VALUES ((public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
+                intern_queue(cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, of_units,
                              of_constraint_set, of_preferred, of_required),
                 cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, coalesce(request->>'label', ''), wanted_priority, of_units,
                 request->>'locality_hint', (request->>'timeout_seconds')::double precision,
@@ -47,6 +49,10 @@ BEGIN
                 INSERT INTO preference_waits (job_id, seconds, until)
                 VALUES (job, (request->>'prefer_seconds')::double precision,
                     now() + make_interval(secs => (request->>'prefer_seconds')::double precision));
+            END IF;
+            IF request ? 'metadata' THEN
+                INSERT INTO job_metadata (job_id, instance, key, value)
+                SELECT job, instance_id, m.key, m.value FROM jsonb_each_text(request->'metadata') m;
             END IF;
             INSERT INTO job_payloads (job_id, payload) VALUES (job, request->'payload');
             INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)

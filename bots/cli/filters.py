@@ -1,0 +1,100 @@
+"""Options that choose jobs: by their ids, or by a filter, whose options are derived from the fields of JobFilter."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from schema.errors import BadInput
+from schema.filters import JobFilter
+from schema.states import JobState
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Field → its option, where the name of the field is another one.
+_NAMES = {"metadata": "--meta", "properties": "--property"}
+_METAVARS = {"metadata": "KEY=VALUE", "properties": "KEY=VALUE", "label": "TEXT", "bot": "NAME"}
+
+
+def option_name(field: str) -> str:
+    """Return the option that sets a field of a filter."""
+    return _NAMES.get(field) or "--" + field.replace("_", "-")
+
+
+def _parameter(field: str) -> str:
+    return f"filter_{field}"
+
+
+def _option(field: str, info: FieldInfo) -> Callable[[F], F]:
+    values = str(info.annotation)
+    keywords: dict[str, Any] = {"metavar": _METAVARS.get(field, "NAME")}
+    if field == "state":
+        keywords = {"type": click.Choice([state.value for state in JobState])}
+    elif "int" in values:
+        keywords = {"type": click.INT, "metavar": "N"}
+    elif datetime.__name__ in values:
+        keywords = {"metavar": "TIME"}
+    is_list = values.startswith("list[")
+    note = " [repeatable]" if is_list else ""
+    return click.option(
+        option_name(field), _parameter(field), multiple=is_list, help=f"{info.description}{note}", **keywords
+    )
+
+
+def filter_options(command: F) -> F:
+    """Add the options of all fields; the command receives the filter as `where`, with the given fields only."""
+
+    @wraps(command)
+    def with_filter(*args: Any, **options: Any) -> Any:
+        given = {field: options.pop(_parameter(field)) for field in JobFilter.model_fields}
+        return command(
+            *args, where=_checked({name: value for name, value in given.items() if value not in (None, ())}), **options
+        )
+
+    found: Any = with_filter
+    for field, info in reversed(JobFilter.model_fields.items()):
+        found = _option(field, info)(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the filter in the form in which it is sent. Raises BadInput that names the option."""
+    try:
+        return JobFilter.model_validate(given).model_dump(mode="json", exclude_defaults=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        raise BadInput(option_name(str(first["loc"][0])), f"{reason[:1].lower()}{reason[1:]}") from None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Jobs by their ids, each once, or all that pass a filter."""
+
+    ids: Sequence[str]
+    where: Mapping[str, Any]
+
+    @property
+    def jobs(self) -> Sequence[str] | Mapping[str, Any]:
+        """What a call of the client takes."""
+        return self.where or self.ids
+
+
+def choosing(command: F) -> F:
+    """Add the ids, and `--all` with the options of a filter; the command receives them as `chosen`."""
+
+    @click.argument("ids", metavar="[ID]…", nargs=-1)
+    @click.option("--all", "every", is_flag=True, help="Every job that passes the filter of the other options.")
+    @filter_options
+    @wraps(command)
+    def with_choice(*args: Any, ids: tuple[str, ...], every: bool, where: Mapping[str, Any], **options: Any) -> Any:
+        if bool(ids) == every or bool(where) != every:
+            raise click.UsageError("give either ids, or --all with a filter such as --meta, --label or --instance")
+        return command(*args, chosen=Chosen(list(dict.fromkeys(ids)), where), **options)
+
+    return with_choice  # type: ignore[return-value]
