@@ -2,7 +2,8 @@
 
 A cycle reads the usage once. Admission (`assigner.admission.admit`) asks for the next job after each job that it
 admits. The estimate of an admitted job is charged to the working copy at once. So an instance that was behind when the
-cycle began does not take every bot.
+cycle began does not take every bot. In the mode `literal` it does, as with AgentQueue: the order goes by the usage with
+which the cycle began. Limits are charged at once in every mode.
 """
 
 import heapq
@@ -77,7 +78,19 @@ class DeficitOrder(InstanceOrder):
 class InstanceLane:
     """The waiting jobs of one instance, the next one last, and the numbers by which instances are compared."""
 
-    __slots__ = ("_cost", "_key", "_may_gain", "_state", "behind", "heads", "share", "target", "used", "weight")
+    __slots__ = (
+        "_cost",
+        "_is_charged",
+        "_key",
+        "_may_gain",
+        "_state",
+        "behind",
+        "heads",
+        "share",
+        "target",
+        "used",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -91,11 +104,14 @@ class InstanceLane:
         self.heads, self.share, self._key, self._state = heads, share, key, admission_state
         self.weight, self.target = weighed.weights[instance], weighed.target(instance)
         self._cost, self._may_gain = admission_state.counter(share.cost), True
+        self._is_charged = admission_state.shares is None or admission_state.shares.mode != "literal"
+        self.used = weighed.used[instance]
         self.refresh()
 
     def refresh(self) -> None:
         """Take the current numbers from the working copy."""
-        self.used = self._cost.used + self.share.lift
+        if self._is_charged:
+            self.used = self._cost.used + self.share.lift
         if self._may_gain and self.heads:
             had = _has_had_minimum(self.share, self.weight, self._state)
             self.behind = _behind(is_owed=head_below_minimum(self.heads[-1], self._state), weight=self.weight, had=had)
@@ -170,8 +186,13 @@ class WeightedUsage:
 
 
 def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsage:
-    """Read usage and weights from the working copy. If all weights are zero, they count as equal."""
+    """Read usage and weights from the working copy. If all weights are zero, they count as equal.
+
+    In the mode `literal` the usage is that of the first call.
+    """
     used = {instance: _used(share, admission_state) for instance, share in shares.of.items()}
+    if shares.mode == "literal":
+        used = {instance: admission_state.first_used.setdefault(instance, each) for instance, each in used.items()}
     all_used = sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used)
     weights = {instance: share.weight for instance, share in shares.of.items()}
     others = (shares.others, shares.others_weight) if shares.mode == "demand" else (0, 0.0)
@@ -193,11 +214,14 @@ def _used(share: Share, admission_state: AdmissionState) -> float:
 
 
 def _has_had_minimum(share: Share, weight: float, admission_state: AdmissionState) -> bool:
-    """Return whether the instance has had its guaranteed number of jobs; running jobs are looked up only if needed."""
-    guarantee = 0 if admission_state.shares is None else admission_state.shares.guarantee
-    return (
-        not weight or share.completed >= guarantee or share.completed + admission_state.of(share.jobs).used >= guarantee
-    )
+    """Return whether the instance has had its guaranteed number of jobs; running jobs are looked up only if needed.
+
+    In the mode `literal` only completed jobs count, as with AgentQueue.
+    """
+    shares = admission_state.shares
+    if shares is None or not weight or share.completed >= shares.guarantee:
+        return True
+    return shares.mode != "literal" and share.completed + admission_state.of(share.jobs).used >= shares.guarantee
 
 
 def _behind(*, is_owed: bool, weight: float, had: bool) -> int:

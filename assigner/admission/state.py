@@ -26,7 +26,8 @@ class AdmissionState:
     backpressure, and seconds that are left of its pauses, by resource class. graph_share: what each graph may have.
     scores: the score with which each job started. seconds: expected run time of jobs of each class. openings: windows
     and their meters. lacking: the resource that no bot has left, by queue. reserves: jobs that are kept for classes.
-    queue_admissions: see `queue_admission`.
+    queue_admissions: see `queue_admission`. first_used: what instances had used before anything started, in the fair
+    share mode `literal`.
     """
 
     now: datetime
@@ -45,6 +46,7 @@ class AdmissionState:
     lacking: Mapping[QueueId, str] = field(default_factory=dict)
     reserves: Mapping[str, int] = field(default_factory=dict)
     queue_admissions: dict[ConstrainedQueue, Any] = field(default_factory=dict)
+    first_used: dict[int, float] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:
         """Return the counter of that name. One that does not exist has no limit, or the limit 1 if it is a lock."""

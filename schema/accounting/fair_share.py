@@ -101,8 +101,9 @@ class FairShareSettings(BaseModel):
         `waiting`: only instances with waiting jobs. They share by their weights, whatever others weigh or have used.
         `demand`: instances with waiting jobs, or with usage in the window. An idle instance that has used much then
         lets the heaviest of the others have everything for a while.
-        `literal`: weight as in `waiting`, usage as in `demand`. If any instance has slots, an instance without slots
-        may run nothing.
+        `literal`: as AgentQueue. Weight as in `waiting`, usage as in `demand`. If any instance has slots, an instance
+        without slots may run nothing. Only completed jobs count for the guarantee. What a cycle starts counts as usage
+        from the next cycle on.
     budget_reserve: true = a job starts only if its estimate fits into the rest of the budget; false = while anything
         of the budget is left, so that the last job may exceed it.
     idle_after: seconds without a running job, or a waiting one that some bot could run, after which an instance counts

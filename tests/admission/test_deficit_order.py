@@ -112,6 +112,31 @@ def test_a_12_a_job_that_runs_counts_for_the_guarantee_and_a_14_it_may_be_more_o
     assert two.order(free_units=3)[:2] in (["a", "b"], ["b", "a"])
 
 
+def test_a_12_literally_only_completed_jobs_count_for_the_guarantee() -> None:
+    """So an instance whose first job runs on comes first for all its jobs."""
+    asks = {"weights": {"a": 1, "b": 1}, "used": {"a": 9.0, "b": 1.0}, "completed": {"b": 1}, "running": {"a": 1}}
+    assert Pool(**asks).order(jobs=2) == ["b", "b", "a", "a"]  # type: ignore[arg-type]
+    assert Pool(**asks, mode="literal").order(jobs=2) == ["a", "a", "b", "b"]  # type: ignore[arg-type]
+
+
+def test_a_16_literally_one_winner_takes_every_bot_of_a_cycle_and_limits_hold_nevertheless() -> None:
+    asks = {"weights": {"a": 1, "b": 1}, "used": {"a": 5.0, "b": 4.0}, "completed": {"a": 1, "b": 1}}
+    assert Pool(**asks).order(free_units=4) == ["b", "a", "b", "a"]  # type: ignore[arg-type]
+    literal = Pool(**asks, mode="literal")  # type: ignore[arg-type]
+    assert literal.order(free_units=4) == ["b", "b", "b", "b"]
+    literal.limits = {"instance:b:cost": 6.0}
+    assert literal.order(free_units=4) == ["b", "b", "a", "a"]
+
+
+def test_a_16_literally_the_usage_is_that_of_the_beginning_of_the_cycle_when_jobs_are_read_in_parts() -> None:
+    pool = Pool({"a": 1, "b": 1}, used={"a": 5.0, "b": 4.0}, completed={"a": 1, "b": 1}, mode="literal")
+    heads, state, found = [pool.head(name, number) for number, name in enumerate("aabbbb")], pool.admission_state(), []
+    for part in (heads[:4], heads[4:]):
+        found += admit.admit(part, state, free_units=2, ordering=DeficitOrder(RankOrder())).heads
+    assert [head.queue.instance_name for head in found] == ["b", "b", "b", "b"]
+    assert state.counter("instance:b:cost").used == 8.0
+
+
 def test_aq_10_the_first_round_divides_by_nothing() -> None:
     assert deficits(Pool({"a": 3, "b": 1})) == {"a": -0.75, "b": -0.25}
     assert Pool({"a": 3, "b": 1}, guarantee=0).order(jobs=8, free_units=8).count("a") in (6, 7)
