@@ -196,7 +196,7 @@ async def show_report(
     request: Request,
     window: Annotated[float, Query(ge=1, le=report.MAX_WINDOW, description="seconds back from now")] = 86400.0,
 ) -> report.Report:
-    """Report on the pool: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
+    """Report on the pool: waits, throughput, fairness, efficiency, utilisation, usage, estimates, concentration."""
     found: report.Report = await request.app.state.run(lambda connection: report.report(connection, window=window))
     return found
 

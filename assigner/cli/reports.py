@@ -32,7 +32,7 @@ def report(calling: Calling) -> click.Command:
     )
     @calling
     def command(caller: Caller, /, window: float) -> None:
-        """Report on the pool: waits, throughput, fairness, efficiency, usage by hour, estimates, concentration."""
+        """Report on the pool: waits, throughput, fairness, efficiency, utilisation, usage, estimates, concentration."""
         if not 1 <= window <= MAX_WINDOW:
             raise BadInput("--window", "must be between a second and 366 days")
         with caller.client() as gateway:
@@ -47,6 +47,19 @@ def _tell(found: Report) -> None:
         f"the last {found.seconds:,.0f} s: {found.throughput:.2f} jobs/s, fairness {_number(found.fairness)}, "
         f"efficiency {_number(found.efficiency)}"
     )
+    if found.resources:
+        click.echo("")
+        print_table(
+            ["resource", "used (mean)", "declared (mean)", "utilisation"],
+            [(each.name, f"{each.used:,.0f}", f"{each.declared:,.0f}", f"{each.utilisation:.1%}")
+             for each in found.resources],
+        )  # fmt: skip
+    if found.meters:
+        click.echo("")
+        print_table(
+            ["meter", "mean (%)", "busiest hour (%)"],
+            [(each.name, f"{each.mean:.3g}", f"{each.busiest_hour:.3g}") for each in found.meters],
+        )
     if not found.instances:
         click.echo("no job ended")
         return

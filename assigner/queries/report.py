@@ -1,4 +1,4 @@
-"""The report on a recent period: waits, throughput, fairness, efficiency, estimates, concentration.
+"""The report on a recent period: waits, throughput, fairness, efficiency, utilisation, estimates, concentration.
 
 It reads the jobs that ended last, at most `MAX_ENDED`, so its cost does not grow with the history. If that bound
 shortens the period, the report gives the shorter one.
@@ -11,6 +11,7 @@ from datetime import date, datetime
 from sqlalchemy import Connection, Row, TextClause, text
 
 from schema.accounting import fair_share
+from schema.validation import KINDS
 
 #: Longest span that a report may cover, seconds.
 MAX_WINDOW = 366 * 86400.0
@@ -77,6 +78,21 @@ EFFICIENCY = text("""
 SELECT sum(amount) FILTER (WHERE name = 'pool:busy')::float AS busy,
     sum(amount) FILTER (WHERE name = 'pool:available')::float AS available, count(DISTINCT bucket) AS minutes
 FROM usage WHERE bucket >= now() - make_interval(secs => :window) AND name IN ('pool:busy', 'pool:available')
+""")
+RESOURCES = text(r"""
+SELECT split_part(name, '\:', 2) AS name,
+    avg(amount) FILTER (WHERE name LIKE '%\:busy')::float AS used,
+    avg(amount) FILTER (WHERE name LIKE '%\:available')::float AS declared
+FROM usage
+WHERE bucket >= now() - make_interval(secs => :window) AND name = ANY (ARRAY(
+    SELECT 'pool\:' || kind || '\:' || part FROM unnest(CAST(:kinds AS text[])) AS k (kind),
+        unnest(ARRAY['busy', 'available']) AS p (part)))
+GROUP BY 1 ORDER BY 1
+""")
+METERS = text("""
+SELECT name, (sum(percents) / sum(readings))::float AS mean, max(percents / readings)::float AS busiest_hour
+FROM meter_hours WHERE hour > now() - make_interval(secs => :window) - interval '1 hour'
+GROUP BY name ORDER BY name
 """)
 
 
@@ -147,6 +163,30 @@ class HourReport:
 
 
 @dataclass(frozen=True)
+class ResourceReport:
+    """The use of a resource of bots, on average over the minutes in which jobs were ready.
+
+    name: cpu_milli or gpu_milli, in thousandths, memory_mib or disk_mib, in MiB.
+    used: what running jobs have taken, as they asked for it. declared: what healthy bots have declared.
+    utilisation: used / declared.
+    """
+
+    name: str
+    used: float
+    declared: float
+    utilisation: float
+
+
+@dataclass(frozen=True)
+class MeterReport:
+    """The readings of a meter, in percent of its limit: the mean of all, and the mean of the busiest hour."""
+
+    name: str
+    mean: float
+    busiest_hour: float
+
+
+@dataclass(frozen=True)
 class Report:
     """The report on the `seconds` before `until`.
 
@@ -154,6 +194,7 @@ class Report:
     efficiency: units in use divided by units of healthy bots, in the minutes in which jobs were ready; None without
         such minutes.
     throughput: ended jobs per second.
+    resources: only resources that bots have declared. meters: only meters that were read, in whole hours.
     """
 
     until: datetime
@@ -166,6 +207,8 @@ class Report:
     estimates: EstimateReport
     concentration: Sequence[ConcentrationReport]
     hours: Sequence[HourReport]
+    resources: Sequence[ResourceReport]
+    meters: Sequence[MeterReport]
 
 
 def report(connection: Connection, *, window: float) -> Report:
@@ -175,7 +218,7 @@ def report(connection: Connection, *, window: float) -> Report:
         wants = statement.compile().params
         return connection.execute(statement, {name: values[name] for name in wants}).all()
 
-    values = {"window": window, "most": MAX_ENDED}
+    values = {"window": window, "most": MAX_ENDED, "kinds": list(KINDS)}
     span = connection.execute(SPAN, values).one()
     instances = [InstanceReport(**row._mapping) for row in rows(INSTANCES)]
     seen = connection.execute(EFFICIENCY, {"window": window}).one()
@@ -193,4 +236,8 @@ def report(connection: Connection, *, window: float) -> Report:
             for row in rows(BOTS)
         ],
         hours=[HourReport(**row._mapping) for row in rows(HOURS)],
+        resources=[
+            ResourceReport(row.name, row.used, row.declared, row.used / row.declared) for row in rows(RESOURCES)
+        ],
+        meters=[MeterReport(**row._mapping) for row in rows(METERS)],
     )

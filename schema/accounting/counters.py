@@ -46,6 +46,22 @@ WHERE s.units IS NOT NULL AND EXISTS (
 ON CONFLICT (name, bucket) DO NOTHING
 """)
 
+# The same of each resource that healthy bots have declared, in thousandths or MiB. Only names of bots' counters hold an
+# id, so they are selected before it is read.
+SAMPLE_RESOURCES = text(rf"""
+WITH declared AS MATERIALIZED (
+    SELECT name, used, most FROM counters WHERE name LIKE 'bot\:%' AND most > 0
+), summed AS MATERIALIZED (
+    SELECT split_part(d.name, '\:', 3) AS kind, sum(d.used) AS busy, sum(d.most) AS available
+    FROM declared d JOIN bots b ON b.id = CAST(split_part(d.name, '\:', 2) AS bigint) AND {HEALTHY.of(bot="b")}
+    GROUP BY 1
+)
+INSERT INTO usage (name, bucket, amount, rolled)
+SELECT 'pool\:' || k.kind || '\:' || s.part, date_trunc('minute', clock_timestamp()), s.amount, true
+FROM summed k CROSS JOIN LATERAL (VALUES ('busy', k.busy), ('available', k.available)) AS s (part, amount)
+ON CONFLICT (name, bucket) DO NOTHING
+""")
+
 
 # A new session has nothing of what the one before it declared, of which nothing is in use any more.
 _FORGET_RESOURCES = text("DELETE FROM counters WHERE name = ANY (CAST(:names AS text[]))")
@@ -170,8 +186,9 @@ def roll(connection: Connection, *, window: float, limit: int) -> int:
 
 
 def sample(connection: Connection) -> None:
-    """Record units in use and available for this minute, if jobs are ready and no process has recorded it yet."""
-    connection.execute(SAMPLE)
+    """Record units and resources in use and available for this minute, if jobs are ready and no process has done it."""
+    if connection.execute(SAMPLE).rowcount:
+        connection.execute(SAMPLE_RESOURCES)
 
 
 # Limits that operators set by name: of classes, and of the owners, projects and locks of an instance.

@@ -8,6 +8,7 @@ import pytest
 
 from assigner.queries import report
 from schema.accounting import counters, fair_share
+from schema.policy import meters
 from tests.support.pool import Pool, completed
 
 HOUR = 3600.0
@@ -89,6 +90,44 @@ def test_a_25_efficiency_counts_the_minutes_in_which_jobs_were_ready(pool: Pool)
     pool.database.run(counters.sample)
     pool.database.run(counters.sample)
     assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency == 0.25
+
+
+def test_sa_34_utilisation_is_what_jobs_take_of_what_bots_declare_while_jobs_are_ready(pool: Pool) -> None:
+    nothing = pool.database.run(lambda c: report.report(c, window=HOUR))
+    assert (nothing.resources, nothing.meters) == ([], [])
+    pool.bot("bot-1", capacity=9, resources={"cpu_milli": 4000, "memory_mib": 1000})
+    pool.submit(1, terms={"resources": {"cpu_milli": 2000, "memory_mib": 250}})
+    pool.assigner().run_once()
+    pool.bot("bot-2", capacity=9, resources={"cpu_milli": 4000})
+    pool.database.run(counters.sample)
+    assert pool.database.run(lambda c: report.report(c, window=HOUR)).resources == [], "nothing was ready"
+    pool.submit(1)
+    pool.bot("bot-3", resources={"cpu_milli": 9000}, properties={"os": "plan9"})
+    pool.change("UPDATE bots SET draining = true WHERE name = 'bot-3'")
+    pool.database.run(counters.sample)
+    pool.database.run(counters.sample)
+    found = pool.database.run(lambda c: report.report(c, window=HOUR)).resources
+    assert [(each.name, each.used, each.declared, each.utilisation) for each in found] == [
+        ("cpu_milli", 2000, 8000, 0.25),
+        ("memory_mib", 250, 1000, 0.25),
+    ]
+    assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency == pytest.approx(1 / 18)
+
+
+def test_sa_34_meters_tell_how_far_what_is_outside_the_pool_was_used(
+    pool: Pool, operate: Callable[..., tuple[int, str]]
+) -> None:
+    for used in (10, 30):
+        pool.database.run(lambda c, used=used: meters.put(c, "plan", used=used, most=100))
+    pool.change(
+        "INSERT INTO meter_hours (name, hour, readings, percents) VALUES"
+        " ('plan', date_trunc('hour', now()) - interval '2 hours', 2, 160),"
+        " ('plan', date_trunc('hour', now()) - interval '9 days', 1, 99)"
+    )
+    (found,) = pool.database.run(lambda c: report.report(c, window=24 * HOUR)).meters
+    assert (found.name, found.mean, found.busiest_hour) == ("plan", 50, 80)
+    code, told = operate("report")
+    assert (code, "busiest hour (%)" in told, "plan" in told) == (0, True, True)
 
 
 def test_the_command_prints_a_report_and_refuses_a_bad_window(
