@@ -53,7 +53,7 @@ def filter_options(command: F) -> F:
     def with_filter(*args: Any, **options: Any) -> Any:
         given = {field: options.pop(_parameter(field)) for field in JobFilter.model_fields}
         return command(
-            *args, where=_checked({name: value for name, value in given.items() if value not in (None, ())}), **options
+            *args, where=checked({name: value for name, value in given.items() if value not in (None, ())}), **options
         )
 
     found: Any = with_filter
@@ -62,7 +62,7 @@ def filter_options(command: F) -> F:
     return found  # type: ignore[no-any-return]
 
 
-def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the filter in the form in which it is sent. Raises BadInput that names the option."""
     try:
         return JobFilter.model_validate(given).model_dump(mode="json", exclude_defaults=True)

@@ -8,8 +8,8 @@ from typing import IO, Any
 import click
 from rich.text import Text
 
+from bots.cli import filters, output
 from bots.cli import options as option_helpers
-from bots.cli import output
 from bots.cli.backlog import COMMANDS as ORDERING
 from bots.cli.backlog import finish
 from bots.cli.filters import Chosen, choosing, filter_options
@@ -159,10 +159,14 @@ def show(caller: Caller, /, id: str) -> None:
 @filter_options
 @click.option(
     "--sort",
-    type=click.Choice(list(Sort)),
+    type=click.Choice([sort.value for sort in Sort]),
     help="Sort by this [default: the end if the filter names it, else the submit].",
 )
-@click.option("--order", type=click.Choice(list(Direction)), help="[default: the newest, or the most urgent, first].")
+@click.option(
+    "--order",
+    type=click.Choice([each.value for each in Direction]),
+    help="[default: the newest, or the most urgent, first].",
+)
 @click.option("--limit", type=click.IntRange(1, validation.MAX_LIST), default=50, show_default=True)
 @click.option("--before", metavar="ID", help="Jobs submitted before this one.")
 @click.option("--cursor", metavar="TEXT", help="The next page: what the one before printed on standard error.")
@@ -230,12 +234,42 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
 
 
 @click.command()
+@click.option(
+    "--meta", multiple=True, metavar="KEY=VALUE", help="Sum up the jobs with this value instead. [repeatable]"
+)
+@click.option("--instance", metavar="NAME", help="With --meta: the jobs of this instance.")
 @caller_options
-def status(caller: Caller, /) -> None:
-    """Show an overview of the pool."""
+def status(caller: Caller, /, meta: tuple[str, ...], instance: str | None) -> None:
+    """Show an overview of the pool, or of all jobs with some metadata: how many, since when, and what is left."""
+    if meta:
+        wanted = filters.checked({"metadata": meta} | ({} if instance is None else {"instance": instance}))
+        with caller.client() as client:
+            found = client.summary(wanted["metadata"], instance=instance)
+        output.print_json(found) if caller.json else output.show_summary(found)
+        return
+    if instance is not None:
+        raise BadInput("--instance", "goes with --meta")
     with caller.client() as client:
         found = client.status()
     output.print_json(found) if caller.json else output.show_status(found)
+
+
+@click.command()
+@click.argument("key")
+@click.option("--contains", metavar="TEXT", help="Values with this text in them, in whatever case.")
+@click.option("--instance", metavar="NAME", help="Values of jobs of this instance.")
+@click.option("--limit", type=click.IntRange(1), default=validation.MAX_LIST, show_default=True)
+@caller_options
+def metadata(caller: Caller, /, key: str, contains: str | None, instance: str | None, limit: int) -> None:
+    """List the values that jobs have for a KEY of metadata."""
+    validation.check_metadata_key("KEY", key)
+    with caller.client() as client:
+        found = client.values(key, contains=contains, instance=instance, limit=limit)
+    if caller.json:
+        output.print_json(found)
+    else:
+        for value in found:
+            click.echo(output.plain(value))
 
 
 @click.group()
@@ -302,6 +336,7 @@ COMMANDS: tuple[click.Command, ...] = (
     cancel,
     *ORDERING,
     graph,
+    metadata,
     status,
     bots,
 )

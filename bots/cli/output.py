@@ -269,6 +269,23 @@ def list_jobs(jobs: Sequence[Record]) -> None:
     )
 
 
+def show_summary(found: Record) -> None:
+    """Print the sum of jobs with the same metadata."""
+    unknown = found["unestimated"]
+    left = seconds(found["remaining_seconds"]) + (f", and {unknown} jobs without an estimate" if unknown else "")
+    facts = (
+        ("jobs", f"{sum(found['jobs'].values()):,}{' of the newest; there are more' if found['more'] else ''}"),
+        *((f"  {name}", f"{number:,}") for name, number in sorted(found["jobs"].items())),
+        ("first queued", found["first_queued_at"]),
+        ("last ended", found["last_ended_at"]),
+        ("run time", seconds(found["run_seconds"])),
+        ("unfinished", found["unfinished"]),
+        ("run time left", left),
+    )
+    for name, value in facts:
+        line(f"{name:14}", value)
+
+
 def _bot_status(bot: Record) -> str:
     """Return a bot's status; for an `ok` bot, whether it is draining or on probation."""
     if bot["status"] != "ok":

@@ -2,6 +2,8 @@
 
 The client repeats a call when its outcome is unknown. That is safe: a submit carries keys, and every other call states
 what should be true. Answers are the gateway's JSON objects; `/openapi.json` describes their fields.
+
+One module because a program needs one client for all calls, and its parts share how ids and filters are sent in parts.
 """
 
 import base64
@@ -362,6 +364,27 @@ class Client:
                 yield piece
             if piece.final:
                 return
+
+    def summary(self, metadata: Sequence[str], *, instance: str | None = None) -> Record:
+        """Return the sum of all jobs that have each `KEY=VALUE` of `metadata`."""
+        query: dict[str, Any] = {"metadata": list(metadata)} | ({} if instance is None else {"instance": instance})
+        return self._transport.call("GET", "/v1/metadata/summary", query=query)
+
+    def values(
+        self, key: str, *, contains: str | None = None, instance: str | None = None, limit: int = MAX_IDS
+    ) -> list[str]:
+        """Return up to `limit` values of a key of metadata, those that contain a text, in their order."""
+        found: list[str] = []
+        asked = {"key": key, "contains": contains, "instance": instance}
+        query: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        while True:
+            page = self._transport.call(
+                "GET", "/v1/metadata", query=query | {"limit": min(limit - len(found), MAX_IDS)}
+            )
+            found += page["values"]
+            if page["next"] is None or len(found) >= limit:
+                return found
+            query["after"] = page["next"]
 
     def status(self) -> Record:
         """Return an overview of the pool: jobs, bots, quotas and rates."""
