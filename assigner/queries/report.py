@@ -79,13 +79,13 @@ SELECT sum(amount) FILTER (WHERE name = 'pool:busy')::float AS busy,
     sum(amount) FILTER (WHERE name = 'pool:available')::float AS available, count(DISTINCT bucket) AS minutes
 FROM usage WHERE bucket >= now() - make_interval(secs => :window) AND name IN ('pool:busy', 'pool:available')
 """)
-RESOURCES = text(r"""
-SELECT split_part(name, '\:', 2) AS name,
-    avg(amount) FILTER (WHERE name LIKE '%\:busy')::float AS used,
-    avg(amount) FILTER (WHERE name LIKE '%\:available')::float AS declared
+RESOURCES = text("""
+SELECT split_part(name, ':', 2) AS name,
+    avg(amount) FILTER (WHERE split_part(name, ':', 3) = 'busy')::float AS used,
+    avg(amount) FILTER (WHERE split_part(name, ':', 3) = 'available')::float AS declared
 FROM usage
 WHERE bucket >= now() - make_interval(secs => :window) AND name = ANY (ARRAY(
-    SELECT 'pool\:' || kind || '\:' || part FROM unnest(CAST(:kinds AS text[])) AS k (kind),
+    SELECT 'pool:' || kind || ':' || part FROM unnest(CAST(:kinds AS text[])) AS k (kind),
         unnest(ARRAY['busy', 'available']) AS p (part)))
 GROUP BY 1 ORDER BY 1
 """)
