@@ -144,13 +144,14 @@ class JobRequest(Payload):
         gt=0,
         le=MAX_TIMEOUT,
         description="Longest run time, in seconds; a job that runs longer is stopped and has failed. Unset: that of "
-        "the service level, or no limit.",
+        "the service level, or the operators' default, or no limit.",
     )
     queue_timeout_seconds: float | None = Field(
         default=None,
         gt=0,
         le=MAX_TIMEOUT,
-        description="Give the job up if it still waits this many seconds after its submit. Unset: never.",
+        description="Give the job up if it still waits this many seconds after its submit. Unset: never, "
+        "unless operators set a ceiling.",
     )
     dedup_key: str | None = Field(
         default=None,

@@ -57,13 +57,16 @@ _AGED = """w.queued_at < now() - make_interval(secs => {age}) AND w.kills = 0
                 SELECT coalesce(sum((e.details->>'held_seconds')::double precision), 0) FROM job_events e
                 WHERE e.job_id = w.id AND e.move = 'release'))"""
 # Ceilings of labels are judged by the index of waiting labels, all others queue by queue. A job that waits to be tried
-# again is judged when it is ready again. What has changed since it was judged has another fence and is left alone.
+# again is judged when it is ready again. Without ceilings, no queue is read. What has changed since it was judged has
+# another fence and is left alone.
 AGE_OUT = text(f"""
 WITH aged AS MATERIALIZED (
     SELECT w.id, w.fence FROM (
         SELECT q.id, q.constraint_set, min(c.max_queue_age) AS age
         FROM ceilings c JOIN queues q ON c.instance IS NULL OR q.instance = c.instance
-        WHERE c.label IS NULL AND c.max_queue_age IS NOT NULL GROUP BY q.id, q.constraint_set) k
+        WHERE c.label IS NULL AND c.max_queue_age IS NOT NULL
+            AND EXISTS (SELECT FROM ceilings WHERE max_queue_age IS NOT NULL)
+        GROUP BY q.id, q.constraint_set) k
     CROSS JOIN LATERAL (
         SELECT w.id, w.fence FROM jobs w WHERE {ready_in("k")} AND {_AGED.format(age="k.age")}
         ORDER BY w.queue LIMIT :limit) w

@@ -11,7 +11,7 @@ from schema.diagnostics import evidence
 from schema.moves.cancel import cancel
 from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.graphs import SubmittedGraph, cancel_graph
-from schema.moves.timeouts import stop_drained
+from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling
 from schema.postgres.engine import Database
 from schema.tenancy import instances as instances_tenancy
 from tests.support import filling
@@ -140,6 +140,44 @@ def test_a_drained_instance_whose_time_is_over_costs_nothing_of_what_others_run(
         connection.rollback()
     assert not watch.whole_scans() & {"jobs", "leases", "bots"}, str(watch)
     assert watch.touched <= 50, str(watch)
+
+
+def looked(pool: Pool) -> Watch:
+    """What upkeep reads to find jobs that run or wait for longer than a ceiling, of which there are none."""
+    with pool.database.engine.connect() as connection:
+        with watching(connection) as watch:
+            assert stop_over_ceiling(connection, 100, sync=1, actor="test") == 0
+            assert age_out(connection, 100, actor="test") == 0
+        connection.rollback()
+    return watch
+
+
+def test_without_ceilings_nothing_is_read_of_what_waits_and_what_runs(filled_instances_cost: Pool) -> None:
+    watch = looked(filled_instances_cost)
+    assert not watch.whole_scans() & {"jobs", "leases"}, str(watch)
+    assert watch.touched <= 10, str(watch)
+
+
+def test_a_ceiling_is_looked_for_in_indexes_and_reads_no_job_that_is_within_it(filled_instances_cost: Pool) -> None:
+    filled_instances_cost.change(
+        "INSERT INTO ceilings (label, max_timeout, max_queue_age) VALUES (NULL, 86400, 86400), ('quick', 86400, 86400)"
+    )
+    watch = looked(filled_instances_cost)
+    assert not watch.whole_scans() & {"jobs", "leases"}, str(watch)
+    assert watch.touched <= 5 * RUNNING + 20 * INSTANCES_INSTANCES_COST, str(watch)
+
+
+def test_for_a_queue_limit_only_the_jobs_of_the_instance_are_counted(filled_instances_cost: Pool) -> None:
+    filled_instances_cost.change("INSERT INTO queue_limits (max_queued) VALUES (1000)")
+    with filled_instances_cost.database.engine.connect() as connection:
+        connection.execute(text("LOAD 'auto_explain'"))
+        connection.execute(text("SET LOCAL auto_explain.log_nested_statements = on"))
+        with watching(connection) as watch:
+            connection.execute(text("""SELECT refuse_full_queues('[{"instance": "i-5"}]')"""))
+        connection.rollback()
+    assert "jobs" not in watch.whole_scans(), str(watch)
+    of_instance = QUEUED // INSTANCES_INSTANCES_COST
+    assert of_instance <= watch.touched <= 2 * of_instance + QUEUED // 10 + 20 * INSTANCES_INSTANCES_COST, str(watch)
 
 
 # What graphs cost: nothing where there are none, and each edge once where there are.

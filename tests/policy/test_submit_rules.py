@@ -1,5 +1,7 @@
 """Submit rules: unknown property keys, programs that are not listed, and the jobs of owners that have used much."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from schema.moves.graphs import submit_graph
 from schema.moves.hold import requeue
 from schema.moves.submit import Submitted, submit
 from schema.policy import priority_classes
+from schema.policy.ceilings import CeilingTerms, set_ceiling
 from schema.policy.submit_rules import SubmitRuleTerms, remove_submit_rule, set_submit_rule
 from schema.requests import GraphRequest, JobRequest
 from tests.support.http import JOB
@@ -238,3 +241,28 @@ def test_parts_that_are_not_given_stay_and_nonsense_is_refused(pool: Pool, opera
     assert operator.put("/v1/submit-rules/*", json={"commands": ["a\x00b"]}).status_code == 400
     rule(pool, commands=None, property_keys=None)
     assert pool.rows("SELECT FROM submit_rules") == []
+
+
+def test_the_command_says_in_one_line_what_breaks_a_rule_or_a_ceiling(
+    pool: Pool, operate: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    rule(pool, property_keys=["os"], commands=["true"], owner_cost=10.0)
+    pool.database.run(lambda c: set_ceiling(c, None, None, CeilingTerms(max_timeout=60.0), actor="test"))
+    has_used(pool, "ann", 11)
+    for arguments, said in (
+        (("--timeout", "61", "--", "true"), "--timeout: must be at most 60, a ceiling of the pool"),
+        (("--property", "colour=red", "--", "true"), "properties.colour: is not among the property keys"),
+        (("--", "rm", "true"), "command: 'rm' is not among the programs"),
+        (("--owner", "ann", "--", "true"), "--owner: has used 11 within the rolling window"),
+    ):
+        code, told = operate("submit", *arguments)
+        assert (code, told.count("\n"), told.startswith(f"error: {said}")) == (2, 1, True), told
+    lines = tmp_path / "jobs.jsonl"
+    lines.write_text('{"command": ["true"]}\n\n{"command": ["rm"]}\n')
+    code, told = operate("submit", "--file", str(lines))
+    assert (code, told) == (2, f"error: {lines}:3: command: 'rm' is not among the programs that jobs may run\n")
+    graph = tmp_path / "graph.json"
+    graph.write_text('{"name": "g", "nodes": [{"node": 1, "command": ["true"], "timeout_seconds": 61}]}')
+    code, told = operate("graph", "submit", str(graph))
+    assert (code, told.count("\n"), "nodes.0.timeout_seconds: must be at most 60" in told) == (2, 1, True), told
+    assert pool.rows("SELECT FROM jobs") == []
