@@ -359,6 +359,22 @@ class AdmissionController:
         """Return the amounts that each job takes of counters, by its id, without resources of bots."""
         return {head.job.id: gates.job_charges(head, self._state) for head in admitted.heads}
 
+    def without_token(self, connection: Connection, admitted: AdmissionResult, *, wait: bool) -> set[int]:
+        """Lock the rates of these jobs until the transaction ends, and return the ids of the jobs that have to wait,
+        because other assigners have used up the rate since it was read. wait: see `rates.lock_buckets`."""
+        drawn = {queue: rates.bucket_names(queue.constraints) for queue in {head.queue for head in admitted.heads}}
+        known = sorted({name for names in drawn.values() for name in names} & self._state.rates.keys())
+        locked = rates.lock_buckets(connection, known, wait=wait)
+        left = {name: locked[name].tokens if name in locked else 0.0 for name in known}
+        without = set[int]()
+        for head in admitted.heads:
+            needed = [name for name in drawn[head.queue] if name in left]
+            if any(left[name] < 1.0 for name in needed):
+                without.add(head.job.id)
+            else:
+                left.update((name, left[name] - 1.0) for name in needed)
+        return without
+
     def charge(self, connection: Connection, admitted: AdmissionResult, taken: Sequence[tuple[int, Amounts]]) -> None:
         """Charge the counters with what the leases of these jobs have taken.
 

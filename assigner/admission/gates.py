@@ -357,7 +357,7 @@ class RateGate(Gate):
         starts: Mapping[ConstrainedQueue, int],
         state: AdmissionState,  # noqa: ARG002
     ) -> None:
-        """Take the tokens out of the buckets. The transaction is undone if another assigner was faster."""
+        """Take the tokens out of the buckets, which the controller has locked."""
         wanted = Counter[str]()
         for queue, jobs in starts.items():
             wanted.update(dict.fromkeys(self.tokens(queue), jobs))

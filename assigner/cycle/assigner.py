@@ -44,7 +44,8 @@ class CycleResult:
     therefore evict nobody. holds_quotas: its transaction may hold locks on quotas. deferred: it was put off, because
     others have all slots. part: the part of the fleet where it places a large batch. quotas: what the quotas of the
     picked jobs' instances still leave. amounts: what picked jobs with constraints take of counters. taken: what their
-    leases have taken.
+    leases have taken. without_token: the jobs whose rate others have used up since it was read; None until the rates
+    are locked.
     """
 
     kept_units: int = 0
@@ -61,6 +62,11 @@ class CycleResult:
     admitted: AdmissionResult | None = None
     amounts: dict[int, Amounts] = field(default_factory=dict)
     taken: list[tuple[int, Amounts]] = field(default_factory=list)
+    without_token: set[int] | None = None
+
+    def may_still_start(self, job: ReadyJob) -> bool:
+        """Return whether neither a quota nor a rate keeps the job from another bot."""
+        return job.id not in (self.without_token or ()) and self.quotas.allows(job)
 
 
 #: The most picks in one cycle. A pick is repeated if it only found queues that have to rest now. Jobs behind these must
@@ -318,7 +324,7 @@ class PriorityAgeAssigner:
             placed = self._grant(
                 connection, jobs, samples.place_on_kept(connection, jobs), cycle, strategy=PREEMPTION, on_kept=True
             )
-            jobs = [job for job in jobs if job.id not in placed]
+            jobs = [job for job in jobs if job.id not in placed and job.id not in (cycle.without_token or ())]
             if not jobs:
                 return
         hopeless: Sequence[Group] = ()
@@ -358,7 +364,7 @@ class PriorityAgeAssigner:
         round_number: int,
         needy: Sequence[QueueHead] = (),
     ) -> list[ReadyJob]:
-        """Grant what the strategy chooses; returns the jobs that are still without a bot and that a quota allows.
+        """Grant what the strategy chooses; returns the jobs that are still without a bot and that may still start.
 
         needy: those of the jobs that take resources of bots.
         """
@@ -374,7 +380,7 @@ class PriorityAgeAssigner:
         placed = self._grant(connection, seen.jobs, placements, cycle, strategy=name)
         if name == SUCCESS:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
-        return [job for job in seen.jobs if job.id not in placed and cycle.quotas.allows(job)]
+        return [job for job in seen.jobs if job.id not in placed and cycle.may_still_start(job)]
 
     def _grant(
         self,
@@ -386,7 +392,16 @@ class PriorityAgeAssigner:
         strategy: str,
         on_kept: bool = False,
     ) -> set[int]:
-        """Grant these placements of the jobs; returns the ids of the jobs that have a lease now."""
+        """Grant these placements of the jobs; returns the ids of the jobs that have a lease now.
+
+        The first call locks the rates. So late, because others wait for them until this transaction ends, and before
+        any quota is locked, in the order of locks.
+        """
+        if placements and cycle.admitted is not None and cycle.without_token is None:
+            wait = not cycle.holds_quotas
+            cycle.without_token = self._admission.without_token(connection, cycle.admitted, wait=wait)
+        if cycle.without_token:
+            placements = [each for each in placements if each.job_id not in cycle.without_token]
         if not placements:
             return set()
         granted = grant(

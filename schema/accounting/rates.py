@@ -2,20 +2,20 @@
 
 A rate is a token bucket that all assigners share. Its fill is computed from database time whenever it is read. A grant
 takes one token from the bucket of its class and one from that of its model, where they exist, in its own transaction.
-So no span of s seconds contains more than burst + rate x s grants. Buckets are locked after counters, in the order of
-their names.
+So no span of s seconds contains more than burst + rate x s grants. Buckets are locked before quotas, in the order of
+their names. An assigner locks them once it has chosen bots, and then grants only as many jobs as there are tokens for.
 
 Backpressure is advice of an operator: start no constrained jobs, or pause between starts. It applies to one resource
 class or to all constrained jobs, and it may end after a given time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from schema import audit, declarations
 from schema.errors import BadInput, NotFound
@@ -33,6 +33,10 @@ _FILLED = "least(burst, tokens + rate * extract(epoch FROM now() - refilled_at))
 READ_BUCKETS = text(f"""
 SELECT name, rate, burst, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
 """)
+_LOCK_BUCKETS = f"""
+SELECT name, rate, burst, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
+ORDER BY name COLLATE "C" FOR NO KEY UPDATE"""
+LOCK_BUCKETS = {True: text(_LOCK_BUCKETS), False: text(f"{_LOCK_BUCKETS} SKIP LOCKED")}
 DRAW_TOKENS = text("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
 _FOUND_RATE = text("SELECT rate, burst FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE")
 # A new bucket is full. A changed bucket keeps its tokens, up to the smaller burst.
@@ -127,15 +131,27 @@ def read_buckets(connection: Connection, wanted: Sequence[str]) -> dict[str, Buc
     """The wanted buckets that exist, by name, filled up to the start of this transaction."""
     if not wanted:
         return {}
-    rows = connection.execute(READ_BUCKETS, {"names": list(wanted)})
+    return _buckets(connection.execute(READ_BUCKETS, {"names": list(wanted)}))
+
+
+def lock_buckets(connection: Connection, wanted: Sequence[str], *, wait: bool) -> dict[str, Bucket]:
+    """Lock the wanted buckets that exist until this transaction ends, and return them as `read_buckets` does.
+
+    wait: wait for buckets that another transaction has locked. Without it they are left out, which is right for a
+    transaction that may hold locks on quotas, because to wait out of order could deadlock.
+    """
+    return _buckets(connection.execute(LOCK_BUCKETS[wait], {"names": list(wanted)})) if wanted else {}
+
+
+def _buckets(rows: Iterable[Row[Any]]) -> dict[str, Bucket]:
     return {row.name: Bucket(row.rate, row.burst, float(row.tokens)) for row in rows}
 
 
 def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
     """Take these numbers of tokens from the buckets that exist, for jobs granted in this transaction.
 
-    If a bucket now holds fewer tokens than were read, raises DBAPIError with the SQLSTATE of a serialization failure,
-    so that `Database.run` repeats the transaction.
+    If a bucket that the caller has not locked holds fewer tokens, raises DBAPIError with the SQLSTATE of a
+    serialization failure, so that `Database.run` repeats the transaction.
     """
     if wanted:
         connection.execute(DRAW_TOKENS, {"names": sorted(wanted), "jobs": [wanted[name] for name in sorted(wanted)]})

@@ -4,6 +4,7 @@ import random
 import re
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -71,20 +72,65 @@ def test_ma_20_a_model_has_a_rate_of_its_own_and_counts_for_its_class(pool: Pool
     assert tokens(pool, "claude_cli/opus") < 0.1
 
 
-@pytest.mark.conflicts
-def test_ma_23_a_token_that_is_gone_since_it_was_seen_undoes_the_grant(pool: Pool, race: Race) -> None:
-    """The look and the token are one transaction: who loses the race for the last one begins anew and waits."""
-    rate(pool, "claude_cli", per_second=0.001, burst=1)
+@pytest.mark.parametrize("commit", [True, False])
+def test_ma_23_of_two_assigners_the_second_starts_as_many_jobs_as_there_are_tokens_left(
+    pool: Pool, race: Race, commit: bool
+) -> None:
+    """Both have seen all tokens. The second waits, and then starts the most urgent of its jobs: nothing is undone, and
+    no job is put to rest for a token that it lacks."""
+    rate(pool, "claude_cli", per_second=0.001, burst=5)
+    rate(pool, "claude_cli/opus", per_second=0.001, burst=4)
     for instance in ("one", "two"):
-        pool.bot(f"bot-{instance}", instance=instance)
-        pool.submit(terms=CLAUDE, instance=instance)
+        pool.bot(f"bot-{instance}", instance=instance, capacity=10)
+    pool.submit(3, terms=OPUS, instance="one")
+    first_to_wait = pool.submit(3, terms=CLAUDE, instance="two", priority=5)
+    (urgent,) = pool.submit(terms=OPUS, instance="two", priority=-5)
+    (free,) = pool.submit(terms={"locks": ["tree"]}, instance="two", priority=9)
     with race.first() as first:
         first.assigner(instances=("one",)).run_once()
         late = race.second(lambda: pool.assigner(instances=("two",)).run_once(), behind=first)
-        first.commit()
+        first.decide(commit)
         late.result()
-    assert len(pool.rows("SELECT 1 FROM leases")) == 1
-    assert "40001" in race.errors
+    started = {job for job in (*first_to_wait, urgent, free) if pool.job(job).state == "leased"}
+    assert started == {urgent, free, *first_to_wait[: 1 if commit else 3]}
+    assert [
+        row.tokens for row in pool.rows("SELECT floor(tokens)::integer AS tokens FROM rate_buckets ORDER BY name")
+    ] == ([0, 0] if commit else [1, 3])
+    assert race.errors == []
+    assert pool.rows("SELECT FROM queues WHERE looks > 0") == []
+
+
+def test_an_assigner_that_holds_quotas_does_not_wait_for_a_rate(pool: Pool, race: Race) -> None:
+    """To wait out of order could deadlock: what cannot be locked has no token now."""
+    rate(pool, "claude_cli", per_second=1, burst=5)
+    with race.first() as first:
+        first.change("SELECT FROM rate_buckets FOR NO KEY UPDATE")
+        look = partial(rates.lock_buckets, wanted=["rate:claude_cli"], wait=False)
+        assert race.unhindered(lambda: pool.database.run(look), by=first) == {}
+    assert pool.database.run(look)["rate:claude_cli"].tokens == 5
+
+
+@pytest.mark.conflicts
+def test_ma_23_a_rate_that_is_set_while_an_assigner_chooses_undoes_the_grant(
+    pool: Pool, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The assigner has not locked it. It finds too few tokens, begins anew, and keeps the rate."""
+    pool.bot(capacity=10)
+    pool.submit(3, terms=CLAUDE)
+    assigner, tries = pool.assigner(), list[Any]()
+    without_token = assigner._admission.without_token
+
+    def and_then_an_operator_sets_it(*given: Any, **named: Any) -> set[int]:
+        found = without_token(*given, **named)
+        if not tries:
+            rate(pool, "claude_cli", per_second=0.001, burst=1)
+        tries.append(found)
+        return found
+
+    monkeypatch.setattr(assigner._admission, "without_token", and_then_an_operator_sets_it)
+    assigner.run_once()
+    assert (len(pool.rows("SELECT FROM leases")), len(tries)) == (1, 2)
+    assert race.errors == ["40001"]
 
 
 def test_ma_24_buckets_are_locked_in_the_order_of_their_names(pool: Pool, race: Race) -> None:
