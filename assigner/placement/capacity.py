@@ -19,6 +19,8 @@ class Capacity:
 
     wants_warm = False
     wants_success = False
+    wants_resources = False
+    wants_waiting = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         copy, quotas = _WorkingCopy(snapshot, policy), QuotaCopy(snapshot.headrooms)

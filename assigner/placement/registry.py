@@ -10,7 +10,9 @@ from pydantic import field_validator
 from assigner.config import plugins
 from assigner.placement.capacity import Capacity
 from assigner.placement.first import FIRST, First
+from assigner.placement.fragmentation import Fragmentation
 from assigner.placement.locality import Locality
+from assigner.placement.pack import Pack
 from assigner.placement.strategy import Policy, Snapshot, Strategy
 from assigner.placement.success import Success
 from schema.errors import LeaseholdError
@@ -18,15 +20,21 @@ from schema.moves.grant import Placement
 
 GROUP = "leasehold.strategies"
 CAPACITY, LOCALITY, SUCCESS = "capacity", "locality", "success"
+PACK, FRAGMENTATION = "pack", "fragmentation"
 
-_BUILT_IN: Mapping[str, type[Strategy]] = {CAPACITY: Capacity, SUCCESS: Success}
+_BUILT_IN: Mapping[str, type[Strategy]] = {
+    CAPACITY: Capacity,
+    SUCCESS: Success,
+    PACK: Pack,
+    FRAGMENTATION: Fragmentation,
+}
 
 
 class StrategySettings(Policy):
     """Which strategy chooses the bot, and what it goes by.
 
-    kind: `capacity`, `locality`, `success`, or the name of an entry point of the group `leasehold.strategies`;
-        built-in names cannot be taken by packages.
+    kind: `capacity`, `locality`, `success`, `pack`, `fragmentation`, or the name of an entry point of the group
+        `leasehold.strategies`; built-in names cannot be taken by packages.
     fallback: the strategy that `locality` leaves a job to if it has no hint, or no candidate is a hit.
     """
 
@@ -63,6 +71,16 @@ class StrategySettings(Policy):
         """Whether the success rates of bots are to be read."""
         return self.sampling.enabled and (self.weights.success != 0 or self.strategy.wants_success)
 
+    @property
+    def wants_resources(self) -> bool:
+        """Whether all resources that bots have left are to be read, and not only those that the jobs take."""
+        return self.sampling.enabled and self.strategy.wants_resources
+
+    @property
+    def wants_waiting(self) -> bool:
+        """Whether the kinds of jobs that wait are to be read."""
+        return self.sampling.enabled and self.strategy.wants_waiting
+
 
 def load(kind: str) -> Strategy:
     """The strategy of this name, but for `locality`, which needs another one.
@@ -74,8 +92,9 @@ def load(kind: str) -> Strategy:
     place, made = plugins.load_entry_point(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
     if not isinstance(getattr(made, "wants_warm", None), bool):
         raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
-    if not isinstance(getattr(made, "wants_success", False), bool):
-        raise ValueError(f"{place} is not a strategy: its wants_success is neither True nor False")
+    for what in ("wants_success", "wants_resources", "wants_waiting"):
+        if not isinstance(getattr(made, what, False), bool):
+            raise ValueError(f"{place} is not a strategy: its {what} is neither True nor False")
     try:
         inspect.signature(made.choose).bind(None, None, how={})
     except (AttributeError, TypeError, ValueError):
@@ -99,6 +118,16 @@ class PluginStrategy:
     def wants_success(self) -> bool:
         """What it says itself; it does not if it says nothing."""
         return getattr(self.strategy, "wants_success", False)
+
+    @property
+    def wants_resources(self) -> bool:
+        """What it says itself; it does not if it says nothing."""
+        return getattr(self.strategy, "wants_resources", False)
+
+    @property
+    def wants_waiting(self) -> bool:
+        """What it says itself; it does not if it says nothing."""
+        return getattr(self.strategy, "wants_waiting", False)
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Its placements. Raises LeaseholdError for a job that was not asked for or comes twice, and for a bot that is
