@@ -62,8 +62,8 @@ class AgentSettings(BaseModel):
     max_parallel: with auto_capacity, the highest capacity.
     priority: -1000 to 1000, lower = preferred by assigners; default 0.
     properties: what the bot offers; a job may require a part of it.
-    resources: the bot's cpu_milli, memory_mib, disk_mib and gpus. A resource that is not named is unlimited, but a job that
-        takes whole GPUs runs only where gpus are named.
+    resources: the bot's cpu_milli, memory_mib, disk_mib and gpus. A resource that is not named is unlimited, but a job
+        that takes whole GPUs runs only where gpus are named.
     instance: serve only this instance; default every instance.
     pool: serve the instances of this pool; not together with instance.
     labels: choose the bot's cohort: the first cohort that has all of these labels; default the default cohort.

@@ -228,7 +228,7 @@ RESOURCES_ARE_KEPT = Invariant(
 # device bounds the sum (S20, S19), so that this looks at each lease.
 GPUS_ARE_DEVICES = Invariant(
     "S23",
-    "live leases on bots with GPUs whose GPUs are not what their jobs take: as many whole ones, and one part of another",
+    "live leases on bots with GPUs that have not taken what their jobs need: whole GPUs, and a part of one other GPU",
     """SELECT live.job_id AS id
        FROM live JOIN jobs j ON j.id = live.job_id JOIN queues q ON q.id = j.queue
        JOIN constraint_sets g ON g.id = q.constraint_set AND g.terms->'resources' ?| '{gpus,gpu_milli}'
