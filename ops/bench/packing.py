@@ -7,15 +7,17 @@ by the weights of `TASKS`, until they ask for 1.3 times all GPUs. A task never l
 dropped.
 
 The simulation calls the strategies of the pool, as an assigner does, on candidates that it samples itself. Four others
-are here for comparison. `--pool` also runs some nodes through a real pool: bots, jobs and assigner cycles.
+are here for comparison. With `--pool`, the nodes and tasks of the first seed also go through a real pool: bots, jobs
+and the cycles of an assigner.
 
-    python -m ops.bench.packing [--seeds 1] [--sample 10] [--strategy pack] [--pool 200] [--json]
+    python -m ops.bench.packing [--seeds 1] [--sample 10] [--strategy pack] [--nodes 200] [--pool] [--json]
 """
 
 import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import mean
 
@@ -264,7 +266,7 @@ def simulated(strategy: str, sample: int, *, seeds: int, nodes: int | None = Non
 # The same through a pool
 
 
-def pooled(url: str, strategy: str, sample: int, *, nodes: int) -> dict[float, float]:
+def pooled(url: str, strategy: str, sample: int, *, nodes: int | None) -> dict[float, float]:
     """Submit the tasks of the first seed in waves, and run cycles of an assigner until they place nothing more."""
     chance = random.Random(0)
     fleet = generated_nodes(nodes, chance)
@@ -320,25 +322,22 @@ def _placed(database: Database, assigner: PriorityAgeAssigner) -> int:
     "--sample", "samples", multiple=True, type=int, default=(10, 50, ALL), help="Candidates; 0 for all nodes."
 )
 @click.option("--strategy", "strategies", multiple=True, type=click.Choice(list(STRATEGIES)), default=list(STRATEGIES))
-@click.option("--pool", "pool_nodes", default=0, help="Nodes of a real pool beside the same simulation; 0 for none.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Random nodes of the fleet; unset for all of them.")
+@click.option("--pool", "with_pool", is_flag=True, help="Also run the strategies of the pool through a real pool.")
 @click.option("--json", "as_json", is_flag=True)
-def main(seeds: int, samples: Sequence[int], strategies: Sequence[str], pool_nodes: int, *, as_json: bool) -> None:
+def main(
+    seeds: int, samples: Sequence[int], strategies: Sequence[str], nodes: int | None, *, with_pool: bool, as_json: bool
+) -> None:
     """Print the allocated shares of all GPUs."""
     rows: list[dict[str, object]] = []
-    if pool_nodes:
-        with server() as url:
-            for sample in samples:
-                for strategy in (each for each in strategies if each not in _ONLY_HERE):
-                    for where, shares in (
-                        ("pool", pooled(url, strategy, sample, nodes=pool_nodes)),
-                        ("simulation", simulated(strategy, sample, seeds=1, nodes=pool_nodes)),
-                    ):
-                        rows.append({"sample": sample or "all", "strategy": f"{strategy}, {where}", **_named(shares)})
-    else:
+    with server() if with_pool else nullcontext("") as url:
         for sample in samples:
             for strategy in strategies:
-                shares = simulated(strategy, sample, seeds=seeds)
+                shares = simulated(strategy, sample, seeds=seeds, nodes=nodes)
                 rows.append({"sample": sample or "all", "strategy": strategy, **_named(shares)})
+                if with_pool and not isinstance(STRATEGIES[strategy], Comparison):
+                    shares = pooled(url, strategy, sample, nodes=nodes)
+                    rows.append({"sample": sample or "all", "strategy": f"{strategy}, in a pool", **_named(shares)})
     if as_json:
         print(json.dumps(rows))
         return
@@ -346,9 +345,6 @@ def main(seeds: int, samples: Sequence[int], strategies: Sequence[str], pool_nod
     for row in rows:
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
-
-
-_ONLY_HERE = {name for name, strategy in STRATEGIES.items() if isinstance(strategy, Comparison)}
 
 
 def _named(shares: Mapping[float, float]) -> dict[str, float]:

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine, event
 
 from assigner.cycle import assigner as cycle
 from assigner.explain.answer import explain
 from assigner.placement.registry import StrategySettings
+from assigner.placement.resources import read_waiting_kinds
+from assigner.placement.room import demand_of
 from bots.protocol import OpenSession
 from schema.diagnostics import invariants
 from schema.moves.grant import Placement
+from schema.picking import queues
 from tests.support.pool import Bot, Pool, completed
 from tests.support.race import Race
 
@@ -225,3 +228,33 @@ def test_fragmentation_goes_by_jobs_that_wait_and_do_not_fit(pool: Pool) -> None
     assert bot_of(bots) == ["four"]
     decision = pool.row("SELECT details FROM job_events WHERE move = 'grant'").details
     assert decision["score"]["unusable_gpu_milli"] < 0, "four's GPUs were of use to hardly anybody"
+
+
+def test_the_kinds_of_waiting_jobs_are_counted_by_what_they_take(pool: Pool) -> None:
+    pool.submit(3, units=2)
+    pool.submit(2, units=2, properties={"os": ["linux"]})
+    job(pool, 4, need={"gpus": 1})
+    job(pool, 1, need={"gpus": 1, "cpu_milli": 500})
+    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 hour' WHERE id = 1")
+    kinds = {(kind.units, str(kind.need)): kind.jobs for kind in pool.database.run(queues.waiting_kinds)}
+    assert kinds == {(2, "None"): 4, (1, "{'gpus': 1}"): 4, (1, "{'gpus': 1, 'cpu_milli': 500}"): 1}
+    (of_default,) = pool.database.run(read_waiting_kinds).values()
+    assert of_default.shares[demand_of(1, {"gpus": 1})] == pytest.approx(4 / 9)
+
+
+def test_what_waits_is_read_only_for_the_strategy_that_goes_by_it(pool: Pool) -> None:
+    said: list[str] = []
+
+    def heard(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        said.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", heard)
+    try:
+        for kind in ("capacity", "pack", "fragmentation"):
+            job(pool, need={"cpu_milli": 100})
+            pool.bot(kind, resources={"cpu_milli": 100})
+            pool.assigner(strategy=StrategySettings(kind=kind)).run_once()
+    finally:
+        event.remove(Engine, "before_cursor_execute", heard)
+    assert sum("UNION ALL SELECT queue FROM needy" in each for each in said) == 1
+    assert pool.row("SELECT count(*) AS n FROM live").n == 3
