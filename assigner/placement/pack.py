@@ -53,21 +53,21 @@ class Scale:
         declared = [snapshot.declared[bot_id] for bot_id in bots if bot_id in snapshot.declared]
         self._units = max((bot.capacity for bot in bots.values()), default=0) or 1
         self._amounts = [max((each.most[nth] or 0 for each in declared), default=0) for nth in range(len(AMOUNTS))]
-        self._gpus = max((len(each.gpus or ()) for each in declared), default=0) * WHOLE_GPU
 
     def left_over(self, room: Room, demand: Demand) -> float:
-        """Return the sum of what the job leaves of units, of each amount and of the GPUs, each divided by the largest
-        of the candidates, and of what it leaves of the GPU that it shares with others.
+        """Return the sum of what the job leaves of units and of each amount, divided by the largest of the candidates,
+        and of each GPU, divided by a whole one. What it leaves of the GPU that it shares counts twice.
 
-        A bot has as much as the largest one of what it has not declared.
+        Each GPU counts by itself, because a bot's GPUs are mostly the scarcest of what it has. A bot has as much as the
+        largest one of what it has not declared.
         """
         rest = after(room, demand)
         found = rest.units / self._units
         for left, most in zip(rest.amounts, self._amounts, strict=True):
             if most:
                 found += 1.0 if left is None else left / most
-        if self._gpus and rest.gpus:
-            found += sum(rest.gpus) / self._gpus
+        if rest.gpus:
+            found += sum(rest.gpus) / WHOLE_GPU
             if demand.gpu_milli and (chosen := choose_gpus(room.gpus, demand)):
                 found += rest.gpus[chosen[-1]] / WHOLE_GPU
         return found

@@ -29,7 +29,7 @@ from sqlalchemy import text
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.placement.fleet import shuffled
-from assigner.placement.pack import Judge, Scale, Score, choose_least
+from assigner.placement.pack import Judge, Score, choose_least
 from assigner.placement.registry import StrategySettings, load
 from assigner.placement.resources import ResourceSnapshot
 from assigner.placement.room import Declared, Demand, Need, Room, RoomCopy, WaitingKinds, after, demand_of, fits
@@ -132,8 +132,9 @@ class Number:
 
 
 class Comparison:
-    """A choice by one number, the same for all candidates unless `sign` weighs what is left of the node's resources.
+    """A choice by what a node would have left of cores, memory and GPUs, each divided by the largest of the candidates.
 
+    sign: 1 takes the least (best fit), -1 the most (spreading), 0 does not look.
     by_number: of equal candidates the one with the lowest number is taken, otherwise a random one.
     """
 
@@ -143,16 +144,16 @@ class Comparison:
         self._sign, self._by_number = sign, by_number
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
-        scale = Scale(snapshot)
+        largest = [max(values) or 1.0 for values in zip(*map(_sums, snapshot.declared.values()), strict=True)]
         if self._by_number:
             snapshot = replace(
                 snapshot, candidates=[sorted(bots, key=lambda bot: bot.id) for bots in snapshot.candidates]
             )
 
         def judge(room: Room, demand: Demand) -> Score:
-            # Without the GPU that is shared, of which textbooks know nothing.
             rest = after(room, demand)
-            return Number(self._sign * scale.left_over(rest, _NOTHING) if self._sign else 0.0)
+            left = _sums(Declared(rest.amounts, rest.amounts, rest.gpus))
+            return Number(self._sign * sum(amount / most for amount, most in zip(left, largest, strict=True)))
 
         def judge_of(_: Group) -> Judge:
             return judge
@@ -160,7 +161,11 @@ class Comparison:
         return choose_least(snapshot, judge_of, how=how)
 
 
-_NOTHING = demand_of(0, {})
+def _sums(node: Declared) -> tuple[float, float, float]:
+    """Return the cores, the memory and the GPUs that a node has left, the GPUs together."""
+    return node.left[0] or 0.0, node.left[1] or 0.0, float(sum(node.gpus or ()))
+
+
 #: In the order of the table.
 STRATEGIES: Mapping[str, Strategy] = {
     "random": Comparison(0.0),
