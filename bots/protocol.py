@@ -204,6 +204,11 @@ class Work(Message):
     attempt: int = Field(description="1 for the first")
     timeout: float | None = Field(default=None, description="seconds of run time after which the bot kills the command")
     payload: dict[str, Any] | None = None
+    gpus: list[int] | None = Field(
+        default=None,
+        description="numbers of the bot's GPUs that the job is given, from 0; set, with the payload, for a job that "
+        "takes some of a bot that has declared gpus",
+    )
 
 
 class SyncAnswer(Message):

@@ -231,8 +231,8 @@ class JobRequest(Payload):
     )
     resources: Need = Field(
         default={},
-        description="Resources of the bot that the job occupies while it runs: cpu_milli and gpu_milli in thousandths "
-        "of a core or a GPU, memory_mib and disk_mib in MiB.",
+        description="Resources of the bot that the job occupies while it runs: cpu_milli in thousandths of a core, "
+        "memory_mib and disk_mib in MiB, gpu_milli in thousandths of one GPU, gpus in whole GPUs.",
     )
     batch_key: Name | None = Field(
         default=None,

@@ -47,16 +47,29 @@ MAX_KILLS = 3
 #: Bytes of output kept for one attempt of a job; the agent cuts at the same number.
 MAX_OUTPUT_BYTES = 1024 * 1024
 
-#: Resources of a bot besides its units: thousandths of cores and GPUs, MiB of memory and disk.
-Kind = Literal["cpu_milli", "memory_mib", "disk_mib", "gpu_milli"]
+#: Resources of a bot besides its units: thousandths of cores and GPUs, MiB of memory and disk, whole GPUs.
+Kind = Literal["cpu_milli", "memory_mib", "disk_mib", "gpu_milli", "gpus"]
 #: In the order in which `explain` names what is missing.
 KINDS: tuple[Kind, ...] = get_args(Kind)
+#: The thousandths of one GPU, and the most GPUs of one bot.
+WHOLE_GPU, MAX_GPUS = 1000, 64
 #: The largest amount of one resource.
 MAX_RESOURCE = 1_000_000_000_000
 #: Amounts that a job occupies, by resource.
 Need = dict[Kind, Annotated[int, Field(ge=1, le=MAX_RESOURCE)]]
+
+
+def _counts_gpus_once(supply: dict[Kind, int]) -> dict[Kind, int]:
+    gpus = supply.get("gpus")
+    if gpus is not None and "gpu_milli" in supply:
+        raise ValueError("gpu_milli means nothing together with gpus: each GPU has 1000")
+    if gpus is not None and gpus > MAX_GPUS:
+        raise ValueError(f"gpus is at most {MAX_GPUS}")
+    return supply
+
+
 #: Amounts that a bot has, by resource.
-Supply = dict[Kind, Annotated[int, Field(ge=0, le=MAX_RESOURCE)]]
+Supply = Annotated[dict[Kind, Annotated[int, Field(ge=0, le=MAX_RESOURCE)]], AfterValidator(_counts_gpus_once)]
 
 #: Requirement or capability sets: property → its values, both sorted, no duplicates.
 Properties = dict[str, list[str]]

@@ -19,6 +19,7 @@ from assigner.placement import resources
 from assigner.placement import sampling as samples
 from assigner.placement.fleet import Fleet, Part
 from assigner.placement.registry import SUCCESS
+from assigner.placement.room import WaitingKinds
 from assigner.placement.round_robin import Rotation
 from assigner.placement.strategy import Group, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
@@ -75,6 +76,8 @@ MAX_PICKS = 6
 #: The fleet is divided into at least this many parts. A large batch goes to one of them, because fewer bots then have
 #: to be written.
 PARTS = 8
+#: Seconds for which the kinds of waiting jobs are remembered; longer if reading them takes more than a tenth of that.
+WAITING_SECONDS = 1.0
 #: Seconds, half of them more or less, after which an assigner without a slot asks for one again.
 RETRY_SECONDS = 0.5
 
@@ -120,7 +123,8 @@ class PriorityAgeAssigner:
         )
         self._forget()
         self._pace = CyclePacer(chance)
-        self._next_reclaim = self._next_claim = now()
+        self._next_reclaim = self._next_claim = self._next_waiting = now()
+        self._waiting: dict[int, WaitingKinds] = {}
 
     def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings, rules: Rules = RULES) -> None:
         """Use other settings from the next cycle on."""
@@ -308,7 +312,12 @@ class PriorityAgeAssigner:
             if not found:
                 continue
             seen = resources.read_resource_snapshot(
-                connection, self._fleet, found, strategy.sampled, chance=self._chance
+                connection,
+                self._fleet,
+                found,
+                strategy.sampled,
+                chance=self._chance,
+                with_all=strategy.wants_resources,
             )
             seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
             left = self._commit(connection, seen, cycle, round_number=1, needy=found)
@@ -371,16 +380,28 @@ class PriorityAgeAssigner:
         policy = self._settings.strategy
         strategy, name = policy.chooser
         seen = replace(seen, headrooms=cycle.quotas.left, turns=self._rotation.last)
+        if policy.wants_waiting:
+            seen = replace(seen, waiting=self._waiting_kinds(connection))
         placements = chosen = seen.chosen_by(strategy, policy, how={"strategy": name, "round": round_number})
         if needy:
             placements = lock_bots(connection, chosen)
-            for job_id, more in resources.resource_charges(connection, needy, placements).items():
+            charges = resources.resource_charges(connection, needy, placements)
+            placements = [each for each in placements if each.job_id not in charges.lost]
+            for job_id, more in charges.amounts.items():
                 cycle.amounts[job_id] = {**cycle.amounts[job_id], **more}
             cycle.lost += len(chosen) - len(placements)
         placed = self._grant(connection, seen.jobs, placements, cycle, strategy=name)
         if name == SUCCESS:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
         return [job for job in seen.jobs if job.id not in placed and cycle.may_still_start(job)]
+
+    def _waiting_kinds(self, connection: Connection) -> dict[int, WaitingKinds]:
+        """Return the kinds of jobs that wait, by cohort. They are read again once in a while."""
+        began = self._now()
+        if began >= self._next_waiting:
+            self._waiting = resources.read_waiting_kinds(connection)
+            self._next_waiting = self._now() + max(WAITING_SECONDS, 10 * (self._now() - began))
+        return self._waiting
 
     def _grant(
         self,

@@ -20,6 +20,8 @@ class Capacity:
     wants_warm = False
     wants_success = False
     wants_turns = False
+    wants_resources = False
+    wants_waiting = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         copy, quotas = _WorkingCopy(snapshot, policy), QuotaCopy(snapshot.headrooms)

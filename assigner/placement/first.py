@@ -24,6 +24,8 @@ class First:
     wants_warm = False
     wants_success = False
     wants_turns = False
+    wants_resources = False
+    wants_waiting = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         group = {job.id: nth for nth, group in enumerate(snapshot.groups) for job in group.jobs}

@@ -37,6 +37,16 @@ class Locality:
         """If its fallback does."""
         return self.fallback.wants_turns
 
+    @property
+    def wants_resources(self) -> bool:
+        """If its fallback does."""
+        return self.fallback.wants_resources
+
+    @property
+    def wants_waiting(self) -> bool:
+        """If its fallback does."""
+        return self.fallback.wants_waiting
+
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         copy = _WorkingCopy(snapshot, policy)
         placements: list[Placement] = []

@@ -20,6 +20,8 @@ class RateOnly:
     wants_warm = False
     wants_success = True
     wants_turns = False
+    wants_resources = False
+    wants_waiting = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         free_units_of = {bot.id: bot.free_units for bots in snapshot.candidates for bot in bots}

@@ -10,7 +10,9 @@ from pydantic import field_validator
 from assigner.config import plugins
 from assigner.placement.capacity import Capacity
 from assigner.placement.first import FIRST, First
+from assigner.placement.fragmentation import Fragmentation
 from assigner.placement.locality import Locality
+from assigner.placement.pack import Pack
 from assigner.placement.rate_only import RateOnly
 from assigner.placement.round_robin import RoundRobin
 from assigner.placement.strategy import EVERY, Policy, SamplingSettings, Snapshot, Strategy
@@ -21,19 +23,23 @@ from schema.moves.grant import Placement
 GROUP = "leasehold.strategies"
 CAPACITY, LOCALITY, SUCCESS = "capacity", "locality", "success"
 RATE_ONLY, ROUND_ROBIN = "rate-only", "round-robin"
+PACK, FRAGMENTATION = "pack", "fragmentation"
 
 _BUILT_IN: Mapping[str, type[Strategy]] = {
     CAPACITY: Capacity,
     SUCCESS: Success,
     RATE_ONLY: RateOnly,
     ROUND_ROBIN: RoundRobin,
+    PACK: Pack,
+    FRAGMENTATION: Fragmentation,
 }
 
 
 class StrategySettings(Policy):
     """Which strategy chooses the bot, and what it goes by.
 
-    kind: `capacity`, `locality`, `success`, `rate-only`, `round-robin`, or the name of an entry point of the group
+    kind: `capacity`, `locality`, `success`, `rate-only`, `round-robin`, `pack`, `fragmentation`, or the name of an
+        entry point of the group
         `leasehold.strategies`; built-in names cannot be taken by packages.
     fallback: the strategy that `locality` leaves a job to if it has no hint, or no candidate is a hit.
     """
@@ -81,6 +87,16 @@ class StrategySettings(Policy):
         """How candidates are read: where turns count, all of them."""
         return self.sampling.model_copy(update={"sample_size": EVERY}) if self.wants_turns else self.sampling
 
+    @property
+    def wants_resources(self) -> bool:
+        """Whether all resources that bots have left are to be read, and not only those that the jobs take."""
+        return self.sampling.enabled and self.strategy.wants_resources
+
+    @property
+    def wants_waiting(self) -> bool:
+        """Whether the kinds of jobs that wait are to be read."""
+        return self.sampling.enabled and self.strategy.wants_waiting
+
 
 def load(kind: str) -> Strategy:
     """The strategy of this name, but for `locality`, which needs another one.
@@ -92,9 +108,9 @@ def load(kind: str) -> Strategy:
     place, made = plugins.load_entry_point(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
     if not isinstance(getattr(made, "wants_warm", None), bool):
         raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
-    for wish in ("wants_success", "wants_turns"):
-        if not isinstance(getattr(made, wish, False), bool):
-            raise ValueError(f"{place} is not a strategy: its {wish} is neither True nor False")
+    for what in ("wants_success", "wants_turns", "wants_resources", "wants_waiting"):
+        if not isinstance(getattr(made, what, False), bool):
+            raise ValueError(f"{place} is not a strategy: its {what} is neither True nor False")
     try:
         inspect.signature(made.choose).bind(None, None, how={})
     except (AttributeError, TypeError, ValueError):
@@ -123,6 +139,16 @@ class PluginStrategy:
     def wants_turns(self) -> bool:
         """What it says itself; it does not if it says nothing."""
         return getattr(self.strategy, "wants_turns", False)
+
+    @property
+    def wants_resources(self) -> bool:
+        """What it says itself; it does not if it says nothing."""
+        return getattr(self.strategy, "wants_resources", False)
+
+    @property
+    def wants_waiting(self) -> bool:
+        """What it says itself; it does not if it says nothing."""
+        return getattr(self.strategy, "wants_waiting", False)
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Its placements. Raises LeaseholdError for a job that was not asked for or comes twice, and for a bot that is

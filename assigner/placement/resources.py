@@ -3,13 +3,27 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
 from assigner.placement import sampling
 from assigner.placement.fleet import Fleet
+from assigner.placement.room import (
+    AMOUNTS,
+    Declared,
+    Demand,
+    Need,
+    Room,
+    RoomCopy,
+    WaitingKinds,
+    choose_gpus,
+    demand_of,
+    fits,
+    gpu_amounts,
+    times,
+)
 from assigner.placement.strategy import (
     Group,
     Policy,
@@ -20,79 +34,49 @@ from assigner.placement.strategy import (
     TurnCopy,
     with_phase,
 )
-from schema.accounting.counters import Counter, declared_resources, resource_counter
+from schema.accounting.counters import Counter, declared_gpus, declared_resources, gpu_counter, resource_counter
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.moves.grant import Placement
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.pick import ReadyJob
-from schema.validation import KINDS, MAX_UNITS, Kind
+from schema.picking.queues import waiting_kinds
+from schema.validation import KINDS, WHOLE_GPU, Kind
 
 #: The most bots with room whose resources are checked for one group of alike jobs.
 MAX_BOTS_READ = 256
+#: The resources of which several jobs on one bot take the sum of what each takes.
+SUMS: frozenset[Kind] = frozenset({"cpu_milli", "memory_mib", "disk_mib"})
 #: The most choices made one after another, each on what the one before it has left.
 ROUNDS = 20
-
-Need = Mapping[Kind, int]
-
-
-class RemainingResources:
-    """A working copy of the units and the declared resources that bots have left, and of their turns."""
-
-    def __init__(self, bots: Iterable[FreeBot], amounts: Mapping[str, float], turns: Mapping[int, int]) -> None:
-        self._free_units_of = {bot.id: bot.free_units for bot in bots}
-        self._amounts = dict(amounts)
-        self.turns = TurnCopy(turns)
-
-    def left(self, bot: FreeBot) -> FreeBot:
-        """The bot with the units that it has left."""
-        return bot._replace(free_units=self._free_units_of[bot.id])
-
-    def times(self, bot_id: int, units: int, need: Need) -> int:
-        """Return how many jobs of this size fit on the bot."""
-        of_resources = (
-            int(self._amounts[name] // amount)
-            for kind, amount in need.items()
-            if (name := resource_counter(bot_id, kind)) in self._amounts
-        )
-        return min(self._free_units_of[bot_id] // units, *of_resources, MAX_UNITS)
-
-    def take(self, bot_id: int, units: int, need: Need) -> None:
-        """Take the units and resources of one job off the bot."""
-        self._free_units_of[bot_id] -= units
-        self.turns.take(bot_id)
-        for kind, amount in need.items():
-            name = resource_counter(bot_id, kind)
-            if name in self._amounts:
-                self._amounts[name] -= amount
 
 
 @dataclass(frozen=True)
 class ResourceSnapshot(Snapshot):
     """A snapshot of jobs that take resources or belong to a batch.
 
-    needs: what each job takes. batched: jobs that go to one bot together with others of their group. amounts: what is
-    left of the declared resources, by the name of the counter.
+    batched: jobs that go to one bot together with others of their group.
     """
 
-    needs: Mapping[int, Need] = field(default_factory=dict)
     batched: frozenset[int] = frozenset()
-    amounts: Mapping[str, float] = field(default_factory=dict)
 
     def chosen_by(self, strategy: Strategy, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Return the placements of the strategy that fit. A job that does not fit is offered the bots that are left."""
-        remaining = RemainingResources((bot for bots in self.candidates for bot in bots), self.amounts, self.turns)
+        rooms = RoomCopy((bot for bots in self.candidates for bot in bots), self.declared)
+        turns = TurnCopy(self.turns)
         quotas, jobs = QuotaCopy(self.headrooms), {job.id: job for job in self.jobs}
-        placements = {each.job_id: each for each in self._together(strategy, policy, remaining, quotas, how=how)}
+        placements = {each.job_id: each for each in self._together(strategy, policy, rooms, quotas, turns, how=how)}
         for _ in range(ROUNDS):
-            seen = self._left(placements, remaining, quotas)
+            seen = self._left(placements, rooms, quotas, turns)
             wanted = strategy.choose(seen, policy, how=how) if seen.jobs else []
             before = len(placements)
             for each in wanted:
-                need, job = self.needs[each.job_id], jobs[each.job_id]
-                if remaining.times(each.bot_id, job.units, need):
-                    remaining.take(each.bot_id, job.units, need)
+                job = jobs[each.job_id]
+                demand = self.demand(job)
+                if fits(rooms.of(each.bot_id), demand):
+                    rooms.take(each.bot_id, demand)
                     quotas.take(job)
+                    turns.take(each.bot_id)
                     placements[each.job_id] = each
             if len(placements) - before == len(wanted):
                 break
@@ -102,8 +86,9 @@ class ResourceSnapshot(Snapshot):
         self,
         strategy: Strategy,
         policy: Policy,
-        remaining: RemainingResources,
+        rooms: RoomCopy,
         quotas: QuotaCopy,
+        turns: TurnCopy,
         *,
         how: Mapping[str, object],
     ) -> list[Placement]:
@@ -113,44 +98,61 @@ class ResourceSnapshot(Snapshot):
         for group, bots in zip(self.groups, self.candidates, strict=True):
             jobs = list(group.jobs) if group.jobs[0].id in self.batched else []
             while len(jobs) >= policy.min_batch_size:
-                need = self.needs[jobs[0].id]
+                demand = self.demand(jobs[0])
                 most = quotas.times(jobs[0], len(jobs))
-                times = {bot.id: min(remaining.times(bot.id, group.units, need), most) for bot in bots}
-                size = max(times.values(), default=0)
+                fit = {bot.id: min(times(rooms.of(bot.id), demand), most) for bot in bots}
+                size = max(fit.values(), default=0)
                 if size < policy.min_batch_size:
                     break
                 one = jobs[0]._replace(units=group.units * size)
-                fit = [remaining.left(bot) for bot in bots if times[bot.id] == size]
-                groups = [replace(group, units=one.units, jobs=(one,))]
-                turns = remaining.turns.last
-                seen = Snapshot([one], groups, [fit], self.hits, self.labels, self.rates, turns=turns)
+                seen = replace(
+                    self._seen([one], rooms, quotas, turns),
+                    groups=[replace(group, units=one.units, jobs=(one,))],
+                    candidates=[[rooms.left(bot) for bot in bots if fit[bot.id] == size]],
+                    # Which GPUs each of them is given is decided one by one.
+                    needs={
+                        one.id: {kind: amount * size for kind, amount in self.needs[one.id].items() if kind in SUMS}
+                    },
+                    headrooms={},
+                )
                 found = strategy.choose(seen, policy, how={**how, "batch": size})
                 if not found:
                     break
                 for job in jobs[:size]:
-                    remaining.take(found[0].bot_id, group.units, need)
+                    rooms.take(found[0].bot_id, demand)
                     quotas.take(job)
+                    turns.take(found[0].bot_id)
                     placements.append(found[0]._replace(job_id=job.id))
                 jobs = jobs[size:]
         return placements
 
-    def _left(self, placed: Mapping[int, Placement], remaining: RemainingResources, quotas: QuotaCopy) -> Snapshot:
+    def _left(self, placed: Mapping[int, Placement], rooms: RoomCopy, quotas: QuotaCopy, turns: TurnCopy) -> Snapshot:
         groups: list[Group] = []
         found: list[list[FreeBot]] = []
         for group, bots in zip(self.groups, self.candidates, strict=True):
             jobs = tuple(job for job in group.jobs if job.id not in placed)
-            fit = [
-                remaining.left(bot)
-                for bot in bots
-                if jobs and remaining.times(bot.id, group.units, self.needs[jobs[0].id])
-            ]
+            fit = [rooms.left(bot) for bot in bots if jobs and fits(rooms.of(bot.id), self.demand(jobs[0]))]
             if fit:
                 groups.append(replace(group, jobs=jobs))
                 found.append(fit)
         among = {job.id for group in groups for job in group.jobs}
         jobs_left = [job for job in self.jobs if job.id in among]
-        turns = remaining.turns.last
-        return Snapshot(jobs_left, groups, found, self.hits, self.labels, self.rates, quotas.left, turns)
+        return replace(self._seen(jobs_left, rooms, quotas, turns), groups=groups, candidates=found)
+
+    def _seen(self, jobs: Sequence[ReadyJob], rooms: RoomCopy, quotas: QuotaCopy, turns: TurnCopy) -> Snapshot:
+        return Snapshot(
+            jobs,
+            (),
+            (),
+            self.hits,
+            self.labels,
+            self.rates,
+            quotas.left,
+            turns=turns.last,
+            needs=self.needs,
+            declared=rooms.declared(),
+            waiting=self.waiting,
+        )
 
 
 def split_by_resources(heads: Iterable[QueueHead]) -> tuple[list[QueueHead], list[ReadyJob]]:
@@ -182,8 +184,10 @@ def read_resource_snapshot(
     settings: SamplingSettings,
     *,
     chance: random.Random,
+    with_all: bool = False,
 ) -> ResourceSnapshot:
-    """Read, without locks, bots on which each of the jobs fits by itself, and what is left there."""
+    """Read, without locks, bots on which each of the jobs fits by itself, and what is left there of the resources that
+    the jobs take. `with_all`: of all resources."""
     alike: dict[tuple[object, ...], list[QueueHead]] = defaultdict(list)
     for head in heads:
         alike[head.queue.id, head.job.units].append(head)
@@ -194,7 +198,12 @@ def read_resource_snapshot(
     ]
     needs = [need_of(some[0].queue) for some in alike.values()]
     fitting, declared = _fitting(
-        connection, fleet, [group.wanted(MAX_BOTS_READ) for group in groups], needs, chance=chance
+        connection,
+        fleet,
+        [group.wanted(MAX_BOTS_READ) for group in groups],
+        needs,
+        kinds=KINDS if with_all else _kinds(needs),
+        chance=chance,
     )
     size = settings.sample_size if settings.enabled else MAX_BOTS_READ
     found = [bots[: group.wanted(size).count] for group, bots in zip(groups, fitting, strict=True)]
@@ -206,8 +215,8 @@ def read_resource_snapshot(
         found,
         candidates.hinted(connection, bot_ids, hints),
         needs={head.job.id: need_of(head.queue) for head in heads},
+        declared=declared,
         batched=frozenset(head.job.id for head in heads if "batch_key" in head.queue.constraints),
-        amounts=_left(declared),
     )
 
 
@@ -223,25 +232,64 @@ def as_preferring(heads: Sequence[QueueHead]) -> list[QueueHead]:
     ]
 
 
+@dataclass(frozen=True)
+class ResourceCharges:
+    """What placed jobs take of declared resources, by job. lost: jobs for which the bot's GPUs do not suffice any more,
+    and which take nothing."""
+
+    amounts: Mapping[int, Mapping[str, float]]
+    lost: frozenset[int] = frozenset()
+
+
+def read_waiting_kinds(connection: Connection) -> dict[int, WaitingKinds]:
+    """Read the kinds of jobs that wait, by cohort."""
+    found: dict[int, dict[Demand, int]] = defaultdict(dict)
+    for kind in waiting_kinds(connection):
+        need = {each: amount for each in KINDS if (amount := (kind.need or {}).get(each))}
+        found[kind.cohort][demand_of(kind.units, need)] = kind.jobs
+    return {cohort: WaitingKinds(jobs) for cohort, jobs in found.items()}
+
+
 def resource_charges(
     connection: Connection, heads: Sequence[QueueHead], placements: Sequence[Placement]
-) -> dict[int, Mapping[str, float]]:
-    """Return what the placed jobs take of declared resources, by job. The caller has locked the bots."""
+) -> ResourceCharges:
+    """Return what the placed jobs take of declared resources, and choose their GPUs. The caller has locked the bots."""
     queues = {head.queue.id: head.queue for head in heads}
     of_queues = {place: need for place, queue in queues.items() if (need := need_of(queue))}
     if not of_queues:
-        return {}
+        return ResourceCharges({})
     needs = {head.job.id: of_queues[head.queue.id] for head in heads if head.queue.id in of_queues}
     placed = [each for each in placements if each.job_id in needs]
-    known = declared_resources(connection, sorted({each.bot_id for each in placed}), KINDS)
-    return {
-        each.job_id: {
+    known = declared_resources(connection, sorted({each.bot_id for each in placed}), _kinds(of_queues.values()))
+    rooms = {bot_id: Room(0, gpus=gpus) for bot_id, gpus in _gpus(connection, known).items()}
+    found: dict[int, dict[str, float]] = {}
+    lost: set[int] = set()
+    for each in placed:
+        need, room = needs[each.job_id], rooms.get(each.bot_id, Room(0))
+        demand = demand_of(1, need)
+        chosen = choose_gpus(room.gpus, demand)
+        if chosen is None:
+            lost.add(each.job_id)
+            continue
+        amounts = found[each.job_id] = {
             name: float(amount)
-            for kind, amount in needs[each.job_id].items()
+            for kind, amount in need.items()
             if (name := resource_counter(each.bot_id, kind)) in known
         }
-        for each in placed
-    }
+        left = list(room.gpus or ())
+        for number, amount in zip(chosen, gpu_amounts(demand), strict=False):
+            amounts[gpu_counter(each.bot_id, number)] = float(amount)
+            left[number] -= amount
+        if chosen:
+            rooms[each.bot_id] = Room(0, gpus=tuple(left))
+    return ResourceCharges(found, frozenset(lost))
+
+
+def _kinds(needs: Iterable[Need]) -> list[Kind]:
+    """The kinds of resources that decide whether such jobs fit: a part of a GPU is taken of a device if there are
+    devices."""
+    wanted = {kind for need in needs for kind in need}
+    return [kind for kind in KINDS if kind in wanted or (kind == "gpus" and "gpu_milli" in wanted)]
 
 
 def lacking_by_queue(
@@ -259,11 +307,11 @@ def lacking_by_queue(
         CandidateRequest(queue.cohort, queue.instance, queue.platform, queue.constraints.get("units", 1), MAX_BOTS_READ)
         for queue in needy
     ]
-    fitting, declared = _fitting(connection, fleet, wanted, needs, chance=chance)
+    fitting, declared = _fitting(connection, fleet, wanted, needs, kinds=_kinds(needs), chance=chance)
     # Whoever asks about one queue wants to know more than that it is closed.
-    most = _most_left(declared, needs[0]) if len(queues) == 1 else None
+    looked_at = declared.values() if len(queues) == 1 else None
     return {
-        queue.id: missing_resource(need, most)
+        queue.id: missing_resource(need, looked_at)
         for queue, need, bots in zip(needy, needs, fitting, strict=True)
         if not bots
     }
@@ -275,59 +323,72 @@ def _fitting(
     wanted: Sequence[CandidateRequest],
     needs: Sequence[Need],
     *,
+    kinds: Sequence[Kind],
     chance: random.Random,
-) -> tuple[list[list[FreeBot]], dict[int, dict[Kind, Counter]]]:
+) -> tuple[list[list[FreeBot]], dict[int, Declared]]:
     """For each group the bots that have enough left of what each of its jobs needs, in random order; and what the bots
-    that were looked at have declared of resources, by bot."""
+    that were looked at have left of these kinds of resources, by bot."""
     roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
-    known = declared_resources(connection, sorted({bot.id for bots in roomy for bot in bots}), KINDS)
-    declared = {
-        bot.id: {kind: known[name] for kind in KINDS if (name := resource_counter(bot.id, kind)) in known}
-        for bots in roomy
-        for bot in bots
-    }
+    bot_ids = sorted({bot.id for bots in roomy for bot in bots})
+    known = declared_resources(connection, bot_ids, kinds)
+    gpus = _gpus(connection, known)
+    declared = {bot_id: _declared(bot_id, known, gpus.get(bot_id)) for bot_id in bot_ids}
+    demands = [demand_of(want.units, need) for want, need in zip(wanted, needs, strict=True)]
     fitting = [
-        [bot for bot in bots if all(_has_left(declared[bot.id].get(kind), need[kind]) for kind in need)]
-        for bots, need in zip(roomy, needs, strict=True)
+        [bot for bot in bots if fits(Room(bot.free_units, declared[bot.id].left, declared[bot.id].gpus), demand)]
+        for bots, demand in zip(roomy, demands, strict=True)
     ]
     return fitting, declared
 
 
-def missing_resource(need: Need, most: Mapping[str, float] | None) -> str:
-    """The first resource of which no bot has enough left; `most`: the most that any one has left of each, None if
-    nobody has looked."""
+def _gpus(connection: Connection, known: Mapping[str, Counter]) -> dict[int, tuple[int, ...]]:
+    """What is left of each GPU, in thousandths, by bot: of the bots whose number of GPUs is among these counters."""
+    numbers = {
+        int(name.split(":")[1]): int(counter.most or 0) for name, counter in known.items() if name.endswith(":gpus")
+    }
+    return declared_gpus(connection, numbers) if numbers else {}
+
+
+def _declared(bot_id: int, known: Mapping[str, Counter], gpus: tuple[int, ...] | None) -> Declared:
+    # A part of a GPU is taken of a device, which says more than the sum.
+    found = [
+        None if kind == "gpu_milli" and gpus is not None else known.get(resource_counter(bot_id, kind))
+        for kind in AMOUNTS
+    ]
+    return Declared(
+        tuple(None if each is None or each.most is None else each.most - each.used for each in found),
+        tuple(None if each is None else each.most for each in found),
+        gpus,
+    )
+
+
+def missing_resource(need: Need, looked_at: Collection[Declared] | None) -> str:
+    """The first resource of which no bot has enough left; `looked_at`: what these bots have, None if nobody has
+    looked."""
     together = f"no bot with room has {' and '.join(f'{amount} {kind}' for kind, amount in need.items())} left at once"
-    if most is None:
+    if looked_at is None:
         return together
-    for kind, amount in need.items():
-        if kind in most and most[kind] < amount:
-            return f"it takes {amount} {kind}, and no bot with room has more than {most[kind]:g} left"
-    if not most:
+    if not looked_at:
         return "no bot has room"
+    for kind, amount in need.items():
+        most = max(_left_for(each, kind) for each in looked_at)
+        if most >= amount:
+            continue
+        if kind == "gpus":
+            return f"it takes {amount} whole GPUs, and no bot with room has more than {most:g} free"
+        if kind == "gpu_milli" and (sums := [sum(each.gpus) for each in looked_at if each.gpus]):
+            although = f", although those of one bot have {max(sums)} together" if max(sums) >= amount else ""
+            none = f"no GPU of a bot with room has more than {most:g} left{although}"
+            return f"it takes {amount} gpu_milli of one GPU, and {none}"
+        return f"it takes {amount} {kind}, and no bot with room has more than {most:g} left"
     return together
 
 
-def _has_left(declared: Counter | None, amount: float) -> bool:
-    """Whether so much is left of a resource; a bot that does not declare it has any amount."""
-    return declared is None or declared.most is None or declared.used + amount <= declared.most
-
-
-def _left(declared: Mapping[int, Mapping[Kind, Counter]]) -> dict[str, float]:
-    """What is left of the counters of these bots."""
-    return {
-        resource_counter(bot_id, kind): each.most - each.used
-        for bot_id, kinds in declared.items()
-        for kind, each in kinds.items()
-        if each.most is not None
-    }
-
-
-def _most_left(declared: Mapping[int, Mapping[Kind, Counter]], need: Need) -> dict[str, float]:
-    """The most that any one of these bots has left of each kind that is needed; nothing if there are no bots."""
-    return {
-        kind: max(
-            math.inf if each is None or each.most is None else each.most - each.used
-            for each in (kinds.get(kind) for kinds in declared.values())
-        )
-        for kind in (need if declared else ())
-    }
+def _left_for(declared: Declared, kind: Kind) -> float:
+    """The most of this resource that one job could be given of the bot."""
+    if kind == "gpus":
+        return sum(left >= WHOLE_GPU for left in declared.gpus or ())
+    if kind == "gpu_milli" and declared.gpus is not None:
+        return max(declared.gpus, default=0)
+    left = declared.left[AMOUNTS.index(kind)]
+    return math.inf if left is None else left

@@ -23,6 +23,8 @@ class RoundRobin:
     wants_warm = False
     wants_success = False
     wants_turns = True
+    wants_resources = False
+    wants_waiting = False
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         free_units_of = {bot.id: bot.free_units for bots in snapshot.candidates for bot in bots}

@@ -1,7 +1,7 @@
 """What a strategy is: it chooses bots for jobs, as a pure function of what was read.
 
-Built in are `capacity`, `locality`, `success`, `rate-only` and `round-robin`. Another one is a class without
-constructor arguments, or an object, that has what `Strategy` asks for, in a package that names it:
+Built in are `capacity`, `locality`, `success`, `rate-only`, `round-robin`, `pack` and `fragmentation`. Another one is a
+class without constructor arguments, or an object, that has what `Strategy` asks for, in a package that names it:
 
     [project.entry-points."leasehold.strategies"]
     roomiest = "my_package:Roomiest"
@@ -25,6 +25,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from assigner.placement.room import Declared, Demand, Need, WaitingKinds, demand_of
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.success import UNKNOWN
 from schema.moves.grant import PREFERRED, REQUIRED, Placement
@@ -319,6 +320,9 @@ class Snapshot:
 
     headrooms: units that quotas leave their instances. preferred: of the groups that prefer some bots, by their
     numbers, the candidates that they prefer; the strategy sees either these or the others.
+    needs, declared: the resources that jobs take, and what is left of those that bots have declared; empty for jobs
+    that take only units.
+    waiting: the kinds of jobs that wait, by cohort; only for a strategy that goes by them.
     Only where success counts: the jobs' labels, and the success rates of (bot, label) as far as anything is known.
     Only where turns count: the turn in which each bot last received a job from this assigner; a later one is higher.
     """
@@ -332,11 +336,18 @@ class Snapshot:
     headrooms: Headrooms = field(default_factory=dict)
     turns: Mapping[int, int] = field(default_factory=dict)
     preferred: Mapping[int, Sequence[FreeBot]] = field(default_factory=dict)
+    needs: Mapping[int, Need] = field(default_factory=dict)
+    declared: Mapping[int, Declared] = field(default_factory=dict)
+    waiting: Mapping[int, WaitingKinds] = field(default_factory=dict)
 
     @property
     def bots(self) -> Iterator[FreeBot]:
         """All candidates; a bot may come several times."""
         return chain.from_iterable([*self.candidates, *self.preferred.values()])
+
+    def demand(self, job: ReadyJob) -> Demand:
+        """What the job takes of a bot; the same for all jobs of a group."""
+        return demand_of(job.units, self.needs.get(job.id, {}))
 
     def label(self, job: ReadyJob) -> str:
         """By what the job's bots are told apart; the same for all jobs where success does not count."""
@@ -442,6 +453,15 @@ class Strategy(Protocol):
     def wants_turns(self) -> bool:
         """Whether it goes by the turns in which bots received jobs. Then all bots that could take a job are candidates,
         and not a sample of them. A package may leave this out: then it does not."""
+
+    @property
+    def wants_resources(self) -> bool:
+        """Whether it goes by all resources that bots have left, and not only by their units. A package may leave this
+        out: then only those are read that the jobs take."""
+
+    @property
+    def wants_waiting(self) -> bool:
+        """Whether it goes by the kinds of jobs that wait. A package may leave this out: then they are not read."""
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Place each job at most once, on a candidate of its group; a job without a placement waits.

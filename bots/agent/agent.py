@@ -64,7 +64,8 @@ class AgentSettings(BaseModel):
     properties: what the bot offers; a job may require a part of it.
     exclusive: names of those properties that the bot keeps for jobs that ask for them: it runs only jobs that require
         or prefer each of these; default none.
-    resources: the bot's cpu_milli, memory_mib, disk_mib and gpu_milli. A resource that is not named is unlimited.
+    resources: the bot's cpu_milli, memory_mib, disk_mib and gpus. A resource that is not named is unlimited, but a job
+        that takes whole GPUs runs only where gpus are named.
     instance: serve only this instance; default every instance.
     pool: serve the instances of this pool; not together with instance.
     labels: choose the bot's cohort: the first cohort that has all of these labels; default the default cohort.

@@ -179,6 +179,7 @@ class AgentLeases:
             instance=work.instance,
             timeout=work.timeout,
             payload=work.payload,
+            gpus=work.gpus,
         )
         run = Run(assignment, self._place, notify=self._notify, after=self._runs.get(work.job))
         if self._keep(key, HeldLease(run, None)):

@@ -16,7 +16,7 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -294,7 +294,11 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class Assignment:
-    """One attempt to run. `timeout`: seconds of run time; None = unlimited."""
+    """One attempt to run.
+
+    timeout: seconds of run time; None = unlimited. gpus: the numbers of the bot's GPUs that it is given; None if it
+    takes none of a bot that counts its GPUs.
+    """
 
     job: str
     fence: int
@@ -302,6 +306,7 @@ class Assignment:
     instance: str
     timeout: float | None
     payload: Mapping[str, Any] | None
+    gpus: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -422,8 +427,16 @@ class Run:
             "LEASEHOLD_INSTANCE": self.assignment.instance,
             "LEASEHOLD_USAGE": str(directory / FILE),
             "LEASEHOLD_BOT": self._place.workplace.name,
+            **self._gpus(),
             MARK: str(directory),
         }
+
+    def _gpus(self) -> dict[str, str]:
+        """Tell the command which GPUs it is given. A process that honours CUDA_VISIBLE_DEVICES sees no others."""
+        if self.assignment.gpus is None:
+            return {}
+        numbers = ",".join(map(str, self.assignment.gpus))
+        return {"CUDA_VISIBLE_DEVICES": numbers, "LEASEHOLD_GPUS": numbers}
 
     def _execute(self, payload: Payload, directory: Path) -> Outcome | None:
         request = {

@@ -249,6 +249,7 @@ def lease_message(row: Row[Any]) -> Work:
         attempt=row.attempts,
         timeout=row.timeout_seconds,
         payload=None if row.payload is None else dict(row.payload),
+        gpus=row.gpus,
     )
 
 
@@ -280,6 +281,11 @@ WITH known AS MATERIALIZED (
 ), {_FOUND}
 SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state FROM found l JOIN jobs j ON j.id = l.job_id ORDER BY l.job_id
 """)
+# The numbers of the GPUs that a lease of a constrained job has taken; null for none.
+_GPUS = r"""(
+        SELECT array_agg(CAST(split_part(name, '\:', 4) AS integer) ORDER BY CAST(split_part(name, '\:', 4) AS integer))
+        FROM leases t CROSS JOIN LATERAL jsonb_object_keys(t.taken) AS k (name)
+        WHERE t.job_id = l.job_id AND t.fence = l.fence AND name LIKE 'bot\:%\:gpu\:%')"""
 # After the call: leases that were held and have not ended are known. The payload is sent until the bot reports the
 # lease.
 DUE_LEASES = text(f"""
@@ -291,7 +297,8 @@ WITH known AS MATERIALIZED (
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
 ), {_FOUND}
 SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, i.name AS instance, j.attempts, j.timeout_seconds, p.payload,
-    l.delivered_at IS NOT NULL AS delivered, CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason
+    l.delivered_at IS NOT NULL AS delivered, CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
+    CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus
 FROM found l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
 LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
 ORDER BY l.job_id

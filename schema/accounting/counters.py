@@ -3,8 +3,8 @@
 The transaction that grants a lease charges its counters, up to their limits. The transaction that ends the lease gives
 the charges back. A counter's name says what it counts: `instance:NAME:jobs` counts live leases, `instance:NAME:cost`
 the cost within the rolling window including what is reserved for live leases, `lock:INSTANCE:NAME` the holders of a
-lock, `bot:ID:KIND` what is in use of a bot's CPU, memory, disk or GPU. Counters are locked after quotas, in the order
-of their names.
+lock, `bot:ID:KIND` what is in use of a bot's CPU, memory, disk or GPUs, `bot:ID:gpu:NUMBER` the thousandths in use of
+one of its GPUs. Counters are locked after quotas, in the order of their names.
 """
 
 import json
@@ -21,8 +21,8 @@ from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
 from schema.predicates import HEALTHY, has_ready_jobs
 from schema.validation import KINDS as RESOURCE_KINDS
+from schema.validation import MAX_GPUS, WHOLE_GPU, check_name, escaped
 from schema.validation import Kind as ResourceKind
-from schema.validation import check_name, escaped
 
 READ = text("""
 SELECT name, used::double precision, most::double precision FROM counters WHERE name = ANY (CAST(:names AS text[]))
@@ -113,12 +113,28 @@ def resource_counter(bot_id: int, kind: str) -> str:
     return f"bot:{bot_id}:{kind}"
 
 
+def gpu_counter(bot_id: int, number: int) -> str:
+    """The name of the counter of one of a bot's GPUs, in thousandths. The numbers begin at 0."""
+    return f"bot:{bot_id}:gpu:{number}"
+
+
+#: The last part of the name of every counter that a bot may have.
+OF_BOTS = (*RESOURCE_KINDS, *(f"gpu:{number}" for number in range(MAX_GPUS)))
+
+
 def declare_resources(connection: Connection, bot_id: int, supply: Mapping[ResourceKind, int]) -> None:
-    """The bot has so much, and any amount of what it does not name. The caller has ended its leases."""
-    connection.execute(_FORGET_RESOURCES, {"names": [resource_counter(bot_id, kind) for kind in RESOURCE_KINDS]})
+    """The bot has so much, and any amount of what it does not name. The caller has ended its leases.
+
+    A bot with `gpus` has that many GPUs, each with a counter of its own. Of all of them together its jobs share as many
+    thousandths as they have.
+    """
+    connection.execute(_FORGET_RESOURCES, {"names": [f"bot:{bot_id}:{each}" for each in OF_BOTS]})
     if supply:
-        names = [resource_counter(bot_id, kind) for kind in supply]
-        connection.execute(_DECLARE_RESOURCES, {"names": names, "amounts": list(supply.values())})
+        most = {resource_counter(bot_id, kind): amount for kind, amount in supply.items()}
+        if (gpus := supply.get("gpus")) is not None:
+            most[resource_counter(bot_id, "gpu_milli")] = gpus * WHOLE_GPU
+            most |= {gpu_counter(bot_id, number): WHOLE_GPU for number in range(gpus)}
+        connection.execute(_DECLARE_RESOURCES, {"names": list(most), "amounts": list(most.values())})
 
 
 def declared_resources(
@@ -126,6 +142,19 @@ def declared_resources(
 ) -> dict[str, Counter]:
     """The counters of what these bots have declared of these kinds, by name."""
     return read(connection, [resource_counter(bot_id, kind) for bot_id in bot_ids for kind in kinds])
+
+
+def declared_gpus(connection: Connection, numbers: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    """What is left of each GPU, in thousandths, by bot. `numbers`: how many GPUs each of these bots has."""
+    found = read(connection, [gpu_counter(bot_id, nth) for bot_id, gpus in numbers.items() for nth in range(gpus)])
+    none = Counter(0.0, 0.0)
+    return {
+        bot_id: tuple(
+            int((each.most or 0) - each.used)
+            for each in (found.get(gpu_counter(bot_id, nth), none) for nth in range(gpus))
+        )
+        for bot_id, gpus in numbers.items()
+    }
 
 
 def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:

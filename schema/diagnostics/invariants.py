@@ -228,6 +228,23 @@ RESOURCES_ARE_KEPT = Invariant(
        WHERE ((live.taken->>k.name)::numeric = n.value::numeric) IS NOT TRUE""",
 )
 
+# A part of a GPU is taken of one device, and a whole GPU is a device of which nobody else has a part. The counter of a
+# device bounds the sum (S20, S19), so that this looks at each lease.
+GPUS_ARE_DEVICES = Invariant(
+    "S23",
+    "live leases on bots with GPUs that have not taken what their jobs need: whole GPUs, and a part of one other GPU",
+    """SELECT live.job_id AS id
+       FROM live JOIN jobs j ON j.id = live.job_id JOIN queues q ON q.id = j.queue
+       JOIN constraint_sets g ON g.id = q.constraint_set AND g.terms->'resources' ?| '{gpus,gpu_milli}'
+       JOIN counters k ON k.name = 'bot:' || live.bot_id || '\\:gpus'
+       CROSS JOIN LATERAL (
+           SELECT coalesce(array_agg(t.value::numeric ORDER BY t.value::numeric DESC), '{}') AS amounts
+           FROM jsonb_each_text(live.taken) t WHERE t.key LIKE 'bot:' || live.bot_id || '\\:gpu\\:%') d
+       WHERE d.amounts <> array_fill(1000::numeric, ARRAY[coalesce((g.terms->'resources'->>'gpus')::integer, 0)])
+           || CASE WHEN g.terms->'resources' ? 'gpu_milli'
+               THEN ARRAY[(g.terms->'resources'->>'gpu_milli')::numeric] ELSE '{}'::numeric[] END""",
+)
+
 # What a job repeats of its queue may be read without the queue.
 JOBS_ARE_IN_THEIR_QUEUES = Invariant(
     "S21",
@@ -254,7 +271,7 @@ KINDS_ARE_LINKED = Invariant(
 )
 
 PREFERENCE_WAITS_END = Invariant(
-    "S23",
+    "S24",
     "unfinished jobs that insist on a preferred bot without an end",
     """SELECT j.id FROM jobs j JOIN queues q ON q.id = j.queue
        WHERE q.required IS NOT NULL AND j.finished_at IS NULL
@@ -278,6 +295,7 @@ INVARIANTS = (
     CHARGES_ARE_LIVE,
     COUNTERS_ARE_RIGHT,
     RESOURCES_ARE_KEPT,
+    GPUS_ARE_DEVICES,
     JOBS_ARE_IN_THEIR_QUEUES,
     KINDS_ARE_LINKED,
     PREFERENCE_WAITS_END,

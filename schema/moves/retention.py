@@ -2,9 +2,9 @@
 
 from sqlalchemy import Connection, text
 
+from schema.accounting.counters import OF_BOTS
 from schema.postgres.advisory import try_block_new_sessions
 from schema.predicates import has_ready_jobs
-from schema.validation import KINDS
 
 # Ids go into each part as one array, which leaves the planner nothing but an index on them.
 DELETE_FINISHED = text("""
@@ -200,7 +200,7 @@ def delete_old_audit(connection: Connection, *, age: float, limit: int) -> int:
 def delete_gone_bots(connection: Connection, *, age: float, limit: int) -> int:
     """Delete up to `limit` bots that have no session and no lease, whose last session began more than `age` seconds
     ago and which nobody has drained; returns how many. Reads all leases if there are such bots."""
-    return connection.execute(GONE_BOTS, {"age": age, "limit": limit, "kinds": list(KINDS)}).rowcount
+    return connection.execute(GONE_BOTS, {"age": age, "limit": limit, "kinds": list(OF_BOTS)}).rowcount
 
 
 def delete_old_blames(connection: Connection, *, age: float, limit: int) -> int:

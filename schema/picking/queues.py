@@ -5,13 +5,24 @@ preferred properties, which are alike for the choice of a bot. A queue that rest
 take one of them lately.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
 from schema import predicates
 from schema.accounting.quotas import HEADROOM
-from schema.predicates import ANY_CONSTRAINED_READY, AT_REST, DRAIN, DUE, IN_FRONT, has_ready_jobs
+from schema.predicates import (
+    ANY_CONSTRAINED_READY,
+    AT_REST,
+    DRAIN,
+    DUE,
+    IN_FRONT,
+    has_ready_jobs,
+    ready_in,
+    ready_queues,
+)
 
 #: Queue `k` does not rest.
 AWAKE = "(k.schedule_after IS NULL OR k.schedule_after <= now())"
@@ -111,3 +122,31 @@ def pending_work(connection: Connection) -> PendingWork:
         row.plain,
         row.kept_units,
     )
+
+
+#: The most jobs of one queue that are counted. Of longer queues each counts as one of this length.
+MAX_COUNTED = 1000
+WAITING_KINDS = text(f"""
+WITH RECURSIVE {ready_queues("plain")}, {ready_queues("needy", constrained=True)}
+SELECT k.cohort, k.units, t.terms->'resources' AS need, sum(n.jobs)::integer AS jobs
+FROM queues k LEFT JOIN constraint_sets t ON t.id = k.constraint_set
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs FROM (SELECT FROM jobs WHERE {ready_in("k")} LIMIT :most) counted) n
+WHERE k.id = ANY (ARRAY(SELECT queue FROM plain UNION ALL SELECT queue FROM needy))
+GROUP BY 1, 2, 3
+""")
+
+
+class WaitingKind(NamedTuple):
+    """Jobs of a cohort that take the same units and resources, and how many of them are ready."""
+
+    cohort: int
+    units: int
+    need: Mapping[str, int] | None
+    jobs: int
+
+
+def waiting_kinds(connection: Connection) -> list[WaitingKind]:
+    """Read what the ready jobs take. The cost grows with the number of queues, and with their length up to
+    `MAX_COUNTED`."""
+    return [WaitingKind._make(row) for row in connection.execute(WAITING_KINDS, {"most": MAX_COUNTED})]

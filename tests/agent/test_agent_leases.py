@@ -34,6 +34,19 @@ def test_a_lease_is_acknowledged_when_it_runs_and_reported_when_it_has_ended(tmp
     assert all((sync.wait > 0) == (not sync.leases) for sync in pool.syncs if sync.status == "ok")
 
 
+def test_a_command_is_told_which_gpus_it_is_given(tmp_path: Path) -> None:
+    pool = Pool()
+    show = "echo ${CUDA_VISIBLE_DEVICES-unset} ${LEASEHOLD_GPUS-unset}"
+    payload = {"command": ["sh", "-c", show], "env": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}}
+    with serving(pool, tmp_path, resources={"gpus": 4}):
+        given = pool.grant(gpus=[1, 3], payload=payload)
+        pool.until(lambda: pool.outcomes.get(given))
+        without = pool.grant("sh", "-c", show, job="job-2")
+        pool.until(lambda: pool.outcomes.get(without))
+    assert (bytes(pool.output[given]), bytes(pool.output[without])) == (b"1,3 1,3\n", b"unset unset\n")
+    assert pool.opened[0].resources == {"gpus": 4}
+
+
 def test_ten_short_jobs_one_after_the_other_need_no_timer(tmp_path: Path) -> None:
     pool = Pool(ttl=7200, sync_in=3600)
     with serving(pool, tmp_path):

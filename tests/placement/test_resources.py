@@ -15,6 +15,7 @@ from assigner.explain.answer import explain
 from assigner.placement.fleet import Fleet
 from assigner.placement.registry import load
 from assigner.placement.resources import ResourceSnapshot
+from assigner.placement.room import Declared
 from assigner.placement.strategy import Group, Policy
 from bots.protocol import OpenSession
 from bots.sync import sessions
@@ -263,7 +264,10 @@ def test_a_40_sa_30_fewer_than_a_batch_go_one_by_one() -> None:
 
 
 def test_sa_30_a_batch_fits_by_its_resources_too() -> None:
-    need = {"needs": {key: {"memory_mib": 100} for key in range(1, 5)}, "amounts": {"bot:1:memory_mib": 250.0}}
+    need = {
+        "needs": {key: {"memory_mib": 100} for key in range(1, 5)},
+        "declared": {1: Declared((None, 250.0, None, None), (None, 250.0, None, None))},
+    }
     assert placed(snapshot_of(4, {1: 9, 2: 3}, **need)) == [2, 2, 2, 1]
 
 

@@ -104,13 +104,13 @@ def test_bg_27_a_strategy_needs_no_database_to_be_tested(package: Package) -> No
     [
         (
             "kind = 'localty'",
-            "3: assigners[0].strategy.kind: 'localty' is not a strategy: there are 'capacity', 'locality', 'rate-only',"
-            " 'round-robin', 'success'; did you mean 'locality'?",
+            "3: assigners[0].strategy.kind: 'localty' is not a strategy: there are 'capacity', 'fragmentation',"
+            " 'locality', 'pack', 'rate-only', 'round-robin', 'success'; did you mean 'locality'?",
         ),
         (
             "kind = ''",
-            "3: assigners[0].strategy.kind: '' is not a strategy: there are 'capacity', 'locality', 'rate-only',"
-            " 'round-robin', 'success'",
+            "3: assigners[0].strategy.kind: '' is not a strategy: there are 'capacity', 'fragmentation', 'locality',"
+            " 'pack', 'rate-only', 'round-robin', 'success'",
         ),
         ("\nfallback = 'x\\ny'".replace("'", '"'), "4: assigners[0].strategy.fallback: 'x\\ny' is not a strategy: "),
         (
@@ -130,7 +130,7 @@ def test_bg_27_an_unknown_strategy_is_refused_and_the_known_ones_are_named(
 def test_bg_27_the_known_strategies_are_those_of_packages_too(tmp_path: Path, package: Package) -> None:
     package("last-name = MODULE:LastName", LAST_NAME)
     assert refused(tmp_path, "kind = 'lastname'").endswith(
-        "there are 'capacity', 'last-name', 'locality', 'rate-only', 'round-robin', 'success';"
+        "there are 'capacity', 'fragmentation', 'last-name', 'locality', 'pack', 'rate-only', 'round-robin', 'success';"
         " did you mean 'last-name'?"
     )
 

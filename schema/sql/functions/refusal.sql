@@ -139,8 +139,8 @@ BEGIN
                 WHEN 'properties' THEN CASE WHEN jsonb_typeof(e.value) NOT IN ('string', 'array')
                     OR jsonb_path_exists(e.value, 'strict $[*] ? (@.type() <> "string")', silent => true)
                     THEN '.str: input should be a valid string' END
-                ELSE CASE WHEN e.key NOT IN ('cpu_milli', 'memory_mib', 'disk_mib', 'gpu_milli')
-                    THEN '.[key]: input should be ''cpu_milli'', ''memory_mib'', ''disk_mib'' or ''gpu_milli'''
+                ELSE CASE WHEN e.key NOT IN ('cpu_milli', 'memory_mib', 'disk_mib', 'gpu_milli', 'gpus')
+                    THEN '.[key]: input should be ''cpu_milli'', ''memory_mib'', ''disk_mib'', ''gpu_milli'' or ''gpus'''
                     ELSE refusal('integer', 1, 1000000000000, e.value) END
                 END AS refused
             FROM jsonb_each(given) e) c
