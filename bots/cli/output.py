@@ -1,4 +1,7 @@
-"""The readable output of the commands: tables, jobs with their history, bots and the pool's status."""
+"""The readable output of the commands: tables, jobs with their history, bots and the pool's status.
+
+One module because all commands share the table, the cut of long texts and the words for numbers, times and states.
+"""
 
 import json
 import shlex
