@@ -145,7 +145,8 @@ def page(connection: Connection, request: Request, *, instances: Sequence[str] |
     """
     after = _decode(request)
     found = _resolve(connection, request.filters, instances)
-    if found is None:
+    states = set(request.filters.state)
+    if found is None or (request.sort is Sort.ENDED and states and not states & FINAL):
         return Page([], None)
     search = _Search(request, found, after, bounds)
     few = _few(connection, search)
@@ -299,8 +300,14 @@ def _selective(search: _Search) -> Iterator[list[str]]:
         yield _in_states(search, states)
     if ended := search.conditions_on("finished_at"):
         yield [" AND ".join(["SELECT id FROM jobs j WHERE j.finished_at IS NOT NULL", *ended])]
-    if search.request.sort not in (Sort.SUBMITTED, Sort.ENDED):
+    if not _has_walk(search.request):
         yield ["SELECT id FROM jobs"]
+
+
+def _has_walk(request: Request) -> bool:
+    """True if an index has any number of jobs in the asked order."""
+    is_of_queues = request.sort is Sort.PRIORITY and set(request.filters.state) == {JobState.QUEUED}
+    return is_of_queues or request.sort in (Sort.SUBMITTED, Sort.ENDED)
 
 
 def _in_states(search: _Search, states: AbstractSet[JobState]) -> list[str]:
@@ -339,6 +346,12 @@ class _Walk:
 def _walk(connection: Connection, search: _Search) -> _Walk:
     """The walk in the asked order. Raises BadInput if no index has the jobs in this order."""
     given, sort, examined = search.request.filters, search.request.sort, search.bounds.examined
+    if not _has_walk(search.request):
+        raise BadInput(
+            "sort",
+            f"by {sort} takes a filter that at most {search.bounds.few:,} jobs pass, such as a state or metadata"
+            + ("; of the queued jobs alone it lists any number" if sort is Sort.PRIORITY else ""),
+        )
     if sort is Sort.ENDED:
         ended = search.conditions_on("finished_at")
         return _Walk(" AND ".join([_JOBS, "j.finished_at IS NOT NULL", *ended]), examined)
@@ -347,13 +360,7 @@ def _walk(connection: Connection, search: _Search) -> _Walk:
     if sort is Sort.SUBMITTED:
         bounds = [*search.conditions_on("id"), *_bounds(connection, search)]
         return _Walk(" AND ".join([_JOBS, *bounds]), examined)
-    if sort is Sort.PRIORITY and set(given.state) == {JobState.QUEUED}:
-        return _Walk(_OF_QUEUES.format(window="{window}", order=search.order("j")), search.bounds.of_queue)
-    raise BadInput(
-        "sort",
-        f"by {sort} takes a filter that at most {search.bounds.few:,} jobs pass, such as a state or metadata"
-        + ("; of the queued jobs alone it lists any number" if sort is Sort.PRIORITY else ""),
-    )
+    return _Walk(_OF_QUEUES.format(window="{window}", order=search.order("j")), search.bounds.of_queue)
 
 
 _JOBS = "SELECT {columns} FROM jobs j WHERE {window}"
