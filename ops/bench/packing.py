@@ -80,7 +80,7 @@ UNITS = 64
 #: The demands, as shares of all GPUs, at which the allocated share is reported.
 MARKS = (0.9, 1.0, 1.3)
 #: Tasks that are placed by one choice where all nodes are candidates; of samples each task has its own.
-TOGETHER = 200
+TOGETHER = 50
 #: Of a sample of this size all nodes are candidates.
 ALL = 0
 #: Tasks that are submitted to the pool at a time.
