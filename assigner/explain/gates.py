@@ -105,7 +105,7 @@ def _backoff(job: Row) -> GateVerdict:
     else:
         after = looks if job["considered"] else f"{_plural(job['attempts'], 'attempt')}"
         why = f": {escaped(job['reason'])}" if job["reason"] else ""
-        sentence = f"it rests for another {rest:.1f} s after {after}{why}"
+        sentence = f"it rests for another {rest:.1f} s after {after}{why}{_insisting(job)}"
     return _verdict(
         job,
         predicates.BACKOFF,
@@ -201,11 +201,18 @@ def _requirements(found: Evidence) -> GateVerdict:
         if len(found.clauses) > 1:
             sentence += f", {scarce.others} with all the rest"
     sentence += kept
+    sentence += _insisting(found.job)
     if found.job["insists"]:
-        left = max(0.0, round(float(found.job["prefer_left"] or 0), 3))
-        evidence["prefer_seconds_left"] = left
-        sentence += f"; it insists on what it prefers for another {left:.1f} s"
+        evidence["prefer_seconds_left"] = _prefer_left(found.job)
     return _on_bots(found, predicates.REQUIREMENTS, is_open, sentence, evidence)
+
+
+def _insisting(job: Row) -> str:
+    return f"; it insists on what it prefers for another {_prefer_left(job):.1f} s" if job["insists"] else ""
+
+
+def _prefer_left(job: Row) -> float:
+    return max(0.0, round(float(job["prefer_left"] or 0), 3))
 
 
 def _instance(found: Evidence) -> GateVerdict:
