@@ -418,7 +418,7 @@ class PriorityAgeAssigner:
         The first call locks the rates. So late, because others wait for them until this transaction ends, and before
         any quota is locked, in the order of locks.
         """
-        if placements and cycle.admitted is not None and cycle.without_token is None:
+        if placements and cycle.admitted is not None and cycle.admitted.heads and cycle.without_token is None:
             wait = not cycle.holds_quotas
             cycle.without_token = self._admission.without_token(connection, cycle.admitted, wait=wait)
         if cycle.without_token:

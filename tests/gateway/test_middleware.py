@@ -202,6 +202,10 @@ BODIES: list[tuple[bytes, int]] = [
 ]
 
 
+#: Routes that act on jobs given by their ids or by a filter.
+SELECTING = {f"/v1/jobs/{act}" for act in ("cancel", "hold", "release", "requeue")}
+
+
 def test_bad_bodies_get_4xx_on_every_route_and_change_nothing(served: Served, database: Database) -> None:
     Bot(served)
     before = counts(database)
@@ -220,7 +224,9 @@ def test_bad_bodies_get_4xx_on_every_route_and_change_nothing(served: Served, da
                 answer = http.post(
                     path.replace("{name}", "b1"), content=body, headers={"Content-Type": "application/json"}
                 )
-                assert answer.status_code == status, (path, body[:40], answer.text)
+                # Neither ids nor a filter: each field is right by itself.
+                wanted = 400 if body == b"{}" and path in SELECTING else status
+                assert answer.status_code == wanted, (path, body[:40], answer.text)
                 assert answer.headers["content-type"] == "application/problem+json"
                 assert answer.json()["field"]
     assert counts(database) == before
