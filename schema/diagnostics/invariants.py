@@ -278,6 +278,17 @@ PREFERENCE_WAITS_END = Invariant(
            AND NOT EXISTS (SELECT FROM preference_waits w WHERE w.job_id = j.id)""",
 )
 
+SUBMITS_ARE_CHECKED = Invariant(
+    "S25",
+    "tables of limits on submits that submits do not look at, or look at for nothing",
+    """SELECT coalesce(s.source, c.source) AS id FROM (
+           SELECT 'queue_limits' AS source WHERE EXISTS (SELECT FROM queue_limits)
+           UNION ALL SELECT 'ceilings' WHERE EXISTS (SELECT FROM ceilings)
+           UNION ALL SELECT 'submit_rules' WHERE EXISTS (SELECT FROM submit_rules)) s
+       FULL JOIN submit_checks c ON c.source = s.source
+       WHERE s.source IS NULL OR c.source IS NULL""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -299,6 +310,7 @@ INVARIANTS = (
     JOBS_ARE_IN_THEIR_QUEUES,
     KINDS_ARE_LINKED,
     PREFERENCE_WAITS_END,
+    SUBMITS_ARE_CHECKED,
 )
 
 

@@ -101,6 +101,14 @@ queue_limits = Table(
     CheckConstraint("max_queued >= 0", name="queue_limits_max_positive"),
 )
 
+# Which of `queue_limits`, `ceilings` and `submit_rules` have rows (`note_submit_check`): a submit asks only this table.
+submit_checks = Table(
+    "submit_checks",
+    metadata,
+    Column("source", Text, nullable=False),
+    PrimaryKeyConstraint("source"),
+)
+
 # Ceilings of run times and queue ages, in seconds. A null instance or label stands for all of them.
 ceilings = Table(
     "ceilings",

@@ -11,7 +11,7 @@ from schema.moves import timeouts
 from schema.moves.graphs import submit_graph
 from schema.moves.hold import park, requeue, unpark
 from schema.moves.submit import Submitted, submit
-from schema.policy.ceilings import CeilingTerms, set_ceiling
+from schema.policy.ceilings import CeilingTerms, remove_ceiling, set_ceiling
 from schema.requests import GraphRequest, JobRequest
 from tests.support.http import JOB
 from tests.support.pool import Pool, active, completed
@@ -267,3 +267,23 @@ def test_what_makes_no_sense_is_refused(pool: Pool) -> None:
     ceiling(pool, max_timeout=None)
     assert pool.rows("SELECT FROM ceilings") == []
     assert stored(pool, pool.submit()[0]) is None
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_submit_looks_at_a_ceiling_that_was_set_while_the_last_other_one_went(
+    pool: Pool, race: Race, *, commit: bool
+) -> None:
+    """Submits ask one table whether there is any limit; whoever takes the last one away must not hide a new one."""
+    ceiling(pool, label="old", max_timeout=5)
+    with race.first() as first:
+        set_ceiling(first.connection, None, "new", CeilingTerms(max_timeout=9), actor="test")
+        late = race.second(
+            lambda: pool.database.run(lambda c: remove_ceiling(c, None, "old", actor="test")), behind=first
+        )
+        first.decide(commit)
+        late.result()
+    if commit:
+        with pytest.raises(BadInput, match=REFUSED):
+            together(pool, {"label": "new", "timeout_seconds": 60})
+    else:
+        assert pool.rows("SELECT FROM submit_checks") == []

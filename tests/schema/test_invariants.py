@@ -147,6 +147,8 @@ BROKEN = [
     ("S22", "DELETE FROM kinds WHERE id = 2", ["1 2", "bot 2"]),
     ("S21", "UPDATE jobs SET preferred = 2 WHERE id = 1", ["1"]),
     ("S24", "UPDATE jobs SET queue = 5, platform = 2, preferred = 2 WHERE id = 2", ["2"]),
+    ("S25", "INSERT INTO ceilings (max_timeout) VALUES (5); DELETE FROM submit_checks", ["ceilings"]),
+    ("S25", "INSERT INTO submit_checks VALUES ('queue_limits')", ["queue_limits"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
     ("S23", """INSERT INTO counters (name, used, most) VALUES ('bot:1:gpus', 1, 2), ('bot:1:gpu:0', 500, 1000);
                UPDATE constraint_sets SET terms = '{"resources": {"gpus": 1}}';
@@ -169,7 +171,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     findings = invariants.verify(database)
     assert [finding.id for finding in findings] == [
         "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S18", "S19", "S20", "S23",
-        "S21", "S22", "S24",
+        "S21", "S22", "S24", "S25",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)

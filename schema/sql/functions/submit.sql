@@ -40,7 +40,7 @@ BEGIN
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                    OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
            count(r->>'dedup_key'), count(r->'metadata'),
-           EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules),
+           EXISTS (SELECT FROM submit_checks),
            bool_or(r ? 'preferred_properties')
         INTO malformed, deduplicated, described, limited, has_preferred
         FROM jsonb_array_elements(requests) r;
