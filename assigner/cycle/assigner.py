@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -44,9 +44,9 @@ class CycleResult:
     kept_units: those that bots kept for instances before it. used_kept: those of each bot that are for jobs which
     therefore evict nobody. holds_quotas: its transaction may hold locks on quotas. deferred: it was put off, because
     others have all slots. part: the part of the fleet where it places a large batch. quotas: what the quotas of the
-    picked jobs' instances still leave. amounts: what picked jobs with constraints take of counters. taken: what their
-    leases have taken. without_token: the jobs whose rate others have used up since it was read; None until the rates
-    are locked.
+    picked jobs' instances still leave. amounts: what picked jobs with constraints take of counters, without resources
+    of bots. taken: what their leases have taken, with these. without_token: the jobs whose rate others have used up
+    since it was read; None until the rates are locked.
     """
 
     kept_units: int = 0
@@ -383,14 +383,16 @@ class PriorityAgeAssigner:
         if policy.wants_waiting:
             seen = replace(seen, waiting=self._waiting_kinds(connection))
         placements = chosen = seen.chosen_by(strategy, policy, how={"strategy": name, "round": round_number})
+        amounts = cycle.amounts
         if needy:
             placements = lock_bots(connection, chosen)
             charges = resources.resource_charges(connection, needy, placements)
             placements = [each for each in placements if each.job_id not in charges.lost]
-            for job_id, more in charges.amounts.items():
-                cycle.amounts[job_id] = {**cycle.amounts[job_id], **more}
+            # A job that is not granted may be placed on another bot later, and takes nothing of this one.
+            of_bots = {job_id: {**amounts[job_id], **more} for job_id, more in charges.amounts.items()}
+            amounts = {**amounts, **of_bots}
             cycle.lost += len(chosen) - len(placements)
-        placed = self._grant(connection, seen.jobs, placements, cycle, strategy=name)
+        placed = self._grant(connection, seen.jobs, placements, cycle, strategy=name, amounts=amounts)
         if name == SUCCESS:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
         return [job for job in seen.jobs if job.id not in placed and cycle.may_still_start(job)]
@@ -411,9 +413,12 @@ class PriorityAgeAssigner:
         cycle: CycleResult,
         *,
         strategy: str,
+        amounts: Mapping[int, Amounts] | None = None,
         on_kept: bool = False,
     ) -> set[int]:
         """Grant these placements of the jobs; returns the ids of the jobs that have a lease now.
+
+        amounts: what the jobs take of counters, if it is more than what the cycle knows.
 
         The first call locks the rates. So late, because others wait for them until this transaction ends, and before
         any quota is locked, in the order of locks.
@@ -425,6 +430,7 @@ class PriorityAgeAssigner:
             placements = [each for each in placements if each.job_id not in cycle.without_token]
         if not placements:
             return set()
+        amounts = cycle.amounts if amounts is None else amounts
         granted = grant(
             connection,
             placements,
@@ -433,10 +439,10 @@ class PriorityAgeAssigner:
             ack=self._timing.ack,
             again=cycle.holds_quotas,
             cooldown=self._quotas.eviction_cooldown,
-            taken=cycle.amounts,
+            taken=amounts,
             on_kept=on_kept,
         )
-        cycle.taken += [(lease.job_id, amounts) for lease in granted if (amounts := cycle.amounts.get(lease.job_id))]
+        cycle.taken += [(lease.job_id, taken) for lease in granted if (taken := amounts.get(lease.job_id))]
         cycle.holds_quotas = True
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)

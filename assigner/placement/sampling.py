@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from math import ceil, sqrt
@@ -281,12 +281,15 @@ def sample(
     chance: random.Random,
     part: Part | None = None,
     will_place: bool = True,
+    alternatives: Collection[int] = (),
 ) -> list[list[FreeBot]]:
     """Random free bots for each group of alike jobs, read without locks: as many as it wants, which is `sample_size`
     and one more for each job but the first; fewer if few are free.
 
     part: the part of the fleet from which to draw; other bots are read if it has too few.
     will_place: the jobs of each group are to be placed, so that groups that follow are shown other bots.
+    alternatives: numbers of the groups whose jobs are in another group, too, which is placed first. Bots that these are
+        shown are shown to others, too.
     """
     fleet.refresh(connection)
     fleet.learn(connection, {want.platform for want in wanted})
@@ -305,7 +308,7 @@ def sample(
             found[nth] = free.sample(draws[nth])
             if more < ROUNDS and not free.is_enough(draws[nth], found[nth], sample_size=sample_size):
                 short.append(nth)
-            elif will_place:
+            elif will_place and nth not in alternatives:
                 free.reserve(draws[nth], found[nth])
         if not short or not free.read_for([(draws[nth], draws[nth].want.count - len(found[nth])) for nth in short]):
             break
@@ -361,7 +364,16 @@ def sample_snapshot(
     looked_for = _with_preferred(groups)
     apart = part is not None and len(looked_for) <= FEW and len(jobs) >= CROWD
     wanted = [group.wanted(sample_size) for group in looked_for]
-    found = sample(connection, fleet, wanted, sample_size=sample_size, chance=chance, part=part if apart else None)
+    twins = len(looked_for) - len(groups)
+    found = sample(
+        connection,
+        fleet,
+        wanted,
+        sample_size=sample_size,
+        chance=chance,
+        part=part if apart else None,
+        alternatives={nth + twins for nth, group in enumerate(groups) if group.preferred is not None},
+    )
     if with_warm:
         found = _with_warm(connection, looked_for, found)
     seen = _with_hits(connection, jobs, groups, found)
@@ -380,8 +392,9 @@ def healthy_snapshot(
 
 
 def _with_preferred(groups: Sequence[Group]) -> list[Group]:
-    """The groups, and behind them those that prefer some bots once more, as if they required these."""
-    return [*groups, *(twin for group in groups if (twin := group.of_preferred) is not None)]
+    """The groups, and before them those that prefer some bots, as if they required these: what a sample shows to a
+    group it may not show to those that follow."""
+    return [*(twin for group in groups if (twin := group.of_preferred) is not None), *groups]
 
 
 def without_candidates(seen: Snapshot) -> list[Group]:
@@ -434,8 +447,9 @@ def _with_hits(
     hints = {job.locality_hint for job in jobs if job.locality_hint is not None}
     hits = candidates.hinted(connection, sorted(bot_ids), sorted(hints))
     preferring = [nth for nth, group in enumerate(groups) if group.preferred is not None]
-    preferred = dict(zip(preferring, found[len(groups) :], strict=True))
-    return Snapshot(jobs, groups, found[: len(groups)], hits, preferred=preferred)
+    twins = len(preferring)
+    preferred = dict(zip(preferring, found[:twins], strict=True))
+    return Snapshot(jobs, groups, found[twins:], hits, preferred=preferred)
 
 
 def with_rates(connection: Connection, seen: S) -> S:

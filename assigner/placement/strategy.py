@@ -19,7 +19,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -48,8 +48,9 @@ class Weights(BaseModel):
     locality: for a bot that lately worked on the job's locality hint. Doubling it makes warm caches outweigh twice
         as much spare capacity.
     capacity: per free unit. Doubling it spreads load more evenly, against locality; negative packs bots full.
-    success: for a bot whose work with the job's label always succeeded and that is idle, see `Worth`; 0 leaves it out,
-        and then nothing about it is read. Doubling it makes reliable, idle bots outweigh twice as much of the rest.
+    success: for a bot whose work with the job's label always succeeded and that is idle, see `SuccessScore`; 0 leaves
+        it out, and then nothing about it is read. Doubling it makes reliable, idle bots outweigh twice as much of the
+        rest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -122,14 +123,14 @@ class SuccessScore:
 
 
 def success_score(bot: FreeBot, *, free_units: int, rate: float, load_power: float = 1.0) -> SuccessScore:
-    """What a bot is worth that has succeeded at this `rate` and still has `room` free units, of at least one."""
+    """What a bot is worth that has succeeded at this `rate` and still has these free units, of at least one."""
     return SuccessScore(rate, (bot.capacity - free_units) / bot.capacity, load_power)
 
 
 def score(bot: FreeBot, *, free_units: int, hit: bool, weights: Weights, term: CapacityTerm = "raw") -> Score:
     """priority x w_priority + capacity x w_capacity + locality_hit x w_locality (BuildGrid's weighted score).
 
-    `room` is the bot's units still free, also counting what this batch has taken; the capacity term is that number, or
+    `free_units` is the bot's units still free, without what this batch has taken; the capacity term is that number, or
     normalised, its share of all the bot's units. With the default weights a bot of priority 0 with 3 free units and no
     hit scores 3; a priority that is better by 1 outweighs a locality hit, or up to nine more free units.
     """
@@ -243,7 +244,7 @@ class Policy(BaseModel):
 
     capacity_term: what of a bot counts as its capacity. `raw` is its free units, as BuildGrid has it, so that large
         bots outweigh any preference; `normalised` is the free share of its units, 0 to 1.
-    load_power: how much load counts against success, see `scoring.Worth`; 1 is Vapora's, 0 leaves load out.
+    load_power: how much load counts against success, see `SuccessScore`; 1 is Vapora's, 0 leaves load out.
     min_batch_size: so many jobs of one batch key go to one bot together, if one has room for them; fewer go one by one.
         Doubling it makes fewer and larger batches.
     """
@@ -257,7 +258,7 @@ class Policy(BaseModel):
     weights: Weights = Field(default_factory=Weights)
 
     def score(self, bot: FreeBot, *, free_units: int, hit: bool, rate: float = UNKNOWN) -> Score:
-        """The weighted score of a bot that still has `room` free units and has succeeded at this `rate`."""
+        """The weighted score of a bot that still has these free units and has succeeded at this `rate`."""
         found = score(bot, free_units=free_units, hit=hit, weights=self.weights, term=self.capacity_term)
         if not self.weights.success:
             return found
@@ -359,39 +360,46 @@ class Snapshot:
 
     def chosen_by(self, strategy: "Strategy", policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """What the strategy wants. A job that prefers some bots is offered these first, and the others if they have no
-        room. Jobs keep their order: a later job gets what an earlier one left."""
+        room. Jobs keep their order: a later job gets what an earlier one left.
+
+        All jobs are placed at once, those that prefer some bots on these. Once such a job finds no room, no later job
+        of its group does either: what was chosen for the jobs before it stands, and from it on all is chosen anew with
+        all bots for its group. So there are no more rounds than groups that prefer some bots, and one.
+        """
         if all(job.preferred is None for job in self.jobs):
             return strategy.choose(self, policy, how=how)
         group = {job.id: nth for nth, each in enumerate(self.groups) for job in each.jobs}
         free_units_of = {bot.id: bot.free_units for bot in self.bots}
         quotas, turns, placements = QuotaCopy(self.headrooms), TurnCopy(self.turns), list[Placement]()
-
-        def choose(jobs: Sequence[ReadyJob], found: Mapping[int, Sequence[FreeBot]]) -> list[ReadyJob]:
-            if not jobs:
-                return []
-            seen = self._left_for(jobs, group, found, free_units_of)
+        found, jobs, insisting = dict(enumerate(self.candidates)), self.jobs, dict(self.preferred)
+        while jobs:
+            for nth in [nth for nth, bots in insisting.items() if not self._has_room(nth, bots, free_units_of)]:
+                del insisting[nth]
+            seen = self._left_for(jobs, group, {**found, **insisting}, free_units_of)
             seen = replace(seen, headrooms=quotas.left, turns=turns.last)
-            left = {job.id: job for job in jobs}
-            for each in strategy.choose(seen, policy, how=how):
-                job = left.pop(each.job_id)
-                free_units_of[each.bot_id] -= job.units
-                quotas.take(job)
+            chosen = {each.job_id: each for each in strategy.choose(seen, policy, how=how)}
+            missed = (n for n, job in enumerate(jobs) if group[job.id] in insisting and job.id not in chosen)
+            end = next(missed, len(jobs))
+            those = {job.id: job for job in jobs[:end]}
+            for each in chosen.values():
+                if (placed := those.get(each.job_id)) is None:
+                    continue
+                free_units_of[each.bot_id] -= placed.units
+                quotas.take(placed)
                 turns.take(each.bot_id)
-                placements.append(each)
-            return list(left.values())
+                is_preferred = group[placed.id] in insisting
+                placements.append(
+                    each._replace(decision={**each.decision, "phase": PREFERRED})
+                    if is_preferred
+                    else with_phase(each, placed)
+                )
+            jobs = jobs[end:]
+            if jobs:
+                del insisting[group[jobs[0].id]]
+        return placements
 
-        everywhere = dict(enumerate(self.candidates))
-        for nth, run in groupby(self.jobs, key=lambda job: group[job.id] if group[job.id] in self.preferred else None):
-            jobs = list(run)
-            if nth is not None:
-                before = len(placements)
-                jobs = choose(jobs, self.preferred)
-                placements[before:] = [
-                    each._replace(decision={**each.decision, "phase": PREFERRED}) for each in placements[before:]
-                ]
-            choose(jobs, everywhere)
-        by_id = {job.id: job for job in self.jobs}
-        return [each if "phase" in each.decision else with_phase(each, by_id[each.job_id]) for each in placements]
+    def _has_room(self, nth: int, bots: Sequence[FreeBot], free_units_of: Mapping[int, int]) -> bool:
+        return any(free_units_of[bot.id] >= self.groups[nth].units for bot in bots)
 
     def _left_for(
         self,

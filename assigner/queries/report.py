@@ -166,7 +166,8 @@ class HourReport:
 class ResourceReport:
     """The use of a resource of bots, on average over the minutes in which jobs were ready.
 
-    name: cpu_milli or gpu_milli, in thousandths, memory_mib or disk_mib, in MiB.
+    name: cpu_milli or gpu_milli, in thousandths, memory_mib or disk_mib, in MiB, or gpus. Of GPUs that are devices,
+        gpus are those that jobs have to themselves, and gpu_milli counts these, too.
     used: what running jobs have taken, as they asked for it. declared: what healthy bots have declared.
     utilisation: used / declared.
     """

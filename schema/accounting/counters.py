@@ -46,15 +46,20 @@ WHERE s.units IS NOT NULL AND EXISTS (
 ON CONFLICT (name, bucket) DO NOTHING
 """)
 
-# The same of each resource that healthy bots have declared, in thousandths or MiB. Only names of bots' counters hold an
-# id, so they are selected before it is read.
+# The same of each resource that healthy bots have declared, in thousandths or MiB. Whole GPUs that are in use also
+# count as thousandths, whose counter only has what jobs share. Only names of bots' counters hold an id, so they are
+# selected before it is read.
 SAMPLE_RESOURCES = text(f"""
 WITH declared AS MATERIALIZED (
     SELECT name, used, most FROM counters WHERE name LIKE 'bot:%' AND most > 0
 ), summed AS MATERIALIZED (
-    SELECT split_part(d.name, ':', 3) AS kind, sum(d.used) AS busy, sum(d.most) AS available
+    SELECT v.kind, sum(v.used) AS busy, sum(v.most) AS available
     FROM declared d JOIN bots b ON b.id = CAST(split_part(d.name, ':', 2) AS bigint) AND {HEALTHY.of(bot="b")}
-    GROUP BY 1
+    CROSS JOIN LATERAL (
+        SELECT split_part(d.name, ':', 3) AS kind, d.used, d.most
+        UNION ALL
+        SELECT 'gpu_milli', {WHOLE_GPU} * d.used, 0 WHERE split_part(d.name, ':', 3) = 'gpus') v
+    WHERE v.kind <> 'gpu' GROUP BY 1
 )
 INSERT INTO usage (name, bucket, amount, rolled)
 SELECT 'pool:' || k.kind || ':' || s.part, date_trunc('minute', clock_timestamp()), s.amount, true

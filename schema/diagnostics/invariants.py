@@ -128,7 +128,7 @@ NO_JOB_IS_DROPPED = Invariant(
        SELECT o.job_id
        FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
              UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys
-             UNION SELECT job_id FROM job_metadata) o
+             UNION SELECT job_id FROM job_metadata UNION SELECT job_id FROM preference_waits) o
        LEFT JOIN jobs j ON j.id = o.job_id
        WHERE j.id IS NULL""",
 )
@@ -217,7 +217,8 @@ COUNTERS_ARE_RIGHT = Invariant(
 
 RESOURCES_ARE_KEPT = Invariant(
     "S20",
-    "resources of bots with more in use than declared, and live leases that have not taken what their jobs need",
+    "resources of bots with more in use than declared, and live leases that have not taken what their jobs need, or"
+    " that have taken of another bot",
     """SELECT name AS id FROM counters WHERE name LIKE 'bot:%' AND used > most
        UNION ALL
        SELECT live.job_id::text
@@ -225,7 +226,10 @@ RESOURCES_ARE_KEPT = Invariant(
        JOIN constraint_sets g ON g.id = q.constraint_set
        CROSS JOIN LATERAL jsonb_each_text(g.terms->'resources') n
        JOIN counters k ON k.name = 'bot:' || live.bot_id || ':' || n.key
-       WHERE ((live.taken->>k.name)::numeric = n.value::numeric) IS NOT TRUE""",
+       WHERE ((live.taken->>k.name)::numeric = n.value::numeric) IS NOT TRUE
+       UNION ALL
+       SELECT DISTINCT live.job_id::text FROM live CROSS JOIN LATERAL jsonb_object_keys(live.taken) AS k (name)
+       WHERE k.name LIKE 'bot:%' AND split_part(k.name, ':', 2) <> live.bot_id::text""",
 )
 
 # A part of a GPU is taken of one device, and a whole GPU is a device of which nobody else has a part. The counter of a

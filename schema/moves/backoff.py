@@ -68,7 +68,8 @@ RETURNING j.constrained
 """)
 
 # A job of a graph that is still blocked begins to wait when it is queued, of which nothing tells this table. It is
-# looked at again when its wait could be over at the earliest, but not too often.
+# looked at again when its wait could be over at the earliest, but not too often. A job may just have been moved to a
+# queue that this statement does not see yet: its wait stays. Queues are made in the order in which submits make them.
 STOP_PREFERRING = text("""
 WITH due AS MATERIALIZED (
     SELECT job_id, seconds FROM preference_waits WHERE until <= now() ORDER BY until LIMIT :limit
@@ -83,16 +84,22 @@ WITH due AS MATERIALIZED (
     FROM found f WHERE w.job_id = f.id AND f.is_unfinished AND (f.state = 'blocked' OR f.until > now())
     RETURNING w.job_id
 ), over AS MATERIALIZED (
-    SELECT f.id, q.required, q.preferred,
-        intern_queue(q.cohort, q.instance, q.required, q.units, q.constraint_set, q.preferred) AS queue
-    FROM found f JOIN queues q ON q.id = f.queue
-    WHERE f.id NOT IN (SELECT job_id FROM later) AND f.is_unfinished AND q.required IS NOT NULL
+    SELECT f.id, f.is_unfinished, f.queue FROM found f JOIN queues q ON q.id = f.queue
+    WHERE f.id NOT IN (SELECT job_id FROM later)
+), known_queues AS MATERIALIZED (
+    SELECT k.id, k.required,
+        intern_queue(k.cohort, k.instance, k.required, k.units, k.constraint_set, k.preferred) AS new_id
+    FROM (
+        SELECT q.* FROM queues q
+        WHERE q.required IS NOT NULL AND q.id = ANY (ARRAY(SELECT queue FROM over WHERE is_unfinished))
+        ORDER BY q.cohort, q.instance, q.required, q.units, q.constraint_set, q.preferred OFFSET 0) k
 ), ended AS (
     DELETE FROM preference_waits w USING due d
-    WHERE w.job_id = d.job_id AND (d.job_id IN (SELECT id FROM found) AND d.job_id NOT IN (SELECT job_id FROM later)
-        OR NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id))
+    WHERE w.job_id = d.job_id
+        AND (d.job_id IN (SELECT id FROM over) OR NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id))
 )
-UPDATE jobs j SET queue = o.queue, platform = o.required FROM over o WHERE j.id = o.id
+UPDATE jobs j SET queue = k.new_id, platform = k.required
+FROM over o JOIN known_queues k ON k.id = o.queue WHERE j.id = o.id AND o.is_unfinished
 RETURNING j.constrained
 """)
 #: Seconds after which a job that is still blocked is looked at again, at least.

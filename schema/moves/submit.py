@@ -38,10 +38,11 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     """Queue all `requests`, or none. Answers are in the order of the requests.
 
     A request holds instance, properties (in normal form), payload, and optionally key, priority, units, label,
-    locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts, retry_failed and metadata. A request
-    whose key was used before in its instance gets the earlier job; raises Conflict `key_reused` when that one was
-    submitted with another content, QueueFull when a label or an instance has no room for all of its new jobs, BadInput
-    when a class or a service level is not known, or when a new job would break a limit that operators have set.
+    locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts, retry_failed, preferred_properties
+    (in normal form), prefer_seconds and metadata. A request whose key was used before in its instance gets the earlier
+    job; raises Conflict `key_reused` when that one was submitted with another content, QueueFull when a label or an
+    instance has no room for all of its new jobs, BadInput when a class or a service level is not known, or when a new
+    job would break a limit that operators have set.
     """
     values = {"requests": to_json(list(requests)).decode(), "actor": actor}
     rows = submitted_rows(connection, SUBMIT, values, requests=requests)

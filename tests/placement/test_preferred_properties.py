@@ -1,14 +1,28 @@
 """Jobs that prefer bots with some properties, and take others."""
 
+import random
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from sqlalchemy import Connection
 
+from assigner.placement import sampling
+from assigner.placement.first import First
+from assigner.placement.fleet import Fleet
+from assigner.placement.strategy import Policy, Snapshot, group_jobs
+from schema.fleet.candidates import FreeBot
+from schema.moves.backoff import stop_preferring
+from schema.moves.grant import Placement
 from schema.moves.hold import requeue
+from schema.moves.retention import delete_unused_platforms
+from schema.picking import ready
+from schema.picking.pick import ReadyJob
+from tests.support import filling
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Pool, active, completed, graph_of, taken
-from tests.support.race import Race
+from tests.support.race import Race, cancel, outcome, retention
 from tests.support.tenancy import Tenancy
 
 SSD: dict[str, Any] = {"preferred_properties": {"disk": ["ssd"]}}
@@ -171,6 +185,12 @@ def test_a_wait_of_a_job_that_has_ended_goes(pool: Pool) -> None:
     assert pool.rows("SELECT FROM preference_waits") == []
 
 
+def test_a_wait_goes_with_its_job(pool: Pool) -> None:
+    cancel(pool, *pool.submit(prefer_seconds=3600.0, **SSD))
+    assert retention(pool) == 1
+    assert pool.rows("SELECT FROM preference_waits") == []
+
+
 def test_a_job_that_somebody_has_locked_stops_to_insist_later(pool: Pool, race: Race) -> None:
     pool.bot("other")
     (job,) = pool.submit(prefer_seconds=0.001, **SSD)
@@ -201,6 +221,92 @@ def test_a_job_that_is_submitted_again_prefers_and_waits_as_before(pool: Pool, t
         id=again.successor,
     )
     assert tuple(row) == ({"os": ["linux"]}, {"os": ["linux"], "disk": ["ssd"]}, 0.001)
+
+
+def test_a_job_takes_nothing_of_a_preferred_bot_that_it_did_not_get(pool: Pool) -> None:
+    """A bot on probation runs one job at a time, which only a grant checks."""
+    ssd = pool.bot("ssd", capacity=9, resources={"gpus": 2}, properties={"disk": "ssd"})
+    other = pool.bot("other", capacity=9, resources={"gpus": 4})
+    pool.change("UPDATE bots SET probation_until = now() + interval '1 hour' WHERE name = 'ssd'")
+    jobs = pool.submit(2, terms={"resources": {"gpus": 1}}, **SSD)
+    pool.assigner().run_once()
+    assert homes(pool) == {jobs[0]: ("ssd", "preferred"), jobs[1]: ("other", "required")}
+    assert [lease["gpus"] for bot in (ssd, other) for lease in bot.sync()["leases"]] == [[0], [0]]
+    used = pool.rows("SELECT name, used FROM counters WHERE name LIKE 'bot\\:%\\:gpus' ORDER BY name")
+    assert [row.used for row in used] == [1, 1]
+
+
+class CountedFirst:
+    """The strategy that takes the first bot with room, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.first, self.calls = First(), 0
+
+    def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+        self.calls += 1
+        return self.first.choose(snapshot, policy, how=how)
+
+
+def test_jobs_that_alternate_between_preferring_something_and_nothing_are_chosen_for_together() -> None:
+    jobs = [
+        ReadyJob(
+            *(nth, str(nth), nth % 2), cohort=0, instance=1, platform=nth % 2, priority=0, units=1, locality_hint=None,
+            tried=False, preferred=9 if nth % 2 else None,
+        )
+        for nth in range(200)
+    ]  # fmt: skip
+    preferred = FreeBot(1, "preferred", priority=0, free_units=20, capacity=20)
+    others = [preferred, FreeBot(2, "other", priority=1, free_units=170, capacity=170)]
+    snapshot = Snapshot(jobs, group_jobs(jobs), [others, others], frozenset(), preferred={1: [preferred]})
+    strategy = CountedFirst()
+    placements = snapshot.chosen_by(strategy, Policy(), how={})  # type: ignore[arg-type]
+    assert strategy.calls <= 2, "one for each group that prefers something, and one"
+    assert [each.job_id for each in placements] == list(range(190)), "in their order, and no more than there is room"
+    assert [each.bot_id for each in placements] == [1] * 20 + [2] * 170
+    assert {each.decision.get("phase") for each in placements[1:20:2]} == {"preferred"}
+    assert {each.decision.get("phase") for each in placements[21::2]} == {"required"}
+    assert not any("phase" in each.decision for each in placements[::2])
+
+
+def test_no_preferred_bot_is_hidden_because_the_same_jobs_could_go_elsewhere(pool: Pool) -> None:
+    """Jobs are shown bots that jobs before them are likely to leave free. These are the same jobs."""
+    pool.submit(200, preferred_properties={"kind": ["fine"]})
+    pool.database.run(lambda c: filling.fill_bots(c, {"fine": 200, "coarse": 600}))
+    with pool.database.engine.connect() as connection:
+        jobs = ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=200)
+        for seed in range(5):
+            chance = random.Random(seed)
+            seen = sampling.sample_snapshot(connection, jobs, sample_size=10, fleet=Fleet(), chance=chance)
+            assert len(seen.preferred[0]) == 200
+
+
+@pytest.mark.conflicts
+def test_a_preference_whose_requirement_set_upkeep_has_just_deleted_is_stored_anew(pool: Pool, race: Race) -> None:
+    cancel(pool, *pool.submit(**SSD))
+    retention(pool)
+    pool.change("DELETE FROM queues")
+
+    def clean(connection: Connection) -> int:
+        return delete_unused_platforms(connection, age=0, limit=100)
+
+    assert pool.database.run(clean) == 1, "the other one is named by it"
+    race.in_turn(lambda ahead: clean(ahead.connection), lambda: pool.submit(**SSD))
+    assert race.errors == ["40001"]
+    race.errors.clear()
+    row = pool.row("SELECT p.properties FROM jobs j JOIN platforms p ON p.id = j.preferred")
+    assert row.properties == SSD["preferred_properties"]
+
+
+def test_jobs_that_stop_to_insist_while_others_make_their_queues_do_not_deadlock(pool: Pool, race: Race) -> None:
+    """Queues are made in the same order by all."""
+    jobs = [pool.submit(units=units, prefer_seconds=0.001, **SSD)[0] for units in (2, 1)]
+    with race.first() as ahead:
+        ahead.submit(units=1, **SSD)
+        late = race.second(lambda: pool.database.run(lambda c: stop_preferring(c, 100)), behind=ahead)
+        ahead.submit(units=2, **SSD)
+        ahead.commit()
+        assert outcome(late).jobs == 2
+    assert [pool.queue_of(job).required for job in jobs] == [None, None]
 
 
 def test_what_is_preferred_and_required_alike_is_no_preference(pool: Pool) -> None:

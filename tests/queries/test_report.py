@@ -114,6 +114,18 @@ def test_sa_34_utilisation_is_what_jobs_take_of_what_bots_declare_while_jobs_are
     assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency == pytest.approx(1 / 18)
 
 
+def test_gpus_that_jobs_have_to_themselves_count_as_thousandths_too(pool: Pool) -> None:
+    pool.bot("bot-1", capacity=9, resources={"gpus": 4})
+    pool.bot("bot-2", capacity=9, resources={"gpu_milli": 1000})
+    for need in ({"gpus": 2}, {"gpu_milli": 500}):
+        pool.submit(1, terms={"resources": need})
+        pool.assigner().run_once()
+    pool.submit(1, properties={"os": "plan9"})
+    pool.database.run(counters.sample)
+    found = pool.database.run(lambda c: report.report(c, window=HOUR)).resources
+    assert [(each.name, each.used, each.declared) for each in found] == [("gpu_milli", 2500, 5000), ("gpus", 2, 4)]
+
+
 def test_sa_34_meters_tell_how_far_what_is_outside_the_pool_was_used(
     pool: Pool, operate: Callable[..., tuple[int, str]]
 ) -> None:

@@ -109,6 +109,7 @@ BROKEN = [
     ("S10", "INSERT INTO job_payloads (job_id, payload) VALUES (99, '{}')", ["99"]),
     ("S10", "INSERT INTO job_followers (job_id, actor, priority) VALUES (99, 'x', 0)", ["99"]),
     ("S10", "INSERT INTO job_metadata (job_id, instance, key, value) VALUES (99, 1, 'k', 'v')", ["99"]),
+    ("S10", "INSERT INTO preference_waits (job_id, seconds, until) VALUES (99, 1, now())", ["99"]),
     ("S10", "INSERT INTO submit_keys (instance, key, request_hash, job_id) VALUES (1, 'k', '', 99)", ["99"]),
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'grant'", ["3"]),
     ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'submit'", ["3"]),
@@ -150,6 +151,9 @@ BROKEN = [
     ("S25", "INSERT INTO ceilings (max_timeout) VALUES (5); DELETE FROM submit_checks", ["ceilings"]),
     ("S25", "INSERT INTO submit_checks VALUES ('queue_limits')", ["queue_limits"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
+    ("S20", """INSERT INTO counters (name, used, most) VALUES ('bot:2:cpu_milli', 1, 2);
+               UPDATE jobs SET queue = 4, constrained = true WHERE id = 3;
+               UPDATE leases SET taken = '{"bot:2:cpu_milli": 1}' WHERE job_id = 3""", ["3"]),
     ("S23", """INSERT INTO counters (name, used, most) VALUES ('bot:1:gpus', 1, 2), ('bot:1:gpu:0', 500, 1000);
                UPDATE constraint_sets SET terms = '{"resources": {"gpus": 1}}';
                UPDATE jobs SET queue = 4, constrained = true WHERE id = 3;

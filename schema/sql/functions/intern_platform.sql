@@ -14,8 +14,13 @@ BEGIN
     SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
     IF found IS NULL THEN
         PERFORM pg_advisory_xact_lock(hashtext('leasehold.platforms'));
-        INSERT INTO platforms (digest, properties, preferred) VALUES (wanted_digest, wanted, of_preferred)
-            ON CONFLICT (digest) DO NOTHING RETURNING id INTO found;
+        BEGIN
+            INSERT INTO platforms (digest, properties, preferred) VALUES (wanted_digest, wanted, of_preferred)
+                ON CONFLICT (digest) DO NOTHING RETURNING id INTO found;
+        EXCEPTION WHEN foreign_key_violation THEN
+            RAISE EXCEPTION 'the requirement set of what is preferred was deleted meanwhile; submit again'
+                USING ERRCODE = 'serialization_failure';
+        END;
         IF found IS NULL THEN
             SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
         ELSE

@@ -7,7 +7,7 @@ DECLARE
     least jsonb := normal_properties(required);
     most jsonb := least || normal_properties(coalesce((
         SELECT jsonb_object_agg(p.key, coalesce(least->p.key, '[]') || p.value)
-        FROM jsonb_each(normal_properties(preferred)) p), '{}'));
+        FROM jsonb_each(normal_properties(nullif(preferred, 'null'))) p), '{}'));
 BEGIN
     IF most <> least THEN
         preferring := intern_platform(most);
