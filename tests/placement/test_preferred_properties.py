@@ -313,3 +313,10 @@ def test_what_is_preferred_and_required_alike_is_no_preference(pool: Pool) -> No
     (job,) = pool.submit(properties={"os": "linux"}, preferred_properties={"os": ["linux"]}, prefer_seconds=60.0)
     assert pool.job(job).preferred is None
     assert pool.rows("SELECT FROM preference_waits") == []
+
+
+def test_a_preference_that_is_null_is_none(pool: Pool) -> None:
+    """In the nested form, which SQL takes as it is, alone and together with others."""
+    (alone,) = pool.submit(preferred_properties=None)
+    together = pool.submit(2, preferred_properties=None, prefer_seconds=5.0)
+    assert [pool.job(job).preferred for job in (alone, *together)] == [None] * 3
