@@ -22,6 +22,7 @@ FIELDS = sorted(JobRequest.model_fields.keys() - {options.COMMAND})
 EXAMPLES: dict[str, tuple[Sequence[str], Any]] = {
     "env": (["--env", "A=1", "--env", "B=x=y", "--env", "A=2"], {"A": "2", "B": "x=y"}),
     "label": (["--label", "nightly build"], "nightly build"),
+    "preferred_properties": (["--prefer", "gpu=a", "--prefer", "gpu=b"], {"gpu": ["a", "b"]}),
     "priority": (["--priority", "-5"], -5),
     "properties": (["--property", "gpu=a", "--property", "gpu=b"], {"gpu": ["a", "b"]}),
     "stdin": (["--stdin-file", "in.txt"], "hello\n"),

@@ -33,7 +33,8 @@ BEGIN
     END IF;
     SELECT i.id, i.managed, (SELECT p.id FROM platforms p
             WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8'))),
-            EXISTS (SELECT FROM queue_limits UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules)
+            EXISTS (SELECT FROM queue_limits q WHERE q.label IS NULL OR q.label = request->>'label'
+                UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules)
         INTO of_instance, is_managed, of_platform, limited
         FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
     IF limited OR request->>'dedup_key' IS NOT NULL THEN
