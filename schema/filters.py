@@ -102,7 +102,7 @@ class JobFilter(BaseModel):
     job_class: Name | None = Field(default=None, description="Jobs of this class.")
     owner: Name | None = Field(default=None, description="Jobs of this owner.")
     project: Name | None = Field(default=None, description="Jobs of this project.")
-    bot: Name | None = Field(default=None, description="Jobs that this bot has or, of all bots, had last.")
+    bot: Name | None = Field(default=None, description="Jobs that this bot has, or was the last bot to have.")
     min_priority: _Priority | None = Field(
         default=None, description="Jobs with this priority or a higher number, which is less urgent."
     )
@@ -112,7 +112,9 @@ class JobFilter(BaseModel):
     submitted_after: Moment | None = Field(default=None, description="Jobs submitted at this time or later.")
     submitted_before: Moment | None = Field(default=None, description="Jobs submitted before this time.")
     queued_after: Moment | None = Field(
-        default=None, description="Jobs that came into the queue at this time or later; a node of a graph waits first."
+        default=None,
+        description="Jobs that came into the queue at this time or later. A blocked node of a graph goes by its "
+        "submit.",
     )
     queued_before: Moment | None = Field(default=None, description="Jobs that came into the queue before this time.")
     started_after: Moment | None = Field(default=None, description="Jobs that last started at this time or later.")

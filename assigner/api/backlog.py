@@ -103,7 +103,7 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
     """Release held jobs, and make a new job like each one that failed, died or was cancelled. Others stay.
 
     A final job does not change; the history of the new job names it. 404 only if none of the ids exists. 409
-    `queue_full` if a label would have more queued jobs than its limit; nothing is changed then.
+    `queue_full` if a label or an instance would have more queued jobs than its limit; this call changes nothing then.
     """
     reason, named = _reason(body.reason), body.named()
     key = None if body.key is None else validation.check_text("key", body.key, MAX_REQUEUE_KEY_BYTES)

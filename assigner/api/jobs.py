@@ -64,8 +64,8 @@ router = APIRouter(prefix="/v1", tags=["callers"])
 async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller: Caller) -> models.SubmitAnswer:
     """Submit a batch, all or nothing. The answer comes once the jobs are durable; a key makes a repeat harmless.
 
-    409 `key_reused` if a key was used before for another request. 409 `queue_full` if a label would have more queued
-    jobs than its limit: the same request may be taken later.
+    409 `key_reused` if a key was used before for another request. 409 `queue_full` if a label or an instance would have
+    more queued jobs than its limit: the same request may be taken later.
     """
     state = request.app.state
 

@@ -24,19 +24,24 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _complain(_click_message(error), code=2)
     except QueueFull as error:
-        return _complain(str(error), code=1)
+        return _complain(_told(error), code=1)
     except (BadInput, NotFound, Conflict, Unauthorised) as error:
-        return _complain(str(error), code=2)
+        return _complain(_told(error), code=2)
     except NotReady as error:
-        return _complain(str(error), code=3)
+        return _complain(_told(error), code=3)
     except LeaseholdError as error:
-        return _complain(str(error), code=1)
+        return _complain(_told(error), code=1)
     except BrokenPipeError:
         # Without this, the interpreter reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), code=1)
+
+
+def _told(error: LeaseholdError) -> str:
+    """Return the error with its notes, such as what was done before it."""
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def _click_message(error: click.ClickException) -> str:

@@ -90,11 +90,11 @@ def _set_ceiling(connection: Connection, keys: Keys, body: CeilingRequest, by: B
 def _told_of_ceiling(done: Mapping[str, Any]) -> str:
     whose = f" of {done['instance']}" if done["instance"] else ""
     labelled = f" with the label {done['label']}" if done["label"] else ""
-    default, most, age = (
-        "any time" if done[name] is None else f"{done[name]:g} s"
-        for name in ("default_timeout", "max_timeout", "max_queue_age")
+    most, age = (
+        "any time" if done[name] is None else f"at most {done[name]:g} s" for name in ("max_timeout", "max_queue_age")
     )
-    return f"jobs{whose}{labelled} run for at most {most} ({default} by default) and wait for at most {age}"
+    default = "" if done["default_timeout"] is None else f" ({done['default_timeout']:g} s by default)"
+    return f"jobs{whose}{labelled} run for {most}{default} and wait for {age}"
 
 
 CEILINGS = Resource(

@@ -1,5 +1,7 @@
 """Pages of jobs by filters, in one of five orders. No page reads more than a bounded number of rows.
 
+The one exception is a walk by priority: its bound holds for each queue, and what rests is read whole.
+
 There are two ways to a page. If a condition of the filter, such as a state in which few jobs are or a value of
 metadata, leaves at most 10,000 jobs by an index, these are read and sorted: any filter goes with any order then.
 Otherwise the page **walks**: it reads the next 10,000 jobs in the asked order, which an index has, and keeps those
@@ -51,7 +53,7 @@ VERSION = 7
 
 
 def _row_id(value: Any) -> int:
-    if not isinstance(value, int) or value.bit_length() > 63:
+    if type(value) is not int or value.bit_length() > 63:
         raise ValueError("no row has this id")
     return value
 
@@ -385,12 +387,12 @@ def _bounds(connection: Connection, search: _Search) -> list[str]:
     given, found = search.request.filters, []
     before = [moment for name in TIMES if (moment := getattr(given, f"{name}_before")) is not None]
     if given.submitted_after is not None:
-        found.append((">=", "since", given.submitted_after - LONGEST_SUBMIT))
+        found.append((">=", "since", _since_1970(given.submitted_after) - LONGEST_SUBMIT))
     if before:
-        found.append(("<", "until", min(before) + LONGEST_SUBMIT))
+        found.append(("<", "until", _since_1970(min(before)) + LONGEST_SUBMIT))
     bounds = []
-    for operator, name, moment in found:
-        first = connection.execute(FIRST_SINCE, {"since": _first_id(moment)}).one_or_none()
+    for operator, name, since_1970 in found:
+        first = connection.execute(FIRST_SINCE, {"since": _first_id(since_1970)}).one_or_none()
         if first is None and name == "since":
             bounds.append("false")
         # An id of another version says nothing about its time.
@@ -400,9 +402,14 @@ def _bounds(connection: Connection, search: _Search) -> list[str]:
     return bounds
 
 
-def _first_id(moment: datetime) -> str:
+def _since_1970(moment: datetime) -> timedelta:
+    """A duration, because an hour before or after it may lie beyond the years that a datetime can hold."""
+    return moment - datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _first_id(since_1970: timedelta) -> str:
     """The lowest public id of this moment."""
-    milliseconds = max(0, int((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(milliseconds=1)))
+    milliseconds = max(0, int(since_1970 / timedelta(milliseconds=1)))
     return str(uuid.UUID(int=(milliseconds % (1 << 48) << 80) + (VERSION << 76)))
 
 

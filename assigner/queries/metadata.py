@@ -54,14 +54,16 @@ FROM found CROSS JOIN usual
 _NEXT = """
     SELECT min(v.value) AS value FROM unnest(CAST(:visible AS integer[])) i (id) CROSS JOIN LATERAL (
         SELECT value FROM job_metadata WHERE instance = i.id AND key = :key AND {} ORDER BY value LIMIT 1) v"""
-VALUES = text(f"""
+_VALUES = f"""
 WITH RECURSIVE walk AS (
-    ({_NEXT.format("(CAST(:after AS text) IS NULL OR value > :after)")})
+    ({_NEXT.format("{first}")})
     UNION ALL
     SELECT n.value FROM walk w CROSS JOIN LATERAL ({_NEXT.format("value > w.value")}) n WHERE w.value IS NOT NULL
 )
 SELECT value FROM walk WHERE value IS NOT NULL LIMIT :most
-""")
+"""
+# Two statements, because a plan for both would read all values up to `after`.
+FIRST_VALUES, NEXT_VALUES = (text(_VALUES.format(first=first)) for first in ("true", "value > CAST(:after AS text)"))
 
 
 def _visible(connection: Connection, instances: Sequence[str] | None, instance: str | None) -> list[int]:
@@ -103,8 +105,9 @@ def values(
 
     contains: only values with this text in them, in whatever case.
     """
-    where = {"visible": _visible(connection, instances, instance), "key": key, "after": after, "most": MOST_VALUES}
-    read = list(connection.execute(VALUES, where).scalars())
+    where = {"visible": _visible(connection, instances, instance), "key": key, "most": MOST_VALUES}
+    following = {} if after is None else {"after": after}
+    read = list(connection.execute(NEXT_VALUES if following else FIRST_VALUES, where | following).scalars())
     wanted = "" if contains is None else contains.casefold()
     found = [value for value in read if wanted in value.casefold()]
     if len(found) > limit:

@@ -93,7 +93,7 @@ def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | No
         _refuse_absent(answers)
         jobs = [job["job"] for job in answers if job["job"] is not None]
         if not jobs:
-            raise LeaseholdError("there is nothing to wait for: all of them succeeded")
+            raise LeaseholdError("there is nothing to wait for: no job is to be run again")
         finish(client, jobs, caller=caller, timeout=None)
 
 

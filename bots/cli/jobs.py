@@ -174,7 +174,7 @@ def show(caller: Caller, /, id: str) -> None:
 def list_jobs(caller: Caller, /, *, where: Record, limit: int, cursor: str | None, **asked: str | None) -> None:
     """List the jobs that pass all filters, by default the newest first.
 
-    Each option but the last ones is a filter. A TIME has its zone, such as 2026-03-01T12:00:00Z.
+    The options from --state to --ended-before are filters. A TIME has its zone, such as 2026-03-01T12:00:00Z.
 
     \b
     leasehold list --state running --sort started --order asc
@@ -270,6 +270,8 @@ def metadata(caller: Caller, /, key: str, contains: str | None, instance: str | 
     else:
         for value in found:
             click.echo(output.plain(value))
+    if len(found) == limit:
+        click.echo("there may be more values: give a larger --limit, or --contains", err=True)
 
 
 @click.group()

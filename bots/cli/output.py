@@ -275,14 +275,14 @@ def list_jobs(jobs: Sequence[Record]) -> None:
 def show_summary(found: Record) -> None:
     """Print the sum of jobs with the same metadata."""
     unknown = found["unestimated"]
-    left = seconds(found["remaining_seconds"]) + (f", and {unknown} jobs without an estimate" if unknown else "")
+    left = seconds(found["remaining_seconds"]) + (f", and {unknown:,} jobs without an estimate" if unknown else "")
     facts = (
         ("jobs", f"{sum(found['jobs'].values()):,}{' of the newest; there are more' if found['more'] else ''}"),
         *((f"  {name}", f"{number:,}") for name, number in sorted(found["jobs"].items())),
-        ("first queued", found["first_queued_at"]),
-        ("last ended", found["last_ended_at"]),
+        ("first queued", found["first_queued_at"] or "-"),
+        ("last ended", found["last_ended_at"] or "-"),
         ("run time", seconds(found["run_seconds"])),
-        ("unfinished", found["unfinished"]),
+        ("unfinished", f"{found['unfinished']:,}"),
         ("run time left", left),
     )
     for name, value in facts:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from bots.client.transport import Record, TooLarge, Transport
 from schema import clock, validation
-from schema.errors import BadInput, Conflict
+from schema.errors import BadInput, Conflict, LeaseholdError
 from schema.states import FINAL
 
 # Calls on waiting jobs
@@ -458,16 +458,23 @@ class Client:
     def _each(self, path: str, jobs: Jobs, *, size: int = MAX_IDS, **body: str | int | None) -> Records:
         given = {name: value for name, value in body.items() if value is not None}
         answers: Records = []
-        if isinstance(jobs, Mapping):
-            asked: Record = {"where": dict(jobs), **given}
-            while True:
-                answer = self._transport.call("POST", path, body=asked)
-                answers += answer["jobs"]
-                if answer["next"] is None:
-                    return answers
-                asked["cursor"] = answer["next"]
-        for part in _slices(jobs, size):
-            answers += self._transport.call("POST", path, body={"ids": part, **given})["jobs"]
+        try:
+            if isinstance(jobs, Mapping):
+                asked: Record = {"where": dict(jobs), **given}
+                while True:
+                    answer = self._transport.call("POST", path, body=asked)
+                    answers += answer["jobs"]
+                    if answer["next"] is None:
+                        return answers
+                    asked["cursor"] = answer["next"]
+            for part in _slices(jobs, size):
+                answers += self._transport.call("POST", path, body={"ids": part, **given})["jobs"]
+        except LeaseholdError as error:
+            # The calls before it were transactions of their own.
+            if changed := sum(job["changed"] for job in answers):
+                key = f", with the key {given['key']}" if "key" in given else ""
+                error.add_note(f"{changed} jobs were changed before{key}")
+            raise
         return answers
 
     def _key(self) -> str:

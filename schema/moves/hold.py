@@ -353,8 +353,9 @@ def requeue(
 
     Only jobs of `instances` are seen, None means all. The same `key` (at most 150 bytes) makes no second job of the
     same one. At most 500 answers, in the order of `public_ids`, which must be UUIDs. Raises Forbidden if a new job
-    would be more urgent than `ceiling` (None: any may be), QueueFull if a label has no room for its new jobs, Conflict
-    `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed then.
+    would be more urgent than `ceiling` (None: any may be), QueueFull if a label or an instance has no room for its new
+    jobs, Conflict `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed
+    then.
     """
     known = cancel.find_submissions(connection, public_ids, instances=instances)
     ids = sorted({submission.job_id for submission in known.values()})

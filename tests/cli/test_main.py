@@ -280,6 +280,17 @@ def test_every_error_has_its_exit_code(error: Exception, code: int, capsys: pyte
     assert capsys.readouterr().err == ("" if code == 130 else f"error: {error}\n")
 
 
+def test_an_error_tells_in_its_line_what_was_done_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def failing() -> NoReturn:
+        error = LeaseholdError("it failed")
+        error.add_note("2 jobs were changed before")
+        raise error
+
+    assert errors.run(failing, []) == 1
+    assert capsys.readouterr().err == "error: it failed; 2 jobs were changed before\n"
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_cancelling_what_is_over_is_one_line_and_exit_2(
     refusing: Gateway, options: list[str], capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ from bots.client.client import Client
 from bots.client.transport import TooLarge
 from bots.gateway.middleware import BodyReader
 from schema import validation
-from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support.http import Answer, ReceivedRequest, accept, client_for, gateway, in_turn, problem
@@ -103,6 +103,19 @@ def test_a_refusal_becomes_the_error_it_stands_for(answer: Answer, kind: type[Ex
         client.show(JOB)
     assert type(caught.value) is kind
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("jobs", [{"metadata": ["build=1"]}, [JOB] * 501], ids=["filter", "ids"])
+def test_an_act_that_is_refused_midway_tells_what_was_done_before(jobs: Any) -> None:
+    done = [{"id": JOB, "state": "failed", "job": OTHER, "changed": True}, {"id": OTHER, "changed": False}]
+    script = in_turn(Answer({"jobs": done, "next": "here"}), problem(409, "no room for 1 more", code="queue_full"))
+    with gateway(script) as stands, client_for(stands.url) as client:
+        with pytest.raises(QueueFull) as caught:
+            client.backlog.requeue(jobs, key="again")
+        assert caught.value.__notes__ == ["1 jobs were changed before, with the key again"]
+        with pytest.raises(QueueFull) as caught:
+            client.backlog.requeue(jobs, key="again")
+        assert not hasattr(caught.value, "__notes__"), "nothing was done before the first call"
 
 
 def test_what_a_gateway_says_cannot_write_to_the_terminal() -> None:

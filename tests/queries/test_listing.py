@@ -1,8 +1,10 @@
 """Lists of jobs: every filter in every order, page by page, while other jobs come, start and end."""
 
+import base64
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -237,7 +239,9 @@ def test_a_cursor_belongs_to_one_list(pool: Pool) -> None:
         with pytest.raises(BadInput) as refused:
             page(cursor, **other)
         assert refused.value.field == "cursor"
-    for bad in ("", "x", "é", cursor[:-4], cursor[::-1], "W10", "MQ", "eyJhIjoxfQ"):
+    digest, _ = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    made = [base64.urlsafe_b64encode(json.dumps([digest, key]).encode()).decode() for key in (True, 1.5, "1", 1 << 63)]
+    for bad in ("", "x", "é", cursor[:-4], cursor[::-1], "W10", "MQ", "eyJhIjoxfQ", *made):
         with pytest.raises(BadInput) as refused:
             page(bad)
         assert refused.value.field == "cursor"
@@ -253,3 +257,12 @@ def test_times_bound_a_walk_and_leave_nothing_out(pool: Pool) -> None:
     assert walked(pool, JobFilter(submitted_after=middle + day), bounds=LITTLE) == []
     assert walked(pool, JobFilter(submitted_before=middle - day), bounds=LITTLE) == []
     assert walked(pool, JobFilter(submitted_before=middle + day), bounds=LITTLE) == jobs[::-1]
+
+
+def test_a_time_may_lie_at_either_end_of_the_calendar(pool: Pool) -> None:
+    jobs = [job for _ in range(2) for job in pool.submit()]
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    for bounds in (BOUNDS, LITTLE):
+        assert walked(pool, JobFilter(submitted_after=first, submitted_before=last), bounds=bounds) == jobs[::-1]
+        assert walked(pool, JobFilter(submitted_after=last), bounds=bounds) == []
+        assert walked(pool, JobFilter(queued_before=first), bounds=bounds) == []

@@ -36,6 +36,10 @@ BEGIN
             EXISTS (SELECT FROM submit_checks)
         INTO of_instance, is_managed, of_platform, limited
         FROM (SELECT) one LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default');
+    IF limited THEN
+        limited := EXISTS (SELECT FROM queue_limits q WHERE q.label IS NULL OR q.label = request->>'label'
+            UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules);
+    END IF;
     IF limited OR request->>'dedup_key' IS NOT NULL THEN
         PERFORM prepare_submit(jsonb_build_array(request));
         PERFORM refuse_full_queues(jsonb_build_array(request));
