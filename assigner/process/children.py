@@ -158,6 +158,8 @@ class Children:
             if path.stat().st_size > MAX_LOG_BYTES:
                 path.replace(path.with_suffix(".log.1"))
         with path.open("ab") as output:
+            # Before the start, because a child shares the file's position and may write at once.
+            log_start = output.tell()
             process = subprocess.Popen(
                 child.command,
                 stdin=subprocess.PIPE,
@@ -166,7 +168,7 @@ class Children:
                 start_new_session=True,
                 env={**self._environ, **child.environment, PARENT_VARIABLE: "stdin"},
             )
-            return _Running(child, process, output.tell(), self._monotonic())
+            return _Running(child, process, log_start, self._monotonic())
 
     def _epitaph(self, each: _Running) -> str:
         status = each.process.returncode
