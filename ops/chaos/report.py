@@ -24,13 +24,23 @@ NOBODY = "(unknown)"
 
 @dataclass(frozen=True)
 class Injection:
-    """One fault that was injected. Times are on the monotonic clock; `recovery` in seconds, None if there was none."""
+    """One fault that was injected. `began` and `healed` are on the monotonic clock.
+
+    finished, submitted: seconds from the healing to the next stored result and to the next acknowledged submit; None
+        if there was none.
+    """
 
     fault: str
     target: str
     began: float
     healed: float
-    recovery: float | None
+    finished: float | None
+    submitted: float | None
+
+    @property
+    def recovery(self) -> float | None:
+        """Seconds until both had happened again."""
+        return None if self.finished is None or self.submitted is None else max(self.finished, self.submitted)
 
 
 @dataclass

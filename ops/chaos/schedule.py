@@ -48,8 +48,7 @@ def run(pool: ChaosPool, plan: Plan, *, seed: int, say: Callable[[str], None]) -
         fault = deck.pop()(pool, random.Random(pool.chance.getrandbits(64)))
         injection = inject(pool, fault)
         report.injections.append(injection)
-        shown = "no recovery" if injection.recovery is None else f"recovered after {injection.recovery:.2f} s"
-        say(f"{injection.began - began:7.2f} s  {injection.fault} {injection.target}: {shown}")
+        say(f"{injection.began - began:7.2f} s  {_told(injection)}")
         if injection.recovery is None:
             what = f"{injection.fault} {injection.target}: nothing finished or submitted within {RECOVER_WITHIN:.0f} s"
             report.violations.append(Violation(Kind.STUCK, what, injection.began))
@@ -58,6 +57,15 @@ def run(pool: ChaosPool, plan: Plan, *, seed: int, say: Callable[[str], None]) -
     report.seconds = clock.monotonic() - began
     finish(pool, report)
     return report
+
+
+def _told(injection: Injection) -> str:
+    def shown(seconds: float | None) -> str:
+        return "never" if seconds is None else f"after {seconds:.2f} s"
+
+    held = f"for {injection.healed - injection.began:.1f} s; "
+    hit = f"{injection.fault} {injection.target}".strip()
+    return f"{hit}: {held}finished {shown(injection.finished)}, submitted {shown(injection.submitted)}"
 
 
 def _more(plan: Plan, faults: int, seconds: float) -> bool:
@@ -76,13 +84,15 @@ def inject(pool: ChaosPool, fault: Fault) -> Injection:
         fault.heal()
     # A fault that is over at once has its effect from its beginning on.
     healed = clock.monotonic() if most else began
-    deadline = clock.monotonic() + RECOVER_WITHIN
-    while clock.monotonic() < deadline:
-        if pool.progress.finished_at > healed and pool.answered_at > healed:
-            recovery = max(pool.progress.finished_at, pool.answered_at) - healed
-            return Injection(fault.name, fault.target, began, healed, recovery)
+    deadline = healed + RECOVER_WITHIN
+    finished = submitted = None
+    while (finished is None or submitted is None) and clock.monotonic() < deadline:
         clock.sleep(LOOK)
-    return Injection(fault.name, fault.target, began, healed, None)
+        if finished is None and pool.progress.finished_at > healed:
+            finished = pool.progress.finished_at - healed
+        if submitted is None and pool.answered_at > healed:
+            submitted = pool.answered_at - healed
+    return Injection(fault.name, fault.target, began, healed, finished, submitted)
 
 
 def finish(pool: ChaosPool, report: Report) -> None:

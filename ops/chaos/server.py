@@ -19,10 +19,12 @@ from schema.postgres.engine import libpq_url
 
 #: Size of the file system of the data directory, in MiB: more than a long run writes.
 DISK_MIB = 4096
+#: How often to try to make it full.
+TRIES = 50
 
 
 class DiskUnavailable(Exception):
-    """The data directory has no file system of its own, which only root can mount."""
+    """The file system of the data cannot be made full."""
 
 
 class DatabaseServer:
@@ -81,8 +83,12 @@ class DatabaseServer:
 
     def fill_disk(self) -> None:
         """Leave no free space: the file system becomes as small as what it holds."""
-        used = shutil.disk_usage(self.data).used // 1024
-        self._resize(f"{used}k")
+        for _ in range(TRIES):
+            # The server may write between the two, and then the file system refuses to be smaller than its content.
+            with suppress(subprocess.CalledProcessError):
+                self._resize(f"{shutil.disk_usage(self.data).used // 1024}k")
+                return
+        raise DiskUnavailable("the file system does not become full")
 
     def free_disk(self) -> None:
         """Give the file system its size back."""
@@ -98,7 +104,7 @@ class DatabaseServer:
 
     def _resize(self, size: str) -> None:
         if not self._mounted:
-            raise DiskUnavailable
+            raise DiskUnavailable("the data have no file system of their own")
         subprocess.run(["mount", "-o", f"remount,size={size}", str(self.data)], check=True, capture_output=True)
 
     def _mount(self) -> bool:

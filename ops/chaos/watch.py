@@ -16,7 +16,7 @@ from schema.diagnostics import invariants
 from schema.errors import LeaseholdError
 from schema.postgres.engine import Database, DatabaseSettings
 
-#: Seconds between two looks at the invariants; a look may take a tenth of the time.
+#: Seconds between two looks at the invariants, which pause for so many times as long as a look took.
 EVERY, SHARE = 1.0, 10
 #: Seconds between two looks at the progress.
 PROGRESS_EVERY = 0.05
@@ -29,8 +29,8 @@ _UNFINISHED = "SELECT count(*) FROM leasehold.jobs WHERE finished_at IS NULL"
 class _Thread:
     """A thread that looks again and again until it is closed; a server that is down is no error."""
 
-    def __init__(self, name: str, every: float) -> None:
-        self._every = every
+    def __init__(self, name: str, every: float, *, share: float = 0.0) -> None:
+        self._every, self._share = every, share
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         #: Looks that worked, and looks that did not because the server was away.
@@ -66,14 +66,14 @@ class _Thread:
             except BaseException as error:
                 self.error = error
                 return
-            pause = max(self._every, SHARE * (clock.monotonic() - began))
+            pause = max(self._every, self._share * (clock.monotonic() - began))
 
 
 class Invariants(_Thread):
     """Samples the invariants of `leasehold db verify`."""
 
     def __init__(self, server: DatabaseServer) -> None:
-        super().__init__("invariants", EVERY)
+        super().__init__("invariants", EVERY, share=SHARE)
         settings = DatabaseSettings(pool=1, reserve=1, outage_seconds=0.0, lock_timeout=30.0)
         self._database = Database(server.url, settings, role="chaos-watch", chance=random.Random(0))
         self.violations: list[Violation] = []

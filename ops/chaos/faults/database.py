@@ -83,7 +83,7 @@ class ReadOnly(Fault):
 
 
 class DiskFull(Fault):
-    """Leaves the server no free space; PostgreSQL may stop because it cannot write its log."""
+    """Leaves the server no free space. Tables cannot grow, or PostgreSQL stops because it cannot write its log."""
 
     name = "fill-disk"
     holds = (0.5, 2.0)
@@ -93,7 +93,12 @@ class DiskFull(Fault):
         return None if _pool.server.has_disk else "only root can give the data a file system of their own"
 
     def inject(self) -> None:
-        self.pool.server.fill_disk()
+        self.target = self.chance.choice(("tables", "log"))
+        with self.pool.server.connect() as connection:
+            self.pool.server.fill_disk()
+            if self.target == "log":
+                with suppress(psycopg.OperationalError):
+                    connection.execute("SELECT pg_switch_wal()")
 
     def heal(self) -> None:
         self.pool.server.free_disk()
