@@ -53,6 +53,7 @@ class Caller:
         self._chance, self._room = chance, room
         self._stopping = threading.Event()
         self._unknown: list[list[dict[str, Any]]] = []
+        self._last: list[dict[str, Any]] = []
         self._unknown_matters = True
         self._number = 0
         self._thread = threading.Thread(target=self._call, name=name, daemon=True)
@@ -82,8 +83,11 @@ class Caller:
         while not self._stopping.is_set() or (self._unknown and self._unknown_matters):
             if self._unknown:
                 self._send(self._unknown.pop(0))
-            elif self._room.free():
+            elif self._room.free() or not self._last:
                 self._send(self._drawn())
+            else:
+                # Asks for nothing new, and shows whether submits are answered.
+                self._send(self._last)
             clock.sleep(self._chance.uniform(0.05, 0.35))
 
     def _drawn(self) -> list[dict[str, Any]]:
@@ -102,7 +106,7 @@ class Caller:
             self._failed(error)
             self._unknown.append(jobs)
             return
-        self.answered_at = clock.monotonic()
+        self.answered_at, self._last = clock.monotonic(), jobs
         for job, answer in zip(jobs, answers, strict=True):
             self._journal.acknowledge(job["key"], answer.id)
         if self._chance.randrange(REPEATED) == 0:

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -140,6 +140,7 @@ class Keeper:
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
+        self._away: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
 
@@ -147,6 +148,20 @@ class Keeper:
         for member in self.members:
             member.start()
         self._thread.start()
+
+    @contextmanager
+    def away(self, members: Sequence[Member]) -> Iterator[None]:
+        """End these members politely, and start them again, in this version, when the block is left."""
+        self._away = {member.name for member in members}
+        try:
+            for member in members:
+                member.signal(signal.SIGTERM)
+            for member in members:
+                member.leave()
+                member.birth = Birth()
+            yield
+        finally:
+            self._away = set()
 
     def close(self) -> None:
         """Stop starting members, and kill all that live, bots with everything below them."""
@@ -163,4 +178,5 @@ class Keeper:
     def _keep(self) -> None:
         while not clock.wait(self._stopping, LOOK):
             for member in self.members:
-                member.start()
+                if member.name not in self._away:
+                    member.start()

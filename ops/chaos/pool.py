@@ -3,6 +3,8 @@
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,16 +14,16 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from bots.client.client import Client
-from ops.chaos import execution, records
+from ops.chaos import execution, records, versions
 from ops.chaos.journal import Journal
 from ops.chaos.load import PATIENCE, TIMEOUT, Caller, Room, Work
-from ops.chaos.members import Keeper, Member, Role
+from ops.chaos.members import ROOT, Birth, Keeper, Member, Role
 from ops.chaos.proxy import Link, Proxy, Target
 from ops.chaos.server import DatabaseServer
+from ops.chaos.versions import NoVersionBefore, Version
 from ops.chaos.watch import Invariants, Progress, Survivors
 from schema import clock
 from schema.errors import LeaseholdError
-from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.tenancy import tokens
 from schema.timing import Timing
@@ -68,6 +70,10 @@ class ChaosPool:
         records.Appender(self.execution_log).close()
         #: Whether the directory is left for somebody to read, and whether the run came to its end.
         self.keep = self.done = False
+        #: The version before this one, or why there is none.
+        self.before: Version | None = None
+        self.why_no_version = "no version before this one was asked for"
+        self.keeper = Keeper(self.members)
         self._ports: list[Target] = []
         self._config = directory / "leasehold.toml"
         self.progress = Progress(server, self.room)
@@ -82,11 +88,26 @@ class ChaosPool:
         """Return the pool's database past every proxy."""
         return Database(self.server.url, DatabaseSettings(), role="chaos", chance=random.Random(0))
 
-    def build(self, shape: Shape) -> None:
-        """Migrate the database and describe every process; nothing runs yet."""
+    def upgrade(self, tree: Path) -> None:
+        """Run `leasehold db upgrade` of a tree. Raises CalledProcessError."""
+        environment = {**os.environ, "PYTHONPATH": str(tree), "LEASEHOLD_DATABASE_URL": self.server.url}
+        command = [sys.executable, "-m", "assigner.cli.main", "--config", os.devnull, "db", "upgrade"]
+        subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
+
+    def find_version_before(self) -> None:
+        """Extract the version before this one, if there is one."""
+        try:
+            name = versions.name_before(ROOT)
+            self.before = versions.extract(ROOT, name, self.directory / f"version-{name}")
+        except NoVersionBefore as error:
+            self.why_no_version = str(error)
+
+    def build(self, shape: Shape, *, tree: Path = ROOT) -> None:
+        """Migrate the database and describe every process; nothing runs yet. `tree`: the version that all start in."""
+        self._tree = tree
         self._write_config()
+        self.upgrade(tree)
         database = self.database()
-        migrate.upgrade(database)
         for kind, bot in ((tokens.Kind.OPERATOR, None), (tokens.Kind.BOT, "*")):
             token = database.run(lambda connection, kind=kind, bot=bot: tokens.create(connection, kind, bot=bot))
             path = self.directory / f"{kind}.token"
@@ -155,13 +176,19 @@ class ChaosPool:
             common["LEASEHOLD_DATABASE_URL"] = url.render_as_string()
         started = ["--data", str(data), "--config", str(self._config), *arguments]
         log = self.directory / f"{name}.log"
-        self.members.append(Member(name, role, started, {**kept, **common, **environment}, log))
+        member = Member(name, role, started, {**kept, **common, **environment}, log)
+        member.birth = Birth(self._tree)
+        self.members.append(member)
 
 
 @contextmanager
-def chaos_pool(chance: random.Random, *, shape: Shape, timing: Timing = FAST) -> Iterator[ChaosPool]:
+def chaos_pool(
+    chance: random.Random, *, shape: Shape, timing: Timing = FAST, start_in_version_before: bool = False
+) -> Iterator[ChaosPool]:
     """Run a pool inside the block, under load and watched. Afterwards no process of it is left.
 
+    start_in_version_before: migrate with the version before this one, and start every process in it. Raises
+        NoVersionBefore.
     The directory with its logs is deleted unless somebody sets `keep`, or an error ends the block.
     """
     roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
@@ -174,11 +201,13 @@ def chaos_pool(chance: random.Random, *, shape: Shape, timing: Timing = FAST) ->
         stack.callback(server.close)
         stack.callback(pool.proxy.close)
         stack.callback(pool.journal.close)
-        pool.build(shape)
-        keeper = Keeper(pool.members)
-        keeper.start()
+        pool.find_version_before()
+        if start_in_version_before and pool.before is None:
+            raise NoVersionBefore(pool.why_no_version)
+        pool.build(shape, tree=pool.before.tree if pool.before and start_in_version_before else ROOT)
         stack.callback(_end, pool)
-        stack.callback(keeper.close)
+        stack.callback(pool.keeper.close)
+        pool.keeper.start()
         for watcher in (pool.progress, pool.invariants, pool.survivors):
             stack.enter_context(watcher)
         for caller in pool.callers:

@@ -84,11 +84,12 @@ def inject(pool: ChaosPool, fault: Fault) -> Injection:
         fault.heal()
     # A fault that is over at once has its effect from its beginning on.
     healed = clock.monotonic() if most else began
+    pool.progress.mark()
     deadline = healed + RECOVER_WITHIN
     finished = submitted = None
     while (finished is None or submitted is None) and clock.monotonic() < deadline:
         clock.sleep(LOOK)
-        if finished is None and pool.progress.finished_at > healed:
+        if finished is None and pool.progress.finished_at is not None:
             finished = pool.progress.finished_at - healed
         if submitted is None and pool.answered_at > healed:
             submitted = pool.answered_at - healed

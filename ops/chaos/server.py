@@ -37,6 +37,8 @@ class DatabaseServer:
         self.data = directory
         directory.mkdir(mode=0o711)
         self._mounted = os.geteuid() == 0 and self._mount()
+        #: Added to the environment in which the server is started from now on.
+        self.extra: dict[str, str] = {}
         self._server = embedded.serve(directory)
         self.url = self._server.url
 
@@ -73,7 +75,12 @@ class DatabaseServer:
 
     def ensure(self) -> None:
         """Bring the server up again if it is down. Raises NotReady."""
-        before, self._server = self._server, embedded.serve(self.data)
+        os.environ.update(self.extra)
+        try:
+            before, self._server = self._server, embedded.serve(self.data)
+        finally:
+            for name in self.extra:
+                del os.environ[name]
         before.close()
 
     @property

@@ -22,7 +22,11 @@ EVERY, SHARE = 1.0, 10
 PROGRESS_EVERY = 0.05
 _CURRENT = "SELECT public_id::text, fence FROM leasehold.jobs WHERE public_id = ANY (%s) AND finished_at IS NULL"
 _NEWEST = "SELECT coalesce(max(id), 0) FROM leasehold.job_events"
-_FINISHED = "SELECT max(id) FROM leasehold.job_events WHERE id > %s AND move = 'finish'"
+# A job that was granted and finished since then: an assigner or a gateway, a bot and the database have all worked.
+_FINISHED = """
+SELECT max(f.id) FROM leasehold.job_events f WHERE f.id > %s AND f.move = 'finish' AND EXISTS (
+    SELECT FROM leasehold.job_events g
+    WHERE g.job_id = f.job_id AND g.fence = f.fence AND g.move = 'grant' AND g.id > %s)"""
 _UNFINISHED = "SELECT count(*) FROM leasehold.jobs WHERE finished_at IS NULL"
 
 
@@ -121,36 +125,39 @@ class Survivors(_Thread):
 
 
 class Progress(_Thread):
-    """Notes when results are stored, and how many jobs are unfinished."""
+    """Notes when a job is granted and finished after a moment, and how many jobs are unfinished."""
 
     def __init__(self, server: DatabaseServer, room: Room) -> None:
         super().__init__("progress", PROGRESS_EVERY)
         self._server, self.room = server, room
         self._connection: psycopg.Connection[tuple[int]] | None = None
         self._event: int | None = None
-        #: When the newest result was seen, on the monotonic clock, and how many looks saw one.
-        self.finished_at = 0.0
-        self.unfinished = 0
+        #: When the first job that was granted after `mark` was seen to be finished; None = none yet.
+        self.finished_at: float | None = None
+
+    def mark(self) -> None:
+        """Wait for a job that is granted from now on."""
+        self._event, self.finished_at = None, None
 
     def look(self) -> None:
         try:
             if self._connection is None:
-                self._connection = self._server.connect()
+                self._connection = self._server.connect(application_name="chaos-progress")
                 self._connection.execute("SET statement_timeout = '2s'")
-            if self._event is None:
-                self._event = self._number(_NEWEST)
-            newest = self._number(_FINISHED, self._event)
-            if newest:
-                self._event, self.finished_at = newest, clock.monotonic()
             if self.looks % 5 == 0:
-                self.unfinished = self.room.unfinished = self._number(_UNFINISHED)
+                self.room.unfinished = self._number(_UNFINISHED)
+            since = self._event
+            if since is None:
+                self._event = self._number(_NEWEST)
+            elif self.finished_at is None and self._number(_FINISHED, since, since) and self._event == since:
+                self.finished_at = clock.monotonic()
         except psycopg.Error:
             self.close()
             raise psycopg.OperationalError("no answer") from None
 
     def _number(self, query: str, *arguments: int) -> int:
         assert self._connection is not None
-        row = self._connection.execute(query, arguments).fetchone()
+        row = self._connection.execute(query.encode(), arguments).fetchone()
         assert row is not None
         return row[0] or 0
 
