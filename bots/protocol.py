@@ -3,6 +3,11 @@
 A bot opens a session (`POST /v1/sessions`) and then calls `POST /v1/sync` until it leaves. A sync is idempotent: the
 bot lists every lease that it holds, and the answer lists every lease that the bot should hold. An unset field means
 "no change".
+
+Bots and gateways may have different versions. A bot ignores fields of answers that it does not know. A gateway refuses
+fields of requests that it does not know, because to ignore one could break what the bot relies on, such as a property
+that it keeps exclusive. So a bot leaves out what equals its default: it can then use every gateway that knows what the
+bot really asks for. A default that has been released therefore never changes.
 """
 
 from collections.abc import Sequence
@@ -35,6 +40,12 @@ class Message(BaseModel):
     """The base of every message: immutable, strict in its types, without unknown fields, with finite numbers only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Answer(Message):
+    """The base of what the gateway answers. Fields that a newer gateway has added are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class OpenSession(Message):
@@ -93,7 +104,7 @@ class OpenSession(Message):
         return pool
 
 
-class Session(Message):
+class Session(Answer):
     """The answer to OpenSession. `secret` is shown once. `expires_in` counts from the moment of the request."""
 
     bot: Name
@@ -191,14 +202,16 @@ def _contradiction(place: tuple[int, str], reason: str) -> ValidationError:
     return ValidationError.from_exception_data("Sync", [{"type": problem, "loc": place, "input": None}])
 
 
-class Work(Message):
+class Work(Answer):
     """One lease that the bot should have. It carries the payload until the bot has reported this lease."""
 
     job: str
     fence: int
     state: Literal["pending", "active", "cancelling"] = Field(description="`cancelling`: kill the command and confirm")
-    stop_reason: Literal["cancel", "timeout", "ceiling", "preempt", "drain", "unacknowledged"] | None = Field(
-        default=None, description="why the bot shall stop it; set if and only if the state is `cancelling`"
+    stop_reason: str | None = Field(
+        default=None,
+        description="why the bot shall stop it; set if and only if the state is `cancelling`: `cancel`, `timeout`, "
+        "`ceiling`, `preempt`, `drain`, `unacknowledged`, or a word of a newer gateway",
     )
     instance: str
     attempt: int = Field(description="1 for the first")
@@ -211,7 +224,7 @@ class Work(Message):
     )
 
 
-class SyncAnswer(Message):
+class SyncAnswer(Answer):
     """The leases that the bot should have, and when to call next.
 
     A lease that the bot reported and that this answer does not list is over: the bot stops its command and forgets it.

@@ -296,7 +296,7 @@ class Agent:
         transport = self._transport(_OPENING)
         try:
             caller = GatewayCaller(transport, self._commands.waker, self._chance)
-            body = request.model_dump(mode="json", exclude_none=True)
+            body = request.model_dump(mode="json", exclude_defaults=True)
             sent_at = clock.monotonic()
             session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
             # Remembered before the first sync, and so before the session has any command that a restart could clear.

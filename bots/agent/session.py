@@ -58,7 +58,7 @@ class OutputStreamer:
                     output=pending.chunks,
                 )
                 try:
-                    self._caller.once("/v1/output", report.model_dump(mode="json"))
+                    self._caller.once("/v1/output", report.model_dump(mode="json", exclude_defaults=True))
                 except (LeaseholdError, RuntimeError, httpx.HTTPError) as error:
                     # RuntimeError: the session is over and has closed the transport.
                     _log.debug("output could not be sent", job=key.job, reason=type(error).__name__)
@@ -252,7 +252,7 @@ class AgentSession:
             raise _CutShort
 
     def _post(self, sync: Sync, *, check: Callable[[], None]) -> SyncAnswer:
-        body = sync.model_dump(mode="json", exclude_none=True)
+        body = sync.model_dump(mode="json", exclude_defaults=True)
         try:
             return SyncAnswer.model_validate(self._caller.call("/v1/sync", body, check=check, held=sync.wait))
         except ValidationError:

@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,7 @@ def test_an_agent_whose_held_call_came_to_nothing_asks_anew_without_waiting(tmp_
     with serving(pool, tmp_path):
 
         def instead(asked: ReceivedRequest) -> Answer | None:
-            if asked.path == "/v1/sync" and asked.body["wait"] and not cut.is_set():
+            if asked.path == "/v1/sync" and asked.body.get("wait") and not cut.is_set():
                 held.set()
                 pool.changed.wait_for(cut.is_set, MINUTE)
                 return Answer(cut=True)
@@ -212,3 +213,46 @@ def test_rest_does_not_revive_a_session() -> None:
     now[0] = 109.5
     heart.rest()
     assert heart.lost
+
+
+# A gateway of another version
+
+
+class NewerPool(Pool):
+    """A gateway that adds fields to all that it answers, as a newer version may."""
+
+    def __init__(self) -> None:
+        super().__init__(sync_in=0.1)
+        #: Path -> fields of the last request to it.
+        self.keys: dict[str, set[str]] = {}
+
+    def __call__(self, asked: ReceivedRequest) -> Answer:
+        self.keys[asked.path] = set(asked.body)
+        answer = super().__call__(asked)
+        if isinstance(answer.body, dict):
+            leases = [{**lease, "colour": "red"} for lease in answer.body.get("leases", [])]
+            more = {"leases": leases} if "leases" in answer.body else {}
+            return replace(answer, body={**answer.body, **more, "mood": {"good": True}})
+        return answer
+
+
+def test_an_agent_ignores_what_a_newer_gateway_adds_to_its_answers(tmp_path: Path) -> None:
+    pool = NewerPool()
+    with serving(pool, tmp_path):
+        done = pool.grant("true")
+        pool.until(lambda: done in pool.outcomes)
+        stopped = pool.grant("sleep", "60", job="job-2")
+        pool.until(lambda: "active" in pool.reported(stopped))
+        pool.cancel(stopped, reason="a reason of tomorrow")
+        pool.until(lambda: stopped in pool.outcomes)
+    assert (pool.outcomes[done]["verdict"], pool.outcomes[stopped]["verdict"]) == ("succeeded", "stopped")
+    assert len(pool.opened) == 1
+
+
+def test_an_agent_leaves_out_what_equals_its_default_so_that_an_older_gateway_understands_it(tmp_path: Path) -> None:
+    pool = NewerPool()
+    with serving(pool, tmp_path):
+        done = pool.grant("true")
+        pool.until(lambda: done in pool.outcomes)
+    assert pool.keys["/v1/sessions"] == {"bot", "secret"}
+    assert pool.keys["/v1/sync"] <= {"bot", "epoch", "secret", "seq", "status", "leases", "wait"}

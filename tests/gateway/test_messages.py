@@ -76,6 +76,21 @@ def test_a_session_with_a_declaration_that_means_nothing_is_refused(
     assert counts(database) == before
 
 
+def test_a_field_of_a_newer_bot_is_refused_by_its_name_because_the_bot_may_rely_on_it(
+    working: tuple[Bot, dict[str, Any]], served: Served, pool: Pool
+) -> None:
+    bot, held = working
+    before = stored(pool)
+    with served.client(served.token(Kind.BOT.value, bot="*")) as http:
+        opened = http.post("/v1/sessions", json={"bot": "b2", "only_at_night": True})
+    reported = bot.sync(leases=[held | {"state": "active", "mood": "good"}])
+    assert [(answer.status_code, answer.json()["field"]) for answer in (opened, reported)] == [
+        (422, "only_at_night"),
+        (422, "leases.0.mood"),
+    ]
+    assert stored(pool) == before
+
+
 def test_an_outcome_that_no_run_has_is_refused(working: tuple[Bot, dict[str, Any]], pool: Pool) -> None:
     bot, held = working
     before = stored(pool)

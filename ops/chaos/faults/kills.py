@@ -1,0 +1,157 @@
+"""Faults that kill with SIGKILL: members, processes below bots, the server and its backends."""
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import ClassVar
+
+import psycopg
+
+from bots.agent.guardian import process_tree
+from ops.chaos.faults.fault import Fault
+from ops.chaos.members import Member, Role
+
+
+def send(processes: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to each process that is still there."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def backends(fault: Fault) -> list[int]:
+    """Return the server's processes that serve our members."""
+    with fault.pool.server.connect() as connection:
+        rows = connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend' AND application_name NOT LIKE 'chaos%' AND application_name <> ''"
+        ).fetchall()
+    return [pid for (pid,) in rows]
+
+
+class MemberKill(Fault):
+    """Kills one member. It is started again at once."""
+
+    role: ClassVar[Role]
+
+    def inject(self) -> None:
+        self.a(self.role).kill()
+
+
+class GatewayKill(MemberKill):
+    name = "kill-gateway"
+    role = Role.GATEWAY
+
+
+class AssignerKill(MemberKill):
+    name = "kill-assigner"
+    role = Role.ASSIGNER
+
+
+class AgentKill(MemberKill):
+    name = "kill-agent"
+    role = Role.BOT
+
+
+class AllAgentsKill(Fault):
+    """Kills every agent at the same moment."""
+
+    name = "kill-all-agents"
+
+    def inject(self) -> None:
+        for member in self.pool.of(Role.BOT):
+            member.signal(signal.SIGKILL)
+
+
+class BelowAgentKill(Fault):
+    """Kills one of the processes below a bot that `below` names, or all of them."""
+
+    every: ClassVar[bool] = False
+
+    def inject(self) -> None:
+        found = self.below(self.a(Role.BOT))
+        if found:
+            send(found if self.every else [self.chance.choice(found)], signal.SIGKILL)
+
+    def below(self, bot: Member) -> list[int]:
+        raise NotImplementedError
+
+
+class GuardianKill(BelowAgentKill):
+    name = "kill-guardian"
+
+    def below(self, bot: Member) -> list[int]:
+        return bot.guardians()
+
+
+class SupervisorKill(BelowAgentKill):
+    name = "kill-supervisor"
+
+    def below(self, bot: Member) -> list[int]:
+        return bot.supervisors()
+
+
+class CommandKill(BelowAgentKill):
+    name = "kill-command"
+
+    def below(self, bot: Member) -> list[int]:
+        return bot.commands()
+
+
+class AgentAndGuardianKill(BelowAgentKill):
+    """Kills an agent and its guardian at the same moment; only the supervisors are left to end the commands."""
+
+    name = "kill-agent-and-guardian"
+    every = True
+
+    def below(self, bot: Member) -> list[int]:
+        found = bot.guardians()
+        bot.signal(signal.SIGKILL)
+        return found
+
+
+class ServerKill(Fault):
+    """Kills the postmaster. The server is started again at once and recovers."""
+
+    name = "kill-postgres"
+
+    def inject(self) -> None:
+        self.pool.server.kill()
+        self.pool.server.ensure()
+
+
+class BackendKill(Fault):
+    """Kills one backend, upon which PostgreSQL ends all others and recovers by itself."""
+
+    name = "kill-backend"
+
+    def inject(self) -> None:
+        send([self.chance.choice(process_tree().get(self.pool.server.pid, []))], signal.SIGKILL)
+
+
+class BackendTermination(Fault):
+    """Ends some connections of members as an administrator would."""
+
+    name = "terminate-backends"
+
+    def inject(self) -> None:
+        found = backends(self)
+        with suppress(psycopg.OperationalError), self.pool.server.connect() as connection:
+            for pid in self.chance.sample(found, min(len(found), self.chance.randint(1, 10))):
+                connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+
+KILLS = (
+    GatewayKill,
+    AssignerKill,
+    AgentKill,
+    AllAgentsKill,
+    GuardianKill,
+    SupervisorKill,
+    CommandKill,
+    AgentAndGuardianKill,
+    ServerKill,
+    BackendKill,
+    BackendTermination,
+)
