@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psycopg
 from pydantic import BaseModel, Field, field_validator
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 
 from assigner.admission.checkers import CheckerSettings
 from assigner.admission.ordering import OrderingSettings
@@ -29,7 +28,7 @@ from schema.fleet.success import SuccessSettings
 from schema.policy.priority_classes import ServiceLevelSettings
 from schema.policy.queue_limits import QueueSettings
 from schema.policy.time_windows import WindowSettings
-from schema.postgres import embedded, migrate
+from schema.postgres import embedded, migrate, urls
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.tenancy.cohorts import CohortSettings
 from schema.tenancy.instances import InstanceSettings
@@ -80,15 +79,15 @@ class PoolSettings(ConfigModel):
     @field_validator("database")
     @classmethod
     def _urls_are_postgresql(cls, settings: DatabaseSettings) -> DatabaseSettings:
+        if settings.pooler == "transaction" and settings.url.get_secret_value() == "embedded":
+            raise ValueError('pooler = "transaction" needs a url that leads to the pooler, not "embedded"')
         for name, value in {"url": settings.url, "listen_url": settings.listen_url}.items():
             if value is None or (name == "url" and value.get_secret_value() == "embedded"):
                 continue
-            try:
-                is_ours = make_url(value.get_secret_value()).get_backend_name() in ("postgresql", "postgres")
-            except (ArgumentError, ValueError):
-                is_ours = False
-            if not is_ours:
-                raise ValueError(f"{name} must be a postgresql:// URL" + (" or 'embedded'" if name == "url" else ""))
+            mistake = urls.find_mistake(value.get_secret_value())
+            if mistake is not None:
+                or_embedded = " or 'embedded'" if name == "url" and mistake == urls.NO_URL else ""
+                raise ValueError(f"{name} {mistake}{or_embedded}")
         return settings
 
 
@@ -131,10 +130,18 @@ class Installation:
 
     @contextmanager
     def ready_database(self, role: str, *, patience: float | None = None) -> Iterator[Database]:
-        """Connect as `database` does. Raises NotReady if the schema is not the one that this program needs."""
+        """Connect as `database` does. Raises NotReady if a pooler makes that unsafe, or the schema is not ours."""
         with self.database(role, patience=patience) as database:
+            require_safe_way(database)
             migrate.require(database)
             yield database
+
+
+def require_safe_way(database: Database) -> None:
+    """Raise NotReady if the database is reached through a pooler that the settings do not name."""
+    problem = database.find_pooler_problem()
+    if problem is not None:
+        raise NotReady(f"{problem.found}; {problem.remedy}")
 
 
 @contextmanager

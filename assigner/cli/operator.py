@@ -10,7 +10,7 @@ import click
 from assigner.cli import mistakes
 from assigner.cli.output import as_json, duration, print_json, print_table
 from assigner.config import loading
-from assigner.settings import COMMAND_TIMEOUT, Installation
+from assigner.settings import COMMAND_TIMEOUT, Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
 from schema.errors import BadInput, LeaseholdError
@@ -76,6 +76,7 @@ def db_group() -> None:
 def upgrade_database(installation: Installation, as_json: bool) -> None:
     """Bring the schema to the version that this program needs. Safe to repeat, also by several processes at once."""
     with installation.database("upgrade", patience=COMMAND_TIMEOUT) as database:
+        require_safe_way(database)
         version = migrate.upgrade(database)
     _print_version(version, as_json=as_json)
 

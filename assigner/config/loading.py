@@ -17,11 +17,10 @@ import structlog
 from prometheus_client import Counter
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
 
 from assigner.config import keys
 from schema.errors import BadInput
+from schema.postgres.urls import without_password
 from schema.validation import escaped
 
 #: The largest configuration file, bytes. A larger one is taken for a mistake.
@@ -200,7 +199,8 @@ def masked(settings: BaseModel) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         match value:
             case SecretStr():
-                return _without_password(value.get_secret_value())
+                secret = value.get_secret_value()
+                return secret if secret == "embedded" else without_password(secret)
             case dict():
                 return {key: plain(each) for key, each in value.items()}
             case list() | tuple() | set() | frozenset():
@@ -211,17 +211,6 @@ def masked(settings: BaseModel) -> dict[str, Any]:
     shown = plain(settings.model_dump())
     assert isinstance(shown, dict)
     return shown
-
-
-def _without_password(value: str) -> str:
-    if value == "embedded":
-        return value
-    try:
-        url = make_url(value)
-    except (ArgumentError, ValueError):
-        return "***"
-    hidden = url.set(query={k: "***" if "pass" in k.lower() else v for k, v in url.query.items()})
-    return hidden.render_as_string(hide_password=True)
 
 
 def as_toml(values: Mapping[str, Any]) -> str:

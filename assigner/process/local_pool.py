@@ -13,7 +13,7 @@ import httpx
 from sqlalchemy import Connection
 
 from assigner.process.children import Child, Children, Role
-from assigner.settings import Installation
+from assigner.settings import Installation, require_safe_way
 from schema import clock
 from schema.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
 from schema.postgres import embedded, migrate
@@ -204,6 +204,7 @@ def local_pool(
         if keeper:
             stack.callback(keeper.close)
         database = stack.enter_context(installation.database("pool"))
+        require_safe_way(database)
         migrate.upgrade(database)
         _keep_token(database, installation.data / OPERATOR_TOKEN, kind=tokens.Kind.OPERATOR, bot=None)
         _keep_token(database, installation.data / BOT_TOKEN, kind=tokens.Kind.BOT, bot="*")

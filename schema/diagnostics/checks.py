@@ -250,6 +250,16 @@ def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Ch
     return judge_wakeup(seconds)
 
 
+def check_pooler(database: Database) -> Check:
+    """Check that no pooler on the way to the server gives our transactions sessions of others, or drops settings."""
+    problem = database.find_pooler_problem()
+    if problem is not None:
+        return Check("pooler", Verdict.BAD, problem.found, problem.remedy)
+    if database.is_pooled:
+        return Check("pooler", Verdict.OK, 'database.pooler is "transaction": each transaction brings its settings')
+    return Check("pooler", Verdict.OK, "no pooler shares sessions; the settings of the connection are in effect")
+
+
 def judge_wakeup(seconds: float) -> Check:
     """Judge a notification that arrived after `seconds`."""
     found, figures = (

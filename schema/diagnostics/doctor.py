@@ -28,6 +28,7 @@ def run_checks(database: Database) -> list[Check]:
     held = _run_in_transaction(database, "snapshots", doctor_checks.check_snapshots)
     checks = [
         version,
+        _run_check("pooler", partial(doctor_checks.check_pooler, database)),
         _run_check("wake-ups", partial(doctor_checks.check_wakeups, database)),
         _run_in_transaction(database, "clocks", doctor_checks.check_clocks),
         held,

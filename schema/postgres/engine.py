@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import psycopg
 from psycopg import errors, pq
@@ -23,8 +23,8 @@ from psycopg.adapt import PyFormat
 from psycopg.pq import TransactionStatus
 from psycopg.types.array import BaseListDumper, ListDumper
 from psycopg.types.string import TextLoader
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
-from sqlalchemy import Connection, Engine, QueuePool, create_engine, event, make_url
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -35,6 +35,9 @@ from tenacity.wait import wait_base
 
 from schema import clock
 from schema.errors import NotReady
+from schema.postgres import pooler
+from schema.postgres.pooler import Problem, TransactionConnection
+from schema.postgres.urls import libpq_url
 
 # The pool
 
@@ -133,8 +136,9 @@ OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "25P03"})
 class DatabaseSettings(BaseModel):
     """The database of a pool, and limits of each process on it. Time-outs are in seconds.
 
-    url: `embedded`, or a PostgreSQL URL (`postgresql://user@host/database`).
+    url: `embedded`, or a URL as libpq takes it (`postgresql://user@host/database`), also with several hosts.
     listen_url: a direct URL for LISTEN when `url` goes through a transaction pooler.
+    pooler: `transaction` if `url` goes through a pooler that may give each transaction another session.
     pool: connections that a process may hold for its work.
     reserve: connections that are kept for heartbeats and upkeep, in addition to `pool`.
     outage_seconds: how long a transaction tries to reconnect before it fails.
@@ -144,12 +148,19 @@ class DatabaseSettings(BaseModel):
 
     url: SecretStr = SecretStr("embedded")
     listen_url: SecretStr | None = None
+    pooler: Literal["none", "transaction"] = "none"
     pool: int = Field(default=8, ge=1, le=500)
     reserve: int = Field(default=2, ge=1, le=50)
     statement_timeout: float = Field(default=10.0, gt=0, le=3600)
     lock_timeout: float = Field(default=1.0, gt=0, le=600)
     idle_in_transaction_timeout: float = Field(default=5.0, gt=0, le=3600)
     outage_seconds: float = Field(default=30.0, ge=0, le=3600)
+
+    @model_validator(mode="after")
+    def _pooler_has_a_way_around(self) -> Self:
+        if self.pooler == "transaction" and self.listen_url is None:
+            raise ValueError('pooler = "transaction" needs listen_url, a URL of the server itself, for notifications')
+        return self
 
 
 class Database:
@@ -158,6 +169,7 @@ class Database:
     def __init__(self, url: str, settings: DatabaseSettings, *, role: str, chance: random.Random) -> None:
         self.url = url
         self.listen_url = settings.listen_url.get_secret_value() if settings.listen_url else url
+        self.is_pooled = settings.pooler == "transaction"
         self._settings = settings
         self._chance = chance
         self.engine = _engine(url, settings, role=role, size=settings.pool)
@@ -263,6 +275,26 @@ class Database:
         arguments = connect_arguments(settings, role="leasehold-listen")
         return psycopg.connect(libpq_url(self.listen_url), autocommit=True, **arguments)
 
+    def find_pooler_problem(self) -> Problem | None:
+        """A pooler on the way to the server that makes it unsafe, if there is one. Raises NotReady as `run` does."""
+        wanted = session_settings(self._settings)
+        seen = self.run(lambda connection: pooler.look(connection, list(wanted)), urgent=True)
+        if self.is_pooled:
+            try:
+                if pooler.is_shared(self.listen):
+                    return pooler.LISTEN_SHARED
+            except psycopg.OperationalError as error:
+                if pooler.is_refusal(error):
+                    return pooler.LISTEN_SHARED
+                # If the server is away, the listener connects by itself later.
+        elif not seen.is_direct and pooler.is_shared(self._connect):
+            return pooler.SHARED
+        return pooler.find_lost(seen, wanted)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        arguments = connect_arguments(self._settings, role="leasehold-check")
+        return psycopg.connect(libpq_url(self.url), autocommit=True, prepare_threshold=None, **arguments)
+
     def close(self) -> None:
         """Close every pooled connection. The object may be used again afterwards."""
         self.engine.dispose()
@@ -284,30 +316,29 @@ def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:
     return told
 
 
-def libpq_url(url: str) -> str:
-    """The URL as libpq understands it, without SQLAlchemy's driver name."""
-    parsed = make_url(url).set(drivername="postgresql")
-    return parsed.render_as_string(hide_password=False)
-
-
-def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any]:
-    """libpq parameters: the schema, three time-outs, keepalives that notice a dead peer in seconds, planner settings.
+def session_settings(settings: DatabaseSettings) -> dict[str, str]:
+    """The server's settings that every transaction needs: the schema, three time-outs in milliseconds, and plans.
 
     Every statement of Leasehold has an index that serves it, so sequential and bitmap scans are off. Otherwise a plan
     made while the tables were empty, or before their first ANALYZE, would read grown tables whole, for a minute or
     more.
     """
-    options = {
+    return {
         "search_path": "leasehold,public",
         "timezone": "UTC",
         "jit": "off",
-        "default_transaction_isolation": r"read\ committed",
+        "default_transaction_isolation": "read committed",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
-        "statement_timeout": int(settings.statement_timeout * 1000),
-        "lock_timeout": int(settings.lock_timeout * 1000),
-        "idle_in_transaction_session_timeout": int(settings.idle_in_transaction_timeout * 1000),
+        "statement_timeout": f"{settings.statement_timeout * 1000:.0f}",
+        "lock_timeout": f"{settings.lock_timeout * 1000:.0f}",
+        "idle_in_transaction_session_timeout": f"{settings.idle_in_transaction_timeout * 1000:.0f}",
     }
+
+
+def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any]:
+    """libpq parameters: the settings of the session, and keepalives that notice a dead peer in seconds."""
+    options = {name: value.replace(" ", r"\ ") for name, value in session_settings(settings).items()}
     return {
         "application_name": role[:63],
         "client_encoding": "utf8",
@@ -352,19 +383,48 @@ def _code(error: DBAPIError) -> str | None:
 
 
 def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> Engine:
+    arguments = connect_arguments(settings, role=role)
+    pooled = settings.pooler == "transaction"
+    if pooled:
+        # No session is ours, so nothing is set or prepared in one; each transaction begins with the settings.
+        arguments |= {"options": "", "autocommit": True, "prepare_threshold": None}
     engine = create_engine(
-        make_url(url).set(drivername="postgresql+psycopg"),
+        "postgresql+psycopg://",
         poolclass=LendingPool,
         pool_size=size,
         max_overflow=0,
         pool_timeout=10,
         pool_use_lifo=True,
-        isolation_level="READ COMMITTED",
+        isolation_level=None if pooled else "READ COMMITTED",
         hide_parameters=True,
-        connect_args=connect_arguments(settings, role=role),
+        connect_args=arguments,
     )
+    local = pooler.local_settings(session_settings(settings))
+
+    def connect(_dialect: Any, _record: Any, _given: Any, arguments: dict[str, Any]) -> psycopg.Connection[Any]:
+        """Connect by the URL as it is: libpq reads it, not SQLAlchemy."""
+        kind = TransactionConnection if pooled else psycopg.Connection
+        try:
+            made = kind.connect(libpq_url(url), **arguments)
+        except psycopg.OperationalError as error:
+            if pooler.is_refusal(error):
+                raise NotReady(f"{pooler.REFUSED.found}; {pooler.REFUSED.remedy}") from None
+            raise
+        if isinstance(made, TransactionConnection):
+            made.settings = local
+        return made
+
+    event.listen(engine, "do_connect", connect)
     event.listen(engine, "connect", lambda connection, _: register_adapters(connection))
+    if pooled:
+        event.listen(engine, "begin", _begin_through_pooler)
     return engine
+
+
+def _begin_through_pooler(connection: Connection) -> None:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, TransactionConnection)
+    connection.exec_driver_sql(driver.begin_with)
 
 
 class _FullJitter(wait_base):
@@ -390,6 +450,9 @@ def single_row(driver: "psycopg.Connection[Any]", statement: bytes, *values: byt
     Values are text in UTF-8, so the connection must have been made by this module. It must be outside a transaction.
     Raises psycopg.Error.
     """
+    if isinstance(driver, TransactionConnection):
+        result = driver.execute_alone(statement, values)
+        return [result.get_value(0, column) for column in range(result.nfields)]
     result = driver.pgconn.exec_prepared(_statement_name(statement), values)
     if result.status != TUPLES:
         result = _unprepared(driver, result, statement, values)
@@ -407,9 +470,8 @@ def _unprepared(
 ) -> pq.abc.PGresult:
     """Execute an unprepared statement if the failure was only that it is not prepared, and prepare it for next time.
 
-    A prepared statement can be missing: the driver drops all of them after a rollback, and behind a pooler each
-    statement may reach another session. For the same reason it may exist already when it is prepared here; that error
-    is ignored.
+    A prepared statement can be missing because the driver drops all of them after a rollback. A failure to prepare it
+    again is ignored.
     """
     if _sqlstate(failed) != UNKNOWN_STATEMENT:
         raise _result_error(driver, failed)
