@@ -6,7 +6,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
+import psycopg
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 from structlog.typing import ExcInfo
 
 
@@ -28,17 +30,27 @@ def to_stderr(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
-    logging.basicConfig(stream=sys.stderr, level=max(logging.getLevelNamesMapping()[level], logging.WARNING))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(logging.BASIC_FORMAT))
+    logging.basicConfig(handlers=[handler], level=max(logging.getLevelNamesMapping()[level], logging.WARNING))
+
+
+class _Formatter(logging.Formatter):
+    """Formats entries of libraries, which log errors by themselves."""
+
+    def formatException(self, ei: Any) -> str:
+        return _frames(ei)
 
 
 def _frames(exc_info: ExcInfo) -> str:
     """Format an error with its stack but without local values, which may be a job's data or secret.
 
-    PostgreSQL's error details can quote rows, so only the SQLSTATE of its errors is kept.
+    PostgreSQL's error details can quote rows, and SQLAlchemy quotes the statement, so only the SQLSTATE is kept.
     """
     kind, value, trace = exc_info
     code = getattr(getattr(value, "orig", value), "sqlstate", None)
-    said = f"SQLSTATE {code}" if code else str(value)
+    is_database = isinstance(value, psycopg.Error | SQLAlchemyError)
+    said = f"SQLSTATE {code}" if code else "no SQLSTATE" if is_database else str(value)
     return "".join(traceback.format_tb(trace)) + f"{kind.__name__}: {said}"
 
 

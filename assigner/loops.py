@@ -12,7 +12,7 @@ import selectors
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -28,6 +28,9 @@ SHORT = 0.05
 #: Longest wait after consecutive errors, seconds: so much longer than the wait after the first one, and never more than
 #: `ERROR_DELAY_MAX`. A database that is back is then used again after a few seconds, however long it was away.
 ERROR_DELAY_GROWTH, ERROR_DELAY_MAX = 2.0, 30.0
+#: Seconds of the wait after an error that no wake-up shortens, so that one which comes with each submit causes no more
+#: than two errors a second.
+ERROR_DELAY_MIN = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +47,7 @@ class Loop:
     idle: context entered while the loop sleeps, so that others know that it wants to be woken (`Wakeups.idle`).
     on_error_delay: seconds until the next run after an error; an assigner's are its interval. They double with each
         error in a row, up to 2 s more than after the first, and to 30 s at most. The loop waits a random part of them,
-        at least half. (BuildGrid waits one interval after every error.)
+        at least half, and less if it is woken. (BuildGrid waits one interval after every error.)
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Loop:
             return True
 
     def wake(self) -> None:
-        """Run again at once, or once more after the current run. A wait after an error is not shortened."""
+        """Run again at once, or once more after the current run; after an error, when `ERROR_DELAY_MIN` has passed."""
         self._signal.set()
 
     def _run(self) -> None:
@@ -140,17 +143,23 @@ class Loop:
                 return
 
     def _once(self) -> float:
-        """Run once and return the delay. After an error, wait here, so that no wake-up shortens it, and return 0."""
+        """Run once and return the delay. After an error, wait here and return 0."""
         try:
             delay = self._run_once()
         except Exception as error:
             metrics.LOOP_ERRORS.labels(loop=self.name).inc()
-            clock.wait(self._stopping, self._error_delay(error))
+            self._wait_after_error(self._error_delay(error))
             return 0.0
         self._errors_in_a_row = 0
         self._ended_well = self._monotonic()
         metrics.LOOP_CYCLES.labels(loop=self.name).inc()
         return delay
+
+    def _wait_after_error(self, delay: float) -> None:
+        """Wait so many seconds, or until woken. The next run finds what was announced, because it follows at once."""
+        clock.wait(self._stopping, min(delay, ERROR_DELAY_MIN))
+        with self._idle() if self._idle is not None else nullcontext():
+            self._rest(delay - ERROR_DELAY_MIN)
 
     def _rest(self, delay: float) -> None:
         if delay > 0 and not self._stopping.is_set():

@@ -95,6 +95,11 @@ class OpenSession(Message):
         description="SHA-256, in hex, of the secret of an earlier session. The bot has made sure that no command of "
         "that session runs any more. If this request ends that session, its jobs need not wait. Unset = not known",
     )
+    cut_off: bool = Field(
+        default=False,
+        description="the bot itself has held `dead_session`, went on all the time, and lost it because no gateway "
+        "answered. The jobs of that session are not charged with a lost bot",
+    )
 
     @field_validator("pool")
     @classmethod

@@ -44,6 +44,8 @@ MAX_LIST = 1000
 MAX_UNITS = 1_000_000
 MAX_ATTEMPTS = 5
 MAX_KILLS = 3
+#: Lost attempts of one job that are not counted because its bots were only cut off.
+MAX_FORGIVEN = 10
 #: Bytes of output kept for one attempt of a job; the agent cuts at the same number.
 MAX_OUTPUT_BYTES = 1024 * 1024
 

@@ -349,6 +349,7 @@ class Upkeep:
         duties: tuple[Callable[[Connection], int], ...] = (
             lambda connection: retention_moves.delete_old_evictions(connection, age=kept, limit=LIMIT),
             lambda connection: retention_moves.delete_old_blames(connection, age=DAY, limit=LIMIT),
+            lambda connection: retention_moves.delete_old_lost_attempts(connection, age=DAY, limit=LIMIT),
             lambda connection: retention_moves.delete_old_audit(connection, age=settings.keep_audit, limit=LIMIT),
             lambda connection: retention_moves.delete_gone_bots(connection, age=settings.keep_gone_bots, limit=LIMIT),
             lambda connection: retention_moves.delete_unseen_assigners(connection, age=DAY),

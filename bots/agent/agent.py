@@ -162,6 +162,8 @@ class Agent:
         self._code = 1
         #: Digest of an earlier session with this work directory, once no command of it runs any more.
         self._dead: str | None = None
+        #: True if this process held that session and lost it only because no gateway answered.
+        self._cut_off = False
         self._undelivered = 0
         self._failure: BaseException | None = None
 
@@ -271,6 +273,7 @@ class Agent:
             # No process of this session may live on into the next one, even if its runs reported their end.
             self._clear(place.workplace)
             self._dead = _digest(session.secret) if shift.silent else None
+            self._cut_off = shift.silent and shift.cut_off
 
     def _clear(self, workplace: Workspace) -> None:
         killed = workplace.clear()
@@ -292,6 +295,7 @@ class Agent:
             labels=list(settings.labels),
             secret=secrets.token_urlsafe(32),
             dead_session=self._dead,
+            cut_off=self._cut_off,
         )
         transport = self._transport(_OPENING)
         try:

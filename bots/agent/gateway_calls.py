@@ -29,6 +29,8 @@ class GatewayCaller:
 
     def __init__(self, transport: Transport, waker: threading.Event, chance: Random) -> None:
         self._transport, self._waker, self._chance = transport, waker, chance
+        #: Calls that nobody has answered since the last answer that was no refusal.
+        self.unanswered = 0
 
     def call(self, path: str, body: Record, *, check: Callable[[], None], held: float = 0.0) -> Record:
         """Send the same body until the gateway answers; `check` may raise at any time to stop that.
@@ -41,11 +43,13 @@ class GatewayCaller:
             attempt = _Attempt(self._transport, path, body, held=held, waker=self._waker)
             self._until(attempt.done, check, None)
             if attempt.answer is not None:
+                self.unanswered = 0
                 return attempt.answer
             match attempt.error:
                 case BadInput() | Unauthorised() | Forbidden() | NotFound() | Conflict():
                     raise attempt.error
                 case error:
+                    self.unanswered += 1
                     if failures == 0:
                         _log.warning("the gateway does not answer", path=path, reason=str(error))
                     if held > 0:
@@ -108,6 +112,8 @@ class Heartbeat:
     def __init__(self, margin: float, *, on_lost: Callable[[], None], now: Monotonic = clock.monotonic) -> None:
         self._margin, self._on_lost, self._now = margin, on_lost, now
         self._deadline: float | None = None
+        #: Seconds after the deadline at which it was noticed: large if this machine or process stood still.
+        self.late = 0.0
         self._lock = threading.Lock()
         self._lost = False
         self._stopped = False
@@ -155,8 +161,9 @@ class Heartbeat:
             self._thread.join()
 
     def _check(self) -> bool:
-        if self._deadline is not None and self._now() >= self._deadline:
+        if not self._lost and self._deadline is not None and self._now() >= self._deadline:
             self._lost = True
+            self.late = self._now() - self._deadline
         return self._lost
 
     def _watch(self) -> None:

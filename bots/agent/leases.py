@@ -14,6 +14,8 @@ _log = structlog.get_logger("leasehold.agent")
 
 #: The most bytes of output in one sync. The output of one ended job always fits; further jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
+#: The most leases that are remembered after their end.
+REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, order=True)
@@ -63,6 +65,8 @@ class AgentLeases:
         self._held: dict[LeaseKey, HeldLease] = {}
         #: The latest run of each job, until it is over; also runs of leases that are no longer held.
         self._runs: dict[str, Run] = {}
+        #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
+        self._past: dict[LeaseKey, None] = {}
         self._lost = False
         #: How many results were dropped before the server knew them.
         self.undelivered = 0
@@ -165,6 +169,8 @@ class AgentLeases:
         settled = None
         if work.state == "cancelling":
             settled = Outcome(verdict="stopped")
+        elif key in self._past:
+            settled = Outcome(verdict="released", reason="the server has lost how this attempt ended")
         elif not accept:
             settled = Outcome(verdict="released", reason="the bot takes no new work")
         elif work.payload is None:
@@ -199,6 +205,9 @@ class AgentLeases:
     def _forget(self, key: LeaseKey, held: HeldLease) -> None:
         with self._lock:
             self._held.pop(key, None)
+        self._past[key] = None
+        if len(self._past) > REMEMBERED:
+            del self._past[next(iter(self._past))]
         if held.run is not None and not held.run.over.is_set():
             # The job may already run on another bot.
             _log.warning("lease is not ours any more", job=key.job, fence=key.fence)

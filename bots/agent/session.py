@@ -153,6 +153,8 @@ class AgentSession:
         self._give_up_at = math.inf
         #: True, once `work` has returned, if every run is known to be over.
         self.silent = False
+        #: True, once `work` has returned, if the session was lost only because no gateway answered.
+        self.cut_off = False
         self._beat(opened_at, session.expires_in)
 
     def work(self) -> SessionEnd:
@@ -296,6 +298,8 @@ class AgentSession:
     def _end(self, over: SessionOver) -> SessionEnd:
         """Kill all commands; after an expiry, find out whether another agent has taken over the name."""
         _log.warning("session over", bot=self._session.bot, epoch=self._session.epoch, reason=str(over))
+        # A machine that stood still noticed the deadline late. A job may have caused that.
+        self.cut_off = self._caller.unanswered > 0 and self._heartbeat.late < self._margin / 2
         match over.end:
             case SessionEnd.ABANDONED:
                 self._heartbeat.stop()

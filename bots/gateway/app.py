@@ -7,9 +7,12 @@ from typing import Any
 
 import anyio.to_thread
 from fastapi import APIRouter, FastAPI, Request
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bots.gateway import middleware, problems, routes
 from bots.gateway.long_poll import HeldSessions, LongPolls, WakeSource
@@ -18,13 +21,19 @@ from bots.gateway.middleware import ANYONE, KINDS, RequestMiddleware, TokenCache
 from bots.gateway.server import GatewaySettings, Server
 from bots.gateway.workers import SyncBatcher, worker_pools
 from bots.sync.settle import SyncService
-from schema.errors import NotReady
 from schema.postgres import migrate
-from schema.postgres.engine import Database
+from schema.postgres.engine import Database, describe_outage, find_exhausted, is_outage
 from schema.timing import Timing
 
 #: Seconds within which the database must answer, or the gateway reports that it is not ready.
 READY_SECONDS = 1.0
+
+# The row is never kept, but its transaction commits, and so waits for the disk and for synchronous standbys.
+WRITE = text("INSERT INTO write_probes DEFAULT VALUES")
+# A row may find room in a file that exists. What does not fit into memory needs new room on the disk, and no table
+# grows by it.
+LITTLE_MEMORY = text("SET LOCAL work_mem = '64kB'")
+SPILL = text("SELECT count(*) FROM generate_series(1, 5000)")
 
 _OPEN = {KINDS: [ANYONE]}
 
@@ -39,7 +48,7 @@ async def healthz() -> dict[str, str]:
 
 @health_router.get("/readyz", responses=problems.documented(), openapi_extra=_OPEN)
 async def readyz(request: Request) -> Response:
-    """Answer 200 if the database responds within a second and has the schema that this version needs."""
+    """Answer 200 if the database takes writes within a second and has the schema that this version needs."""
     state = request.app.state
     found = await state.probe.trouble()
     if found:
@@ -54,7 +63,8 @@ async def metrics(request: Request) -> Response:
 
 
 class Probe:
-    """Checks whether the database can be used. Requests share one check, so that a hanging one blocks one thread."""
+    """Checks whether the database can be read and written. Requests share one check, so that a hanging one blocks one
+    thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -71,13 +81,33 @@ class Probe:
             return f"the database did not answer within {READY_SECONDS:.0f} s"
 
     def _check(self) -> str:
-        try:
-            found = migrate.status(self._database, urgent=True)
-        except (NotReady, DBAPIError):
-            return "the database cannot be reached"
-        return (
-            "" if found.ready else f"schema {found.current or 'none'}, need {found.needed}; run: leasehold db upgrade"
-        )
+        for last in (False, True):
+            try:
+                return self._database.run(_read_and_write, urgent=True, repeat=False)
+            except (DBAPIError, PoolTimeout) as error:
+                # The first try may have found a connection that was lost while nobody used it.
+                if last or not is_outage(error):
+                    return _describe(error)
+        raise AssertionError("the last try returns")
+
+
+def _read_and_write(connection: Connection) -> str:
+    """Return what is wrong with the schema, "" if it is the right one and can be written."""
+    found = migrate.read(connection)
+    if not found.ready:
+        return f"schema {found.current or 'none'}, need {found.needed}; run: leasehold db upgrade"
+    with connection.begin_nested() as undone:
+        connection.execute(WRITE)
+        undone.rollback()
+    connection.execute(LITTLE_MEMORY)
+    connection.execute(SPILL)
+    return ""
+
+
+def _describe(error: DBAPIError | PoolTimeout) -> str:
+    if exhausted := find_exhausted(error):
+        return f"the database has no {exhausted} left"
+    return describe_outage(error) if is_outage(error) else "the database cannot be written"
 
 
 class Application(FastAPI):
@@ -89,6 +119,12 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         await self.state.request_middleware(scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Leave out the outermost part, which answers unexpected errors in plain text: `RequestMiddleware` answers."""
+        stack = super().build_middleware_stack()
+        assert isinstance(stack, ServerErrorMiddleware)
+        return stack.app
 
     async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run FastAPI itself, after the middleware has admitted the request."""

@@ -192,7 +192,7 @@ class TokenCache:
 
 
 class RequestMiddleware:
-    """The ASGI middleware. It also counts requests and answers unexpected errors with a plain 500."""
+    """The ASGI middleware. It also counts requests, and answers every error with a problem document."""
 
     def __init__(
         self,
@@ -210,13 +210,13 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        entry = self._entry(scope)
-        route = entry.path if entry is not None else "unmatched"
         answered = _StatusRecorder(send)
         started = clock.monotonic()
-        admitted = False
+        route, admitted = "unmatched", False
         try:
+            entry = self._entry(scope)
             if entry is not None:
+                route = entry.path
                 await self._admit(scope, receive, entry)
             admitted = True
             if entry is None or entry.handler is None:
@@ -226,15 +226,16 @@ class RequestMiddleware:
                 answer = await entry.handler(Request(scope, receive), state["body"], state["principal"])
                 await answer(scope, receive, answered.send)
         except Exception as error:
-            if answered.status:
-                raise
             trouble = problems.from_error(error)
             if trouble is None:
                 self._metrics.failures.inc()
                 trouble = problems.unexpected(error, route=route)
             elif not admitted:
                 self._metrics.refused.labels(_reason(error)).inc()
-            await trouble(scope, receive, answered.send)
+            # The server closes the connection of an answer that has begun and does not end. If it got the error, it
+            # would log its text, which may be PostgreSQL's.
+            if not answered.status:
+                await trouble(scope, receive, answered.send)
         finally:
             self._metrics.requests.labels(route, f"{answered.status // 100}xx").inc()
             self._metrics.seconds.labels(route).observe(clock.monotonic() - started)

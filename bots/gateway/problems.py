@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from schema import validation
 from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
-from schema.postgres.engine import is_conflict, is_outage
+from schema.postgres.engine import describe_outage, find_exhausted, is_conflict, is_outage
 
 MEDIA_TYPE = "application/problem+json"
 #: Seconds after which a client may repeat a request that was answered with 503.
@@ -137,7 +137,7 @@ def unexpected(error: BaseException, *, route: str) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every known error of the app's handlers with a problem document."""
+    """Answer every known error of the app's handlers with a problem document; the middleware answers the others."""
 
     async def handle(_: Request, error: Exception) -> Response:
         answer = from_error(error)
@@ -175,7 +175,9 @@ def _invalid(errors: Sequence[Any]) -> Response:
 
 def _database(error: DBAPIError) -> Response | None:
     if is_outage(error):
-        return _retry_later("the database cannot be reached", None)
+        return _retry_later(describe_outage(error), None)
+    if exhausted := find_exhausted(error):
+        return _retry_later(f"the database has no {exhausted} left", "exhausted")
     if is_conflict(error) or getattr(error.orig, "sqlstate", None) == _CANCELLED:
         return _retry_later("the database is too busy", "busy")
     return None

@@ -233,6 +233,8 @@ def check_session(bot: Row[Any] | None, *, epoch: int, secret: str) -> Row[Any]:
 def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> Row[Any]:
     if bot is None or bot.session is None or bot.closing:
         raise Conflict("session_over", "this session is over: open a new one")
+    if bot.epoch < epoch:
+        raise Conflict("session_over", "the server has lost this session: open a new one")
     if bot.epoch != epoch:
         raise Conflict("session_superseded", "a newer session of this bot is open")
     return bot

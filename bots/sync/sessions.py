@@ -26,7 +26,8 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
     """Open a session. Raises BadInput for properties that break the limits, and for exclusive ones that are not there.
 
     An older session of the same name ends, and its jobs are queued again. They are not granted before that session
-    would have expired, unless the request says that it is dead. A repeated request with the bot's own secret finds the
+    would have expired, unless the request says that it is dead. A lost bot does not count against them if it says that
+    it was only cut off. A repeated request with the bot's own secret finds the
     session that it opened.
     """
     properties = normal_properties("properties", request.properties)
@@ -54,6 +55,7 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
             ttl=timing.ttl,
             supply=request.resources,
             dead=None if request.dead_session is None else bytes.fromhex(request.dead_session),
+            cut_off=request.cut_off,
         )
 
     opened = database.run(work, urgent=True)

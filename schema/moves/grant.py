@@ -48,7 +48,8 @@ class Granted(NamedTuple):
 # into the room of its locked row, and so does a quota. The locked row also decides whether the bot may have the job,
 # because a new session may have changed its properties or its instance since it was chosen. Only placements on kept
 # units use what a bot keeps for an instance, and only once all of it is free. Placements and quotas are brought
-# together by sorting, because a join of two sets of unknown size might compare every pair.
+# together by sorting, because a join of two sets of unknown size might compare every pair. The fence of a lease is of
+# the server's timeline, so that it never repeats after a failover; the sub-select reads the timeline once.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
@@ -103,8 +104,8 @@ WITH wanted AS MATERIALIZED (
     FROM weighed w
     WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
 ), moved AS (
-    UPDATE jobs j SET state = 'leased', fence = j.fence + 1, attempts = j.attempts + 1,
-        schedule_after = NULL, reason = NULL
+    UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
+        attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
     FROM within f
     WHERE j.id = f.job_id AND f.fits AND {queued}
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,

@@ -70,6 +70,12 @@ OLD_BLAMES = text("""
 DELETE FROM blames WHERE job_id = ANY (ARRAY(
     SELECT job_id FROM blames WHERE at < now() - make_interval(secs => :age) LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
+# Of bots that have not come back.
+OLD_LOST_ATTEMPTS = text("""
+DELETE FROM lost_attempts WHERE (job_id, fence) IN (
+    SELECT job_id, fence FROM lost_attempts WHERE at < now() - make_interval(secs => :age)
+    ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED)
+""")
 # What is within the window still counts, however short a time it is to be kept.
 OLD_USAGE = text("""
 WITH old AS MATERIALIZED (
@@ -207,6 +213,11 @@ def delete_gone_bots(connection: Connection, *, age: float, limit: int) -> int:
 def delete_old_blames(connection: Connection, *, age: float, limit: int) -> int:
     """Delete up to `limit` blames for failures more than `age` seconds ago; returns how many. Reads all of them."""
     return connection.execute(OLD_BLAMES, {"age": age, "limit": limit}).rowcount
+
+
+def delete_old_lost_attempts(connection: Connection, *, age: float, limit: int) -> int:
+    """Forget up to `limit` lost attempts older than `age` seconds, which stay charged; returns how many."""
+    return connection.execute(OLD_LOST_ATTEMPTS, {"age": age, "limit": limit}).rowcount
 
 
 def delete_old_usage(connection: Connection, *, age: float, limit: int) -> int:

@@ -17,7 +17,8 @@ from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
 from schema.postgres import advisory
 from schema.postgres.fragments import newest_leases, newest_version
 from schema.postgres.notify import wake
-from schema.validation import KINDS, Kind, Properties, escaped
+from schema.states import JobState
+from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties, escaped
 
 LOCK_OR_INSERT_BOT = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
 LOCK = text("""
@@ -41,8 +42,37 @@ UPDATE bots SET epoch = epoch + 1, session = :session, sync_seq = 0, status = 'o
 WHERE id = :id RETURNING epoch
 """)
 EXPIRED = text("""
-SELECT id FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
+SELECT id, session FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+""")
+# Only what has been charged: the bot had been told of the job, and the job was queued again.
+RECORD_LOST = text("""
+INSERT INTO lost_attempts (job_id, fence, bot_id, session)
+SELECT t.* FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+    CAST(:sessions AS bytea[])) AS t (job_id, fence, bot_id, session)
+CROSS JOIN LATERAL (SELECT acknowledged_at, delivered_at FROM leases
+    WHERE job_id = t.job_id AND fence = t.fence OFFSET 0) l
+WHERE coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL
+""")
+# A failure that was counted against the bot is taken back by upkeep. The limit is for a job that cuts its bot off.
+FORGIVE = text(f"""
+WITH told AS MATERIALIZED (
+    DELETE FROM lost_attempts WHERE bot_id = :bot_id AND session = :session RETURNING job_id, fence
+), held AS MATERIALIZED (
+    SELECT j.id, t.fence AS lost FROM jobs j JOIN told t ON t.job_id = j.id
+    WHERE j.finished_at IS NULL
+        AND (SELECT count(*) FROM job_events e WHERE e.job_id = j.id AND e.move = 'forgive') < {MAX_FORGIVEN}
+    ORDER BY j.id FOR NO KEY UPDATE OF j
+), moved AS (
+    UPDATE jobs j SET kills = greatest(j.kills - 1, 0), attempts = greatest(j.attempts - 1, 0) FROM held h
+    WHERE j.id = h.id RETURNING j.id, j.state, j.fence, h.lost
+), returned AS (
+    UPDATE blames SET returned_at = clock_timestamp(), upheld_at = NULL
+    WHERE bot_id = :bot_id AND job_id = ANY (ARRAY(SELECT job_id FROM told))
+)
+INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+SELECT id, 'forgive', state, state, fence, CAST(:actor AS text),
+    jsonb_build_object('reason', 'its bot was only cut off', 'lost_fence', lost) FROM moved
 """)
 CLOSE = text("""
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
@@ -127,6 +157,7 @@ def open_session(
     ttl: float,
     supply: Mapping[Kind, int] | None = None,
     dead: bytes | None = None,
+    cut_off: bool = False,
 ) -> OpenedSession:
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
@@ -138,20 +169,25 @@ def open_session(
     supply: the resources that the bot declares; of other resources it has any amount.
     dead: the digest of a session of which the bot knows that nothing runs any more. Jobs of any other older session are
         not granted again before that session would have expired, because its agent may still run them.
+    cut_off: the bot went on all the time and lost that session because no gateway answered it. Its jobs are not charged
+        with a lost bot; what its expiry has charged already is taken back.
     """
     advisory.freeze_requirement_sets(connection)
     bot = _locked_bot(connection, name)
     if bot.session == session:
         connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
         return OpenedSession(bot.id, int(bot.epoch), [])
+    known = dead is not None and dead == bot.session
     ended = _end_all(
         connection,
         [bot.id],
-        verdict=Verdict.LOST,
+        verdict=Verdict.RELEASED if known and cut_off else Verdict.LOST,
         actor=f"bot:{name}",
-        reason="its bot started anew",
-        hold_until=None if dead is not None and dead == bot.session else bot.expires_at,
+        reason="its bot was cut off" if known and cut_off else "its bot started anew",
+        hold_until=None if known else bot.expires_at,
     )
+    if dead is not None and cut_off:
+        connection.execute(FORGIVE, {"bot_id": bot.id, "session": dead, "actor": f"bot:{name}"})
     epoch = connection.execute(
         OPEN,
         {
@@ -203,10 +239,24 @@ def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tup
 
     Returns the ids of the bots and the ended attempts. Expiry is judged on the locked row.
     """
-    bot_ids = [row.id for row in connection.execute(EXPIRED, {"after": after, "limit": limit})]
+    sessions = {row.id: row.session for row in connection.execute(EXPIRED, {"after": after, "limit": limit})}
+    bot_ids = list(sessions)
     if not bot_ids:
         return [], []
-    return bot_ids, _end_sessions(connection, bot_ids, verdict=Verdict.LOST, actor=actor, reason="its bot was lost")
+    ended = _end_sessions(connection, bot_ids, verdict=Verdict.LOST, actor=actor, reason="its bot was lost")
+    again = [attempt for attempt in ended if attempt.state == JobState.QUEUED]
+    if again:
+        connection.execute(
+            RECORD_LOST,
+            {
+                "job_ids": [attempt.job_id for attempt in again],
+                # The end has raised the fence by one.
+                "fences": [attempt.fence - 1 for attempt in again],
+                "bot_ids": [attempt.bot_id for attempt in again],
+                "sessions": [sessions[attempt.bot_id] for attempt in again],
+            },
+        )
+    return bot_ids, ended
 
 
 def close(connection: Connection, bot_id: int, *, actor: str) -> list[EndedAttempt]:

@@ -25,6 +25,7 @@ from psycopg.types.array import BaseListDumper, ListDumper
 from psycopg.types.string import TextLoader
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -96,6 +97,10 @@ class LendingPool(QueuePool):
             entry.invalidate()
         self._do_return_conn(entry)
 
+    def discard_all(self) -> None:
+        """Replace every connection before its next use."""
+        self._invalidate(cast(Any, None), _checkin=False)
+
 
 # Conversion of values, where the driver's general way costs more than the statement
 
@@ -129,8 +134,12 @@ T = TypeVar("T")
 
 #: Serialization failure, deadlock, lock timeout: the transaction was rolled back and may be repeated at once.
 CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+#: The server takes no writes: it is a standby, or an operator has set it so. Another server may be the primary now.
+READ_ONLY = "25006"
 #: Too many connections; the server stops or starts. Connection errors have codes of class 08 and are not listed.
-OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "25P03"})
+OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "25P03", READ_ONLY})
+#: What the server has run out of, by SQLSTATE. To repeat such a transaction at once would make it worse.
+EXHAUSTED = {"53000": "resources", "53100": "disk space", "53200": "memory"}
 
 
 class DatabaseSettings(BaseModel):
@@ -224,7 +233,10 @@ class Database:
             try:
                 return work(driver)
             except psycopg.Error as error:
-                raise _as_dbapi_error(error, lost=driver.broken) from error
+                read_only = error.sqlstate == READ_ONLY
+                if read_only:
+                    pool.discard_all()
+                raise _as_dbapi_error(error, lost=driver.broken or read_only) from error
             finally:
                 pool.take_back(entry, driver)
 
@@ -266,7 +278,7 @@ class Database:
             return result
         except (DBAPIError, PoolTimeout) as error:
             if is_outage(error):
-                raise NotReady("the database cannot be reached") from error
+                raise NotReady(describe_outage(error)) from error
             raise
 
     def listen(self) -> psycopg.Connection[Any]:
@@ -370,6 +382,17 @@ def is_outage(error: BaseException) -> bool:
     )
 
 
+def describe_outage(error: BaseException) -> str:
+    """Say in one clause why `error`, which `is_outage`, is one."""
+    read_only = isinstance(error, DBAPIError) and _code(error) == READ_ONLY
+    return "the database is read-only" if read_only else "the database cannot be reached"
+
+
+def find_exhausted(error: BaseException) -> str | None:
+    """Return what the server has run out of, such as disk space; None if that is not the error."""
+    return EXHAUSTED.get(_code(error) or "") if isinstance(error, DBAPIError) else None
+
+
 def _is_outage_code(code: str) -> bool:
     return code.startswith("08") or code in OUTAGES
 
@@ -416,6 +439,7 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
 
     event.listen(engine, "do_connect", connect)
     event.listen(engine, "connect", lambda connection, _: register_adapters(connection))
+    event.listen(engine, "handle_error", _leave_read_only)
     if pooled:
         event.listen(engine, "begin", _begin_through_pooler)
     return engine
@@ -425,6 +449,12 @@ def _begin_through_pooler(connection: Connection) -> None:
     driver = connection.connection.driver_connection
     assert isinstance(driver, TransactionConnection)
     connection.exec_driver_sql(driver.begin_with)
+
+
+def _leave_read_only(context: ExceptionContext) -> None:
+    """Let the pool replace all its connections when the server takes no writes: the next ones may find the primary."""
+    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
+        context.is_disconnect = True
 
 
 class _FullJitter(wait_base):

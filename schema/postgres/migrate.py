@@ -44,7 +44,12 @@ def status(database: Database, *, urgent: bool = False) -> Version:
 
     urgent: use a reserved connection, so that the read does not wait for other work.
     """
-    return Version(current=database.run(_current, urgent=urgent), needed=_needed())
+    return database.run(read, urgent=urgent)
+
+
+def read(connection: Connection) -> Version:
+    """The version of the database and the one needed."""
+    return Version(current=_current(connection), needed=_needed())
 
 
 def require(database: Database) -> None:
@@ -72,7 +77,7 @@ def upgrade(database: Database) -> Version:
 def _upgrade(connection: Connection) -> Version:
     connection.execute(_NO_TIMEOUTS)
     connection.execute(_MIGRATION_LOCK)
-    version = Version(current=_current(connection), needed=_needed())
+    version = read(connection)
     _refuse_unknown(version)
     if not version.ready:
         connection.execute(_CREATE_SCHEMA)

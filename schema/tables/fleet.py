@@ -109,6 +109,21 @@ bots = Table(
     Index("bots_drain_deadline", "drain_deadline", postgresql_where=text("draining AND drain_deadline IS NOT NULL")),
 )
 
+# Attempts that the expiry of a session has charged to their jobs, with the digest of that session's secret. A bot that
+# was only cut off gives it when it comes back, and the charge is taken back.
+lost_attempts = Table(
+    "lost_attempts",
+    metadata,
+    Column("job_id", BigInteger, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("bot_id", BigInteger, nullable=False),
+    Column("session", LargeBinary, nullable=False),
+    Column("at", TIME, nullable=False, server_default=NOW),
+    PrimaryKeyConstraint("job_id", "fence"),
+    Index("lost_attempts_of_bot", "bot_id"),
+    Index("lost_attempts_old", "at"),
+)
+
 # The latest transaction that changed what assigners remember of a bot (`mark_bot_change`). It is no column of `bots`:
 # its index would get an entry with nearly every change of what is in use of a bot.
 bot_changes = Table(

@@ -211,6 +211,13 @@ ticks = Table(
     PrimaryKeyConstraint("name"),
 )
 
+# Gateways insert a row here and undo that, to learn whether the server takes writes. It is always empty.
+write_probes = Table(
+    "write_probes",
+    metadata,
+    Column("at", TIME, server_default=NOW),
+)
+
 audit = Table(
     "audit",
     metadata,

@@ -139,6 +139,7 @@ def test_an_agent_started_anew_in_its_place_says_that_its_last_session_is_dead(t
     with serving(pool, tmp_path):
         pool.until(lambda: len(pool.opened) == 2)
     assert [request.dead_session for request in pool.opened] == [None, hashlib.sha256(b"s").hexdigest()]
+    assert not any(request.cut_off for request in pool.opened), "a job may have killed the first agent"
 
 
 def test_an_agent_makes_room_for_its_commands_files_but_leaves_their_limit_as_it_was(tmp_path: Path) -> None:

@@ -141,6 +141,21 @@ def test_the_next_grant_of_a_job_waits_until_the_last_one_is_dead(tmp_path: Path
         assert first not in pool.outcomes
 
 
+def test_a_lease_that_a_server_offers_again_after_its_end_is_given_back(tmp_path: Path) -> None:
+    """A promoted standby that lacks the last commits does so. The fence is of a late timeline, and below 2^53."""
+    fence = ((2**21 - 1) << 32) + 7
+    pool = Pool(sync_in=0.05)
+    with serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", "echo $LEASEHOLD_FENCE", fence=fence)
+        first = pool.until(lambda: pool.outcomes.get(key))
+        with pool.changed:
+            pool.outcomes.clear()
+        assert pool.grant("echo", "again", fence=fence) == key
+        second = pool.until(lambda: pool.outcomes.get(key))
+    assert (first["verdict"], bytes(pool.output[key])) == ("succeeded", f"{fence}\n".encode())
+    assert (second["verdict"], second["reason"]) == ("released", "the server has lost how this attempt ended")
+
+
 def test_a_payload_that_cannot_run_and_a_missing_one_are_reported(tmp_path: Path) -> None:
     pool = Pool()
     with serving(pool, tmp_path, capacity=2):

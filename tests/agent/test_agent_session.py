@@ -49,6 +49,7 @@ def test_a_session_the_server_does_not_know_any_more_is_replaced(tmp_path: Path,
         pool.until(lambda: len(pool.opened) == 2 and pool.syncs[-1].epoch == 2)
         assert alive_at_opening == [set()]
     assert pool.opened[1].dead_session == hashlib.sha256(b"s").hexdigest()
+    assert not pool.opened[1].cut_off
     assert next(sync.seq for sync in pool.syncs if sync.epoch == 2) == 1
     assert lost not in pool.outcomes
 
@@ -90,6 +91,7 @@ def test_work_is_killed_before_the_server_gives_it_away_also_while_a_call_hangs(
     assert "completed" not in pool.reported(key)
     last_of_the_old = [sync for sync in pool.syncs if sync.epoch == 1][-1]
     assert (last_of_the_old.status, last_of_the_old.leases) == ("gone", [])
+    assert [(each.cut_off, each.dead_session is None) for each in pool.opened] == [(False, True), (True, False)]
 
 
 def test_an_agent_whose_session_expired_does_not_take_over_from_a_newer_one(tmp_path: Path) -> None:
@@ -204,6 +206,9 @@ def test_a_session_at_rest_has_no_deadline_until_the_next_beat() -> None:
     assert heart.beat(101.0, expires_in=59.0)
     now[0] = 159.5
     assert heart.lost
+    now[0] = 170.0
+    assert heart.lost
+    assert heart.late == 0.5, "it was noticed half a second after the deadline"
 
 
 def test_rest_does_not_revive_a_session() -> None:

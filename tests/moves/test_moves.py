@@ -8,13 +8,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from bots.sync import sessions
 from schema.errors import Conflict, QueueFull
 from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
 from schema.moves.end import AttemptEnd, Verdict, end
-from schema.moves.sessions import drain
+from schema.moves.sessions import drain, expire
 from schema.moves.submit import Submitted, submit, submit_alone
 from schema.postgres.fragments import JOB_RESULT
+from schema.validation import MAX_FORGIVEN
 from tests.support.pool import Pool, active, completed, synced
 from tests.support.requests import FULL
 
@@ -85,6 +87,52 @@ def test_a_job_that_kills_three_bots_is_dead(pool: Pool) -> None:
     row = pool.job(job)
     assert (row.state, row.kills, row.attempts) == ("dead", 3, 3)
     assert row.reason == "its bot was lost three times"
+
+
+def test_outages_of_a_gateway_do_not_count_against_the_jobs_that_they_stop_but_at_most_ten_times(pool: Pool) -> None:
+    """The limit is for a job that cuts its bots off from the network each time."""
+    (job,) = pool.submit()
+    bot = pool.bot()
+    charged: list[tuple[int, int]] = []
+    while pool.job(job).state == "queued":
+        assert len(pool.given(bot)) == 1
+        pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+        pool.database.run(lambda connection: expire(connection, after=0, limit=500, actor="reaper"))
+        bot = pool.restarted(bot, cut_off=True)
+        row = pool.job(job)
+        charged.append((row.kills, row.attempts))
+    assert charged == [(0, 0)] * MAX_FORGIVEN + [(1, 1), (2, 2), (3, 3)]
+    assert (row.state, row.reason) == ("dead", "its bot was lost three times")
+    assert pool.history(job)[:7] == ["submit", "grant", "acknowledge", "expire", "forgive", "grant", "acknowledge"]
+    # The last loss ended the job, so there is nothing to forgive.
+    assert not pool.rows("SELECT FROM lost_attempts")
+
+
+def test_a_lost_attempt_is_forgiven_while_the_job_already_runs_elsewhere(pool: Pool) -> None:
+    job, bot, _ = pool.running()
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    pool.database.run(lambda connection: expire(connection, after=0, limit=500, actor="reaper"))
+    other = pool.bot("other")
+    [work] = pool.given(other)
+    assert (pool.job(job).kills, pool.job(job).attempts) == (1, 2)
+
+    # Neither another session of the bot nor a bot that does not say why it was lost has a loss to forgive.
+    pool.bot("other-2", dead_session=sessions.digest(bot.session.secret).hex(), cut_off=True)
+    assert pool.job(job).kills == 1
+    pool.restarted(bot, cut_off=True)
+
+    row = pool.job(job)
+    assert (row.state, row.kills, row.attempts, row.fence) == ("running", 0, 1, work["fence"])
+    other.sync(completed(work))
+    assert pool.job(job).state == "succeeded"
+    assert pool.history(job)[-2:] == ["forgive", "finish"]
+
+
+def test_a_bot_that_was_cut_off_and_comes_back_before_its_session_expires_gives_its_jobs_back(pool: Pool) -> None:
+    job, bot, _ = pool.running()
+    pool.restarted(bot, cut_off=True)
+    row = pool.job(job)
+    assert (row.state, row.kills, row.attempts, row.schedule_after) == ("queued", 0, 0, None)
 
 
 def test_work_that_a_lost_bot_was_never_told_of_costs_no_attempt(pool: Pool) -> None:

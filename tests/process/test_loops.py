@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from assigner.loops import SHORT, Again, Loop
+from assigner.loops import ERROR_DELAY_MIN, SHORT, Again, Loop
 from schema import clock
 from schema.errors import NotReady
 from schema.postgres.engine import Database
@@ -174,22 +174,57 @@ def test_errors_in_a_row_delay_a_loop_by_at_most_two_seconds_more_than_usual_and
             raise NotReady("the database cannot be reached")
         return usual
 
-    monkeypatch.setattr(clock, "wait", lambda _event, seconds: waits.append(seconds))
+    waited: list[float] = []
+    monkeypatch.setattr(clock, "wait", lambda _event, seconds: waited.append(seconds))
     loop = Loop("test", run_once, chance=chance, on_error_delay=usual)
+
+    def run() -> None:
+        waited.clear()
+        loop._once()
+        waits.append(sum(waited))
+
     with capture_logs():
         for _ in range(40):
-            loop._once()
+            run()
         assert waits[0] <= usual
         assert all(longest / 2 <= wait <= longest for wait in waits[12:])
         assert max(waits) <= longest
         away[0] = False
-        loop._once()
+        run()
         away[0] = True
-        loop._once()
-    assert waits[40] <= usual, "it starts anew after a success"
+        run()
+    assert waits[40:41] == [0.0]
+    assert 0.0 < waits[41] <= usual, "it starts anew after a success"
 
 
-def test_a_wake_up_does_not_shorten_the_wait_after_an_error_but_stop_does(loops: Callable[..., Loop]) -> None:
+def test_a_wake_up_ends_the_wait_after_an_error_but_not_the_first_half_second_of_it(
+    chance: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[object] = []
+    signal = Signal()
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        story.append((seconds, event.is_set()))
+        return event.is_set()
+
+    @contextmanager
+    def idle() -> Iterator[None]:
+        story.append("idle")
+        yield
+
+    def run_once() -> float:
+        signal.set()
+        raise NotReady("the database cannot be reached")
+
+    monkeypatch.setattr(clock, "wait", wait)
+    loop = Loop("test", run_once, chance=chance, signal=signal, idle=idle, on_error_delay=20.0)
+    with capture_logs() as logs:
+        assert loop._once() == 0.0
+    shortest = (ERROR_DELAY_MIN, False)
+    assert story == [shortest, "idle", (pytest.approx(logs[0]["retry_in"] - ERROR_DELAY_MIN, abs=0.001), True)]
+
+
+def test_stop_ends_the_wait_after_an_error(loops: Callable[..., Loop]) -> None:
     failed: queue.Queue[None] = queue.Queue()
 
     def run_once() -> float:
@@ -200,9 +235,6 @@ def test_a_wake_up_does_not_shorten_the_wait_after_an_error_but_stop_does(loops:
         loop = loops(run_once, on_error_delay=20.0)
         loop.start()
         failed.get(timeout=MINUTE)
-        loop.wake()
-        with pytest.raises(queue.Empty):
-            failed.get(timeout=0.05)
         assert loop.stop(MINUTE)
 
 

@@ -415,6 +415,20 @@ def test_a_job_that_kills_its_bots_is_to_blame(pool: Pool) -> None:
     assert counts(pool) == {("bot-1", ""): (0, 0)}
 
 
+def test_a_bot_that_was_only_cut_off_is_not_charged(pool: Pool) -> None:
+    count(pool)
+    first, second, _ = three(pool)
+    (job,) = pool.submit()
+    granted_lease(pool, first, job)
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s' WHERE name = 'bot-1'")
+    expire(pool)
+    ends(pool, second, job)
+    assert blamed(pool) == [("bot-1", True)]
+    pool.restarted(first, cut_off=True)
+    pool.upkeep().run_once()
+    assert (counts(pool).get(("bot-1", "")), blamed(pool)) == ((0, 0), [(None, False)])
+
+
 def test_a_bot_whose_failures_passed_elsewhere_is_put_on_probation(pool: Pool) -> None:
     count(pool)
     first, second, _ = three(pool)

@@ -142,10 +142,10 @@ class Pool:
         session = sessions.open_session(self.database, OpenSession(bot=name, **fields), timing=self.timing)
         return Bot(sync_service or self.sync_service(), session)
 
-    def restarted(self, bot: Bot) -> Bot:
+    def restarted(self, bot: Bot, **fields: Any) -> Bot:
         """The same bot with a new session that declares the older one dead, so nothing of it runs any more."""
         dead = sessions.digest(bot.session.secret).hex()
-        return self.bot(bot.session.bot, dead_session=dead)
+        return self.bot(bot.session.bot, dead_session=dead, **fields)
 
     def assigner(self, **settings: Any) -> PriorityAgeAssigner:
         """An assigner that the test runs cycle by cycle; it serves minimums first."""

@@ -52,8 +52,8 @@ WITH wanted AS MATERIALIZED (
     FROM weighed w
     WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
 ), moved AS (
-    UPDATE jobs j SET state = 'leased', fence = j.fence + 1, attempts = j.attempts + 1,
-        schedule_after = NULL, reason = NULL
+    UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
+        attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
     FROM within f
     WHERE j.id = f.job_id AND f.fits AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
