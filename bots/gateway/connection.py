@@ -14,7 +14,7 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from bots.gateway import problems
@@ -55,6 +55,8 @@ class HttpConnection(HttpToolsProtocol):
         #: Set once the connection is refused: nothing that arrives is parsed.
         self._refused = False
         self._dropped = 0
+        #: The request that the gateway works on; `cycle` is the newest one.
+        self._answering: RequestResponseCycle | None = None
         #: A refusal that waits until earlier requests are answered.
         self._last_answer: bytes | None = None
 
@@ -80,6 +82,12 @@ class HttpConnection(HttpToolsProtocol):
         self._table.read(self)
         if self._admitted:
             self._table.dismiss(self._address)
+        # uvicorn tells only the newest request that its client is gone.
+        for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -191,6 +199,8 @@ class HttpConnection(HttpToolsProtocol):
         self._header_bytes = self._framing_bytes = 0
         super().on_headers_complete()
         self._in_body = True
+        if not self.pipeline:
+            self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= 2 * len(body)
@@ -241,7 +251,8 @@ class HttpConnection(HttpToolsProtocol):
             self._enter(Wait.UNREAD)
         elif self.pipeline:
             # Reading stays paused, so that no more requests come in than have been answered.
-            self._start_asgi_task(*self.pipeline.pop())
+            self._answering, application = self.pipeline.pop()
+            self._start_asgi_task(self._answering, application)
         elif self._refused:
             self._finish()
         else:

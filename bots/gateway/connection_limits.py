@@ -90,8 +90,10 @@ class _Unread:
 class ConnectionTable:
     """The open connections of one gateway. Only the event loop's thread may use it."""
 
-    def __init__(self, limits: ConnectionLimits, metrics: GatewayMetrics) -> None:
-        self.limits, self._metrics = limits, metrics
+    def __init__(
+        self, limits: ConnectionLimits, metrics: GatewayMetrics, *, now: clock.Monotonic = clock.monotonic
+    ) -> None:
+        self.limits, self._metrics, self._now = limits, metrics, now
         self._by_address: Counter[str] = Counter()
         self._open = 0
         self._seconds = {
@@ -138,7 +140,7 @@ class ConnectionTable:
 
     def enter(self, connection: Waiting, wait: Wait) -> None:
         """Let the time for this wait begin now."""
-        self._since[wait][connection] = clock.monotonic()
+        self._since[wait][connection] = self._now()
 
     def leave(self, connection: Waiting, wait: Wait) -> None:
         """End this wait."""
@@ -147,7 +149,7 @@ class ConnectionTable:
     def unread(self, connection: Waiting) -> None:
         """Note that much of an answer is unread. The connections that began this first make room if it is too much."""
         memory = connection.unsent_memory()
-        self._unread[connection] = _Unread(clock.monotonic(), connection.unsent(), memory)
+        self._unread[connection] = _Unread(self._now(), connection.unsent(), memory)
         self._unread_bytes += memory
         while self._unread_bytes > self.limits.unread_bytes and len(self._unread) > 1:
             self._end_unread(next(iter(self._unread)), "unread_memory")
@@ -164,7 +166,7 @@ class ConnectionTable:
 
     def sweep(self) -> None:
         """End the connections that waited for too long."""
-        now = clock.monotonic()
+        now = self._now()
         for wait, members in self._since.items():
             for connection in list(_older(members, now - self._seconds[wait])):
                 del members[connection]

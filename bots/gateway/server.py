@@ -120,7 +120,7 @@ class Server(uvicorn.Server):
     ) -> None:
         """Make a server. `limits`: those of connections, with their numbers; None = by the settings."""
         if limits is None:
-            limits = _limits(settings)
+            limits = connection_limits(settings, files=_allow_many_files())
         self._connections = ConnectionTable(limits, app.state.metrics)
         super().__init__(
             uvicorn.Config(
@@ -253,20 +253,25 @@ def _url(settings: GatewaySettings, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _limits(settings: GatewaySettings) -> ConnectionLimits:
-    """Return the limits for these settings. Raises BadInput if they need more open files than this process may have.
+def connection_limits(settings: GatewaySettings, *, files: int) -> ConnectionLimits:
+    """Return the limits for these settings in a process that may open so many files.
 
-    Raises the soft limit of open files to the hard one, because each connection is a file descriptor.
+    Raises BadInput if more connections are set than it may have.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = MOST_BY_DEFAULT if files == resource.RLIM_INFINITY else max(1, files - RESERVED_FILES)
+    room = max(1, files - RESERVED_FILES)
     most = settings.max_connections or min(room, MOST_BY_DEFAULT)
-    if files != resource.RLIM_INFINITY and most > room:
+    if most > room:
         raise BadInput(
             "gateway.max_connections",
             f"{most} of them need {most + RESERVED_FILES} open files, but this process may have {files} (ulimit -n)",
         )
     return ConnectionLimits(connections=most, per_address=settings.max_connections_per_address or max(1, most // 2))
+
+
+def _allow_many_files() -> int:
+    """Raise the soft limit of open files to the hard one, because each connection is a file; return the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files
