@@ -64,6 +64,10 @@ class GatewayMetrics:
             "leasehold_internal_errors",
             "Requests that ended in an unexpected error; the log has each under its id.",
         )
+        self.connections = gauge("leasehold_connections", "Connections of clients that are open at the moment.")
+        self.connections_refused = counter(
+            "leasehold_connections_refused", "Connections refused, or ended because of a limit, by reason.", ["reason"]
+        )
         self._queue = gauge(
             "leasehold_work_queue",
             "Pieces of work, on the database or on bodies, that wait for a thread or run in one.",

@@ -61,6 +61,7 @@ _TITLES = {
     413: "body too large",
     415: "unsupported media type",
     422: "bad input",
+    431: "header too large",
     500: "internal error",
     503: "not ready",
 }

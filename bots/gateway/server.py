@@ -1,5 +1,6 @@
 """The gateway's HTTP server: its settings, its sockets, its start and stop."""
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -7,6 +8,7 @@ import signal
 import socket
 import ssl
 import stat
+import sys
 import threading
 from collections.abc import Callable, Generator
 from ipaddress import ip_address
@@ -16,15 +18,20 @@ from typing import Self
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from uvicorn.config import STARTUP_FAILURE
 
+from bots.gateway.connection import HttpConnection
+from bots.gateway.connection_limits import MOST_BY_DEFAULT, RESERVED_FILES, ConnectionLimits, ConnectionTable
 from schema import validation
 from schema.errors import BadInput
 from schema.gc_tuning import infrequent_gc
 
+#: Connections that may wait until they are accepted.
+BACKLOG = 4096
 #: Seconds within which calls under way must end at shutdown. Long polls are answered at once.
 SHUTDOWN_SECONDS = 10
-#: Seconds for which a connection may stay open between two requests: longer than a bot's sync period.
-KEEP_ALIVE_SECONDS = 75
+#: Seconds within which a client must complete the TLS handshake.
+HANDSHAKE_SECONDS = 10
 #: TCP keep-alive: seconds of silence before the first probe, seconds between probes, number of probes. While a call is
 #: held, a bot whose machine is gone sends nothing, and the gateway must not keep its session alive. There are several
 #: probes because some get lost: peers that connected in the same second are probed at the same moment, and a kernel
@@ -50,6 +57,10 @@ class GatewaySettings(BaseModel):
         overloaded gateway answers 503.
     token_cache_seconds: seconds for which a verified token is remembered. Doubling it halves the token queries and
         doubles the time for which a revoked token may still work.
+    max_connections: how many connections may be open; more are answered 503 and closed. None = as many as the limit
+        of open files permits, at most 32,768. Each needs about 10 KB.
+    max_connections_per_address: how many of them may come from one address, or from one /64 network of IPv6. None =
+        half of them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -64,6 +75,8 @@ class GatewaySettings(BaseModel):
     max_wait: float = Field(default=60.0, ge=0, le=60)
     queue: int = Field(default=1000, ge=1, le=1_000_000)
     token_cache_seconds: float = Field(default=5.0, ge=0, le=300)
+    max_connections: int | None = Field(default=None, ge=1, le=1_000_000)
+    max_connections_per_address: int | None = Field(default=None, ge=1, le=1_000_000)
 
     @field_validator("max_body")
     @classmethod
@@ -97,7 +110,18 @@ def is_loopback(host: str) -> bool:
 class Server(uvicorn.Server):
     """A uvicorn server that reports its address, answers long polls at its end, and stops without a signal."""
 
-    def __init__(self, app: FastAPI, settings: GatewaySettings, *, on_ready: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        settings: GatewaySettings,
+        *,
+        on_ready: Callable[[str], None],
+        limits: ConnectionLimits | None = None,
+    ) -> None:
+        """Make a server. `limits`: those of connections, with their numbers; None = by the settings."""
+        if limits is None:
+            limits = connection_limits(settings, files=_allow_many_files())
+        self._connections = ConnectionTable(limits, app.state.metrics)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -105,14 +129,13 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="on",
-                backlog=4096,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 ws="none",
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
             )
         )
+        self.servers: list[asyncio.base_events.Server] = []
         self._app, self._settings, self._on_ready = app, settings, on_ready
 
     def serve_until_stopped(self) -> None:
@@ -120,7 +143,6 @@ class Server(uvicorn.Server):
 
         Raises BadInput if the address or the TLS files cannot be used.
         """
-        _allow_many_connections()
         try:
             self.config.load()
         except (OSError, ssl.SSLError) as error:
@@ -135,9 +157,30 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        if sockets and self.started:
-            self._on_ready(_url(self._settings, sockets[0]))
+        # Instead of uvicorn's, which makes other connections and has no setting for the time of a handshake.
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        tls = self.config.ssl
+        loop = asyncio.get_running_loop()
+        for listener in sockets or ():
+            made = await loop.create_server(
+                self._connection,
+                sock=listener,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+                backlog=BACKLOG,
+            )
+            self.servers.append(made)
+            self._on_ready(_url(self._settings, listener))
+        self.started = True
+
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self.config, self.server_state, self.lifespan.state, table=self._connections)
+
+    async def on_tick(self, counter: int) -> bool:
+        self._connections.sweep()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.polls.end()
@@ -164,7 +207,7 @@ def _bind(settings: GatewaySettings) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        listener = socket.create_server(address, family=family, backlog=4096)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
         # Connections inherit this. Without it the second write of each answer waits 40 ms for a delayed ACK. asyncio
         # sets it only on sockets that were made with an explicit protocol number.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,7 +230,7 @@ def _bind_path(path: Path) -> socket.socket:
             listener.bind(str(path))
         finally:
             os.umask(mask)
-        listener.listen(4096)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise BadInput("gateway.unix_socket", f"cannot listen on {path}: {error.strerror or error}") from None
@@ -210,8 +253,25 @@ def _url(settings: GatewaySettings, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _allow_many_connections() -> None:
-    """Raise the soft limit of open files to the hard one, because each held call is a file descriptor."""
+def connection_limits(settings: GatewaySettings, *, files: int) -> ConnectionLimits:
+    """Return the limits for these settings in a process that may open so many files.
+
+    Raises BadInput if more connections are set than it may have.
+    """
+    room = max(1, files - RESERVED_FILES)
+    most = settings.max_connections or min(room, MOST_BY_DEFAULT)
+    if most > room:
+        raise BadInput(
+            "gateway.max_connections",
+            f"{most} of them need {most + RESERVED_FILES} open files, but this process may have {files} (ulimit -n)",
+        )
+    return ConnectionLimits(connections=most, per_address=settings.max_connections_per_address or max(1, most // 2))
+
+
+def _allow_many_files() -> int:
+    """Raise the soft limit of open files to the hard one, because each connection is a file; return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files

@@ -29,6 +29,7 @@ from assigner.process.children import PARENT_VARIABLE
 from assigner.settings import PoolSettings
 from bots.gateway import app as app_gateway
 from bots.gateway import server as server_gateway
+from bots.gateway.connection_limits import ConnectionLimits
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
@@ -271,7 +272,12 @@ def counts(database: Database) -> dict[str, int]:
 
 @contextmanager
 def serving(
-    database: Database, timing: Timing, *, wakeups: bool = True, settings: server_gateway.GatewaySettings | None = None
+    database: Database,
+    timing: Timing,
+    *,
+    wakeups: bool = True,
+    settings: server_gateway.GatewaySettings | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> Iterator[Served]:
     """Run a gateway inside the block."""
     source = Wakeups(database, enabled=wakeups)
@@ -287,7 +293,7 @@ def serving(
         found.append(url)
         ready.set()
 
-    server = server_gateway.Server(app, chosen, on_ready=on_ready)
+    server = server_gateway.Server(app, chosen, on_ready=on_ready, limits=limits)
     thread = threading.Thread(target=server.serve_until_stopped, daemon=True)
     thread.start()
     assert ready.wait(MINUTE), "the gateway did not come up"
