@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from assigner.api import jobs as job_routes
 from assigner.api.submission import SubmitRequest
@@ -412,3 +413,52 @@ def test_an_unexpected_error_tells_nothing_but_an_id(served: Served, monkeypatch
     assert "secret" not in answer.text
     assert answer.json()["code"] in answer.json()["detail"]
     assert bot.http.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "detail"),
+    [
+        ("53100", 503, "the database has no disk space left"),
+        ("53200", 503, "the database has no memory left"),
+        ("40001", 503, "the database is too busy"),
+        ("57014", 503, "the database is too busy"),
+        ("XX000", 500, "the gateway failed"),
+        ("P0001", 500, "the gateway failed"),
+    ],
+)
+def test_every_error_of_the_database_is_a_problem_document_and_no_text_of_it_is_told_or_logged(
+    served: Served, database: Database, caplog: pytest.LogCaptureFixture, code: str, status: int, detail: str
+) -> None:
+    bot, operator = Bot(served), served.client(served.token("operator"))
+    raises = f"""
+        CREATE FUNCTION raise() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION 'secret message' USING ERRCODE = '{code}', DETAIL = 'secret row'; END $$;
+        CREATE TRIGGER raises BEFORE INSERT ON jobs EXECUTE FUNCTION raise();
+        CREATE TRIGGER raises BEFORE UPDATE ON bots EXECUTE FUNCTION raise();
+        CREATE TRIGGER raises BEFORE INSERT ON write_probes EXECUTE FUNCTION raise();
+    """
+    database.run(lambda c: c.execute(text(raises)))
+    with operator, capture_logs() as logs:
+        answers = [operator.post("/v1/jobs", json={"jobs": [JOB]}), bot.sync(), operator.get("/readyz")]
+    for answer, wanted in zip(answers, (status, status, 503), strict=True):
+        assert (answer.status_code, answer.headers["content-type"]) == (wanted, "application/problem+json")
+        assert answer.json()["status"] == wanted
+        assert "secret" not in answer.text
+    assert answers[0].json()["detail"].startswith(detail)
+    assert "secret" not in str(logs) + caplog.text
+    assert [entry["sqlstate"] for entry in logs if "sqlstate" in entry] == ([code] * 2 if status == 500 else [])
+
+
+def test_an_error_in_a_handler_of_the_framework_is_a_problem_document_and_is_logged_once_without_its_text(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("secret words")
+
+    monkeypatch.setattr(served.app.state.database, "run", broken)
+    with served.client() as http, capture_logs() as logs:
+        answer = http.get("/readyz")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+    assert answer.json()["code"] in answer.json()["detail"]
+    assert [entry["kind"] for entry in logs] == ["RuntimeError"]
+    assert "secret" not in answer.text + str(logs) + caplog.text
