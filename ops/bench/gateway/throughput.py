@@ -12,7 +12,7 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,15 +85,17 @@ class Reading:
 
 
 @contextmanager
-def running_pool(data: Path, *, assigner: bool = True) -> Iterator[RunningPool]:
-    """Start a fresh database, a gateway and an assigner."""
+def running_pool(
+    data: Path, *, assigner: bool = True, settings: Mapping[str, str] | None = None
+) -> Iterator[RunningPool]:
+    """Start a fresh database, a gateway and an assigner. `settings`: environment variables for both."""
     with ExitStack() as stack:
         server = stack.enter_context(embedded.serve(data))
         database = stack.enter_context(opened(server.url))
         migrate.upgrade(database)
         token = database.run(lambda connection: tokens.create(connection, tokens.Kind.BOT, bot="*"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-        environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0"}
+        environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0", **(settings or {})}
         children = Children(data / "log", environ, report=lambda _: None, chance=random.Random(1), restart=False)
         stack.callback(children.kill)
         defaults = data / "leasehold.toml"
@@ -294,10 +296,10 @@ def main(
     found: dict[str, dict[str, Any]] = {}
     try:
         if working:
-            with _scratch() as data:
+            with scratch() as data:
                 found["busy"] = busy(data, bots=working, capacity=capacity, jobs=jobs, seconds=seconds, clients=clients)
         if resting:
-            with _scratch() as data:
+            with scratch() as data:
                 found["idle"] = idle(data, bots=resting, seconds=watch, samples=samples, clients=clients)
     except LeaseholdError as error:
         click.echo(f"error: {error}", err=True)
@@ -310,7 +312,7 @@ def main(
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
     data = embedded.scratch("leasehold-bench-")
     try:
         yield data
