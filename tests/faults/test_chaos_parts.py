@@ -89,8 +89,7 @@ def test_a_cut_resets_connections_and_refuses_new_ones(ends: Ends) -> None:
     ends.link.cut()
     for end in (ends.client, ends.target, ends.connect()):
         with pytest.raises(ConnectionError):
-            assert end.recv(1)
-            raise AssertionError("still open")
+            end.recv(1)
         end.close()
 
 
@@ -99,12 +98,12 @@ def test_a_half_open_connection_is_gone_for_one_side_only(ends: Ends, towards: b
     gone, silent = (ends.client, ends.target) if towards else (ends.target, ends.client)
     ends.link.strand(target=towards)
     with pytest.raises(ConnectionError):
-        assert gone.recv(1)
+        gone.recv(1)
     silent.sendall(b"into the void")
     assert is_silent(silent)
     ends.link.heal()
     with pytest.raises(ConnectionError):
-        assert silent.recv(1)
+        silent.recv(1)
 
 
 # Survivors
