@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-peers bench-scale format clean
+.PHONY: help demo test check bench bench-peers bench-scale chaos format clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench   measure throughput, costs, latency and one gateway; a few minutes"
 	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
 	@echo "make bench-scale   cost against depth, fleet, tenants, history, processes and a held snapshot; half an hour"
+	@echo "make chaos   random faults on a whole pool under load; MINUTES=10 SEED=1 choose how long and which"
 	@echo "make format  put the code into its canonical form"
 	@echo "make clean   remove .venv and the caches"
 
@@ -40,6 +41,9 @@ bench-peers: $(STAMP)
 
 bench-scale: $(STAMP)
 	$(BIN)/python -m ops.bench.scale
+
+chaos: $(STAMP)
+	$(BIN)/python -m ops.chaos.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 format: $(STAMP)
 	$(BIN)/ruff format .

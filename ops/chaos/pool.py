@@ -135,6 +135,18 @@ class ChaosPool:
                 raise LeaseholdError(f"the pool does not come up; see {self.directory}")
             clock.sleep(0.05)
 
+    def put(self, name: str, *, older: bool) -> None:
+        """Restart a member politely in the version before this one, or in this one."""
+        (member,) = [member for member in self.members if member.name == name]
+        assert self.before is not None or not older
+        member.restart(Birth(self.before.tree if self.before is not None and older else ROOT))
+
+    def in_service(self, bot: str) -> bool:
+        """Return whether a bot has an open session and takes work."""
+        with self.server.connect() as connection:
+            row = connection.execute("SELECT FROM bots WHERE name = %s AND status = 'ok'", [bot]).fetchone()
+        return row is not None
+
     def forget(self) -> None:
         """Delete the directory, unless it is needed to find out what has happened."""
         if self.done and not self.keep:

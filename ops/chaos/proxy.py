@@ -5,8 +5,10 @@ connection, tried in random order, so that a link in front of two gateways is a 
 """
 
 import asyncio
+import os
 import random
 import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,6 +95,9 @@ class _Side(asyncio.Protocol):
     def abort(self) -> None:
         """Reset the connection."""
         if self.transport is not None:
+            # Closed without waiting for unsent data, a connection is reset and not ended.
+            with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as same:
+                same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
 
 

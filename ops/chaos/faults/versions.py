@@ -1,7 +1,5 @@
 """Restarts, as an operator makes them: polite ones, into another version, and around an upgrade of the database."""
 
-from dataclasses import replace
-
 from ops.chaos.faults.fault import Fault
 from ops.chaos.members import ROOT, Role
 from ops.chaos.pool import ChaosPool
@@ -29,9 +27,9 @@ class OtherVersion(Fault):
     def inject(self) -> None:
         assert self.pool.before is not None
         member = self.a(self.chance.choice(list(Role)))
-        tree = self.pool.before.tree if member.birth.tree == ROOT else ROOT
-        self.target += " -> this version" if tree == ROOT else f" -> {self.pool.before.name}"
-        member.restart(replace(member.birth, tree=tree))
+        older = member.birth.tree == ROOT
+        self.target += f" -> {self.pool.before.name}" if older else " -> this version"
+        self.pool.put(member.name, older=older)
 
 
 class Upgrade(Fault):

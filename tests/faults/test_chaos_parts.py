@@ -1,0 +1,216 @@
+"""The parts of fault runs: proxies, the search for survivors, the report and the version before this one."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from ops.chaos import execution, versions
+from ops.chaos.checker import Kind, Violation
+from ops.chaos.faults import FAULTS
+from ops.chaos.proxy import Proxy
+from ops.chaos.report import Injection, Report
+from ops.chaos.versions import NoVersionBefore
+from ops.chaos.watch import Survivors
+from schema.postgres.engine import libpq_url
+from tests.support.patience import eventually
+from tests.support.pool import Pool
+
+README = Path(__file__).parent.parent.parent / "ops" / "chaos" / "README.md"
+
+
+# Proxies
+
+
+class Ends:
+    """A link between a client and a listener of the test, with one connection."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.link = proxy.link("link", lambda: [self.listener.getsockname()[1]])
+        self.client = self.connect()
+        self.target, _ = self.listener.accept()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.link.port), timeout=60)
+
+    def close(self) -> None:
+        for each in (self.client, self.target, self.listener):
+            each.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    proxy = Proxy(random.Random(0))
+    made = Ends(proxy)
+    yield made
+    made.close()
+    proxy.close()
+
+
+def is_silent(end: socket.socket) -> bool:
+    end.settimeout(0.1)
+    try:
+        return not end.recv(1) and False
+    except TimeoutError:
+        return True
+    finally:
+        end.settimeout(60)
+
+
+def test_what_is_sent_through_a_held_link_arrives_when_it_is_healed(ends: Ends) -> None:
+    ends.link.hold(from_target=False)
+    ends.client.sendall(b"request")
+    ends.target.sendall(b"answer")
+    assert ends.client.recv(6) == b"answer"
+    assert is_silent(ends.target)
+    ends.link.heal()
+    assert ends.target.recv(7) == b"request"
+
+
+def test_a_connection_that_is_made_during_a_partition_works_after_it(ends: Ends) -> None:
+    ends.link.hold()
+    late = ends.connect()
+    late.sendall(b"late")
+    ends.link.heal()
+    target, _ = ends.listener.accept()
+    assert target.recv(4) == b"late"
+    late.close()
+    target.close()
+
+
+def test_a_cut_resets_connections_and_refuses_new_ones(ends: Ends) -> None:
+    ends.link.cut()
+    for end in (ends.client, ends.target, ends.connect()):
+        with pytest.raises(ConnectionError):
+            end.recv(1)
+        end.close()
+
+
+@pytest.mark.parametrize("towards", [True, False])
+def test_a_half_open_connection_is_gone_for_one_side_only(ends: Ends, towards: bool) -> None:
+    gone, silent = (ends.client, ends.target) if towards else (ends.target, ends.client)
+    ends.link.strand(target=towards)
+    with pytest.raises(ConnectionError):
+        gone.recv(1)
+    silent.sendall(b"into the void")
+    assert is_silent(silent)
+    ends.link.heal()
+    with pytest.raises(ConnectionError):
+        silent.recv(1)
+
+
+# Survivors
+
+
+class Direct:
+    """The server as survivors are looked up on it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def connect(self) -> psycopg.Connection[object]:
+        return psycopg.connect(libpq_url(self._url), autocommit=True)
+
+
+def test_a_process_whose_attempt_is_over_is_found_and_one_of_a_running_attempt_is_not(pool: Pool) -> None:
+    pool.bot("bot-1", capacity=2)
+    job, other = pool.submit(), pool.submit()
+    pool.assigner().run_once()
+    fence = pool.job(job[0]).fence
+    run = f"run-{os.getpid()}"
+    own = {"PATH": os.defpath, execution.RUN_VARIABLE: run, "LEASEHOLD_FENCE": str(fence)}
+    current, over = (
+        subprocess.Popen(["sleep", "600"], env=own | {"LEASEHOLD_JOB": name, "LEASEHOLD_FENCE": str(number)})
+        for name, number in ((job[0], fence), (other[0], fence - 1))
+    )
+    try:
+        found = Survivors(Direct(pool.database.url), run, patience=0.0)  # type: ignore[arg-type]
+        eventually(lambda: found.look() or found.violations)
+        assert [violation.kind for violation in found.violations] == [Kind.SURVIVOR]
+        assert f"process {over.pid} of job {other[0]}" in found.violations[0].what
+    finally:
+        for process in (current, over):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+# The report
+
+
+def test_a_violation_is_told_beside_the_fault_that_it_followed() -> None:
+    report = Report(seed=7)
+    report.injections = [
+        Injection("kill-agent", "bot-1", 10.0, 10.0, 0.5, 0.1),
+        Injection("kill-agent", "bot-2", 20.0, 20.0, 1.5, 0.1),
+        Injection("cut", "callers", 30.0, 32.0, 0.2, 0.3),
+    ]
+    report.violations = [Violation(Kind.OVERLAP, "two", 21.0), Violation(Kind.LOST, "one")]
+    rows = [line.split() for line in report.table().splitlines()]
+    assert [row[0] for row in rows] == ["fault", "cut", "kill-agent", "(unknown)", "all"]
+    assert rows[1][1:] == ["1", "0", "0", "0", "0", "0", "0", "0", "0.30", "0.30"]
+    assert rows[2][1:] == ["2", "0", "0", "1", "0", "0", "0", "0", "1.00", "1.50"]
+    assert rows[3][1:] == ["0", "1", "0", "0", "0", "0", "0", "0", "-", "-"]
+    assert rows[4][1:4] == ["3", "1", "0"]
+
+
+def test_every_fault_is_explained_by_its_name() -> None:
+    explained = README.read_text()
+    assert [name for name in FAULTS if f"`{name}`" not in explained] == [], "ops/chaos/README.md"
+
+
+# The version before
+
+
+def git(tree: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(tree), *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository whose first commit has the schema `one`, and whose second one does not change it."""
+    for package in ("schema/sql", "assigner", "bots"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "file").write_text("one")
+    (tmp_path / "pyproject.toml").write_text("")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    commit(tmp_path, "bots/file", "two")
+    return tmp_path
+
+
+def commit(tree: Path, file: str, text: str) -> None:
+    (tree / file).write_text(text)
+    git(tree, "commit", "-qam", text)
+
+
+def test_before_the_first_release_it_is_the_commit_that_last_changed_the_schema(tree: Path, tmp_path: Path) -> None:
+    found = versions.extract(tree, versions.name_before(tree), tmp_path / "before")
+    assert [(found.tree / package / "file").read_text() for package in ("schema/sql", "bots")] == ["one", "one"]
+    commit(tree, "schema/sql/file", "three")
+    with pytest.raises(NoVersionBefore, match="last commit changed the schema"):
+        versions.name_before(tree)
+    commit(tree, "bots/file", "four")
+    (tree / "schema/sql/file").write_text("five")
+    with pytest.raises(NoVersionBefore, match="not committed"):
+        versions.name_before(tree)
+
+
+def test_after_a_release_it_is_the_last_release_before_this_commit(tree: Path) -> None:
+    git(tree, "tag", "v0.1.0", "-m", "release")
+    commit(tree, "schema/sql/file", "three")
+    git(tree, "tag", "v0.2.0", "-m", "release")
+    assert versions.name_before(tree) == "v0.1.0"
+
+
+def test_a_tree_without_a_repository_has_none_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NoVersionBefore, match="not a git repository"):
+        versions.name_before(tmp_path)
