@@ -50,6 +50,7 @@ class Machine:
         self._link = f"port{number}"
         self._first: subprocess.Popen[bytes] | None = None
         self._pid = 0
+        self._entered: list[subprocess.Popen[bytes]] = []
 
     @property
     def on(self) -> bool:
@@ -74,6 +75,10 @@ class Machine:
             self._first.kill()
             self._first.wait()
             self._first = None
+            for process in self._entered:
+                process.send_signal(signal.SIGCONT)  # `nsenter` stops with its child, and does not go on with it
+                process.wait()
+            self._entered.clear()
             while Path(f"/proc/{self._pid}").exists():  # until the last of its processes has ended
                 clock.sleep(0.01)
             subprocess.run(["ip", "link", "del", self._link], check=False, capture_output=True)
@@ -91,10 +96,12 @@ class Machine:
     ) -> "subprocess.Popen[bytes]":
         """Start a command on the machine, under the account with this number, or as root."""
         switch = [] if account is None else [f"--setuid={account}", f"--setgid={account}"]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*self._inside("--net", "--pid", "--mount", *switch), *command],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment), cwd="/",
         )  # fmt: skip
+        self._entered.append(process)
+        return process
 
     def signal(self, number: signal.Signals, program: str) -> None:
         """Send a signal to every process of the machine whose command line names the program."""

@@ -31,6 +31,8 @@ from schema.timing import Timing
 
 #: Seconds for which a member that was cut off, or hangs, stays so after another one has become primary.
 LONGER = 10.0
+#: Violations that are told one by one.
+SHOWN = 20
 #: A session outlives the slowest failover, so that bots keep what they run.
 TTL = 90.0
 
@@ -80,19 +82,23 @@ FAULTS: dict[str, Callable[[Pool, Member], None]] = {
 DEFAULTS = {"switchover": 2, "crash": 2, "kill": 10, "partition": 2, "hang": 1}
 
 
-def inject(pool: Pool, name: str) -> tuple[Injection, list[Violation]]:
+def inject(pool: Pool, name: str, report: Report) -> Injection:
     """Inject one fault, wait until everything is whole again, and verify the database.
 
     The recovery is the longest time without an acknowledged submit. Raises NotWhole.
     """
     pool.wait_acknowledged(clock.monotonic())
     primary, began = pool.cluster.wait_primary(), clock.monotonic()
-    FAULTS[name](pool, primary)
-    pool.wait_acknowledged(clock.monotonic())
-    answered = clock.monotonic()
-    pool.cluster.wait_whole()
-    waited = pool.longest_wait(began, answered)
-    return Injection(name, primary.name, began, clock.monotonic(), waited), pool.broken_invariants()
+    waited = None
+    try:
+        FAULTS[name](pool, primary)
+        pool.wait_acknowledged(clock.monotonic())
+        waited = pool.longest_wait(began, clock.monotonic())
+        pool.cluster.wait_whole()
+        report.violations += pool.broken_invariants()
+    finally:
+        report.injections.append(Injection(name, primary.name, began, clock.monotonic(), waited))
+    return report.injections[-1]
 
 
 @contextmanager
@@ -116,13 +122,11 @@ def run(pool: Pool, counts: dict[str, int], *, seed: int) -> Report:
     try:
         for name, count in counts.items():
             for number in range(1, count + 1):
-                injection, found = inject(pool, name)
-                report.injections.append(injection)
-                report.violations += found
+                injection = inject(pool, name, report)
                 took = injection.healed - injection.began
                 click.echo(
                     f"{name} {number} of {count}, primary {injection.target}: {injection.recovery:.1f} s without an"
-                    f" acknowledged submit, whole after {took:.0f} s, {len(found)} violations",
+                    f" acknowledged submit, whole after {took:.0f} s",
                     err=True,
                 )
     except NotWhole as error:
@@ -168,8 +172,10 @@ def main(faults: str, seed: int, asynchronous: bool, keep: bool) -> None:
     click.echo(report.table())
     click.echo("p50 and worst: seconds without an acknowledged submit")
     click.echo(", ".join(f"{number} {name}" for name, number in report.counts.items()))
-    for violation in report.violations:
+    for violation in report.violations[:SHOWN]:
         click.echo(f"after {report.fault_of(violation)}: {violation}")
+    if len(report.violations) > SHOWN:
+        click.echo(f"and {len(report.violations) - SHOWN} more")
     verdict = f"{len(report.violations)} violations" if report.violations else "no violation"
     click.echo(f"{verdict} in {len(report.injections)} faults and {report.seconds:.0f} s")
     sys.exit(1 if report.violations else 0)
