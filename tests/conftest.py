@@ -15,6 +15,7 @@ from assigner.cli.main import cli
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.workspace import Workspace, marked_processes
+from ops.bench import pgbouncer
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
@@ -28,6 +29,9 @@ from tests.support.tenancy import Tenancy
 
 DSN_VARIABLE = "LEASEHOLD_TEST_DSN"
 SEED_VARIABLE = "LEASEHOLD_TEST_SEED"
+POOLER_VARIABLE = "LEASEHOLD_TEST_POOLER"
+#: Connections of that pooler to a database: as few as let the tests of transactions that wait for each other go on.
+POOLED = 4
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,6 +58,19 @@ def databases(server_url: str) -> Iterator[Databases]:
     """Makes and drops databases on the server of this session."""
     with Databases(server_url) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def pooler(server_url: str) -> Iterator[Callable[[str], str] | None]:
+    """With LEASEHOLD_TEST_POOLER=pgbouncer: gives the URL of a database through a PgBouncer in transaction mode."""
+    wanted = os.environ.get(POOLER_VARIABLE)
+    if not wanted:
+        yield None
+        return
+    assert wanted == pgbouncer.PROGRAM, f"{POOLER_VARIABLE} is {pgbouncer.PROGRAM}, or not set"
+    with pgbouncer.pooled(server_url, servers=POOLED) as url:
+        directory = pgbouncer.directory_of(url)
+        yield lambda direct: pgbouncer.through(directory, direct)
 
 
 @pytest.fixture(scope="session")
@@ -95,9 +112,9 @@ def database_url(request: pytest.FixtureRequest, databases: Databases, template:
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    """The test's own database, migrated and empty."""
-    own = opened(database_url)
+def database(database_url: str, pooler: Callable[[str], str] | None) -> Iterator[Database]:
+    """The test's own database, migrated and empty; with LEASEHOLD_TEST_POOLER, through a pooler."""
+    own = opened(database_url) if pooler is None else opened(pooler(database_url), direct=database_url)
     yield own
     own.close()
 

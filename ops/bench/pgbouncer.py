@@ -76,6 +76,11 @@ def pooled(
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def directory_of(url: str) -> str:
+    """Where the socket of the PgBouncer of this URL is."""
+    return str(conninfo_to_dict(url)["host"])
+
+
 def through(directory: str, url: str) -> str:
     """The URL of the database of `url` through the PgBouncer whose socket is in `directory`."""
     given = make_url(libpq_url(url))

@@ -34,7 +34,7 @@ PID = "SELECT pg_backend_pid()"
 def directory(server_url: str) -> Iterator[str]:
     """Where the socket of a PgBouncer in transaction mode is, with a few connections to the server."""
     with pgbouncer.pooled(server_url, servers=SERVERS) as url:
-        yield str(psycopg.conninfo.conninfo_to_dict(url)["host"])
+        yield pgbouncer.directory_of(url)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def in_session_mode(
     server_url: str, database_url: str, *, role: str | None = None, more: str = ""
 ) -> Iterator[Database]:
     with pgbouncer.pooled(server_url, servers=20, mode="session", more=more, role=role) as url:
-        host = str(psycopg.conninfo.conninfo_to_dict(url)["host"])
+        host = pgbouncer.directory_of(url)
         with closing(unnamed(pgbouncer.through(host, database_url))) as database:
             yield database
 
@@ -175,7 +175,7 @@ def test_a_pooler_that_is_not_named_is_found_on_an_idle_pool_and_on_a_busy_one(
     drops = "ignore_startup_parameters = options"
     for more in (drops, f"{drops}\nserver_round_robin = 1"):
         with pgbouncer.pooled(server_url, servers=SERVERS, more=more) as url:
-            host = str(psycopg.conninfo.conninfo_to_dict(url)["host"])
+            host = pgbouncer.directory_of(url)
             with closing(unnamed(pgbouncer.through(host, database_url))) as database:
                 assert database.find_pooler_problem() == pooler.SHARED, "idle"
                 with psycopg.connect(pgbouncer.through(host, database_url)) as busy:
@@ -195,7 +195,7 @@ def test_listening_through_a_transaction_pooler_is_refused(server_url: str, pool
     with closing(through(pooled_url, pooled_url)) as database:
         assert database.find_pooler_problem() == pooler.LISTEN_SHARED, "it refuses options"
     with pgbouncer.pooled(server_url, servers=SERVERS, more="ignore_startup_parameters = options") as url:
-        host = str(psycopg.conninfo.conninfo_to_dict(url)["host"])
+        host = pgbouncer.directory_of(url)
         with closing(through(pooled_url, pgbouncer.through(host, database_url))) as database:
             assert database.find_pooler_problem() == pooler.LISTEN_SHARED, "it drops options"
     with closing(through(pooled_url, "postgresql://nobody@127.0.0.1:1/none")) as database:

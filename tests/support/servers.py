@@ -206,9 +206,10 @@ def _one(connection: psycopg.Connection, query: LiteralString) -> str:
     return str(row[0])
 
 
-def opened(url: str, *, role: str = "test") -> Database:
-    """A `Database` for a test."""
-    return Database(url, DatabaseSettings(), role=role, chance=random.Random(0))
+def opened(url: str, *, role: str = "test", direct: str | None = None) -> Database:
+    """A `Database` for a test. `direct`: the URL of the server itself if `url` leads through a transaction pooler."""
+    pooled = {} if direct is None else {"pooler": "transaction", "listen_url": direct}
+    return Database(url, DatabaseSettings.model_validate(pooled), role=role, chance=random.Random(0))
 
 
 # A real gateway on a real port, in a thread of the test's process
