@@ -26,7 +26,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from bots.agent.launcher import Launcher
-from bots.agent.workspace import MARK, Workspace, remove_tree
+from bots.agent.workspace import MARK, Workspace
 from bots.protocol import Chunk, Outcome, Usage
 from schema import clock, validation
 from schema.errors import BadInput
@@ -393,8 +393,8 @@ class Run:
         except OSError as error:
             return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
         finally:
-            if not remove_tree(directory):
-                _log.warning("a work directory cannot be removed", directory=str(directory))
+            # Renamed at once and removed later: neither the time nor a failure of it reaches the outcome.
+            self._place.workplace.discard(directory)
 
     def _payload(self) -> Payload:
         """Check the payload. Raises ValueError if no bot could run it."""

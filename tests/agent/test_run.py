@@ -108,14 +108,16 @@ def test_a_payload_that_no_bot_can_run_failed(place: RunContext, payload: Any, r
     assert (outcome.verdict, outcome.reason) == ("failed", f"invalid payload: {reason}")
 
 
-def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(place: RunContext) -> None:
-    root = place.workplace.root
-    root.rmdir()
-    root.write_text("in the way")
+def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place.workplace, "root", Path("/proc/self/no-such-place"))
     outcome = finish(start(place, "true"))
-    root.unlink()
-    root.mkdir()
-    assert (outcome.verdict, outcome.reason) == ("error", "the work directory cannot be made: Not a directory")
+    monkeypatch.undo()
+    assert (outcome.verdict, outcome.reason) == (
+        "error",
+        "the work directory cannot be made: No such file or directory",
+    )
 
 
 def test_output_beyond_the_cap_is_counted_but_not_kept(place: RunContext) -> None:

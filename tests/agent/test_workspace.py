@@ -9,7 +9,7 @@ import pytest
 
 from bots.agent import agent
 from bots.agent.agent import Agent, AgentSettings
-from bots.agent.workspace import Workspace, marked_processes, remove_tree
+from bots.agent.workspace import Workspace, marked_processes
 from schema.errors import BadInput, LeaseholdError
 from tests.support.agents import NEEDS_PROC
 from tests.support.patience import MINUTE, eventually
@@ -75,15 +75,26 @@ def test_a_place_remembers_the_last_session_for_as_long_as_the_kernel_runs(
     assert workplace.predecessor() is None
 
 
-def test_a_tree_with_closed_folders_and_links_out_of_it_is_removed_and_nothing_beyond(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir(mode=0o500)
-    closed = tmp_path / "tree" / "closed"
-    (closed / "inner").mkdir(parents=True)
-    (closed / "link").symlink_to(outside)
-    closed.chmod(0o000)
-    assert remove_tree(tmp_path / "tree")
-    assert outside.stat().st_mode & 0o777 == 0o500
+@pytest.mark.parametrize("harm", ["removed", "replaced by a file", "replaced by a link", "closed"])
+def test_a_command_that_harms_the_work_directory_does_not_disable_its_bot(
+    tmp_path: Path, workplace: Workspace, harm: str
+) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    if harm == "closed":
+        workplace.root.chmod(0o000)
+    else:
+        workplace.root.rmdir()
+    if harm == "replaced by a file":
+        workplace.root.write_text("in the way")
+    if harm == "replaced by a link":
+        workplace.root.symlink_to(outside / "nowhere")
+    made = workplace.make()
+    assert made.parent == workplace.root
+    assert not workplace.root.is_symlink()
+    workplace.discard(made)
+    assert workplace.clear() == 0
+    assert list(workplace.root.iterdir()) == []
+    assert list(outside.iterdir()) == []
 
 
 def bot(tmp_path: Path) -> Agent:
