@@ -21,6 +21,7 @@ from pathlib import Path
 
 import structlog
 
+from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.removal import Trash
 from schema import clock
 from schema.errors import BadInput, LeaseholdError
@@ -119,7 +120,8 @@ class Workspace:
     def clear(self) -> int:
         """Kill processes and remove directories of an earlier agent or session; return the number of killed processes.
 
-        Raises LeaseholdError if a process cannot be killed within 5 s.
+        A guardian gets half of 5 s to kill its commands itself, also one that a command has stopped. Raises
+        LeaseholdError if a process cannot be killed within 5 s. What cannot be removed is logged and left.
         """
         killed: set[int] = set()
         give_up = clock.monotonic() + _DYING
@@ -128,10 +130,13 @@ class Workspace:
             if clock.monotonic() > give_up:
                 what = f"processes {sorted(left)}" if left else "a guardian process"
                 raise LeaseholdError(f"{what} of an earlier agent or session cannot be killed")
+            if not left:
+                guardians = _holders(self.guard)
+                kill(guardians, signal.SIGCONT)
+                if clock.monotonic() > give_up - _DYING / 2:
+                    left = {*guardians, *descendants(guardians, process_tree())}
             killed |= left
-            for process in left:
-                with contextlib.suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
+            kill(list(left), signal.SIGKILL)
             clock.sleep(0.01)
         self._trash.resume()
         try:
@@ -158,15 +163,27 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
+def _holders(descriptor: int) -> list[int]:
+    """List the other processes that have the same file open."""
+    file = os.readlink(f"/proc/self/fd/{descriptor}")
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                if any(os.readlink(opened) == file for opened in Path("/proc", entry, "fd").iterdir()):
+                    found.append(int(entry))
+    return found
+
+
 def marked_processes(root: Path) -> set[int]:
-    """Find the processes with a work directory below `root`. Zombies have no environment and do not count."""
-    mark = f"{MARK}={root}/".encode()
+    """Find the processes whose work directory is `root` or below it. Zombies have no environment and do not count."""
+    mark = f"{MARK}={root}".encode()
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError):
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     environment = (entry / "environ").read_bytes()
-                    if any(line.startswith(mark) for line in environment.split(b"\0")):
+                    if any(line == mark or line.startswith(mark + b"/") for line in environment.split(b"\0")):
                         found.add(int(entry.name))
     return found

@@ -9,6 +9,7 @@ import pytest
 
 from bots.agent import agent
 from bots.agent.agent import Agent, AgentSettings
+from bots.agent.orphans import stopped
 from bots.agent.workspace import Workspace, marked_processes
 from schema.errors import BadInput, LeaseholdError
 from tests.support.agents import NEEDS_PROC
@@ -43,10 +44,24 @@ def test_leftovers_of_an_earlier_agent_are_killed_and_removed_but_nothing_else(t
     other.close()
 
 
-def test_a_guardian_of_an_earlier_agent_has_to_be_gone_before_the_place_is_clear(
+def test_a_guardian_of_an_earlier_agent_ends_before_the_place_is_clear_even_if_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("bots.agent.workspace._DYING", 0.2)
+    earlier = Workspace(tmp_path, "bot-1")
+    earlier.clear()
+    guardian = subprocess.Popen(["sh", "-c", "while :; do kill -STOP $$; done"], pass_fds=[earlier.guard])
+    eventually(lambda: stopped(guardian.pid))
+    earlier.close()
+    later = Workspace(tmp_path, "bot-1")
+    assert later.clear() == 1
+    assert guardian.wait(MINUTE) == -signal.SIGKILL
+    later.close()
+
+
+def test_a_guardian_that_cannot_be_killed_prevents_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bots.agent.workspace._DYING", 0.1)
+    monkeypatch.setattr("bots.agent.workspace.kill", lambda _processes, _number: None)
     earlier = Workspace(tmp_path, "bot-1")
     earlier.clear()
     guardian = subprocess.Popen(["sleep", "1009"], pass_fds=[earlier.guard])
