@@ -152,10 +152,15 @@ class _Opened:
 
 
 class Agent:
-    """One bot process. `run` returns its exit code; `drain` and `leave` may be called from any thread."""
+    """One bot process. `run` returns its exit code; `drain` and `leave` may be called from any thread.
 
-    def __init__(self, settings: AgentSettings, url: str, token: str, *, chance: Random | None = None) -> None:
-        self._settings, self._url, self._token = settings, url, token
+    adopt: no other part of this process starts processes, so the agent may kill all that it did not start; see Orphans.
+    """
+
+    def __init__(
+        self, settings: AgentSettings, url: str, token: str, *, chance: Random | None = None, adopt: bool = False
+    ) -> None:
+        self._settings, self._url, self._token, self._adopt = settings, url, token, adopt
         self._chance = chance or Random()
         self._commands = AgentCommands()
         self._inbox: SimpleQueue[str] = SimpleQueue()
@@ -183,7 +188,7 @@ class Agent:
         settings = self._settings
         open_files = raise_file_limit(settings.max_parallel if settings.auto_capacity else settings.capacity)
         workplace = Workspace(settings.directory, settings.bot)
-        launcher = Launcher(workplace.guard, open_files=open_files)
+        launcher = Launcher(workplace.guard, open_files=open_files, adopt=self._adopt)
         try:
             self._clear(workplace)
             self._dead = workplace.predecessor()

@@ -6,7 +6,9 @@ wait(2) tells the supervisor reliably when no process is left.
 
 The supervisor kills the whole process tree in three cases. Its control socket closes, because the agent died. The
 agent asks for it. Or the alarm rings, which the agent moves on at every renewal of its session: then the agent hangs
-or is stopped. If a supervisor itself is killed, the guardian kills the processes that it leaves behind.
+or is stopped. If a supervisor itself is killed, the guardian kills the processes that it leaves behind. If the guardian
+is killed with it, the command dies by the kernel's parent death signal, and the agent kills the rest. A command can
+also stop its supervisor with SIGSTOP: the guardian continues it, and kills it if it does not do what the alarm asks.
 
 The guardian is run by file name in an isolated interpreter and imports only the standard library. So it needs about
 10 MB, and a fork of it takes about a millisecond. It reads no clock: the kernel's interval timer measures the alarm,
@@ -15,11 +17,12 @@ and the agent measures the time of commands.
 Messages from agent to guardian are datagrams: `A<seconds>` sets the alarm, `A0` switches it off, `R` with the
 descriptors of control socket, output pipe and standard input starts a supervisor. The agent sends a supervisor one line
 of JSON (command, env, directory), then the bytes `T` (end all processes with SIGTERM) and `K` (kill all processes). A
-supervisor sends the agent lines of JSON: `ready`, `started`, `unable`, `exit`, `over`.
+supervisor sends the agent lines of JSON: `ready` with its process id, `started`, `unable`, `exit`, `over`.
 """
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import select
@@ -30,7 +33,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_SET_CHILD_SUBREAPER = 36
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+#: Seconds that supervisors have to kill their commands before the guardian kills them all.
+_INSIST = 2.0
 #: Seconds between two looks at the process tree while it is being killed.
 _LOOK_AGAIN = 0.02
 _DESCRIPTORS = 3
@@ -107,7 +113,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Run the command; return when none of its processes is left. `over` is the last message to the agent."""
-        self._send_fact(ready=True)
+        if not self._send_fact(ready=os.getpid()):
+            return
         request = self._request()
         if request is None or not self._start(request):
             return
@@ -144,6 +151,7 @@ class Supervisor:
                 cwd=request["directory"],
                 env=request["env"],
                 start_new_session=True,
+                preexec_fn=functools.partial(die_with, os.getpid()),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             number = error.errno if isinstance(error, OSError) else None
@@ -151,7 +159,7 @@ class Supervisor:
             return False
         os.close(self._output)
         os.close(self._stdin)
-        self._send_fact(started=self._command.pid, supervisor=os.getpid())
+        self._send_fact(started=self._command.pid)
         return True
 
     def _reap(self) -> bool:
@@ -188,9 +196,13 @@ class Supervisor:
                 os.killpg(self._command.pid, number)
         kill(descendants([os.getpid()], process_tree()), number)
 
-    def _send_fact(self, **facts: object) -> None:
-        with contextlib.suppress(OSError):
+    def _send_fact(self, **facts: object) -> bool:
+        """Tell the agent something; return False if it does not listen any more."""
+        try:
             self._control.sendall(json.dumps(facts).encode() + b"\n")
+        except OSError:
+            return False
+        return True
 
 
 class Guardian:
@@ -211,11 +223,23 @@ class Guardian:
             ready = self._signals.wait(self._channel if connected else None, None)
             if signal.SIGALRM in self._signals.rung:
                 self._signals.rung.discard(signal.SIGALRM)
-                self._expired = True
-                kill(list(self._supervisors), signal.SIGUSR1)
+                self._ring()
             self._reap()
             if ready:
                 connected = self._obey()
+                if not connected:
+                    self._ring()
+
+    def _ring(self) -> None:
+        """Make all supervisors kill their commands; called again, kill the supervisors that have not done it."""
+        if self._expired:
+            kill(list(self._supervisors), signal.SIGKILL)
+        else:
+            kill(list(self._supervisors), signal.SIGUSR1)
+            kill(list(self._supervisors), signal.SIGCONT)
+        self._expired = True
+        if self._supervisors:
+            signal.setitimer(signal.ITIMER_REAL, _INSIST)
 
     def _obey(self) -> bool:
         message, descriptors, _, _ = socket.recv_fds(self._channel, 64, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
@@ -255,15 +279,18 @@ class Guardian:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Collect supervisors that ended; kill the processes that a killed supervisor left behind."""
+        """Collect supervisors that ended, continue stopped ones, kill what a killed supervisor left behind."""
         while True:
             try:
-                process, status = os.waitpid(-1, os.WNOHANG)
+                process, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 self._bereft = False
                 return
             if process == 0:
                 break
+            if os.WIFSTOPPED(status):
+                kill([process] if process in self._supervisors else [], signal.SIGCONT)
+                continue
             self._supervisors.discard(process)
             self._bereft = self._bereft or status != 0
         if self._bereft:
@@ -275,7 +302,17 @@ class Guardian:
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Make the kernel kill this process, a new child of `parent`, when `parent` ends.
+
+    Has to be called after the last change of the user, which switches the signal off.
+    """
+    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
