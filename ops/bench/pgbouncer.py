@@ -15,6 +15,8 @@ from schema.postgres import embedded
 from schema.postgres.engine import libpq_url
 
 PROGRAM = "pgbouncer"
+#: Environment variable with the directory of the socket of the PgBouncer that the workers of a benchmark go through.
+DIRECTORY_VARIABLE = "LEASEHOLD_BENCH_PGBOUNCER"
 #: Only part of the socket's name.
 PORT = 6432
 #: Seconds within which it must have started.

