@@ -72,9 +72,11 @@ DELETE FROM blames WHERE job_id = ANY (ARRAY(
 """)
 # Of bots that have not come back.
 OLD_LOST_ATTEMPTS = text("""
-DELETE FROM lost_attempts WHERE (job_id, fence) IN (
+WITH old AS MATERIALIZED (
     SELECT job_id, fence FROM lost_attempts WHERE at < now() - make_interval(secs => :age)
-    ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED)
+    ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED
+)
+DELETE FROM lost_attempts l USING old o WHERE l.job_id = o.job_id AND l.fence = o.fence
 """)
 # What is within the window still counts, however short a time it is to be kept.
 OLD_USAGE = text("""

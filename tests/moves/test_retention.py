@@ -4,6 +4,7 @@ from bots.protocol import OpenSession
 from bots.sync import sessions
 from schema import audit
 from schema.moves import retention
+from schema.moves import sessions as sessions_moves
 from schema.moves.sessions import drain
 from tests.support.pool import Pool, completed
 from tests.support.race import Race, outcome
@@ -89,3 +90,19 @@ def test_submissions_that_shared_a_job_are_deleted_with_it(pool: Pool) -> None:
     pool.change("UPDATE jobs SET finished_at = now() - interval '10 days'")
     pool.upkeep().run_once()
     assert (pool.rows("SELECT FROM job_followers"), pool.rows("SELECT FROM jobs")) == ([], [])
+
+
+def test_a_lost_attempt_can_be_forgiven_for_a_day(pool: Pool) -> None:
+    jobs = pool.submit(3)
+    bot = pool.bot(capacity=3)
+    assert len(pool.given(bot)) == 3
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    pool.database.run(lambda connection: sessions_moves.expire(connection, after=0, limit=10, actor="reaper"))
+    pool.change(
+        "UPDATE lost_attempts SET at = now() - interval '25 hours' WHERE job_id <> :id", id=pool.job(jobs[0]).id
+    )
+    pool.change("UPDATE lost_attempts SET at = now() - interval '23 hours' WHERE job_id = :id", id=pool.job(jobs[0]).id)
+    assert pool.database.run(lambda c: retention.delete_old_lost_attempts(c, age=DAY, limit=1)) == 1
+    pool.upkeep().run_once()
+    pool.restarted(bot, cut_off=True)
+    assert [pool.job(job).kills for job in jobs] == [0, 1, 1]
