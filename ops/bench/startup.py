@@ -87,6 +87,9 @@ class Installation:
         self.options: tuple[str, ...] = ()
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         self._environ |= {"LEASEHOLD_DATABASE_URL": database_url, "LEASEHOLD_GATEWAY_PORT": "0"}
+        # As an installed program, which is compiled once; without this, compiling may be most of a start.
+        self._environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        self._environ["PYTHONPYCACHEPREFIX"] = str(data / "compiled")
         with opened(database_url) as database:
             migrate.upgrade(database)
             token = database.run(lambda connection: tokens.create(connection, tokens.Kind.OPERATOR))
