@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-peers bench-scale format clean
+.PHONY: help demo test check bench bench-peers bench-scale ha format clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench   measure throughput, costs, latency and one gateway; a few minutes"
 	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
 	@echo "make bench-scale   cost against depth, fleet, tenants, history, processes and a held snapshot; half an hour"
+	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
 	@echo "make format  put the code into its canonical form"
 	@echo "make clean   remove .venv and the caches"
 
@@ -40,6 +41,9 @@ bench-peers: $(STAMP)
 
 bench-scale: $(STAMP)
 	$(BIN)/python -m ops.bench.scale
+
+ha: $(STAMP)
+	$(BIN)/python -m ops.ha.run
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -96,13 +96,6 @@ class Pool:
         """Wait until every caller was answered after this moment."""
         wait_for(lambda: all(caller.answered_at > after for caller in self.callers), "an answer to every caller")
 
-    def longest_wait(self, began: float, ended: float) -> float:
-        """Return the longest time in this span, in seconds, in which no submit of these callers was acknowledged."""
-        found = journal.read(self.journal.path).acknowledged
-        at = [each.at for each in found if began <= each.at <= ended and each.key.startswith("caller-")]
-        moments = [began, *sorted(at), ended]
-        return max(later - earlier for earlier, later in itertools.pairwise(moments))
-
     def acknowledged_by(self, caller: str) -> int:
         """Return how many submits of one caller were acknowledged."""
         found = journal.read(self.journal.path).acknowledged
@@ -204,6 +197,16 @@ def running(cluster: Cluster, chance: random.Random, *, shape: Shape, timing: Ti
             caller.start()
         pool.wait_acknowledged(0.0)
         yield pool
+
+
+def longest_wait(path: Path, began: float, ended: float) -> float:
+    """Return the longest time in this span, in seconds, in which no submit of a caller was acknowledged.
+
+    path: the journal. Callers on a machine of a member do not count.
+    """
+    found = journal.read(path).acknowledged
+    at = [each.at for each in found if began <= each.at <= ended and each.key.startswith("caller-")]
+    return max(later - earlier for earlier, later in itertools.pairwise([began, *sorted(at), ended]))
 
 
 @click.command()
