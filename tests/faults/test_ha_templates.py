@@ -70,20 +70,20 @@ def test_the_primary_gives_up_before_another_one_may_take_over() -> None:
 
 
 def test_the_lock_is_renewed_by_an_interface_that_compares_its_holder() -> None:
-    """Through version 3 Patroni 3.0 takes the lock from a new primary after a partition, and acknowledged jobs are lost."""
+    """Through version 3 Patroni 3.0 takes the lock from a new primary after a partition; acknowledged jobs are lost."""
     assert re.search(r"^etcd:$", (TEMPLATES / "patroni.yml").read_text(), re.M)
     assert 'ETCD_ENABLE_V2="true"' in (TEMPLATES / "etcd.env").read_text()
 
 
 def test_the_longest_wait_also_counts_the_time_before_the_first_answer_and_after_the_last(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    journal.write_text("ask caller-1-1 9.5\nack caller-1-1 j1 10.0\nack caller-1-2 j2 12.0\nack inside-db1-1 j3 19.0\n")
+    journal.write_text("ask steady-1 9.5\nack steady-1 j1 10.0\nack steady-2 j2 12.0\nack inside-db1-1 j3 19.0\n")
     assert longest_wait(journal, 9.0, 30.0) == 18.0
     assert longest_wait(journal, 5.0, 13.0) == 5.0
     assert longest_wait(journal, 9.0, 12.5) == 2.0
 
 
-def test_an_answer_inside_the_cut_off_part_is_no_answer_to_a_caller(tmp_path: Path) -> None:
+def test_an_answer_inside_the_cut_off_part_is_no_answer_to_the_steady_caller(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     journal.acknowledge("inside-db1-1", "j1")
     journal.close()
