@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sync tests/accounting tests/api/test_job_routes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler check bench bench-peers bench-scale chaos format clean
+.PHONY: help demo test test-pooler check bench bench-peers bench-scale chaos ha format clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
 	@echo "make bench-scale   cost against depth, fleet, tenants, history, processes and a held snapshot; half an hour"
 	@echo "make chaos   random faults on a whole pool under load; MINUTES=10 SEED=1 choose how long and which"
+	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
 	@echo "make format  put the code into its canonical form"
 	@echo "make clean   remove .venv and the caches"
 
@@ -52,6 +53,9 @@ bench-scale: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m ops.chaos.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+ha: $(STAMP)
+	$(BIN)/python -m ops.ha.run
 
 format: $(STAMP)
 	$(BIN)/ruff format .

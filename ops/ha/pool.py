@@ -30,6 +30,8 @@ from schema.timing import Timing
 
 #: Ports of the gateway at the switch, and of one on the machine of a member.
 PORT, INSIDE_PORT = 7411, 7412
+#: The caller that never waits for the pool to have fewer jobs.
+STEADY = "steady"
 #: Seconds within which all jobs must have ended after the last fault.
 DONE_WITHIN = 600.0
 
@@ -43,6 +45,20 @@ class Shape:
     capacity: int = 4
     callers: int = 3
     backlog: int = 200
+
+
+class Steady(Room):
+    """Always has room, and no more often than twice a second: by its caller an outage of submits is measured."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.maxsize)
+        self._next = 0.0
+
+    def free(self) -> bool:
+        if clock.monotonic() < self._next:
+            return False
+        self._next = clock.monotonic() + 0.5
+        return True
 
 
 class Pool:
@@ -85,6 +101,7 @@ class Pool:
                 self.url, self._token.read_text().strip(), chance=chance, timeout=TIMEOUT, patience=PATIENCE
             )
             self.callers.append(Caller(f"caller-{number}", client, self.journal, work, chance, room=room))
+        self.callers.append(Caller(STEADY, client, self.journal, work, chance, room=Steady()))
         return room
 
     @property
@@ -93,15 +110,8 @@ class Pool:
         return f"http://{SWITCH}:{PORT}"
 
     def wait_acknowledged(self, after: float) -> None:
-        """Wait until every caller was answered after this moment."""
-        wait_for(lambda: all(caller.answered_at > after for caller in self.callers), "an answer to every caller")
-
-    def longest_wait(self, began: float, ended: float) -> float:
-        """Return the longest time in this span, in seconds, in which no submit of these callers was acknowledged."""
-        found = journal.read(self.journal.path).acknowledged
-        at = [each.at for each in found if began <= each.at <= ended and each.key.startswith("caller-")]
-        moments = [began, *sorted(at), ended]
-        return max(later - earlier for earlier, later in itertools.pairwise(moments))
+        """Wait until the steady caller was answered after this moment."""
+        wait_for(lambda: self.callers[-1].answered_at > after, "an answer to a caller")
 
     def acknowledged_by(self, caller: str) -> int:
         """Return how many submits of one caller were acknowledged."""
@@ -204,6 +214,16 @@ def running(cluster: Cluster, chance: random.Random, *, shape: Shape, timing: Ti
             caller.start()
         pool.wait_acknowledged(0.0)
         yield pool
+
+
+def longest_wait(path: Path, began: float, ended: float) -> float:
+    """Return the longest time in this span, in seconds, in which no submit of the steady caller was acknowledged.
+
+    path: the journal. The other callers stop by themselves while too many jobs wait.
+    """
+    found = journal.read(path).acknowledged
+    at = [each.at for each in found if began <= each.at <= ended and each.key.startswith(f"{STEADY}-")]
+    return max(later - earlier for earlier, later in itertools.pairwise([began, *sorted(at), ended]))
 
 
 @click.command()

@@ -24,7 +24,7 @@ from ops.chaos.checker import Kind, Violation
 from ops.chaos.report import Injection, Report
 from ops.ha import machines
 from ops.ha.cluster import Cluster, Member, NotWhole, missing
-from ops.ha.pool import Pool, Shape, running
+from ops.ha.pool import Pool, Shape, longest_wait, running
 from schema import clock
 from schema.postgres import embedded
 from schema.timing import Timing
@@ -93,7 +93,7 @@ def inject(pool: Pool, name: str, report: Report) -> Injection:
     try:
         FAULTS[name](pool, primary)
         pool.wait_acknowledged(clock.monotonic())
-        waited = pool.longest_wait(began, clock.monotonic())
+        waited = longest_wait(pool.journal.path, began, clock.monotonic())
         pool.cluster.wait_whole()
         report.violations += pool.broken_invariants()
     finally:
