@@ -36,6 +36,11 @@ class Ends:
         self.link = proxy.link("link", lambda: [self.listener.getsockname()[1]])
         self.client = self.connect()
         self.target, _ = self.listener.accept()
+        self.target.settimeout(60)
+        # Once both have been heard, the proxy knows the connection as a pair.
+        for end, other in ((self.client, self.target), (self.target, self.client)):
+            end.sendall(b"hello")
+            assert other.recv(5) == b"hello"
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.link.port), timeout=60)
