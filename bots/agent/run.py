@@ -17,7 +17,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, assert_never
@@ -25,11 +25,13 @@ from typing import Any, Literal, assert_never
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
+from bots.agent.containment import Containment, Site, unable_to_contain
+from bots.agent.job_accounts import JobAccount
 from bots.agent.launcher import Launcher
 from bots.agent.workspace import MARK, Workspace, remove_tree
 from bots.protocol import Chunk, Outcome, Usage
 from schema import clock, validation
-from schema.errors import BadInput
+from schema.errors import BadInput, LeaseholdError
 from schema.requests import Payload
 from schema.validation import parse_json
 
@@ -133,6 +135,8 @@ class SupervisorReader:
         self.unable: Unable | None = None
         #: No process of the command is left, or the supervisor that could report it is gone.
         self.over = False
+        #: The supervisor itself has reported that no process is left.
+        self.silent = False
         #: The guardian's alarm rang.
         self.expired = False
         os.set_blocking(pipe, False)
@@ -204,11 +208,11 @@ class SupervisorReader:
             case {"started": int(), "supervisor": int(supervisor)}:
                 self.started_at, self._supervisor = clock.monotonic(), supervisor
             case {"unable": str(text), "errno": int() | None as number}:
-                self.unable, self.over = Unable(number=number, text=text), True
+                self.unable, self.over, self.silent = Unable(number=number, text=text), True, True
             case {"exit": int(code)}:
                 self.ended_at, self.exit_code = clock.monotonic(), code
             case {"over": True, "expired": bool(expired)}:
-                self.over, self.expired = True, expired
+                self.over, self.expired, self.silent = True, expired, True
 
 
 def ending(code: int) -> str:
@@ -221,12 +225,17 @@ def ending(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def inability(unable: Unable, program: str) -> str:
-    """Say in one sentence why the command could not be started, with the command as the caller wrote it."""
+def inability(unable: Unable, program: str, account: JobAccount | None = None) -> str:
+    """Say in one sentence why the command could not be started, with the command as the caller wrote it.
+
+    account: under which it was to run, where that is not the agent's.
+    """
     shown = validation.escaped(program)
     match unable.number:
         case errno.ENOENT | errno.ENOTDIR:
             return f"command not found: '{shown}' (or the interpreter it names)"
+        case errno.EACCES | errno.EPERM if account is not None:
+            return f"command not found, not executable or out of reach for the job's account {account.name}: '{shown}'"
         case errno.EACCES | errno.EPERM:
             return f"command is not executable: '{shown}'"
         case None:
@@ -246,16 +255,20 @@ MAX_BYTES, MAX_TOLD_BYTES = 4096, 200
 _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
 
 
-def read(path: Path) -> Usage | None:
+def read(path: Path, *, owner: int | None = None) -> Usage | None:
     """Read the usage that a command wrote; None if it wrote none. Raises BadInput unless it is amounts by unit.
 
-    Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path.
+    Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path. owner: the
+    user id that the file must have, because the command may have put a hard link to a file of another there.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise BadInput("usage", "is no file")
+            if owner not in (None, status.st_uid):
+                raise BadInput("usage", "belongs to another account")
             raw = os.read(descriptor, MAX_BYTES + 1)
         finally:
             os.close(descriptor)
@@ -314,12 +327,14 @@ class RunContext:
     """What all commands of one agent share.
 
     grace: seconds between SIGTERM and SIGKILL. environment: the allowed variables of the agent's own environment.
+    containment: the accounts, limits and sandbox of commands.
     """
 
     workplace: Workspace
     launcher: Launcher
     grace: float
     environment: Mapping[str, str]
+    containment: Containment = field(default_factory=Containment.none)
 
 
 class Run:
@@ -340,6 +355,8 @@ class Run:
         self._kill_at: float | None = None
         #: Why the command was stopped; None if it ended by itself.
         self._cause: StopReason | None = None
+        #: No process of this attempt can be left.
+        self._silent = True
         self._waker_reader, self._waker = socket.socketpair()
 
     def start(self) -> None:
@@ -385,16 +402,19 @@ class Run:
             if self._stop is not None:
                 return self._stopped(self._stop, None)
         try:
-            directory = self._place.workplace.make()
-        except OSError as error:
-            return Outcome(verdict="error", reason=f"the work directory cannot be made: {error.strerror}")
+            site = self._place.containment.open(self._place.workplace)
+        except (OSError, LeaseholdError) as error:
+            return Outcome(verdict="error", reason=unable_to_contain(error))
+        directory = site.directory
         try:
-            return self._execute(payload, directory)
+            return self._execute(payload, site)
         except OSError as error:
             return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
         finally:
             if not remove_tree(directory):
                 _log.warning("a work directory cannot be removed", directory=str(directory))
+            if not self._place.containment.close(site, silent=self._silent):
+                _log.warning("a cgroup cannot be removed", cgroup=site.confinement.cgroup)
 
     def _payload(self) -> Payload:
         """Check the payload. Raises ValueError if no bot could run it."""
@@ -414,10 +434,12 @@ class Run:
             raise ValueError("env: a name is empty or holds '='")
         return payload
 
-    def _environment(self, payload: Payload, directory: Path) -> dict[str, str]:
+    def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
+        directory = site.directory
         own = {name: value for name, value in payload.env.items() if not name.startswith(_RESERVED)}
         return {
             **self._place.environment,
+            **site.environment,
             "HOME": str(directory),
             "TMPDIR": str(directory / "tmp"),
             **own,
@@ -438,23 +460,25 @@ class Run:
         numbers = ",".join(map(str, self.assignment.gpus))
         return {"CUDA_VISIBLE_DEVICES": numbers, "LEASEHOLD_GPUS": numbers}
 
-    def _execute(self, payload: Payload, directory: Path) -> Outcome | None:
+    def _execute(self, payload: Payload, site: Site) -> Outcome | None:
+        directory = site.directory
         request = {
-            "command": payload.command,
-            "env": self._environment(payload, directory),
+            "command": self._place.containment.command(payload.command, site),
+            "env": self._environment(payload, site),
             "directory": str(directory),
+            "confinement": site.confinement.to_json(),
         }
         text = json.dumps(request).encode() + b"\n"
         watch = self._launch(payload, directory, text)
         if not watch.ready and watch.over and self._stop is None:
             # The guardian died before it started the supervisor, so nothing has run. The launcher replaces it.
             watch = self._launch(payload, directory, text)
-        return self._with_usage(self._verdict(watch, payload.command[0]), directory)
+        return self._with_usage(self._verdict(watch, payload.command[0], site), site)
 
-    def _with_usage(self, outcome: Outcome | None, directory: Path) -> Outcome | None:
+    def _with_usage(self, outcome: Outcome | None, site: Site) -> Outcome | None:
         """Add the usage that the command wrote to its outcome; invalid usage is logged and left out."""
         try:
-            used = None if outcome is None else read(directory / FILE)
+            used = None if outcome is None else read(site.directory / FILE, owner=site.owner)
         except BadInput as error:
             _log.warning("what a command says it used is no use", job=self.assignment.job, reason=str(error))
             return outcome
@@ -474,7 +498,9 @@ class Run:
             with contextlib.suppress(OSError):
                 control.sendall(request)
             watch = SupervisorReader(control, reader, waker=self._waker_reader, output=self.output)
+            self._silent = False
             self._attend(watch)
+            self._silent = watch.silent
             return watch
 
     def _attend(self, watch: SupervisorReader) -> None:
@@ -535,13 +561,13 @@ class Run:
             return math.inf
         return watch.started_at + self.assignment.timeout
 
-    def _verdict(self, watch: SupervisorReader, program: str) -> Outcome | None:
+    def _verdict(self, watch: SupervisorReader, program: str, site: Site) -> Outcome | None:
         if watch.expired:
             with self._lock:
                 self._stop = StopReason.LOST
             return None
         if watch.unable is not None:
-            return Outcome(verdict="error", reason=inability(watch.unable, program))
+            return Outcome(verdict="error", reason=inability(watch.unable, program, site.account))
         if self._cause is not None:
             return self._stopped(self._cause, watch)
         if watch.exit_code is None:

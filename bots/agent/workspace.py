@@ -3,7 +3,9 @@
     <work_dir>/<name>.lock     locked with flock while the agent lives
     <work_dir>/<name>.guard    locked with flock while the agent or one of its guardians or supervisors lives
     <work_dir>/<name>.session  the session that the agent opened last, and the kernel's boot id at that time
-    <work_dir>/<name>/         mode 0700; one directory in it for each attempt
+    <work_dir>/<name>/         one directory for each attempt, of mode 0700, owned by the attempt's account
+
+<work_dir>/<name> has mode 0700, or 0711 if commands do not run under the agent's account.
 
 Every command runs with LEASEHOLD_WORK=<its directory> in its environment. A later agent finds processes of an earlier
 one by this variable.
@@ -33,18 +35,22 @@ _log = structlog.get_logger("leasehold.agent")
 
 
 class Workspace:
-    """Owns `<work_dir>/<name>`. Raises BadInput if that cannot be used or another agent uses it."""
+    """Owns `<work_dir>/<name>`. Raises BadInput if that cannot be used or another agent uses it.
 
-    def __init__(self, work_dir: Path, name: str) -> None:
+    open_to_others: other accounts may reach directories in it whose names they know, but cannot list it.
+    """
+
+    def __init__(self, work_dir: Path, name: str, *, open_to_others: bool = False) -> None:
         self.name = name
+        mode = 0o711 if open_to_others else 0o700
         self.root = work_dir.absolute() / name
         try:
-            self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.parent.mkdir(mode=mode, parents=True, exist_ok=True)
             self.root.mkdir(mode=0o700, exist_ok=True)
             for folder in (self.root, self.root.parent):
                 if folder.lstat().st_uid not in (os.getuid(), 0):
                     raise BadInput("work_dir", f"'{folder}' belongs to another user")
-            self.root.chmod(0o700)
+            self.root.chmod(mode)
             self._lock = _lockable(self.root.with_name(f"{name}.lock"))
             #: For guardians to inherit; `clear` locks it.
             self.guard = _lockable(self.root.with_name(f"{name}.guard"))
@@ -84,10 +90,13 @@ class Workspace:
     def _session(self) -> Path:
         return self.root.with_name(f"{self.name}.session")
 
-    def make(self) -> Path:
-        """Make a new directory for one attempt, with `tmp` in it. Raises OSError."""
+    def make(self, owner: tuple[int, int] | None = None) -> Path:
+        """Make a new directory for one attempt, with `tmp` in it. `owner`: user and group id. Raises OSError."""
         directory = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.root))
         (directory / "tmp").mkdir(mode=0o700)
+        if owner is not None:
+            os.chown(directory / "tmp", *owner)
+            os.chown(directory, *owner)
         return directory
 
     def clear(self) -> int:

@@ -358,7 +358,7 @@ class Cluster:
             "pg_ident.conf": "".join(f'{NAME} "{name}" all\n' for name in sorted(names)),
         }
         changed = False
-        # The map first: a server that dies in between starts with a rule that nobody fulfils yet, never with an open one.
+        # The map first, so that the rule that needs it never comes without it.
         for name, text in reversed(wanted.items()):
             path = self.directory / name
             if not path.exists() or path.read_text() != text:
