@@ -315,7 +315,7 @@ def bot_command(
         token_file = installation.data / "bot.token"
     address = url or installation.environ.get("LEASEHOLD_URL") or settings.url
     who = options.Caller(url=address, token_file=token_file, data=installation.data, insecure=insecure)
-    return Agent(settings, who.address(), who.token()).run()
+    return Agent(settings, who.address(), who.token(), adopt=True).run()
 
 
 def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSettings":

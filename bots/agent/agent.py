@@ -198,10 +198,15 @@ class _Opened:
 
 
 class Agent:
-    """One bot process. `run` returns its exit code; `drain` and `leave` may be called from any thread."""
+    """One bot process. `run` returns its exit code; `drain` and `leave` may be called from any thread.
 
-    def __init__(self, settings: AgentSettings, url: str, token: str, *, chance: Random | None = None) -> None:
-        self._settings, self._url, self._token = settings, url, token
+    adopt: no other part of this process starts processes, so the agent may kill all that it did not start; see Orphans.
+    """
+
+    def __init__(
+        self, settings: AgentSettings, url: str, token: str, *, chance: Random | None = None, adopt: bool = False
+    ) -> None:
+        self._settings, self._url, self._token, self._adopt = settings, url, token, adopt
         self._chance = chance or Random()
         self._commands = AgentCommands()
         self._inbox: SimpleQueue[str] = SimpleQueue()
@@ -228,7 +233,7 @@ class Agent:
         open_files = raise_file_limit(settings.max_parallel if settings.auto_capacity else settings.capacity)
         contained = settings.containment
         workplace = Workspace(settings.directory, settings.bot, open_to_others=contained.accounts.own)
-        launcher = Launcher(workplace.guard, open_files=open_files)
+        launcher = Launcher(workplace.guard, open_files=open_files, adopt=self._adopt)
         try:
             self._clear(workplace)
             contained.check(workplace)

@@ -51,11 +51,6 @@ class Confinement:
         account = found.pop("account")
         return cls(account=None if account is None else tuple(account), **found)  # type: ignore[arg-type]
 
-    @property
-    def is_any(self) -> bool:
-        """True if the process of a command has something to give up."""
-        return self.account is not None or self.cgroup is not None
-
     def enter(self) -> None:
         """Confine this process, for good. Raises OSError."""
         if self.cgroup is not None:

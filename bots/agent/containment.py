@@ -14,7 +14,7 @@ from bots.agent.cgroups import Cgroups, Limits
 from bots.agent.confinement import Confinement
 from bots.agent.job_accounts import JobAccount, JobAccounts
 from bots.agent.sandbox import Sandbox
-from bots.agent.workspace import Workspace, remove_tree
+from bots.agent.workspace import Workspace
 from schema.errors import BadInput, LeaseholdError
 
 #: A command that every machine has, for trials.
@@ -70,7 +70,7 @@ class Containment:
             try:
                 made = None if self._cgroups is None else self._cgroups.make(f"{workplace.name}-{directory.name}")
             except OSError:
-                remove_tree(directory)
+                workplace.discard(directory)
                 raise
         except OSError:
             self.accounts.give_back(account, silent=True)
@@ -106,14 +106,14 @@ class Containment:
                     "work_dir",
                     f"the account of jobs cannot enter '{closed}'; choose another work_dir, or run: chmod o+x {closed}",
                 )
-            if site.confinement.is_any and (reason := job_accounts.trial(site.confinement, site.directory, _NOTHING)):
+            if site.account is not None and (reason := job_accounts.trial(site.confinement, site.directory, _NOTHING)):
                 raise BadInput("job_user", f"commands cannot run under an account of their own: {reason}; use 'agent'")
             if self._sandbox is not None:
                 wrapped = self.command(_NOTHING, site)
                 if reason := job_accounts.trial(site.confinement, site.directory, wrapped):
                     raise BadInput("sandbox", f"bubblewrap does not work here: {reason}")
         finally:
-            remove_tree(site.directory)
+            workplace.discard(site.directory)
             self.close(site, silent=True)
 
     def reach(self) -> str:

@@ -6,7 +6,9 @@ wait(2) tells the supervisor reliably when no process is left.
 
 The supervisor kills the whole process tree in three cases. Its control socket closes, because the agent died. The
 agent asks for it. Or the alarm rings, which the agent moves on at every renewal of its session: then the agent hangs
-or is stopped. If a supervisor itself is killed, the guardian kills the processes that it leaves behind.
+or is stopped. If a supervisor itself is killed, the guardian kills the processes that it leaves behind. If the guardian
+is killed with it, the command dies by the kernel's parent death signal, and the agent kills the rest. A command can
+also stop its supervisor with SIGSTOP: the guardian continues it, and kills it if it does not do what the alarm asks.
 
 The guardian is run by file name in an isolated interpreter and imports only the standard library and `confinement`,
 which does the same. So it needs about 10 MB, and a fork of it takes about a millisecond. It reads no clock: the
@@ -15,11 +17,13 @@ kernel's interval timer measures the alarm, and the agent measures the time of c
 Messages from agent to guardian are datagrams: `A<seconds>` sets the alarm, `A0` switches it off, `R` with the
 descriptors of control socket, output pipe and standard input starts a supervisor. The agent sends a supervisor one line
 of JSON (command, env, directory, confinement), then the bytes `T` (end all processes with SIGTERM) and `K` (kill all
-processes). A supervisor sends the agent lines of JSON: `ready`, `started`, `unable`, `exit`, `over`.
+processes). A supervisor sends the agent lines of JSON: `ready` with its own process id, `started`,
+`unable`, `exit`, `over`.
 """
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import select
@@ -36,7 +40,10 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from bots.agent.confinement import Confinement, hide_memory
 
-_SET_CHILD_SUBREAPER = 36
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+#: Seconds that supervisors have to kill their commands before the guardian kills them all.
+_INSIST = 2.0
 #: Seconds between two looks at the process tree while it is being killed.
 _LOOK_AGAIN = 0.02
 _DESCRIPTORS = 3
@@ -117,7 +124,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Run the command; return when none of its processes is left. `over` is the last message to the agent."""
-        self._send_fact(ready=True)
+        if not self._send_fact(ready=os.getpid()):
+            return
         request = self._request()
         if request is None or not self._start(request):
             return
@@ -162,7 +170,7 @@ class Supervisor:
                 env=request["env"],
                 start_new_session=True,
                 pass_fds=passed,
-                preexec_fn=confinement.enter if confinement.is_any else None,
+                preexec_fn=functools.partial(_begin, confinement, os.getpid()),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             number = error.errno if isinstance(error, OSError) else None
@@ -170,7 +178,7 @@ class Supervisor:
             return False
         for descriptor in (self._output, self._stdin, *passed):
             os.close(descriptor)
-        self._send_fact(started=self._command.pid, supervisor=os.getpid())
+        self._send_fact(started=self._command.pid)
         return True
 
     def _reap(self) -> bool:
@@ -224,9 +232,13 @@ class Supervisor:
                 os.killpg(leader.pid, number)
         kill([each for each in descendants([os.getpid()], process_tree()) if each not in spared], number)
 
-    def _send_fact(self, **facts: object) -> None:
-        with contextlib.suppress(OSError):
+    def _send_fact(self, **facts: object) -> bool:
+        """Tell the agent something; return False if it does not listen any more."""
+        try:
             self._control.sendall(json.dumps(facts).encode() + b"\n")
+        except OSError:
+            return False
+        return True
 
 
 class Guardian:
@@ -247,11 +259,23 @@ class Guardian:
             ready = self._signals.wait(self._channel if connected else None, None)
             if signal.SIGALRM in self._signals.rung:
                 self._signals.rung.discard(signal.SIGALRM)
-                self._expired = True
-                kill(list(self._supervisors), signal.SIGUSR1)
+                self._ring()
             self._reap()
             if ready:
                 connected = self._obey()
+                if not connected:
+                    self._ring()
+
+    def _ring(self) -> None:
+        """Make all supervisors kill their commands; called again, kill the supervisors that have not done it."""
+        if self._expired:
+            kill(list(self._supervisors), signal.SIGKILL)
+        else:
+            kill(list(self._supervisors), signal.SIGUSR1)
+            kill(list(self._supervisors), signal.SIGCONT)
+        self._expired = True
+        if self._supervisors:
+            signal.setitimer(signal.ITIMER_REAL, _INSIST)
 
     def _obey(self) -> bool:
         message, descriptors, _, _ = socket.recv_fds(self._channel, 64, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
@@ -291,15 +315,18 @@ class Guardian:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Collect supervisors that ended; kill the processes that a killed supervisor left behind."""
+        """Collect supervisors that ended, continue stopped ones, kill what a killed supervisor left behind."""
         while True:
             try:
-                process, status = os.waitpid(-1, os.WNOHANG)
+                process, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 self._bereft = False
                 return
             if process == 0:
                 break
+            if os.WIFSTOPPED(status):
+                kill([process] if process in self._supervisors else [], signal.SIGCONT)
+                continue
             self._supervisors.discard(process)
             self._bereft = self._bereft or status != 0
         if self._bereft:
@@ -311,11 +338,26 @@ class Guardian:
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Make the kernel kill this process, a new child of `parent`, when `parent` ends.
+
+    Has to be called after the last change of the user, which switches the signal off.
+    """
+    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _begin(confinement: Confinement, parent: int) -> None:
+    confinement.enter()
+    die_with(parent)
 
 
 def main() -> None:
-    """Entry point: the argument is the number of the inherited socket to the agent."""
+    """Entry point. Arguments: the number of the inherited socket to the agent, and the guard, by which it is found."""
     hide_memory()
     # select() cannot watch numbers above 1023, and the inherited number may be one; dup() takes the lowest free one.
     channel = socket.socket(fileno=os.dup(int(sys.argv[1])))

@@ -167,7 +167,9 @@ def reach(job_user: str | None, *, boxed: bool) -> str:
         said = f"jobs run as the agent's account, uid {os.geteuid()}, in a sandbox: they can read this account's files"
     else:
         who = "root" if os.geteuid() == 0 else f"the agent's account, uid {os.geteuid()}"
-        said = f"jobs run as {who}: they can read its files and tokens, use an embedded database, and kill its processes"
+        said = (
+            f"jobs run as {who}: they can read its files and tokens, use an embedded database, and kill its processes"
+        )
     return said + (", and see the machine's files read-only" if boxed and kind != AGENT else "")
 
 

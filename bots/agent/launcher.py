@@ -3,14 +3,18 @@
 import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import structlog
 
 from bots.agent import guardian
+from bots.agent.guardian import kill
+from bots.agent.orphans import Orphans, Watched, stopped
 from schema import clock
 
 _log = structlog.get_logger("leasehold.agent")
@@ -23,11 +27,12 @@ class Launcher:
     """Keeps one guardian process and replaces it if it dies. Commands run on under their supervisors meanwhile.
 
     guard: a descriptor that guardians and supervisors, but not their commands, keep open while they live.
-    open_files: the soft limit RLIMIT_NOFILE of guardians, supervisors and commands.
+    open_files: the soft limit RLIMIT_NOFILE of guardians, supervisors and commands. adopt: see Orphans.
     """
 
-    def __init__(self, guard: int, *, open_files: int) -> None:
+    def __init__(self, guard: int, *, open_files: int, adopt: bool = False) -> None:
         self._guard, self._open_files = guard, open_files
+        self._orphans = Orphans(adopt=adopt)
         self._lock = threading.Lock()
         self._alarm: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,6 +61,7 @@ class Launcher:
     def arm(self, deadline: float) -> None:
         """Set the alarm that kills every command at `deadline` (own monotonic clock). Raises OSError."""
         self._alarm = deadline
+        self._orphans.reap()
         self._send(self._alarm_message(), [])
 
     def disarm(self) -> None:
@@ -63,6 +69,17 @@ class Launcher:
         self._alarm = None
         with contextlib.suppress(OSError):
             self._send(b"A0", [])
+
+    def sweep(self, directory: Path, *, supervisor: int | None, command: int | None, seconds: float) -> list[int]:
+        """Kill every process of a command whose supervisor was lost; return those that are left after `seconds`."""
+        return self._orphans.sweep(Watched(directory, supervisor, command, self.pid), seconds)
+
+    def replace(self, guardian: int | None) -> None:
+        """Replace a guardian that starts no supervisor, if it is still the present one; commands run on."""
+        with self._lock:
+            if guardian == self.pid:
+                _log.error("the guardian does not start commands, starting another", guardian=guardian)
+                self._drop(at_once=True)
 
     def close(self) -> None:
         """End the guardian, after it has killed every running command."""
@@ -77,11 +94,14 @@ class Launcher:
         with self._lock:
             if self._channel is None:
                 self._start()
+            elif self.pid is not None and stopped(self.pid):
+                _log.warning("the guardian was stopped, continuing it", guardian=self.pid)
+                kill([self.pid], signal.SIGCONT)
             try:
                 self._write(message, descriptors)
             except OSError:
                 _log.warning("the guardian is gone, starting another", guardian=self.pid)
-                self._drop()
+                self._drop(at_once=True)
                 self._start()
                 self._write(message, descriptors)
 
@@ -91,16 +111,18 @@ class Launcher:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-I", "-S", "-X", "utf8", guardian.__file__]
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", guardian.__file__, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env={"PATH": os.defpath},
-                pass_fds=[theirs.fileno(), self._guard],
-                start_new_session=True,
-            )
+            with self._orphans.starting:
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), os.readlink(f"/proc/self/fd/{self._guard}")],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env={"PATH": os.defpath},
+                    pass_fds=[theirs.fileno(), self._guard],
+                    start_new_session=True,
+                )
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != self._open_files:
             with contextlib.suppress(ProcessLookupError):
@@ -110,7 +132,10 @@ class Launcher:
         if self._alarm is not None:
             self._write(self._alarm_message(), [])
 
-    def _drop(self) -> None:
+    def _drop(self, *, at_once: bool = False) -> None:
+        """End the guardian; `at_once`: by SIGKILL, so that it does not kill the running commands."""
+        if at_once and self._process is not None:
+            self._process.kill()
         if self._channel is not None:
             self._channel.close()
             self._channel = None

@@ -26,9 +26,10 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from bots.agent.containment import Containment, Site, unable_to_contain
+from bots.agent.guardian import kill
 from bots.agent.job_accounts import JobAccount
 from bots.agent.launcher import Launcher
-from bots.agent.workspace import MARK, Workspace, remove_tree
+from bots.agent.workspace import MARK, Workspace
 from bots.protocol import Chunk, Outcome, Usage
 from schema import clock, validation
 from schema.errors import BadInput, LeaseholdError
@@ -125,9 +126,11 @@ class SupervisorReader:
         self._control, self._pipe, self._waker, self._output = control, pipe, waker, output
         self._said = bytearray()
         self._piping = True
-        self._supervisor: int | None = None
-        #: The supervisor exists; from now on the command may run.
-        self.ready = False
+        #: The supervisor's process id, when it has said that it exists; from now on the command may run.
+        self.supervisor: int | None = None
+        self.ready_at: float | None = None
+        #: The process id of the command itself.
+        self.command: int | None = None
         #: When the message arrived, on the agent's monotonic clock.
         self.started_at: float | None = None
         self.ended_at: float | None = None
@@ -135,8 +138,8 @@ class SupervisorReader:
         self.unable: Unable | None = None
         #: No process of the command is left, or the supervisor that could report it is gone.
         self.over = False
-        #: The supervisor itself has reported that no process is left.
-        self.silent = False
+        #: The supervisor did not say that no process is left.
+        self.lost = False
         #: The guardian's alarm rang.
         self.expired = False
         os.set_blocking(pipe, False)
@@ -172,13 +175,15 @@ class SupervisorReader:
         """Ask the supervisor to end all processes (`T`, SIGTERM) or to kill them (`K`)."""
         with contextlib.suppress(OSError):
             self._control.send(command)
+        if self.supervisor is not None:
+            # The command may have stopped it.
+            kill([self.supervisor], signal.SIGCONT)
 
     def give_up(self) -> None:
-        """Kill a supervisor that does not answer; the guardian then kills the processes below it."""
-        if self._supervisor is not None:
-            with contextlib.suppress(OSError):
-                os.kill(self._supervisor, signal.SIGKILL)
-        self.over = True
+        """Kill a supervisor that does not answer."""
+        if self.supervisor is not None:
+            kill([self.supervisor], signal.SIGKILL)
+        self.over = self.lost = True
 
     def _read(self, *, stop_when_empty: bool = False) -> bool:
         try:
@@ -194,7 +199,7 @@ class SupervisorReader:
         except OSError:
             part = b""
         if not part:
-            self.over = True
+            self.over = self.lost = True
         self._said += part
         while (end := self._said.find(b"\n")) >= 0:
             line = bytes(self._said[:end])
@@ -203,16 +208,16 @@ class SupervisorReader:
 
     def _hear(self, facts: dict[str, object]) -> None:
         match facts:
-            case {"ready": True}:
-                self.ready = True
-            case {"started": int(), "supervisor": int(supervisor)}:
-                self.started_at, self._supervisor = clock.monotonic(), supervisor
+            case {"ready": int(supervisor)}:
+                self.ready_at, self.supervisor = clock.monotonic(), supervisor
+            case {"started": int(command)}:
+                self.started_at, self.command = clock.monotonic(), command
             case {"unable": str(text), "errno": int() | None as number}:
-                self.unable, self.over, self.silent = Unable(number=number, text=text), True, True
+                self.unable, self.over = Unable(number=number, text=text), True
             case {"exit": int(code)}:
                 self.ended_at, self.exit_code = clock.monotonic(), code
             case {"over": True, "expired": bool(expired)}:
-                self.over, self.expired, self.silent = True, expired, True
+                self.over, self.expired = True, expired
 
 
 def ending(code: int) -> str:
@@ -290,8 +295,11 @@ def read(path: Path, *, owner: int | None = None) -> Usage | None:
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Seconds after SIGKILL within which a supervisor must report the end; then the agent kills the supervisor.
+#: Seconds after SIGKILL within which a supervisor must report the end; then the agent kills the supervisor. Also the
+#: seconds within which the processes of a lost supervisor must die.
 STUCK_AFTER = 5.0
+#: Seconds within which the guardian must start a supervisor; then the agent replaces the guardian.
+READY_AFTER = 10.0
 _RESERVED = "LEASEHOLD_"
 Verdict = Literal["succeeded", "failed", "error", "stopped", "released"]
 
@@ -353,6 +361,8 @@ class Run:
         self._lock = threading.Lock()
         self._stop: StopReason | None = None
         self._kill_at: float | None = None
+        #: When a guardian that has started no supervisor is given up.
+        self._patience = math.inf
         #: Why the command was stopped; None if it ended by itself.
         self._cause: StopReason | None = None
         #: No process of this attempt can be left.
@@ -411,8 +421,8 @@ class Run:
         except OSError as error:
             return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
         finally:
-            if not remove_tree(directory):
-                _log.warning("a work directory cannot be removed", directory=str(directory))
+            # Renamed at once and removed later: neither the time nor a failure of it reaches the outcome.
+            self._place.workplace.discard(directory)
             if not self._place.containment.close(site, silent=self._silent):
                 _log.warning("a cgroup cannot be removed", cgroup=site.confinement.cgroup)
 
@@ -470,10 +480,28 @@ class Run:
         }
         text = json.dumps(request).encode() + b"\n"
         watch = self._launch(payload, directory, text)
-        if not watch.ready and watch.over and self._stop is None:
+        if watch.ready_at is None and watch.over and self._stop is None:
             # The guardian died before it started the supervisor, so nothing has run. The launcher replaces it.
             watch = self._launch(payload, directory, text)
+        if watch.lost and watch.ready_at is not None:
+            self._sweep(watch, directory)
         return self._with_usage(self._verdict(watch, payload.command[0], site), site)
+
+    def _sweep(self, watch: SupervisorReader, directory: Path) -> None:
+        """Kill what a lost supervisor left, so that the end of the attempt is not reported before it."""
+        left = self._place.launcher.sweep(
+            directory,
+            supervisor=watch.supervisor,
+            command=watch.command if watch.ended_at is None else None,
+            seconds=STUCK_AFTER,
+        )
+        if left:
+            _log.error(
+                "processes of an ended attempt cannot be killed",
+                job=self.assignment.job,
+                fence=self.assignment.fence,
+                processes=left,
+            )
 
     def _with_usage(self, outcome: Outcome | None, site: Site) -> Outcome | None:
         """Add the usage that the command wrote to its outcome; invalid usage is logged and left out."""
@@ -486,6 +514,7 @@ class Run:
 
     def _launch(self, payload: Payload, directory: Path, request: bytes) -> SupervisorReader:
         """Start the command and return when none of its processes is left. Raises OSError."""
+        launcher = self._place.launcher
         with contextlib.ExitStack() as stack:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, reader)
@@ -494,19 +523,24 @@ class Run:
                 stdin = theirs.enter_context(tempfile.TemporaryFile(dir=directory / "tmp"))
                 stdin.write((payload.stdin or "").encode())
                 stdin.seek(0)
-                control = stack.enter_context(self._place.launcher.launch(writer, stdin.fileno()))
+                control = stack.enter_context(launcher.launch(writer, stdin.fileno()))
             with contextlib.suppress(OSError):
                 control.sendall(request)
             watch = SupervisorReader(control, reader, waker=self._waker_reader, output=self.output)
+            guardian, self._patience = launcher.pid, clock.monotonic() + READY_AFTER
             self._silent = False
             self._attend(watch)
-            self._silent = watch.silent
+            self._silent = not watch.lost
+            if watch.ready_at is None and clock.monotonic() >= self._patience:
+                launcher.replace(guardian)
             return watch
 
     def _attend(self, watch: SupervisorReader) -> None:
         asked = b""
         while not watch.over:
             watch.step(self._delay(watch, asked))
+            if watch.ready_at is None and clock.monotonic() >= self._patience:
+                watch.give_up()
             if watch.started_at is not None and not self.started.is_set():
                 self.started.set()
                 self._notify()
@@ -548,6 +582,8 @@ class Run:
     def _delay(self, watch: SupervisorReader, asked: bytes) -> float | None:
         """Return the seconds until this thread must act without a message; None = no such time."""
         instants = [] if watch.ended_at is not None or self._stop is not None else [self._timeout_at(watch)]
+        if watch.ready_at is None:
+            instants.append(self._patience)
         if self._kill_at is not None:
             if not asked and watch.started_at is not None:
                 return 0.0
@@ -557,9 +593,11 @@ class Run:
         return None if left == math.inf else max(0.0, left)
 
     def _timeout_at(self, watch: SupervisorReader) -> float:
-        if watch.started_at is None or self.assignment.timeout is None:
+        if watch.ready_at is None or self.assignment.timeout is None:
             return math.inf
-        return watch.started_at + self.assignment.timeout
+        # A command that stops its supervisor at once may run without the supervisor's word that it started.
+        began = watch.ready_at + STUCK_AFTER if watch.started_at is None else watch.started_at
+        return began + self.assignment.timeout
 
     def _verdict(self, watch: SupervisorReader, program: str, site: Site) -> Outcome | None:
         if watch.expired:

@@ -4,6 +4,7 @@
     <work_dir>/<name>.guard    locked with flock while the agent or one of its guardians or supervisors lives
     <work_dir>/<name>.session  the session that the agent opened last, and the kernel's boot id at that time
     <work_dir>/<name>/         one directory for each attempt, of mode 0700, owned by the attempt's account
+    <work_dir>/<name>.trash/   mode 0700; directories of ended attempts until they are removed
 
 <work_dir>/<name> has mode 0700, or 0711 if commands do not run under the agent's account.
 
@@ -15,7 +16,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import signal
 import stat
 import tempfile
@@ -23,12 +23,17 @@ from pathlib import Path
 
 import structlog
 
+from bots.agent import guardian
+from bots.agent.guardian import descendants, kill, process_tree
+from bots.agent.removal import Trash
 from schema import clock
 from schema.errors import BadInput, LeaseholdError
 
 MARK = "LEASEHOLD_WORK"
 #: Seconds within which processes of an earlier agent must die.
 _DYING = 5.0
+#: Seconds for which an agent that ends waits for the removal of directories; its successor removes the rest.
+_CLOSING = 1.0
 #: Identifies the running kernel: a lock says nothing about processes on another one that shares the work directory.
 _KERNEL = Path("/proc/sys/kernel/random/boot_id")
 _log = structlog.get_logger("leasehold.agent")
@@ -42,15 +47,16 @@ class Workspace:
 
     def __init__(self, work_dir: Path, name: str, *, open_to_others: bool = False) -> None:
         self.name = name
-        mode = 0o711 if open_to_others else 0o700
+        self._mode = 0o711 if open_to_others else 0o700
         self.root = work_dir.absolute() / name
         try:
-            self.root.parent.mkdir(mode=mode, parents=True, exist_ok=True)
+            self.root.parent.mkdir(mode=self._mode, parents=True, exist_ok=True)
             self.root.mkdir(mode=0o700, exist_ok=True)
             for folder in (self.root, self.root.parent):
                 if folder.lstat().st_uid not in (os.getuid(), 0):
                     raise BadInput("work_dir", f"'{folder}' belongs to another user")
-            self.root.chmod(mode)
+            self.root.chmod(self._mode)
+            self._trash = Trash(self.root.with_name(f"{name}.trash"))
             self._lock = _lockable(self.root.with_name(f"{name}.lock"))
             #: For guardians to inherit; `clear` locks it.
             self.guard = _lockable(self.root.with_name(f"{name}.guard"))
@@ -62,7 +68,8 @@ class Workspace:
             raise BadInput("name", f"an agent named '{name}' already runs in '{work_dir}'")
 
     def close(self) -> None:
-        """Release the locks; the directories stay."""
+        """Release the locks; directories of attempts that have not ended stay."""
+        self._trash.close(_CLOSING)
         os.close(self.guard)
         os.close(self._lock)
 
@@ -92,17 +99,39 @@ class Workspace:
 
     def make(self, owner: tuple[int, int] | None = None) -> Path:
         """Make a new directory for one attempt, with `tmp` in it. `owner`: user and group id. Raises OSError."""
-        directory = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.root))
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.root))
+        except OSError:
+            self._mend()
+            directory = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.root))
         (directory / "tmp").mkdir(mode=0o700)
         if owner is not None:
             os.chown(directory / "tmp", *owner)
             os.chown(directory, *owner)
         return directory
 
+    def discard(self, directory: Path) -> None:
+        """Move the directory of an ended attempt out of the way and remove it in the background. Never raises."""
+        self._trash.take(directory)
+
+    @property
+    def left(self) -> int:
+        """How many directories could not be removed since this agent started."""
+        return self._trash.left
+
+    def _mend(self) -> None:
+        """Make the root anew: a command that runs as the agent's user can remove, replace or close it."""
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(self.root.lstat().st_mode):
+                self._trash.take(self.root)
+        self.root.mkdir(mode=0o700, exist_ok=True)
+        self.root.chmod(self._mode)
+
     def clear(self) -> int:
         """Kill processes and remove directories of an earlier agent or session; return the number of killed processes.
 
-        Raises LeaseholdError if a process cannot be killed within 5 s.
+        A guardian gets half of 5 s to kill its commands itself, also one that a command has stopped. Raises
+        LeaseholdError if a process cannot be killed within 5 s. What cannot be removed is logged and left.
         """
         killed: set[int] = set()
         give_up = clock.monotonic() + _DYING
@@ -111,13 +140,23 @@ class Workspace:
             if clock.monotonic() > give_up:
                 what = f"processes {sorted(left)}" if left else "a guardian process"
                 raise LeaseholdError(f"{what} of an earlier agent or session cannot be killed")
+            if not left:
+                guardians = _holders(self.guard)
+                kill(guardians, signal.SIGCONT)
+                if clock.monotonic() > give_up - _DYING / 2:
+                    left = {*guardians, *descendants(guardians, process_tree())}
             killed |= left
-            for process in left:
-                with contextlib.suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
+            kill(list(left), signal.SIGKILL)
             clock.sleep(0.01)
-        for directory in self.root.iterdir():
-            remove_tree(directory)
+        self._trash.resume()
+        try:
+            self._mend()
+            names = os.listdir(self.root)
+        except OSError as error:
+            _log.warning("what earlier commands left cannot be listed", reason=error.strerror)
+            names = []
+        for name in names:
+            self._trash.take(self.root / name)
         return len(killed)
 
 
@@ -134,31 +173,30 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
+def _holders(descriptor: int) -> list[int]:
+    """List the guardians and supervisors that have the guard open: the launcher names it in their command line.
+
+    Their open files cannot be listed by an agent that is not root, because their memory is closed to its account.
+    """
+    wanted = {guardian.__file__.encode(), os.readlink(f"/proc/self/fd/{descriptor}").encode()}
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted <= set(Path("/proc", entry, "cmdline").read_bytes().split(b"\0")):
+                    found.append(int(entry))
+    return found
+
+
 def marked_processes(root: Path) -> set[int]:
-    """Find the processes with a work directory below `root`. Zombies have no environment and do not count."""
-    mark = f"{MARK}={root}/".encode()
+    """Find the processes whose work directory is `root` or below it. Zombies have no environment and do not count."""
+    mark = f"{MARK}={root}".encode()
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError):
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     environment = (entry / "environ").read_bytes()
-                    if any(line.startswith(mark) for line in environment.split(b"\0")):
+                    if any(line == mark or line.startswith(mark + b"/") for line in environment.split(b"\0")):
                         found.add(int(entry.name))
     return found
-
-
-def remove_tree(directory: Path) -> bool:
-    """Delete a tree, including folders without write permission; return True if it is gone."""
-    shutil.rmtree(directory, ignore_errors=True)
-    if os.path.lexists(directory):
-        with contextlib.suppress(OSError):
-            directory.chmod(stat.S_IRWXU)
-        for folder, names, _ in os.walk(directory):
-            for name in names:
-                inner = Path(folder, name)
-                if not inner.is_symlink():
-                    with contextlib.suppress(OSError):
-                        inner.chmod(stat.S_IRWXU)
-        shutil.rmtree(directory, ignore_errors=True)
-    return not os.path.lexists(directory)

@@ -13,9 +13,21 @@ import pytest
 from structlog.testing import capture_logs
 
 from bots.agent.agent import AgentSettings, legal_name
+from bots.agent.guardian import process_tree
+from bots.agent.workspace import Workspace
 from schema import clock, validation
-from tests.support.agents import NEEDS_PROC, TOKEN, Bot, Pool, processes, serving, settings
-from tests.support.http import Gateway, gateway, problem
+from tests.support.agents import (
+    NEEDS_PROC,
+    RUNAWAY,
+    TOKEN,
+    Bot,
+    Pool,
+    processes,
+    serving,
+    settings,
+    sleeping,
+)
+from tests.support.http import Gateway, ReceivedRequest, gateway, problem
 from tests.support.patience import MINUTE
 
 
@@ -56,7 +68,7 @@ from bots.agent.agent import Agent, AgentSettings
 settings = AgentSettings(
     name="bot-1", work_dir=Path(sys.argv[2]), margin=float(sys.argv[3]), capacity=int(sys.argv[4]), job_user="agent"
 )
-sys.exit(Agent(settings, sys.argv[1], sys.stdin.read().strip()).run())
+sys.exit(Agent(settings, sys.argv[1], sys.stdin.read().strip(), adopt=True).run())
 """
 #: Makes the kernel give SIGTERM to a thread that is not the main one: all others block it.
 ANOTHER_THREAD_GETS_SIGTERM = """
@@ -129,6 +141,75 @@ def test_kill_9_leaves_no_process_and_the_next_agent_starts_clean(tmp_path: Path
     [left] = (tmp_path / "work" / "bot-1").iterdir()
     with serving(Pool(), tmp_path):
         pool.until(lambda: not left.exists())
+
+
+def watchers(agent: subprocess.Popen[str]) -> list[int]:
+    """The agent's guardian and the supervisor of its one command."""
+    tree = process_tree()
+    [guardian] = tree[agent.pid]
+    [supervisor] = tree[guardian]
+    return [guardian, supervisor]
+
+
+def test_when_guardian_and_supervisor_are_killed_the_lease_ends_after_the_last_process_and_the_session_goes_on(
+    tmp_path: Path,
+) -> None:
+    pool = Pool(sync_in=0.1)
+    left: list[list[int]] = []
+
+    def look(asked: ReceivedRequest) -> None:
+        if any(lease["state"] == "completed" for lease in asked.body.get("leases", ())):
+            left.append(sleeping("1011"))
+
+    pool.instead = look
+    with gateway(pool) as stands, process(stands, tmp_path) as agent:
+        script = f'{sys.executable} -c "$RUNAWAY" 1011; setsid sleep 1011 & sleep 1011'
+        payload = {"command": ["sh", "-c", script], "env": {"RUNAWAY": RUNAWAY}}
+        key = pool.grant(payload=payload)
+        pool.until(lambda: len(sleeping("1011")) == 3)
+        for watcher in watchers(agent):
+            os.kill(watcher, signal.SIGKILL)
+        outcome = pool.until(lambda: pool.outcomes.get(key))
+        assert (outcome["verdict"], outcome["reason"]) == (
+            "error",
+            "the process that supervised the command was killed",
+        )
+        assert left[0] == []
+        following = pool.grant("true", job="following")
+        assert pool.until(lambda: pool.outcomes.get(following))["verdict"] == "succeeded"
+        assert len(pool.opened) == 1
+        assert len(process_tree()[agent.pid]) == 1, "the agent has not collected what it adopted"
+
+
+def test_children_that_an_agents_process_had_before_are_no_orphans(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    mate = "import subprocess; subprocess.Popen(['sleep', '1012'])"
+    with gateway(pool) as stands, process(stands, tmp_path, before=mate) as agent:
+        key = pool.grant("sleep", "1013")
+        pool.until(lambda: sleeping("1013"))
+        [mates] = sleeping("1012")
+        guardian = next(child for child in process_tree()[agent.pid] if child != mates)
+        for watcher in [guardian, *process_tree()[guardian]]:
+            os.kill(watcher, signal.SIGKILL)
+        pool.until(lambda: pool.outcomes.get(key))
+        assert (sleeping("1012"), sleeping("1013")) == ([mates], [])
+        os.kill(mates, signal.SIGKILL)
+
+
+def test_a_command_that_stops_what_watches_over_it_dies_with_its_agent_and_the_next_agent_starts(
+    tmp_path: Path,
+) -> None:
+    pool = Pool()
+    with gateway(pool) as stands, process(stands, tmp_path) as agent:
+        pool.grant("sh", "-c", "sleep 1014 & while :; do kill -STOP $PPID; done")
+        pool.until(lambda: sleeping("1014"))
+        guardian, _ = watchers(agent)
+        os.kill(guardian, signal.SIGSTOP)
+        agent.kill()
+    later = Workspace(tmp_path / "work", "bot-1")
+    later.clear()
+    assert not sleeping("1014")
+    later.close()
 
 
 def test_an_agent_started_anew_in_its_place_says_that_its_last_session_is_dead(tmp_path: Path) -> None:

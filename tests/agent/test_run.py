@@ -108,14 +108,16 @@ def test_a_payload_that_no_bot_can_run_failed(place: RunContext, payload: Any, r
     assert (outcome.verdict, outcome.reason) == ("failed", f"invalid payload: {reason}")
 
 
-def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(place: RunContext) -> None:
-    root = place.workplace.root
-    root.rmdir()
-    root.write_text("in the way")
+def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place.workplace, "root", Path("/proc/self/no-such-place"))
     outcome = finish(start(place, "true"))
-    root.unlink()
-    root.mkdir()
-    assert (outcome.verdict, outcome.reason) == ("error", "the work directory cannot be made: Not a directory")
+    monkeypatch.undo()
+    assert (outcome.verdict, outcome.reason) == (
+        "error",
+        "the work directory cannot be made: No such file or directory",
+    )
 
 
 def test_output_beyond_the_cap_is_counted_but_not_kept(place: RunContext) -> None:
@@ -223,6 +225,63 @@ def test_a_killed_guardian_is_replaced_and_running_commands_go_on(place: RunCont
     run.stop(StopReason.CANCELLED)
     assert finish(run).verdict == "stopped"
     assert not sleeping("1010")
+
+
+def test_a_guardian_and_a_supervisor_killed_together_leave_nothing_when_the_run_is_over(place: RunContext) -> None:
+    run = start(place, "sh", "-c", "setsid sleep 1015 & sleep 1015")
+    eventually(lambda: len(sleeping("1015")) == 2)
+    assert place.launcher.pid is not None
+    for process in [place.launcher.pid, *process_tree()[place.launcher.pid]]:
+        os.kill(process, signal.SIGKILL)
+    outcome = finish(run)
+    assert not sleeping("1015")
+    assert (outcome.verdict, outcome.reason) == ("error", "the process that supervised the command was killed")
+    assert finish(start(place, "true")).verdict == "succeeded"
+
+
+def test_a_command_that_stops_its_supervisor_once_ends_as_any_other(place: RunContext) -> None:
+    outcome = finish(start(place, "sh", "-c", "kill -STOP $PPID; sleep 0.1; exit 3"))
+    assert (outcome.verdict, outcome.exit_code) == ("failed", 3)
+
+
+def test_a_command_that_stops_its_supervisor_again_and_again_has_its_timeout_all_the_same(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.agent.run.STUCK_AFTER", 1.0)
+    script = f'{sys.executable} -c "$RUNAWAY" 1016; trap "" TERM; while :; do kill -STOP $PPID; done'
+    run = start(place, "sh", "-c", script, timeout=0.3, env={"RUNAWAY": RUNAWAY})
+    outcome = finish(run)
+    assert not sleeping("1016")
+    assert (outcome.verdict, outcome.reason) == ("failed", "timeout after 0.3 s")
+    assert finish(start(place, "true")).verdict == "succeeded"
+
+
+def test_a_stopped_guardian_does_not_hold_up_timeouts_and_is_continued_for_the_next_command(place: RunContext) -> None:
+    run = start(place, "sleep", "1017", timeout=0.5)
+    assert run.started.wait(MINUTE)
+    assert place.launcher.pid is not None
+    os.kill(place.launcher.pid, signal.SIGSTOP)
+    assert finish(run).reason == "timeout after 0.5 s"
+    assert not sleeping("1017")
+    before = place.launcher.pid
+    assert finish(start(place, "true")).verdict == "succeeded"
+    assert place.launcher.pid == before
+
+
+def test_a_guardian_that_starts_nothing_is_replaced_and_running_commands_go_on(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(place, "sleep", "1018")
+    assert run.started.wait(MINUTE)
+    monkeypatch.setattr("bots.agent.run.READY_AFTER", 1.0)
+    monkeypatch.setattr("bots.agent.launcher.stopped", lambda _process: False)
+    assert place.launcher.pid is not None
+    os.kill(place.launcher.pid, signal.SIGSTOP)
+    assert finish(start(place, "true")).verdict == "succeeded"
+    assert sleeping("1018")
+    run.stop(StopReason.CANCELLED)
+    assert finish(run).verdict == "stopped"
+    assert not sleeping("1018")
 
 
 def test_the_alarm_kills_everything_unless_it_is_put_off(place: RunContext) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from bots.agent import agent
 from bots.agent.agent import Agent, AgentSettings
-from bots.agent.workspace import Workspace, marked_processes, remove_tree
+from bots.agent.orphans import stopped
+from bots.agent.workspace import Workspace, marked_processes
 from schema.errors import BadInput, LeaseholdError
 from tests.support.agents import NEEDS_PROC
 from tests.support.patience import MINUTE, eventually
@@ -43,10 +44,24 @@ def test_leftovers_of_an_earlier_agent_are_killed_and_removed_but_nothing_else(t
     other.close()
 
 
-def test_a_guardian_of_an_earlier_agent_has_to_be_gone_before_the_place_is_clear(
+def test_a_guardian_of_an_earlier_agent_ends_before_the_place_is_clear_even_if_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("bots.agent.workspace._DYING", 0.2)
+    earlier = Workspace(tmp_path, "bot-1")
+    earlier.clear()
+    guardian = subprocess.Popen(["sh", "-c", "while :; do kill -STOP $$; done"], pass_fds=[earlier.guard])
+    eventually(lambda: stopped(guardian.pid))
+    earlier.close()
+    later = Workspace(tmp_path, "bot-1")
+    assert later.clear() == 1
+    assert guardian.wait(MINUTE) == -signal.SIGKILL
+    later.close()
+
+
+def test_a_guardian_that_cannot_be_killed_prevents_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bots.agent.workspace._DYING", 0.1)
+    monkeypatch.setattr("bots.agent.workspace.kill", lambda _processes, _number: None)
     earlier = Workspace(tmp_path, "bot-1")
     earlier.clear()
     guardian = subprocess.Popen(["sleep", "1009"], pass_fds=[earlier.guard])
@@ -75,15 +90,26 @@ def test_a_place_remembers_the_last_session_for_as_long_as_the_kernel_runs(
     assert workplace.predecessor() is None
 
 
-def test_a_tree_with_closed_folders_and_links_out_of_it_is_removed_and_nothing_beyond(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir(mode=0o500)
-    closed = tmp_path / "tree" / "closed"
-    (closed / "inner").mkdir(parents=True)
-    (closed / "link").symlink_to(outside)
-    closed.chmod(0o000)
-    assert remove_tree(tmp_path / "tree")
-    assert outside.stat().st_mode & 0o777 == 0o500
+@pytest.mark.parametrize("harm", ["removed", "replaced by a file", "replaced by a link", "closed"])
+def test_a_command_that_harms_the_work_directory_does_not_disable_its_bot(
+    tmp_path: Path, workplace: Workspace, harm: str
+) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    if harm == "closed":
+        workplace.root.chmod(0o000)
+    else:
+        workplace.root.rmdir()
+    if harm == "replaced by a file":
+        workplace.root.write_text("in the way")
+    if harm == "replaced by a link":
+        workplace.root.symlink_to(outside / "nowhere")
+    made = workplace.make()
+    assert made.parent == workplace.root
+    assert not workplace.root.is_symlink()
+    workplace.discard(made)
+    assert workplace.clear() == 0
+    assert list(workplace.root.iterdir()) == []
+    assert list(outside.iterdir()) == []
 
 
 def bot(tmp_path: Path) -> Agent:
