@@ -65,6 +65,11 @@ class PoolSettings(ConfigModel):
     meters: tuple[MeterSettings, ...] = Field(default=(), max_length=100)
     webhooks: tuple[WebhookSettings, ...] = Field(default=(), max_length=20)
 
+    @property
+    def job_reach(self) -> str | None:
+        """What jobs of this machine's bots can reach, in one line; None where no bots are configured."""
+        return None
+
     @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters", "webhooks")
     @classmethod
     def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:

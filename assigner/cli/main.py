@@ -38,6 +38,7 @@ def sections() -> "type[PoolSettings]":
     from pydantic import Field
 
     from assigner.settings import PoolSettings
+    from bots.agent import job_accounts
     from bots.agent.agent import AgentSettings
     from bots.gateway.server import GatewaySettings
     from bots.sync.fetch import FetchSettings
@@ -46,6 +47,10 @@ def sections() -> "type[PoolSettings]":
         fetch: FetchSettings = Field(default_factory=FetchSettings)
         gateway: GatewaySettings = Field(default_factory=GatewaySettings)
         bot: AgentSettings = Field(default_factory=AgentSettings)
+
+        @property
+        def job_reach(self) -> str | None:
+            return job_accounts.reach(self.bot.job_user, boxed=self.bot.sandbox != "none")
 
     return Settings
 
@@ -106,7 +111,9 @@ def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
         return  # the command calls a gateway, which reads the configuration
     from assigner import logs
     from assigner import settings as settings_assigner
+    from bots.agent.confinement import hide_memory
 
+    hide_memory()
     logs.to_stderr("ERROR")
     found = config or next((place for place in CONFIG_PLACES if place.is_file()), None)
     context.obj = settings_assigner.Installation(
@@ -134,7 +141,7 @@ def demo_command(
     """
     from assigner.loops import Loop
     from assigner.process.local_pool import LocalBot, local_pool
-    from bots.demo import demo
+    from bots.demo import demo, workload
     from schema.postgres import embedded
 
     chance = random.SystemRandom()
@@ -145,6 +152,13 @@ def demo_command(
             installation = replace(installation, data=data)
         if not _given(context, "config"):
             environ = {**installation.environ, "LEASEHOLD_QUOTAS_PREEMPTION_DELAY": f"{demo.PREEMPTION_DELAY}"}
+            if not workload.runs_under_other_accounts():
+                click.echo(
+                    f"other accounts cannot run {sys.executable}, so the demo's jobs run as root "
+                    "(LEASEHOLD_BOT_JOB_USER=agent)",
+                    err=True,
+                )
+                environ = {"LEASEHOLD_BOT_JOB_USER": "agent", **environ}
             installation = replace(installation, config=None, environ=environ)
         wanted = [
             LocalBot(name=bot.name, capacity=bot.capacity, priority=bot.priority, properties=bot.properties)
@@ -294,6 +308,9 @@ def bot_command(
         given["auto_capacity"] = given["capacity"] == "auto"
         given["capacity"] = None if given["auto_capacity"] else given["capacity"]
     settings = _overridden(settings, {key: value for key, value in given.items() if value not in (None, ())})
+    if settings.sandbox != "none":
+        # Tokens and the socket of a private server are there.
+        settings = settings.model_copy(update={"sandbox_hide": (*settings.sandbox_hide, installation.data)})
     if token_file is None and "LEASEHOLD_TOKEN" not in installation.environ:
         token_file = installation.data / "bot.token"
     address = url or installation.environ.get("LEASEHOLD_URL") or settings.url

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import pwd
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -203,6 +204,7 @@ def local_pool(
         keeper = ServerKeeper(installation.data, report=report) if is_embedded else None
         if keeper:
             stack.callback(keeper.close)
+            _refuse_the_servers_account(installation)
         database = stack.enter_context(installation.database("pool"))
         require_safe_way(database)
         migrate.upgrade(database)
@@ -225,6 +227,18 @@ def local_pool(
             yield pool
         finally:
             pool.stop()
+
+
+def _refuse_the_servers_account(installation: Installation) -> None:
+    """Raise BadInput if jobs would run as the account of the embedded server, which is a superuser of it."""
+    name = getattr(getattr(installation.settings, "bot", None), "job_user", None)
+    with suppress(KeyError):
+        if name is not None and pwd.getpwnam(name).pw_uid == (installation.data / "pg").stat().st_uid != os.geteuid():
+            raise BadInput(
+                "bot.job_user",
+                f"'{name}' also runs the private PostgreSQL server; choose another account, or name one in "
+                f"{embedded.ACCOUNT_VARIABLE} before the data directory is made",
+            )
 
 
 def _with_own_work(installation: Installation) -> Mapping[str, str]:

@@ -15,12 +15,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 from types import FrameType
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from bots.agent import containment
 from bots.agent.capacity import Sizing, raise_file_limit
+from bots.agent.cgroups import Limits
+from bots.agent.containment import Containment
 from bots.agent.gateway_calls import GatewayCaller
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
@@ -29,7 +32,7 @@ from bots.agent.workspace import Workspace
 from bots.client.transport import Transport
 from bots.protocol import MAX_LEASES, OpenSession, Session
 from schema import clock, validation
-from schema.errors import LeaseholdError
+from schema.errors import BadInput, LeaseholdError
 from schema.validation import Name, Supply
 
 _log = structlog.get_logger("leasehold.agent")
@@ -71,6 +74,21 @@ class AgentSettings(BaseModel):
     labels: choose the bot's cohort: the first cohort that has all of these labels; default the default cohort.
     work_dir: holds the private directories of the commands; default `leasehold-<user id>` in the temporary directory.
     env_allow: variables of the agent's environment that commands inherit. HOME and TMPDIR always belong to the attempt.
+        Variables of Leasehold itself, which may hold a token, are refused.
+    job_user: the account of commands. `dynamic`: a user id that no account has, one for each running attempt. `agent`:
+        that of the agent. Any other: the account of this name. Default: `dynamic` where the agent is root, otherwise
+        `agent`. An agent that is not root cannot use another account.
+    job_processes: the most processes and threads of one attempt; default 4096 for a dynamic account, otherwise no
+        limit. For other accounts it needs a cgroup. Doubling it lets a command that forks without end take twice as
+        much.
+    job_memory_mib: MiB of memory of one attempt, by a cgroup; default no limit. Doubling it doubles what one attempt
+        may take from the others.
+    job_cpu_milli: thousandths of a core for one attempt, by a cgroup; default no limit. Doubling it doubles what one
+        attempt may take from the others.
+    cgroup: the cgroup (version 2) below which attempts have theirs; default `leasehold` at the root of the hierarchy.
+    sandbox: `bubblewrap` lets commands see the machine's files read-only, and no other processes; default `none`.
+    sandbox_network: with the sandbox, commands may use the network.
+    sandbox_hide: with the sandbox, directories that are empty for commands, in addition to the data directory.
     kill_grace: time between SIGTERM and SIGKILL. Doubling it gives commands twice the time to end by themselves, and
         doubles the longest delay before a cancellation is confirmed.
     drain_seconds: time for which jobs may run on after SIGTERM. The agent then returns unfinished jobs to the pool.
@@ -99,6 +117,14 @@ class AgentSettings(BaseModel):
     labels: tuple[validation.Label, ...] = Field(default=(), max_length=64)
     work_dir: Path | None = None
     env_allow: tuple[str, ...] = ("PATH", "LANG", "LC_ALL", "TZ")
+    job_user: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$")] | None = None
+    job_processes: int | None = Field(default=None, ge=1, le=1_000_000)
+    job_memory_mib: int | None = Field(default=None, ge=4, le=1_000_000_000)
+    job_cpu_milli: int | None = Field(default=None, ge=10, le=100_000_000)
+    cgroup: Path | None = None
+    sandbox: Literal["none", "bubblewrap"] = "none"
+    sandbox_network: bool = False
+    sandbox_hide: tuple[Path, ...] = Field(default=(), max_length=64)
     kill_grace: float = Field(default=2.0, ge=0, le=600)
     drain_seconds: float = Field(default=30.0, ge=0, le=86400)
     output_interval: float = Field(default=0.5, ge=0.05, le=60)
@@ -117,6 +143,26 @@ class AgentSettings(BaseModel):
             if name not in info.data.get("properties", {}):
                 raise ValueError(f"'{validation.escaped(name, 60)}' is not one of the bot's properties")
         return exclusive
+
+    @field_validator("env_allow")
+    @classmethod
+    def _keeps_its_own_variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name.startswith("LEASEHOLD_"):
+                raise ValueError(f"'{validation.escaped(name, 60)}' is not for commands: it may hold a secret")
+        return names
+
+    @property
+    def containment(self) -> Containment:
+        """What these settings keep commands from. Raises BadInput if this machine or account does not allow it."""
+        limits = Limits(memory_mib=self.job_memory_mib, processes=self.job_processes, cpu_milli=self.job_cpu_milli)
+        boxed = self.sandbox == "bubblewrap"
+        if not boxed and (self.sandbox_network or self.sandbox_hide):
+            raise BadInput("sandbox", "sandbox_network and sandbox_hide mean nothing without 'bubblewrap'")
+        return containment.build(
+            self.job_user, limits=limits, cgroup=self.cgroup, boxed=boxed, network=self.sandbox_network,
+            hidden=self.sandbox_hide, chance=Random(),
+        )  # fmt: skip
 
     @property
     def bot(self) -> str:
@@ -187,18 +233,28 @@ class Agent:
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         settings = self._settings
         open_files = raise_file_limit(settings.max_parallel if settings.auto_capacity else settings.capacity)
-        workplace = Workspace(settings.directory, settings.bot)
+        contained = settings.containment
+        workplace = Workspace(settings.directory, settings.bot, open_to_others=contained.accounts.own)
         launcher = Launcher(workplace.guard, open_files=open_files, adopt=self._adopt)
         try:
             self._clear(workplace)
+            contained.check(workplace)
+            _log.info(contained.reach(), bot=settings.bot)
             self._dead = workplace.predecessor()
             own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
-            place = RunContext(workplace=workplace, launcher=launcher, grace=settings.kill_grace, environment=own)
+            place = RunContext(
+                workplace=workplace,
+                launcher=launcher,
+                grace=settings.kill_grace,
+                environment=own,
+                containment=contained,
+            )
             with self._catching_signals():
                 self._serve_in_thread(place)
         finally:
             launcher.close()
             workplace.close()
+            contained.close_all()
         if self._failure is not None:
             raise self._failure
         return self._code

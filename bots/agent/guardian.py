@@ -10,14 +10,15 @@ or is stopped. If a supervisor itself is killed, the guardian kills the processe
 is killed with it, the command dies by the kernel's parent death signal, and the agent kills the rest. A command can
 also stop its supervisor with SIGSTOP: the guardian continues it, and kills it if it does not do what the alarm asks.
 
-The guardian is run by file name in an isolated interpreter and imports only the standard library. So it needs about
-10 MB, and a fork of it takes about a millisecond. It reads no clock: the kernel's interval timer measures the alarm,
-and the agent measures the time of commands.
+The guardian is run by file name in an isolated interpreter and imports only the standard library and `confinement`,
+which does the same. So it needs about 10 MB, and a fork of it takes about a millisecond. It reads no clock: the
+kernel's interval timer measures the alarm, and the agent measures the time of commands.
 
 Messages from agent to guardian are datagrams: `A<seconds>` sets the alarm, `A0` switches it off, `R` with the
 descriptors of control socket, output pipe and standard input starts a supervisor. The agent sends a supervisor one line
-of JSON (command, env, directory), then the bytes `T` (end all processes with SIGTERM) and `K` (kill all processes). A
-supervisor sends the agent lines of JSON: `ready` with its process id, `started`, `unable`, `exit`, `over`.
+of JSON (command, env, directory, confinement), then the bytes `T` (end all processes with SIGTERM) and `K` (kill all
+processes). A supervisor sends the agent lines of JSON: `ready` with its own process id, `started`,
+`unable`, `exit`, `over`.
 """
 
 import contextlib
@@ -32,6 +33,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+# An isolated interpreter does not search the folder of its program.
+sys.path.append(str(Path(__file__).parents[2]))
+
+from bots.agent.confinement import Confinement, hide_memory
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -107,9 +114,13 @@ class Supervisor:
     def __init__(self, control: socket.socket, output: int, stdin: int, signals: SignalPipe) -> None:
         self._control, self._output, self._stdin, self._signals = control, output, stdin, signals
         self._command: subprocess.Popen[bytes] | None = None
+        self._confinement = Confinement()
         self._connected = True
         self._killing = False
         self._expired = False
+        #: What a sandbox program says of the command in it, and that it could not run it.
+        self._status: int | None = None
+        self._refused = False
 
     def run(self) -> None:
         """Run the command; return when none of its processes is left. `over` is the last message to the agent."""
@@ -128,9 +139,11 @@ class Supervisor:
                 self._expired = self._killing = True
             if ready:
                 self._obey()
+        if self._refused and not self._expired:
+            self._send_fact(unable="the sandbox cannot run it, see the output", errno=None)
         self._send_fact(over=True, expired=self._expired)
 
-    def _request(self) -> dict[str, object] | None:
+    def _request(self) -> dict[str, Any] | None:
         """Read from the agent what to run; None if the agent died before it sent it."""
         text = bytearray()
         while not text.endswith(b"\n"):
@@ -138,27 +151,33 @@ class Supervisor:
             if not part:
                 return None
             text += part
-        request: dict[str, object] = json.loads(text)
+        request: dict[str, Any] = json.loads(text)
         return request
 
-    def _start(self, request: dict[str, object]) -> bool:
+    def _start(self, request: dict[str, Any]) -> bool:
+        confinement = self._confinement = Confinement.from_json(request["confinement"])
+        command, passed = request["command"], []
+        if confinement.wrapped:
+            self._status, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            command, passed = [command[0], "--json-status-fd", str(writer), *command[1:]], [writer]
         try:
             self._command = subprocess.Popen(
-                request["command"],  # type: ignore[call-overload]
+                command,
                 stdin=self._stdin,
                 stdout=self._output,
                 stderr=self._output,
                 cwd=request["directory"],
                 env=request["env"],
                 start_new_session=True,
-                preexec_fn=functools.partial(die_with, os.getpid()),
+                pass_fds=passed,
+                preexec_fn=functools.partial(_begin, confinement, os.getpid()),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             number = error.errno if isinstance(error, OSError) else None
             self._send_fact(unable=str(error), errno=number)
             return False
-        os.close(self._output)
-        os.close(self._stdin)
+        for descriptor in (self._output, self._stdin, *passed):
+            os.close(descriptor)
         self._send_fact(started=self._command.pid)
         return True
 
@@ -175,9 +194,20 @@ class Supervisor:
                     self._signal(signal.SIGTERM)
                 return True
             if self._command is not None and process == self._command.pid:
-                self._command.returncode = os.waitstatus_to_exitcode(status)
-                self._send_fact(exit=self._command.returncode)
+                code = self._command.returncode = os.waitstatus_to_exitcode(status)
+                self._refused = code > 0 and not self._has_run()
+                if not self._refused:
+                    self._send_fact(exit=code)
                 ended = True
+
+    def _has_run(self) -> bool:
+        """Return True unless a sandbox program ended without an exit code of the command in it."""
+        if self._status is None:
+            return True
+        try:
+            return b'"exit-code"' in os.read(self._status, 1 << 16)
+        except BlockingIOError:
+            return False
 
     def _obey(self) -> None:
         command = self._control.recv(64)
@@ -190,11 +220,17 @@ class Supervisor:
             self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._command is not None and self._command.returncode is None:
+        if number == signal.SIGKILL:
+            self._confinement.kill_all()
+        leader = self._command if self._command is not None and self._command.returncode is None else None
+        spared = (
+            {leader.pid} if leader is not None and self._confinement.wrapped and number == signal.SIGTERM else set()
+        )
+        if leader is not None and not spared:
             # The group's number cannot be reused before its leader is reaped. One signal reaches even a fork bomb.
             with contextlib.suppress(OSError):
-                os.killpg(self._command.pid, number)
-        kill(descendants([os.getpid()], process_tree()), number)
+                os.killpg(leader.pid, number)
+        kill([each for each in descendants([os.getpid()], process_tree()) if each not in spared], number)
 
     def _send_fact(self, **facts: object) -> bool:
         """Tell the agent something; return False if it does not listen any more."""
@@ -315,8 +351,14 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _begin(confinement: Confinement, parent: int) -> None:
+    confinement.enter()
+    die_with(parent)
+
+
 def main() -> None:
-    """Entry point: the argument is the number of the inherited socket to the agent."""
+    """Entry point. Arguments: the number of the inherited socket to the agent, and the guard, by which it is found."""
+    hide_memory()
     # select() cannot watch numbers above 1023, and the inherited number may be one; dup() takes the lowest free one.
     channel = socket.socket(fileno=os.dup(int(sys.argv[1])))
     os.close(int(sys.argv[1]))

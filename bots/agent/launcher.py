@@ -111,10 +111,11 @@ class Launcher:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-I", "-S", "-X", "utf8", guardian.__file__]
         with theirs:
             with self._orphans.starting:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-X", "utf8", guardian.__file__, str(theirs.fileno())],
+                    [*command, str(theirs.fileno()), os.readlink(f"/proc/self/fd/{self._guard}")],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     cwd="/",

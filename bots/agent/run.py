@@ -17,7 +17,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, assert_never
@@ -25,12 +25,14 @@ from typing import Any, Literal, assert_never
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
+from bots.agent.containment import Containment, Site, unable_to_contain
 from bots.agent.guardian import kill
+from bots.agent.job_accounts import JobAccount
 from bots.agent.launcher import Launcher
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import Chunk, Outcome, Usage
 from schema import clock, validation
-from schema.errors import BadInput
+from schema.errors import BadInput, LeaseholdError
 from schema.requests import Payload
 from schema.validation import parse_json
 
@@ -228,12 +230,17 @@ def ending(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def inability(unable: Unable, program: str) -> str:
-    """Say in one sentence why the command could not be started, with the command as the caller wrote it."""
+def inability(unable: Unable, program: str, account: JobAccount | None = None) -> str:
+    """Say in one sentence why the command could not be started, with the command as the caller wrote it.
+
+    account: under which it was to run, where that is not the agent's.
+    """
     shown = validation.escaped(program)
     match unable.number:
         case errno.ENOENT | errno.ENOTDIR:
             return f"command not found: '{shown}' (or the interpreter it names)"
+        case errno.EACCES | errno.EPERM if account is not None:
+            return f"command not found, not executable or out of reach for the job's account {account.name}: '{shown}'"
         case errno.EACCES | errno.EPERM:
             return f"command is not executable: '{shown}'"
         case None:
@@ -253,16 +260,20 @@ MAX_BYTES, MAX_TOLD_BYTES = 4096, 200
 _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
 
 
-def read(path: Path) -> Usage | None:
+def read(path: Path, *, owner: int | None = None) -> Usage | None:
     """Read the usage that a command wrote; None if it wrote none. Raises BadInput unless it is amounts by unit.
 
-    Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path.
+    Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path. owner: the
+    user id that the file must have, because the command may have put a hard link to a file of another there.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise BadInput("usage", "is no file")
+            if owner not in (None, status.st_uid):
+                raise BadInput("usage", "belongs to another account")
             raw = os.read(descriptor, MAX_BYTES + 1)
         finally:
             os.close(descriptor)
@@ -324,12 +335,14 @@ class RunContext:
     """What all commands of one agent share.
 
     grace: seconds between SIGTERM and SIGKILL. environment: the allowed variables of the agent's own environment.
+    containment: the accounts, limits and sandbox of commands.
     """
 
     workplace: Workspace
     launcher: Launcher
     grace: float
     environment: Mapping[str, str]
+    containment: Containment = field(default_factory=Containment.none)
 
 
 class Run:
@@ -352,6 +365,8 @@ class Run:
         self._patience = math.inf
         #: Why the command was stopped; None if it ended by itself.
         self._cause: StopReason | None = None
+        #: No process of this attempt can be left.
+        self._silent = True
         self._waker_reader, self._waker = socket.socketpair()
 
     def start(self) -> None:
@@ -397,16 +412,19 @@ class Run:
             if self._stop is not None:
                 return self._stopped(self._stop, None)
         try:
-            directory = self._place.workplace.make()
-        except OSError as error:
-            return Outcome(verdict="error", reason=f"the work directory cannot be made: {error.strerror}")
+            site = self._place.containment.open(self._place.workplace)
+        except (OSError, LeaseholdError) as error:
+            return Outcome(verdict="error", reason=unable_to_contain(error))
+        directory = site.directory
         try:
-            return self._execute(payload, directory)
+            return self._execute(payload, site)
         except OSError as error:
             return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
         finally:
             # Renamed at once and removed later: neither the time nor a failure of it reaches the outcome.
             self._place.workplace.discard(directory)
+            if not self._place.containment.close(site, silent=self._silent):
+                _log.warning("a cgroup cannot be removed", cgroup=site.confinement.cgroup)
 
     def _payload(self) -> Payload:
         """Check the payload. Raises ValueError if no bot could run it."""
@@ -426,10 +444,12 @@ class Run:
             raise ValueError("env: a name is empty or holds '='")
         return payload
 
-    def _environment(self, payload: Payload, directory: Path) -> dict[str, str]:
+    def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
+        directory = site.directory
         own = {name: value for name, value in payload.env.items() if not name.startswith(_RESERVED)}
         return {
             **self._place.environment,
+            **site.environment,
             "HOME": str(directory),
             "TMPDIR": str(directory / "tmp"),
             **own,
@@ -450,11 +470,13 @@ class Run:
         numbers = ",".join(map(str, self.assignment.gpus))
         return {"CUDA_VISIBLE_DEVICES": numbers, "LEASEHOLD_GPUS": numbers}
 
-    def _execute(self, payload: Payload, directory: Path) -> Outcome | None:
+    def _execute(self, payload: Payload, site: Site) -> Outcome | None:
+        directory = site.directory
         request = {
-            "command": payload.command,
-            "env": self._environment(payload, directory),
+            "command": self._place.containment.command(payload.command, site),
+            "env": self._environment(payload, site),
             "directory": str(directory),
+            "confinement": site.confinement.to_json(),
         }
         text = json.dumps(request).encode() + b"\n"
         watch = self._launch(payload, directory, text)
@@ -463,7 +485,7 @@ class Run:
             watch = self._launch(payload, directory, text)
         if watch.lost and watch.ready_at is not None:
             self._sweep(watch, directory)
-        return self._with_usage(self._verdict(watch, payload.command[0]), directory)
+        return self._with_usage(self._verdict(watch, payload.command[0], site), site)
 
     def _sweep(self, watch: SupervisorReader, directory: Path) -> None:
         """Kill what a lost supervisor left, so that the end of the attempt is not reported before it."""
@@ -481,10 +503,10 @@ class Run:
                 processes=left,
             )
 
-    def _with_usage(self, outcome: Outcome | None, directory: Path) -> Outcome | None:
+    def _with_usage(self, outcome: Outcome | None, site: Site) -> Outcome | None:
         """Add the usage that the command wrote to its outcome; invalid usage is logged and left out."""
         try:
-            used = None if outcome is None else read(directory / FILE)
+            used = None if outcome is None else read(site.directory / FILE, owner=site.owner)
         except BadInput as error:
             _log.warning("what a command says it used is no use", job=self.assignment.job, reason=str(error))
             return outcome
@@ -506,7 +528,9 @@ class Run:
                 control.sendall(request)
             watch = SupervisorReader(control, reader, waker=self._waker_reader, output=self.output)
             guardian, self._patience = launcher.pid, clock.monotonic() + READY_AFTER
+            self._silent = False
             self._attend(watch)
+            self._silent = not watch.lost
             if watch.ready_at is None and clock.monotonic() >= self._patience:
                 launcher.replace(guardian)
             return watch
@@ -575,13 +599,13 @@ class Run:
         began = watch.ready_at + STUCK_AFTER if watch.started_at is None else watch.started_at
         return began + self.assignment.timeout
 
-    def _verdict(self, watch: SupervisorReader, program: str) -> Outcome | None:
+    def _verdict(self, watch: SupervisorReader, program: str, site: Site) -> Outcome | None:
         if watch.expired:
             with self._lock:
                 self._stop = StopReason.LOST
             return None
         if watch.unable is not None:
-            return Outcome(verdict="error", reason=inability(watch.unable, program))
+            return Outcome(verdict="error", reason=inability(watch.unable, program, site.account))
         if self._cause is not None:
             return self._stopped(self._cause, watch)
         if watch.exit_code is None:

@@ -3,8 +3,10 @@
     <work_dir>/<name>.lock     locked with flock while the agent lives
     <work_dir>/<name>.guard    locked with flock while the agent or one of its guardians or supervisors lives
     <work_dir>/<name>.session  the session that the agent opened last, and the kernel's boot id at that time
-    <work_dir>/<name>/         mode 0700; one directory in it for each attempt
+    <work_dir>/<name>/         one directory for each attempt, of mode 0700, owned by the attempt's account
     <work_dir>/<name>.trash/   mode 0700; directories of ended attempts until they are removed
+
+<work_dir>/<name> has mode 0700, or 0711 if commands do not run under the agent's account.
 
 Every command runs with LEASEHOLD_WORK=<its directory> in its environment. A later agent finds processes of an earlier
 one by this variable.
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import structlog
 
+from bots.agent import guardian
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.removal import Trash
 from schema import clock
@@ -37,18 +40,22 @@ _log = structlog.get_logger("leasehold.agent")
 
 
 class Workspace:
-    """Owns `<work_dir>/<name>`. Raises BadInput if that cannot be used or another agent uses it."""
+    """Owns `<work_dir>/<name>`. Raises BadInput if that cannot be used or another agent uses it.
 
-    def __init__(self, work_dir: Path, name: str) -> None:
+    open_to_others: other accounts may reach directories in it whose names they know, but cannot list it.
+    """
+
+    def __init__(self, work_dir: Path, name: str, *, open_to_others: bool = False) -> None:
         self.name = name
+        self._mode = 0o711 if open_to_others else 0o700
         self.root = work_dir.absolute() / name
         try:
-            self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.parent.mkdir(mode=self._mode, parents=True, exist_ok=True)
             self.root.mkdir(mode=0o700, exist_ok=True)
             for folder in (self.root, self.root.parent):
                 if folder.lstat().st_uid not in (os.getuid(), 0):
                     raise BadInput("work_dir", f"'{folder}' belongs to another user")
-            self.root.chmod(0o700)
+            self.root.chmod(self._mode)
             self._trash = Trash(self.root.with_name(f"{name}.trash"))
             self._lock = _lockable(self.root.with_name(f"{name}.lock"))
             #: For guardians to inherit; `clear` locks it.
@@ -90,14 +97,17 @@ class Workspace:
     def _session(self) -> Path:
         return self.root.with_name(f"{self.name}.session")
 
-    def make(self) -> Path:
-        """Make a new directory for one attempt, with `tmp` in it. Raises OSError."""
+    def make(self, owner: tuple[int, int] | None = None) -> Path:
+        """Make a new directory for one attempt, with `tmp` in it. `owner`: user and group id. Raises OSError."""
         try:
             directory = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.root))
         except OSError:
             self._mend()
             directory = Path(tempfile.mkdtemp(prefix="attempt-", dir=self.root))
         (directory / "tmp").mkdir(mode=0o700)
+        if owner is not None:
+            os.chown(directory / "tmp", *owner)
+            os.chown(directory, *owner)
         return directory
 
     def discard(self, directory: Path) -> None:
@@ -115,7 +125,7 @@ class Workspace:
             if not stat.S_ISDIR(self.root.lstat().st_mode):
                 self._trash.take(self.root)
         self.root.mkdir(mode=0o700, exist_ok=True)
-        self.root.chmod(0o700)
+        self.root.chmod(self._mode)
 
     def clear(self) -> int:
         """Kill processes and remove directories of an earlier agent or session; return the number of killed processes.
@@ -164,13 +174,16 @@ def _locked(descriptor: int) -> bool:
 
 
 def _holders(descriptor: int) -> list[int]:
-    """List the other processes that have the same file open."""
-    file = os.readlink(f"/proc/self/fd/{descriptor}")
+    """List the guardians and supervisors that have the guard open: the launcher names it in their command line.
+
+    Their open files cannot be listed by an agent that is not root, because their memory is closed to its account.
+    """
+    wanted = {guardian.__file__.encode(), os.readlink(f"/proc/self/fd/{descriptor}").encode()}
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
-                if any(os.readlink(opened) == file for opened in Path("/proc", entry, "fd").iterdir()):
+                if wanted <= set(Path("/proc", entry, "cmdline").read_bytes().split(b"\0")):
                     found.append(int(entry))
     return found
 

@@ -10,6 +10,7 @@ import io
 import os
 import platform
 import struct
+import subprocess
 import sys
 import sysconfig
 import tokenize
@@ -23,6 +24,8 @@ from typing import Any
 
 #: The least number of jobs. If the standard library has fewer modules, its tests and then installed packages are added.
 AT_LEAST = 600
+#: A user id for the question whether commands under another account can run this interpreter.
+JOB_ACCOUNT = 65519
 #: Modules of at least this size, in bytes, require a large bot.
 LARGE = 32 * 1024
 
@@ -103,6 +106,19 @@ class Module:
         if part in _WEB:
             return "web"
         return "core" if part in _CORE or self.package == "lib" else "tools"
+
+
+def runs_under_other_accounts() -> bool:
+    """Return True unless this process is root and its interpreter is where only root can read it."""
+    if os.geteuid() != 0:
+        return True
+    # Any number will do that is neither root's nor that of an owner of files.
+    nobody: dict[str, Any] = {"user": JOB_ACCOUNT, "group": JOB_ACCOUNT, "extra_groups": []}
+    probe = [sys.executable, "-I", "-S", "-c", "pass"]
+    try:
+        return subprocess.run(probe, capture_output=True, check=False, cwd="/", **nobody).returncode == 0
+    except OSError:
+        return False
 
 
 def find_modules(limit: int | None = None, *, at_least: int = AT_LEAST) -> list[Module]:

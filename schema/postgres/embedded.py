@@ -6,7 +6,8 @@ by every user. `server.lock` is inherited by the server and all its children, so
 ended. A process id would not prove that: it may be reused, or belong to a zombie. If the process that started the
 server is killed the server goes on, and the next user adopts it.
 
-The server has no TCP port. It trusts every process that reaches its socket, which lies in a directory of mode 0700.
+The server has no TCP port, and its socket lies in a directory of mode 0700. It accepts two accounts of this machine by
+peer authentication: its own, and root. The kernel says which account connects; there is no password to steal.
 
 PostgreSQL refuses to run as root. For root it therefore runs under another account, which must be able to reach the
 programs and the data. Permissions of existing directories are never changed for that.
@@ -288,8 +289,11 @@ class Cluster:
         start: the held start lock. `initdb` inherits it, because it may outlive a killed caller.
         """
         self._make(start, durable=durable)
+        changed = self._restrict_access()
         with (self.data / "server.lock").open("ab") as lock:
             if not self._settle(lock):
+                if changed:
+                    self._reload()
                 return None
             self._clear()
             child = self._launch(lock, durable=durable)
@@ -330,7 +334,7 @@ class Cluster:
             shutil.rmtree(left)
         half = Path(tempfile.mkdtemp(prefix="pg.new-", dir=self.data))
         self.account.own(half)
-        options = ["-U", NAME, "--auth-local=trust", "--auth-host=reject", "--encoding=UTF8", "--locale=C"]
+        options = ["-U", NAME, "--auth-local=peer", "--auth-host=reject", "--encoding=UTF8", "--locale=C"]
         options += ["--no-instructions", *([] if durable else ["--no-sync"])]
         made = subprocess.run(
             [self.programs / "initdb", "-D", half, *options],
@@ -342,6 +346,34 @@ class Cluster:
             raise NotReady(f"the database cluster cannot be made in {self.data}: {_last_line(made.stderr)}")
         half.rename(self.directory)
         _sync(self.data)
+
+    def _restrict_access(self) -> bool:
+        """Write who may connect; return True if that has changed, as in a cluster of an earlier version.
+
+        PostgreSQL refuses an account without a name, and so does `initdb`.
+        """
+        names = {pwd.getpwuid(uid).pw_name for uid in (0, self.account.uid)}
+        wanted = {
+            "pg_hba.conf": f"local all all peer map={NAME}\n",
+            "pg_ident.conf": "".join(f'{NAME} "{name}" all\n' for name in sorted(names)),
+        }
+        changed = False
+        # The map first, so that the rule that needs it never comes without it.
+        for name, text in reversed(wanted.items()):
+            path = self.directory / name
+            if not path.exists() or path.read_text() != text:
+                half = path.with_name(f"{name}.new")
+                half.unlink(missing_ok=True)
+                half.touch(mode=0o600)
+                half.write_text(text)
+                self.account.own(half)
+                half.replace(path)
+                changed = True
+        return changed
+
+    def _reload(self) -> None:
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+            connection.execute("SELECT pg_reload_conf()")
 
     def _settle(self, lock: IO[bytes]) -> bool:
         """Wait until the server is up (False), or until all its processes have ended and `lock` is held (True)."""

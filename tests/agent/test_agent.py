@@ -66,7 +66,7 @@ import sys
 from pathlib import Path
 from bots.agent.agent import Agent, AgentSettings
 settings = AgentSettings(
-    name="bot-1", work_dir=Path(sys.argv[2]), margin=float(sys.argv[3]), capacity=int(sys.argv[4])
+    name="bot-1", work_dir=Path(sys.argv[2]), margin=float(sys.argv[3]), capacity=int(sys.argv[4]), job_user="agent"
 )
 sys.exit(Agent(settings, sys.argv[1], sys.stdin.read().strip(), adopt=True).run())
 """

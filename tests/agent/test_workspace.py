@@ -113,7 +113,9 @@ def test_a_command_that_harms_the_work_directory_does_not_disable_its_bot(
 
 
 def bot(tmp_path: Path) -> Agent:
-    return Agent(AgentSettings(name="b1", work_dir=tmp_path / "work"), "http://127.0.0.1:1", "lh_bot_x_y")
+    return Agent(
+        AgentSettings(name="b1", work_dir=tmp_path / "work", job_user="agent"), "http://127.0.0.1:1", "lh_bot_x_y"
+    )
 
 
 def test_a_bot_on_another_system_says_so_before_it_does_anything(

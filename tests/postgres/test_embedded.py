@@ -102,6 +102,51 @@ def test_the_server_has_no_port_and_its_socket_is_private(cluster: Path) -> None
     assert (cluster / "pg").stat().st_mode & 0o777 == 0o700
 
 
+# Connects as the superuser, after it has become another account as late as this, so that the interpreter is reachable.
+# The account may enter the directory: what refuses it is the server.
+STRANGER = """
+import os, sys, psycopg
+os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
+try:
+    psycopg.connect(sys.argv[1]).close()
+except psycopg.OperationalError as error:
+    print(error)
+else:
+    print("connected")
+"""
+
+
+@only_root
+def test_only_root_and_the_servers_own_account_may_connect_also_to_a_cluster_that_trusted_everybody(
+    cluster: Path,
+) -> None:
+    (cluster / "pg" / "pg_hba.conf").write_text("local all all trust\n")
+    (cluster / "pg" / "pg_ident.conf").unlink()
+    with embedded.serve(cluster, durable=False) as server:
+        socket = cluster / "pg" / ".s.PGSQL.5432"
+        try:
+            (cluster / "pg").chmod(0o711)
+            socket.chmod(0o777)
+            asked = {
+                account: subprocess.run(
+                    [sys.executable, "-c", STRANGER, server.url, str(account)],
+                    capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent.parent,
+                ).stdout.strip()
+                for account in (65001, (cluster / "pg").stat().st_uid)
+            }  # fmt: skip
+        finally:
+            (cluster / "pg").chmod(0o700)
+        stranger, own = asked.values()
+        assert "FATAL:  Peer authentication failed" in stranger or "could not look up" in stranger
+        assert own == "connected"
+        assert query(server.url, "SELECT current_user::text") == "leasehold"
+        # Another version may have started the server that is adopted.
+        (cluster / "pg" / "pg_hba.conf").write_text("local all all trust\n")
+        query(server.url, "SELECT pg_reload_conf()")
+        with embedded.serve(cluster):
+            eventually(lambda: query(server.url, "SELECT auth_method FROM pg_hba_file_rules") == "peer")
+
+
 def test_an_owner_that_was_killed_leaves_a_server_that_the_next_user_adopts_and_stops(cluster: Path) -> None:
     with user(cluster) as owner:
         pid = served_by(owner)

@@ -166,6 +166,8 @@ class Bot:
 
 def settings(tmp_path: Path, **more: Any) -> AgentSettings:
     basics = {"name": "bot-1", "work_dir": tmp_path / "work", "kill_grace": 0.3, "output_interval": 0.05}
+    # Other accounts can enter neither pytest's directories nor, always, the one of the interpreter.
+    basics["job_user"] = "agent"
     return AgentSettings.model_validate(basics | more)
 
 

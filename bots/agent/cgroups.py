@@ -1,0 +1,120 @@
+"""Limits of memory, processes and CPU for each attempt, by a cgroup (version 2) of its own.
+
+<parent>/            made here if it is missing; its controllers are enabled for what is below it
+<parent>/<attempt>/  one cgroup for each running attempt
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from schema import clock
+from schema.errors import BadInput
+
+#: The kernel's list of mounts, and the name of the default parent below the mount of version 2.
+_MOUNTS = Path("/proc/self/mountinfo")
+_PARENT = "leasehold"
+#: Microseconds in which a limit of CPU time is counted.
+_PERIOD = 100_000
+#: Seconds within which the kernel must let go of a cgroup whose processes have been killed.
+_LEAVING = 5.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the processes of one attempt may use together; None = no limit. cpu_milli: thousandths of a core."""
+
+    memory_mib: int | None = None
+    processes: int | None = None
+    cpu_milli: int | None = None
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The files of a cgroup and what belongs into them."""
+        found: dict[str, str] = {}
+        if self.memory_mib is not None:
+            # One process that is killed for lack of memory would leave the others in an undefined state.
+            found |= {"memory.max": str(self.memory_mib << 20), "memory.oom.group": "1"}
+        if self.processes is not None:
+            found["pids.max"] = str(self.processes)
+        if self.cpu_milli is not None:
+            found["cpu.max"] = f"{self.cpu_milli * _PERIOD // 1000} {_PERIOD}"
+        return found
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """The controllers that these limits need, with the setting of the agent that asks for each."""
+        return tuple(dict.fromkeys(name.split(".")[0] for name in self.settings))
+
+
+class Cgroups:
+    """Makes and removes the cgroups of attempts. Raises BadInput if the limits cannot be set here."""
+
+    def __init__(self, parent: Path | None, limits: Limits) -> None:
+        self._limits = limits
+        self.parent = parent or _mount() / _PARENT
+        try:
+            self._enable()
+            self.remove(self.make(f"trial-{os.getpid()}"))
+        except OSError as error:
+            raise BadInput(
+                "cgroup",
+                f"limits of memory, processes or CPU cannot be set in '{self.parent}': {error.strerror}; name a cgroup "
+                "that is delegated to the agent and has no processes of its own",
+            ) from None
+
+    def make(self, name: str) -> Path:
+        """Make a cgroup with the limits. Raises OSError."""
+        made = self.parent / name
+        made.mkdir()
+        try:
+            for file, value in self._limits.settings.items():
+                (made / file).write_text(value)
+            if self._limits.memory_mib is not None and (made / "memory.swap.max").exists():
+                (made / "memory.swap.max").write_text("0")
+        except OSError:
+            made.rmdir()
+            raise
+        return made
+
+    def remove(self, made: Path) -> bool:
+        """Kill what is left in a cgroup and remove it; return True if it is gone."""
+        give_up = clock.monotonic() + _LEAVING
+        while True:
+            try:
+                made.rmdir()
+                return True
+            except FileNotFoundError:
+                return True
+            except OSError:
+                if clock.monotonic() > give_up:
+                    return False
+            with contextlib.suppress(OSError):
+                (made / "cgroup.kill").write_text("1")
+            clock.sleep(0.01)
+
+    def _enable(self) -> None:
+        above = self.parent.parent
+        source = self.parent if self.parent.exists() else above
+        offered = (source / "cgroup.controllers").read_text().split()
+        missing = [name for name in self._limits.controllers if name not in offered]
+        if missing:
+            raise BadInput(
+                "cgroup",
+                f"'{source}' does not have the controllers {', '.join(missing)}, which the limits of jobs need",
+            )
+        wanted = " ".join(f"+{name}" for name in self._limits.controllers)
+        if not self.parent.exists():
+            (above / "cgroup.subtree_control").write_text(wanted)
+            self.parent.mkdir()
+        (self.parent / "cgroup.subtree_control").write_text(wanted)
+
+
+def _mount() -> Path:
+    for line in _MOUNTS.read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        if right.split()[0] == "cgroup2":
+            return Path(left.split()[4])
+    raise BadInput("cgroup", "limits of memory, processes or CPU need cgroup version 2, which is not mounted here")

@@ -1,0 +1,139 @@
+"""What keeps the commands of one agent apart from it and from each other: accounts, limits and a sandbox.
+
+Everything is tried when the agent starts. What is configured and does not work here is refused then, in one line, and
+never left out silently.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from bots.agent import job_accounts, sandbox
+from bots.agent.cgroups import Cgroups, Limits
+from bots.agent.confinement import Confinement
+from bots.agent.job_accounts import JobAccount, JobAccounts
+from bots.agent.sandbox import Sandbox
+from bots.agent.workspace import Workspace
+from schema.errors import BadInput, LeaseholdError
+
+#: A command that every machine has, for trials.
+_NOTHING = ("/bin/sh", "-c", ":")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one attempt runs: its directory, and how its command is confined. account: None = that of the agent."""
+
+    directory: Path
+    account: JobAccount | None
+    confinement: Confinement
+
+    @property
+    def owner(self) -> int | None:
+        """The user id that files of the command have, where it is not that of the agent."""
+        return None if self.account is None else self.account.user
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the command is told of its account."""
+        return {} if self.account is None else {"USER": self.account.name, "LOGNAME": self.account.name}
+
+
+class Containment:
+    """Gives each attempt a site and clears it away. Thread-safe.
+
+    processes: the most processes of a dynamic account; a limit for any other kind of account needs a cgroup.
+    Raises BadInput if what is asked for cannot be done on this machine.
+    """
+
+    def __init__(
+        self, accounts: JobAccounts, *, limits: Limits, cgroup: Path | None = None, wrapper: Sandbox | None = None
+    ) -> None:
+        self.accounts, self._sandbox = accounts, wrapper
+        self._processes: int | None = None
+        if accounts.alone:
+            self._processes = limits.processes or job_accounts.PROCESSES
+            limits = Limits(memory_mib=limits.memory_mib, cpu_milli=limits.cpu_milli)
+        self._cgroups = Cgroups(cgroup, limits) if limits.settings else None
+
+    @classmethod
+    def none(cls) -> "Containment":
+        """Return the containment of commands that run as their agent does."""
+        return cls(JobAccounts(job_accounts.AGENT, chance=Random(0)), limits=Limits())
+
+    def open(self, workplace: Workspace) -> Site:
+        """Make the site of an attempt. Raises OSError or LeaseholdError."""
+        account = self.accounts.take()
+        try:
+            directory = workplace.make(None if account is None else account.ids)
+            try:
+                made = None if self._cgroups is None else self._cgroups.make(f"{workplace.name}-{directory.name}")
+            except OSError:
+                workplace.discard(directory)
+                raise
+        except OSError:
+            self.accounts.give_back(account, silent=True)
+            raise
+        confinement = Confinement(
+            account=None if account is None else account.ids,
+            alone=self.accounts.alone,
+            processes=self._processes,
+            cgroup=None if made is None else str(made),
+            wrapped=self._sandbox is not None,
+        )
+        return Site(directory, account, confinement)
+
+    def close(self, site: Site, *, silent: bool) -> bool:
+        """Clear away everything but the directory. `silent`: no process is left. Returns True if nothing remains."""
+        gone = True
+        if self._cgroups is not None and site.confinement.cgroup is not None:
+            gone = self._cgroups.remove(Path(site.confinement.cgroup))
+        self.accounts.give_back(site.account, silent=silent)
+        return gone
+
+    def command(self, command: Sequence[str], site: Site) -> list[str]:
+        """Return the command line to run: the command itself, or a sandbox with it."""
+        return list(command) if self._sandbox is None else self._sandbox.wrap(command, site.directory)
+
+    def check(self, workplace: Workspace) -> None:
+        """Run a command that does nothing, as every attempt will. Raises BadInput if that fails."""
+        site = self.open(workplace)
+        try:
+            closed = job_accounts.closed_to(site.confinement, workplace.root)
+            if closed is not None:
+                raise BadInput(
+                    "work_dir",
+                    f"the account of jobs cannot enter '{closed}'; choose another work_dir, or run: chmod o+x {closed}",
+                )
+            if site.account is not None and (reason := job_accounts.trial(site.confinement, site.directory, _NOTHING)):
+                raise BadInput("job_user", f"commands cannot run under an account of their own: {reason}; use 'agent'")
+            if self._sandbox is not None:
+                wrapped = self.command(_NOTHING, site)
+                if reason := job_accounts.trial(site.confinement, site.directory, wrapped):
+                    raise BadInput("sandbox", f"bubblewrap does not work here: {reason}")
+        finally:
+            workplace.discard(site.directory)
+            self.close(site, silent=True)
+
+    def reach(self) -> str:
+        """Say in one line what commands can reach of what belongs to the agent's account."""
+        return job_accounts.reach(self.accounts.kind, boxed=self._sandbox is not None)
+
+    def close_all(self) -> None:
+        """Give up the accounts, when the agent ends."""
+        self.accounts.close()
+
+
+def build(
+    job_user: str | None, *, limits: Limits, cgroup: Path | None, boxed: bool, network: bool, hidden: Sequence[Path],
+    chance: Random,
+) -> Containment:  # fmt: skip
+    """Make the containment that the settings of an agent describe. Raises BadInput if it cannot be had here."""
+    wrapper = sandbox.find(network=network, hidden=hidden) if boxed else None
+    return Containment(JobAccounts(job_user, chance=chance), limits=limits, cgroup=cgroup, wrapper=wrapper)
+
+
+def unable_to_contain(error: LeaseholdError | OSError) -> str:
+    """Say why an attempt has no site."""
+    return f"the work directory cannot be made: {error.strerror if isinstance(error, OSError) else error}"

@@ -1,0 +1,283 @@
+"""What a command can reach: with real processes under accounts of their own, in a sandbox, and as the agent itself."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from bots.agent import job_accounts, sandbox
+from bots.agent.agent import AgentSettings
+from bots.agent.cgroups import Cgroups, Limits
+from bots.agent.containment import Containment
+from bots.agent.job_accounts import JobAccounts
+from bots.agent.launcher import Launcher
+from bots.agent.run import RunContext, StopReason, read
+from bots.agent.sandbox import Sandbox
+from bots.agent.workspace import Workspace
+from schema.errors import BadInput
+from tests.support.agents import NEEDS_PROC, finish, start, text_of
+from tests.support.patience import eventually
+
+ROOT = os.geteuid() == 0
+pytestmark = NEEDS_PROC
+only_root = pytest.mark.skipif(not ROOT, reason="only root gives commands an account of their own")
+boxed = pytest.mark.skipif(shutil.which(sandbox.PROGRAM) is None, reason="bubblewrap is not installed")
+#: An interpreter that every account can run; that of the tests may be in a directory of root.
+PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
+REPOSITORY = Path(__file__).parents[2]
+
+Made = Callable[[Containment], RunContext]
+
+
+@pytest.fixture
+def made(scratch: Path) -> Iterator[Made]:
+    """Makes the context of an agent that contains its commands, in a directory that every account may enter."""
+    opened: list[RunContext] = []
+
+    def make(containment: Containment) -> RunContext:
+        workplace = Workspace(scratch / "work", "bot-1", open_to_others=containment.accounts.own)
+        launcher = Launcher(workplace.guard, open_files=1024)
+        opened.append(RunContext(workplace, launcher, 0.3, {"PATH": os.defpath, "USER": "root"}, containment))
+        containment.check(workplace)
+        return opened[-1]
+
+    yield make
+    for place in opened:
+        place.launcher.close()
+        place.workplace.close()
+        place.containment.close_all()
+        assert not list(place.workplace.root.iterdir())
+
+
+def dynamic(limits: Limits | None = None, wrapper: Sandbox | None = None) -> Containment:
+    return Containment(JobAccounts("dynamic", chance=Random(1)), limits=limits or Limits(), wrapper=wrapper)
+
+
+def processes_of(user: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == user:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@only_root
+def test_a_command_of_an_agent_that_is_root_has_an_account_of_its_own_and_no_rights(made: Made) -> None:
+    place = made(dynamic())
+    program = "id -u; id -G; umask; echo $USER; stat -c '%u %a' $HOME; grep -E '^(Cap|NoNew)' /proc/self/status"
+    run = start(place, "sh", "-c", f"{program}; echo '{{\"tokens\": 3}}' > $LEASEHOLD_USAGE; cat", stdin="told\n")
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.usage) == ("succeeded", {"tokens": 3})
+    user, groups, mask, name, home, *rights, told = text_of(run).splitlines()
+    assert job_accounts.FIRST <= int(user) <= job_accounts.LAST
+    assert (groups, mask, name, home, told) == (user, "0077", f"leasehold-{user}", f"{user} 700", "told")
+    assert [line.split()[1].strip("0") for line in rights] == [""] * 5 + ["1"]
+
+
+@only_root
+def test_a_command_reaches_neither_the_agent_nor_its_secrets_nor_other_commands(made: Made, scratch: Path) -> None:
+    place = made(dynamic())
+    token = scratch / "operator.token"
+    token.touch(mode=0o600)
+    token.write_text("lh_operator_secret")
+    other = start(place, "sh", "-c", "echo secret > $HOME/file; echo $$ $HOME; exec sleep 60")
+    eventually(lambda: "\n" in text_of(other))
+    process, home = text_of(other).split()
+    agent, guardian = os.getpid(), place.launcher.pid
+    attempts = [
+        f"cat {token}", f"cat {home}/file", f"ls {home}", f"ls {Path(home).parent}", f"touch {home}/mine",
+        f"cat /proc/{process}/environ", f"cat /proc/{agent}/environ", f"head -c1 /proc/{agent}/mem",
+        f"head -c1 /proc/{guardian}/environ", f"kill -9 {process}", f"kill -9 {agent}", f"kill -9 {guardian}",
+        f"kill -STOP {agent}",
+    ]  # fmt: skip
+    run = start(place, "sh", "-c", "\n".join(f"{each} 2>/dev/null && echo '{each}'" for each in [*attempts, "true"]))
+    assert finish(run).verdict == "succeeded"
+    assert text_of(run) == "true\n"
+    other.stop(StopReason.CANCELLED, grace=0.0)
+    assert finish(other).verdict == "stopped"
+
+
+@only_root
+def test_a_fork_bomb_is_bounded_dies_with_its_job_and_leaves_the_others_alone(made: Made) -> None:
+    assert PYTHON is not None
+    place = made(dynamic(Limits(processes=40)))
+    # Each process has a session of its own, so that no signal to a group reaches them.
+    bomb = (
+        "import os\nprint(os.getuid(), flush=True)\nwhile True:\n try: os.fork() or os.setsid()\n except OSError: pass"
+    )
+    run = start(place, PYTHON, "-c", bomb)
+    eventually(lambda: "\n" in text_of(run))
+    user = int(text_of(run).split()[0])
+    eventually(lambda: len(processes_of(user)) == 40)
+    beside = start(place, "sh", "-c", "echo $(id -u) works")
+    assert finish(beside).verdict == "succeeded"
+    assert text_of(beside) != f"{user} works\n"
+    run.stop(StopReason.CANCELLED, grace=0.0)
+    assert finish(run).verdict == "stopped"
+    assert processes_of(user) == []
+
+
+@only_root
+def test_a_program_in_a_directory_of_root_is_out_of_reach_and_the_reason_says_so(made: Made, scratch: Path) -> None:
+    place = made(dynamic())
+    (scratch / "closed").mkdir(mode=0o700)
+    shutil.copy("/bin/true", scratch / "closed" / "tool")
+    outcome = finish(start(place, str(scratch / "closed" / "tool")))
+    assert outcome.verdict == "error"
+    assert outcome.reason is not None
+    assert "out of reach for the job's account leasehold-6" in outcome.reason
+
+
+@only_root
+def test_an_attempt_waits_for_no_user_id_that_another_agent_or_process_has() -> None:
+    first, second = JobAccounts("dynamic", chance=Random(1)), JobAccounts("dynamic", chance=Random(1))
+    try:
+        mine, theirs = first.take(), second.take()
+        assert mine is not None
+        assert theirs is not None
+        assert mine.user != theirs.user
+        first.give_back(mine, silent=True)
+        assert first.take() == mine
+        first.give_back(mine, silent=False)
+        assert first.take() != mine
+    finally:
+        first.close()
+        second.close()
+
+
+@only_root
+def test_a_directory_that_the_account_cannot_enter_is_named_when_the_agent_starts(scratch: Path) -> None:
+    (scratch / "closed").mkdir(mode=0o700)
+    workplace = Workspace(scratch / "closed" / "work", "bot-1", open_to_others=True)
+    contained = dynamic()
+    with pytest.raises(BadInput, match=r"work_dir: the account of jobs cannot enter '.*/closed'; .* chmod o\+x"):
+        contained.check(workplace)
+    contained.close_all()
+    workplace.close()
+
+
+@only_root
+def test_a_usage_file_of_another_account_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "usage").write_text('{"tokens": 1}')
+    assert read(tmp_path / "usage") == {"tokens": 1}
+    with pytest.raises(BadInput, match="belongs to another account"):
+        read(tmp_path / "usage", owner=65001)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("no-such-account", "does not exist"), ("root", "is root")] if ROOT else [("dynamic", "runs as root")],
+)
+def test_an_account_that_cannot_be_used_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(BadInput, match=f"job_user: .*{reason}"):
+        JobAccounts(name, chance=Random(1))
+
+
+def test_no_variable_of_leasehold_itself_is_passed_on_to_commands() -> None:
+    with pytest.raises(ValueError, match="may hold a secret"):
+        AgentSettings(env_allow=("PATH", "LEASEHOLD_TOKEN"))
+
+
+def test_limits_become_files_of_a_cgroup_and_are_refused_without_its_controllers(tmp_path: Path) -> None:
+    limits = Limits(memory_mib=64, processes=10, cpu_milli=1500)
+    assert limits.settings == {
+        "memory.max": "67108864",
+        "memory.oom.group": "1",
+        "pids.max": "10",
+        "cpu.max": "150000 100000",
+    }
+    (tmp_path / "cgroup.controllers").write_text("cpu hugetlb\n")
+    with pytest.raises(BadInput, match=f"cgroup: '{tmp_path}' does not have the controllers memory, pids"):
+        Cgroups(tmp_path / "leasehold", limits)
+
+
+def output_of(place: RunContext, script: str) -> str:
+    run = start(place, "sh", "-c", script)
+    assert finish(run).verdict == "succeeded", text_of(run)
+    return text_of(run)
+
+
+@boxed
+def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_files(
+    made: Made, scratch: Path
+) -> None:
+    (scratch / "operator.token").write_text("secret")
+    found = sandbox.find(network=False, hidden=[scratch])
+    contained = dynamic(wrapper=found) if ROOT else Containment(JobAccounts("agent", chance=Random(1)), limits=Limits(),
+                                                                wrapper=found)  # fmt: skip
+    try:
+        place = made(contained)
+    except BadInput as refused:
+        pytest.skip(str(refused))
+    assert output_of(place, "echo mine > file; cat file; ls /run") == "mine\n"
+    seen = output_of(place, f"test -e {scratch}/operator.token || echo hidden; touch /etc/here || echo read-only")
+    assert "hidden\n" in seen
+    assert "read-only\n" in seen
+    assert "lo" in (devices := output_of(place, "grep : /proc/net/dev"))
+    assert len(devices.splitlines()) == 1
+    # The first process of the sandbox, the shell, and what it starts to look.
+    assert int(output_of(place, "ls -d /proc/[0-9]* | wc -l")) <= 5
+    assert finish(start(place, "sh", "-c", "exit 3")).exit_code == 3
+    missing = finish(start(place, "no-such-program"))
+    assert (missing.verdict, missing.reason) == (
+        "error",
+        "command 'no-such-program' cannot be started: the sandbox cannot run it, see the output",
+    )
+    # SIGTERM reaches the command and not the sandbox around it, which would end both at once.
+    run = start(place, "sh", "-c", "trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.05; done")
+    eventually(lambda: "up" in text_of(run))
+    run.stop(StopReason.CANCELLED, grace=30.0)
+    assert (finish(run).exit_code, text_of(run)) == (4, "up\nbye\n")
+
+
+#: Becomes an ordinary user as late as this, so that modules in directories of root are imported already.
+ORDINARY = """
+import ctypes, os, sys
+from pathlib import Path
+from random import Random
+sys.path.insert(0, os.getcwd())
+from bots.agent.confinement import hide_memory
+from bots.agent.containment import Containment
+from bots.agent.launcher import Launcher
+from bots.agent.run import RunContext
+from bots.agent.workspace import Workspace
+from tests.support.agents import finish, start, text_of
+work, python = Path(sys.argv[1]), sys.argv[2]
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid(65001), os.setuid(65001)
+    sys.executable = python
+# As if this process had always been that of an ordinary user.
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+workplace = Workspace(work, "bot-1")
+place = RunContext(workplace, Launcher(workplace.guard, open_files=1024), 0.3, {"PATH": os.defpath})
+def reached():
+    run = start(place, "sh", "-c", f"head -c1 /proc/{os.getpid()}/environ 2>&- | wc -c; id -u")
+    finish(run)
+    return text_of(run).split()
+print(reached())
+hide_memory()
+print(reached())
+place.launcher.close()
+"""
+
+
+@pytest.mark.skipif(PYTHON is None, reason="there is no Python that an ordinary user can run")
+def test_the_memory_of_an_agent_that_is_not_root_is_closed_to_its_own_account(scratch: Path) -> None:
+    user = 65001 if ROOT else os.geteuid()
+    work = scratch / "work"
+    work.mkdir(mode=0o700)
+    if ROOT:
+        os.chown(work, user, user)
+    done = subprocess.run(
+        [sys.executable, "-c", ORDINARY, str(work), str(PYTHON)],
+        capture_output=True, text=True, cwd=REPOSITORY, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [str(["1", str(user)]), str(["0", str(user)])], done.stderr
