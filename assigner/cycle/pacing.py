@@ -12,7 +12,8 @@ from assigner.admission.gates import ReleaseTime
 from schema.accounting.rates import GATHER_SECONDS
 from schema.clock import Monotonic
 from schema.postgres import advisory
-from schema.postgres.engine import Database, is_conflict
+from schema.postgres.engine import Database
+from schema.postgres.failures import is_conflict
 
 #: The longest pause of an assigner that keeps failing to match, as a multiple of its usual pause.
 SLOWEST = 2.0

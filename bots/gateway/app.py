@@ -22,7 +22,8 @@ from bots.gateway.server import GatewaySettings, Server
 from bots.gateway.workers import SyncBatcher, worker_pools
 from bots.sync.settle import SyncService
 from schema.postgres import migrate
-from schema.postgres.engine import Database, describe_outage, find_exhausted, is_outage
+from schema.postgres.engine import Database
+from schema.postgres.failures import describe_outage, find_exhausted, is_outage
 from schema.timing import Timing
 
 #: Seconds within which the database must answer, or the gateway reports that it is not ready.

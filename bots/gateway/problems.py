@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from schema import validation
 from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
-from schema.postgres.engine import describe_outage, find_exhausted, is_conflict, is_outage
+from schema.postgres.failures import describe_outage, find_exhausted, is_conflict, is_outage
 
 MEDIA_TYPE = "application/problem+json"
 #: Seconds after which a client may repeat a request that was answered with 503.

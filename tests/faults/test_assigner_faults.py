@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from bots.sync.fetch import FetchSettings
-from schema.postgres.engine import is_conflict
+from schema.postgres.failures import is_conflict
 from schema.timing import Timing
 from tests.support.model import Journal, Watching
 from tests.support.patience import eventually

@@ -13,7 +13,8 @@ from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
 from schema.errors import Conflict, NotReady
-from schema.postgres.engine import Database, is_outage
+from schema.postgres.engine import Database
+from schema.postgres.failures import is_outage
 from schema.timing import Timing
 from tests.support.model import Execution, ExecutionLog
 from tests.support.pool import synced

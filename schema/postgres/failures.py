@@ -1,0 +1,60 @@
+"""What an error of the database means: a lost conflict, an outage, or a server that has run out of something.
+
+Conflicts and outages are repeated, each within a budget of its own (`schema/postgres/engine.py`). What the server has
+run out of is told to the caller, who may come again later.
+"""
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+#: Serialization failure, deadlock, lock timeout: the transaction was rolled back and may be repeated at once.
+CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+#: The server takes no writes: it is a standby, or an operator has set it so. Another server may be the primary now.
+READ_ONLY = "25006"
+#: Too many connections; the server stops or starts. Connection errors have codes of class 08 and are not listed.
+OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "25P03", READ_ONLY})
+#: What the server has run out of, by SQLSTATE. To repeat such a transaction at once would make it worse.
+EXHAUSTED = {"53000": "resources", "53100": "disk space", "53200": "memory"}
+
+
+def is_conflict(error: BaseException) -> bool:
+    """True if the transaction lost against another one and may be repeated at once."""
+    return isinstance(error, DBAPIError) and _code(error) in CONFLICTS
+
+
+def is_outage(error: BaseException) -> bool:
+    """True if the server could not be reached, or the process's pool had no free connection in time."""
+    if isinstance(error, PoolTimeout):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    code = _code(error)
+    return (
+        error.connection_invalidated
+        or (code is None and _lost_connection(error))
+        or (bool(code) and _is_outage_code(code or ""))
+    )
+
+
+def describe_outage(error: BaseException) -> str:
+    """Say in one clause why `error`, which `is_outage`, is one."""
+    read_only = isinstance(error, DBAPIError) and _code(error) == READ_ONLY
+    return "the database is read-only" if read_only else "the database cannot be reached"
+
+
+def find_exhausted(error: BaseException) -> str | None:
+    """Return what the server has run out of, such as disk space; None if that is not the error."""
+    return EXHAUSTED.get(_code(error) or "") if isinstance(error, DBAPIError) else None
+
+
+def _is_outage_code(code: str) -> bool:
+    return code.startswith("08") or code in OUTAGES
+
+
+def _lost_connection(error: DBAPIError) -> bool:
+    return isinstance(error.orig, psycopg.OperationalError)
+
+
+def _code(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)
