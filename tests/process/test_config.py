@@ -184,6 +184,12 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
     assert "postgresql://me:***@host/db?password=***&connect_timeout=1" in shown
 
 
+def test_a_transaction_pooler_without_a_way_around_it_is_refused(tmp_path: Path) -> None:
+    pooled = "[database]\npooler = 'transaction'\nurl = 'postgresql://me@pooler/x'\n"
+    assert "needs listen_url" in refused(tmp_path, pooled)
+    assert loaded(tmp_path, pooled + "listen_url = 'postgresql://me@db1,db2/x'\n").database.pooler == "transaction"
+
+
 def test_what_is_shown_loads_again(tmp_path: Path) -> None:
     found = loaded(
         tmp_path, "[timing]\nttl = 61.5\n[[assigners]]\nname = 'a\"\\\\b'\nstrategy = { weights = { 'x y' = 1.0 } }\n"
