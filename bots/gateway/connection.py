@@ -190,7 +190,10 @@ class HttpConnection(HttpToolsProtocol):
             return  # a trailer, which must not become a header after the request was judged
         if len(self.headers) >= self._limits.header_lines:
             raise _Refusal(431, "header_size", f"has more than {self._limits.header_lines} header lines")
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._check_header()

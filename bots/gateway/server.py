@@ -128,6 +128,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nothing here asks for the address of a client behind a proxy
                 lifespan="on",
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 ws="none",
