@@ -94,7 +94,9 @@ class Orphans:
     def _find(self, watched: Watched) -> list[int]:
         relations = _living()
         # Their other children are guardians, and supervisors of other commands.
-        parents = {watched.guardian, os.getpid()} if self._adopt else {watched.guardian}
+        parents = {os.getpid()} if self._adopt else set()
+        if watched.guardian in relations and relations[watched.guardian].parent == os.getpid():
+            parents.add(watched.guardian)
         roots = marked_processes(watched.directory)
         for process, its in relations.items():
             if watched.command is not None and watched.command in (its.group, its.session):
