@@ -247,6 +247,19 @@ def test_a_guardian_and_a_supervisor_killed_together_leave_nothing_when_the_run_
     assert finish(start(place, "true")).verdict == "succeeded"
 
 
+def test_a_command_dies_with_its_guardian_and_supervisor_even_if_no_agent_is_left_to_kill_it(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place.launcher, "sweep", lambda *_, **__: [])
+    run = start(place, "sleep", "1019")
+    assert run.started.wait(MINUTE)
+    assert place.launcher.pid is not None
+    for process in [place.launcher.pid, *process_tree()[place.launcher.pid]]:
+        os.kill(process, signal.SIGKILL)
+    assert finish(run).verdict == "error"
+    eventually(lambda: not sleeping("1019"))
+
+
 def test_a_command_that_stops_its_supervisor_once_ends_as_any_other(place: RunContext) -> None:
     outcome = finish(start(place, "sh", "-c", "kill -STOP $PPID; sleep 0.1; exit 3"))
     assert (outcome.verdict, outcome.exit_code) == ("failed", 3)
