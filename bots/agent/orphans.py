@@ -126,8 +126,9 @@ def _living() -> dict[int, _Relations]:
 
 def _facts(process: int) -> list[str]:
     """Read state, parent, process group and session of a process. Raises OSError if it does not exist."""
-    stat = Path("/proc", str(process), "stat").read_text(errors="replace")
-    return stat[stat.rindex(")") + 2 :].split()[:4]
+    with open(f"/proc/{process}/stat", errors="replace") as file:
+        stat = file.read()
+    return stat[stat.rindex(")") + 2 :].split(maxsplit=4)[:4]
 
 
 def stopped(process: int) -> bool:

@@ -176,10 +176,12 @@ def marked_processes(root: Path) -> set[int]:
     mark = f"{MARK}={root}".encode()
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError):
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    environment = (entry / "environ").read_bytes()
-                    if any(line == mark or line.startswith(mark + b"/") for line in environment.split(b"\0")):
-                        found.add(int(entry.name))
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                    environment = file.read()
+                    if mark in environment and any(
+                        line == mark or line.startswith(mark + b"/") for line in environment.split(b"\0")
+                    ):
+                        found.add(int(entry))
     return found
