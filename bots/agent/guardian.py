@@ -147,7 +147,7 @@ class Supervisor:
         """Read from the agent what to run; None if the agent died before it sent it."""
         text = bytearray()
         while not text.endswith(b"\n"):
-            part = self._control.recv(1 << 16)
+            part = self._receive(1 << 16)
             if not part:
                 return None
             text += part
@@ -210,7 +210,7 @@ class Supervisor:
             return False
 
     def _obey(self) -> None:
-        command = self._control.recv(64)
+        command = self._receive(64)
         if not command:
             self._connected, self._killing = False, True
         elif b"K" in command:
@@ -218,6 +218,13 @@ class Supervisor:
         elif b"T" in command:
             self._signal(signal.SIGTERM)
             self._signal(signal.SIGCONT)
+
+    def _receive(self, most: int) -> bytes:
+        """Read from the agent; return nothing if it is gone. It resets the connection if it had not read everything."""
+        try:
+            return self._control.recv(most)
+        except ConnectionError:
+            return b""
 
     def _signal(self, number: signal.Signals) -> None:
         if number == signal.SIGKILL:

@@ -94,7 +94,9 @@ class Orphans:
     def _find(self, watched: Watched) -> list[int]:
         relations = _living()
         # Their other children are guardians, and supervisors of other commands.
-        parents = {watched.guardian, os.getpid()} if self._adopt else {watched.guardian}
+        parents = {os.getpid()} if self._adopt else set()
+        if watched.guardian in relations and relations[watched.guardian].parent == os.getpid():
+            parents.add(watched.guardian)
         roots = marked_processes(watched.directory)
         for process, its in relations.items():
             if watched.command is not None and watched.command in (its.group, its.session):
@@ -124,8 +126,9 @@ def _living() -> dict[int, _Relations]:
 
 def _facts(process: int) -> list[str]:
     """Read state, parent, process group and session of a process. Raises OSError if it does not exist."""
-    stat = Path("/proc", str(process), "stat").read_text(errors="replace")
-    return stat[stat.rindex(")") + 2 :].split()[:4]
+    with open(f"/proc/{process}/stat", errors="replace") as file:
+        stat = file.read()
+    return stat[stat.rindex(")") + 2 :].split(maxsplit=4)[:4]
 
 
 def stopped(process: int) -> bool:

@@ -135,11 +135,11 @@ class Trash:
 
     def _tell(self) -> None:
         with self._lock:
-            news, self._told = self._told < len(self._left), len(self._left)
+            news, self._told = self._told < self.left, self.left
         if news:
             _log.warning(
                 "directories of ended commands cannot be removed; they stay until an operator removes them",
-                directories=len(self._left),
+                directories=self.left,
                 folder=str(self._folder),
                 reason=next(reversed(self._left.values())),
             )

@@ -263,11 +263,17 @@ _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
 def read(path: Path, *, owner: int | None = None) -> Usage | None:
     """Read the usage that a command wrote; None if it wrote none. Raises BadInput unless it is amounts by unit.
 
-    Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path. owner: the
-    user id that the file must have, because the command may have put a hard link to a file of another there.
+    Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path, or a link
+    in place of its directory. owner: the user id that the file must have, because the command may have put a hard link
+    to a file of another there.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        directory = os.open(path.parent, flags | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(path.name, flags, dir_fd=directory)
+        finally:
+            os.close(directory)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):

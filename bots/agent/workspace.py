@@ -114,11 +114,6 @@ class Workspace:
         """Move the directory of an ended attempt out of the way and remove it in the background. Never raises."""
         self._trash.take(directory)
 
-    @property
-    def left(self) -> int:
-        """How many directories could not be removed since this agent started."""
-        return self._trash.left
-
     def _mend(self) -> None:
         """Make the root anew: a command that runs as the agent's user can remove, replace or close it."""
         with contextlib.suppress(FileNotFoundError):
@@ -137,7 +132,8 @@ class Workspace:
         give_up = clock.monotonic() + _DYING
         # A guardian that still lives may start another command. This agent's own guardian shares the agent's lock.
         while (left := marked_processes(self.root)) or not _locked(self.guard):
-            if clock.monotonic() > give_up:
+            # Not before the first kill: on a busy machine one look may take that long.
+            if killed and clock.monotonic() > give_up:
                 what = f"processes {sorted(left)}" if left else "a guardian process"
                 raise LeaseholdError(f"{what} of an earlier agent or session cannot be killed")
             if not left:
@@ -193,10 +189,12 @@ def marked_processes(root: Path) -> set[int]:
     mark = f"{MARK}={root}".encode()
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError):
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    environment = (entry / "environ").read_bytes()
-                    if any(line == mark or line.startswith(mark + b"/") for line in environment.split(b"\0")):
-                        found.add(int(entry.name))
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                    environment = file.read()
+                    if mark in environment and any(
+                        line == mark or line.startswith(mark + b"/") for line in environment.split(b"\0")
+                    ):
+                        found.add(int(entry))
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bots.agent.guardian import descendants, process_tree
-from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason
+from bots.agent.run import CHUNK_BYTES, FILE, Assignment, Output, Run, RunContext, StopReason
 from schema import clock, validation
 from tests.support.agents import NEEDS_PROC, RUNAWAY, finish, sleeping, start, text_of
 from tests.support.patience import MINUTE, eventually
@@ -118,6 +118,14 @@ def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(
         "error",
         "the work directory cannot be made: No such file or directory",
     )
+
+
+def test_usage_is_read_from_the_commands_own_directory_only(place: RunContext, tmp_path: Path) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    (outside / FILE).write_text('{"tokens": 5}')
+    outcome = finish(start(place, "sh", "-c", f'cd /; rm -r "$HOME"; ln -s {outside} "$HOME"'))
+    assert (outcome.verdict, outcome.usage) == ("succeeded", None)
+    assert (outside / FILE).exists()
 
 
 def test_output_beyond_the_cap_is_counted_but_not_kept(place: RunContext) -> None:
@@ -239,6 +247,19 @@ def test_a_guardian_and_a_supervisor_killed_together_leave_nothing_when_the_run_
     assert finish(start(place, "true")).verdict == "succeeded"
 
 
+def test_a_command_dies_with_its_guardian_and_supervisor_even_if_no_agent_is_left_to_kill_it(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place.launcher, "sweep", lambda *_, **__: [])
+    run = start(place, "sleep", "1019")
+    assert run.started.wait(MINUTE)
+    assert place.launcher.pid is not None
+    for process in [place.launcher.pid, *process_tree()[place.launcher.pid]]:
+        os.kill(process, signal.SIGKILL)
+    assert finish(run).verdict == "error"
+    eventually(lambda: not sleeping("1019"))
+
+
 def test_a_command_that_stops_its_supervisor_once_ends_as_any_other(place: RunContext) -> None:
     outcome = finish(start(place, "sh", "-c", "kill -STOP $PPID; sleep 0.1; exit 3"))
     assert (outcome.verdict, outcome.exit_code) == ("failed", 3)
@@ -273,7 +294,14 @@ def test_a_guardian_that_starts_nothing_is_replaced_and_running_commands_go_on(
 ) -> None:
     run = start(place, "sleep", "1018")
     assert run.started.wait(MINUTE)
-    monkeypatch.setattr("bots.agent.run.READY_AFTER", 1.0)
+    monkeypatch.setattr("bots.agent.run.READY_AFTER", 0.3)
+    replace = place.launcher.replace
+
+    def replace_once(guardian: int | None) -> None:
+        monkeypatch.setattr("bots.agent.run.READY_AFTER", MINUTE)
+        replace(guardian)
+
+    monkeypatch.setattr(place.launcher, "replace", replace_once)
     monkeypatch.setattr("bots.agent.launcher.stopped", lambda _process: False)
     assert place.launcher.pid is not None
     os.kill(place.launcher.pid, signal.SIGSTOP)

@@ -47,7 +47,7 @@ def test_leftovers_of_an_earlier_agent_are_killed_and_removed_but_nothing_else(t
 def test_a_guardian_of_an_earlier_agent_ends_before_the_place_is_clear_even_if_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bots.agent.workspace._DYING", 0.2)
+    monkeypatch.setattr("bots.agent.workspace._DYING", 1.0)
     earlier = Workspace(tmp_path, "bot-1")
     earlier.clear()
     guardian = subprocess.Popen(["sh", "-c", "while :; do kill -STOP $$; done"], pass_fds=[earlier.guard])
