@@ -51,7 +51,7 @@ class Transport:
         self.url = url
         self._chance, self._timeout, self._patience, self._sleep = chance, timeout, patience, sleep
         self._reached = False
-        self._connections = Connections(_address(url), timeout=timeout)
+        self._connections = Connections(address(url), timeout=timeout)
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
     def close(self) -> None:
@@ -348,7 +348,8 @@ def is_local(url: str) -> bool:
     return parts.scheme == "http+unix" or parts.hostname in _LOOPBACK
 
 
-def _address(url: str) -> Address:
+def address(url: str) -> Address:
+    """Return where the gateway with this URL listens. Raises BadInput."""
     parts = split(url)
     if parts.scheme == "http+unix":
         path = unquote(parts.netloc + parts.path)
