@@ -5,11 +5,12 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-peers bench-scale format clean
+.PHONY: help demo test fuzz check bench bench-peers bench-scale format clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
+	@echo "make fuzz MINUTES=10   call the gateway as its OpenAPI document allows, with generated values"
 	@echo "make check   formatting, lint, types and the rules of the house"
 	@echo "make bench   measure throughput, costs, latency and one gateway; a few minutes"
 	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
@@ -22,6 +23,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+MINUTES ?= 10
+fuzz: $(STAMP)
+	LEASEHOLD_TEST_MINUTES=$(MINUTES) $(BIN)/python -m pytest -n 0 --timeout 0 tests/gateway/test_fuzz.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
