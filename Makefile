@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sync tests/accounting tests/api/test_job_routes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler check bench bench-peers bench-scale chaos ha format clean
+.PHONY: help demo test test-pooler fuzz check bench bench-peers bench-scale chaos ha format clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
 	@echo "make test-pooler   run tests of the database through PgBouncer in transaction mode, which must be installed"
+	@echo "make fuzz MINUTES=10   call the gateway as its OpenAPI document allows, with generated values"
 	@echo "make check   formatting, lint, types and the rules of the house"
 	@echo "make bench   measure throughput, costs, latency and one gateway; a few minutes"
 	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
@@ -32,6 +33,9 @@ test-pooler: $(STAMP)
 	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || { \
 	  echo "error: pgbouncer is not installed (Debian: apt install pgbouncer)" >&2; exit 2; }
 	LEASEHOLD_TEST_POOLER=pgbouncer $(BIN)/python -m pytest -n 2 $(POOLED_TESTS)
+
+fuzz: $(STAMP)
+	LEASEHOLD_TEST_MINUTES=$(or $(MINUTES),10) $(BIN)/python -m pytest -n 0 --timeout 0 tests/gateway/test_fuzz.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

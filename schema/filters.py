@@ -85,7 +85,8 @@ _Priority = Annotated[int, Field(ge=validation.PRIORITY_MIN, le=validation.PRIOR
 class JobFilter(BaseModel):
     """What jobs must be like, all of it together. A field that is not given says nothing."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Most commands use the names and the help of the fields only.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     state: list[JobState] = Field(default=[], max_length=len(JobState), description="Jobs in one of these states.")
     instance: Name | None = Field(default=None, description="Jobs of this instance.")

@@ -77,7 +77,8 @@ _MARKS: Mapping[tuple[str, str], str | None] = {
 class Payload(BaseModel):
     """The work itself. Only `command` is required."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Commands that submit nothing use the names and the help of the fields only.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     command: list[str] = Field(
         min_length=1,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.responses import Response
 
@@ -37,6 +37,8 @@ CANCELLABLE = frozenset(JobState) - FINAL - {JobState.CANCELLING}
 
 
 class ListQuery(JobFilter):
+    model_config = ConfigDict(defer_build=False)
+
     sort: Sort | None = Field(
         default=None, description="what the list is sorted by; unset: the end if the filter names it, else the submit"
     )

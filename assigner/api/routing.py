@@ -32,7 +32,7 @@ OPERATORS_IDS: dict[str, Any] = OPERATORS | {"x-max-body": 1024 * 1024}
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI description of these problem answers and of those that any route may give."""
     schema = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    codes = sorted({401, 403, 422, 500, 503, *statuses})
+    codes = sorted({400, 401, 403, 422, 500, 503, *statuses})
     return {status: {"description": "a problem document", "content": schema} for status in codes}
 
 

@@ -15,10 +15,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from assigner.cli import errors
-from bots.cli import jobs as job_commands
-from bots.cli import options
 from schema import clock
 from schema.errors import BadInput
 
@@ -26,8 +25,14 @@ if TYPE_CHECKING:
     from assigner.settings import Installation, PoolSettings
     from bots.agent.agent import AgentSettings
 
+# To look for plug-ins of pydantic, which extend no model of ours, takes a tenth of the time of a caller's command.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 #: Where the configuration file is searched if neither option nor environment names it.
 CONFIG_PLACES = (Path("leasehold.toml"), Path("/etc/leasehold/leasehold.toml"))
+
+#: The commands that read the configuration; all others call a gateway.
+LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot"})
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -58,36 +63,121 @@ def sections() -> "type[PoolSettings]":
 class Root(click.Group):
     """The root group, which imports modules only for the command that runs.
 
-    A `leasehold submit` in a shell loop must start fast, so it must not import the database modules. Operators'
-    commands call a gateway, with the same options as callers' commands.
+    A `leasehold submit` in a shell loop must start fast, so it must import neither the database modules nor those of
+    other commands; nor must `--help`, completion and mistakes. Operators' commands call a gateway, with the same
+    options as callers' commands.
     """
 
+    #: Where a command is defined. The commands that only HELP names are those of operators, made from declarations.
     LATER: ClassVar[Mapping[str, str]] = {
-        "up": "assigner.cli.up:up",
         "assign": "assigner.cli.up:assign",
+        "bots": "bots.cli.jobs:bots",
+        "cancel": "bots.cli.jobs:cancel",
         "config": "assigner.cli.operator:config_group",
         "db": "assigner.cli.operator:db_group",
+        "explain": "bots.cli.jobs:explain",
+        "graph": "bots.cli.graphs:graph",
+        "hold": "bots.cli.backlog:hold",
+        "list": "bots.cli.jobs:list_jobs",
+        "logs": "bots.cli.jobs:logs",
+        "metadata": "bots.cli.jobs:metadata",
+        "priority": "bots.cli.backlog:priority",
+        "release": "bots.cli.backlog:release",
+        "requeue": "bots.cli.backlog:requeue",
+        "show": "bots.cli.jobs:show",
+        "status": "bots.cli.jobs:status",
+        "submit": "bots.cli.jobs:submit",
         "token": "assigner.cli.operator:token_group",
+        "up": "assigner.cli.up:up",
+        "wait": "bots.cli.jobs:wait",
+    }
+    #: What `--help` and completion say of a command that is imported later: the first sentence of its own help.
+    HELP: ClassVar[Mapping[str, str]] = {
+        "account": "The shares of the pool that instances have, with their limits.",
+        "assign": "Run one assigner process: all configured assigners and upkeep.",
+        "assigners": "List the assigner processes of the last day, or drain one.",
+        "backpressure": "Advice to hold back the constrained jobs of one resource class, or all of them.",
+        "bots": "The bots of the pool.",
+        "cancel": "Cancel jobs: queued ones at once, running ones by stopping them on their bot.",
+        "ceiling": "The default and the longest run time of jobs, and the longest time that they may wait.",
+        "class": "Classes of jobs, each with points: more points are more urgent.",
+        "class-limit": "How many jobs of a class may run at once.",
+        "class-reserve": "How many of the jobs that the pool may run at once are kept for a class.",
+        "cohort": "Named sets of labels that group bots and jobs.",
+        "config": "The configuration file.",
+        "db": "The database.",
+        "explain": "Explain why a job runs where it runs, or why it does not run and what would start it.",
+        "graph": "Graphs: jobs that depend on each other.",
+        "hold": "Hold queued jobs aside until they are released.",
+        "instance": "The instances that share the pool.",
+        "instance-queue-limit": "How many jobs of an instance may wait.",
+        "list": "List the jobs that pass all filters, by default the newest first.",
+        "lock": "How many jobs of an instance may hold a lock at once: one, unless set.",
+        "logs": "Write the job's output, byte for byte.",
+        "metadata": "List the values that jobs have for a KEY of metadata.",
+        "meter": "Usage meters, on which execution windows may depend.",
+        "owner-quota": "How much the jobs of one owner may cost within the window.",
+        "pool-limit": "Limits on all instances with a share together.",
+        "priority": "Give waiting jobs the priority N; lower = sooner.",
+        "project-quota": "How much the jobs of one project may cost within the window.",
+        "queue-limit": "How many jobs with a label may wait.",
+        "quota": "How many units each instance may have in each cohort.",
+        "rate": "How many jobs of a resource class, or of one model of it, may start per second.",
+        "release": "Return held jobs to the queue with the age that they had.",
+        "report": "Report on the pool: waits, throughput, fairness, efficiency, utilisation, "
+        "usage, estimates, concentration.",
+        "report-ceiling": "The most that one attempt of an instance may report of a unit.",
+        "requeue": "Queue jobs again: release held ones, and submit a copy of each one that failed, "
+        "died or was cancelled.",
+        "scheduling": "Settings for all classes: points of projects and users, levels, starvation, overflow.",
+        "service-level": "Service levels, each with the points and the timeout of its jobs.",
+        "show": "Show one job and its history.",
+        "status": "Show an overview of the pool, or of all jobs with some metadata: how many, "
+        "since when, and what is left.",
+        "submit": "Submit one job (-- COMMAND…), or one for each line of a file.",
+        "submit-rule": "What is refused when it is submitted: property keys, programs, jobs of owners "
+        "that have used much.",
+        "token": "Tokens for callers, bots and operators.",
+        "up": "Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots.",
+        "wait": "Wait until the jobs are final.",
+        "window": "Hours of the day in which jobs of certain classes may start.",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
-        from assigner.cli import operations
-
-        return sorted([*super().list_commands(context), *self.LATER, *operations.names()])
+        return sorted({*super().list_commands(context), *self.HELP})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in self.LATER:
-            return super().get_command(context, name) or self._of_operators(name)
-        module, _, attribute = self.LATER[name].partition(":")
+        place = self.LATER.get(name)
+        if place is None:
+            return self._of_operators(name) if name in self.HELP else super().get_command(context, name)
+        module, _, attribute = place.partition(":")
         found = getattr(import_module(module), attribute)
         assert isinstance(found, click.Command)
         return found
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Group(commands=self._described(ctx)).format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        described = self._described(ctx).items()
+        found = [CompletionItem(name, help=each.get_short_help_str()) for name, each in described]
+        return [item for item in found if item.value.startswith(incomplete)] + click.Command.shell_complete(
+            self, ctx, incomplete
+        )
+
+    def _described(self, context: click.Context) -> dict[str, click.Command]:
+        """Return commands that only have a name and a help text, in the order of `--help`."""
+        return {
+            name: click.Command(name, help=self.HELP[name]) if name in self.HELP else self.commands[name]
+            for name in self.list_commands(context)
+        }
+
     @staticmethod
     def _of_operators(name: str) -> click.Command | None:
         from assigner.cli import operations
+        from bots.cli.options import caller_options
 
-        return operations.command(name, options.caller_options)
+        return operations.command(name, caller_options)
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
@@ -107,17 +197,18 @@ class Root(click.Group):
 @click.pass_context
 def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
     """A worker pool whose only moving part is PostgreSQL."""
-    if context.invoked_subcommand not in {*Root.LATER, "demo", "gateway", "bot"}:
+    if context.invoked_subcommand not in LOCAL:
         return  # the command calls a gateway, which reads the configuration
     from assigner import logs
     from assigner import settings as settings_assigner
     from bots.agent.confinement import hide_memory
+    from bots.cli.options import default_data
 
     hide_memory()
     logs.to_stderr("ERROR")
     found = config or next((place for place in CONFIG_PLACES if place.is_file()), None)
     context.obj = settings_assigner.Installation(
-        data=(data or options.default_data()).absolute(),
+        data=(data or default_data()).absolute(),
         config=found,
         sections=sections(),
         environ=os.environ,
@@ -296,6 +387,7 @@ def bot_command(
     from assigner import logs
     from assigner.cli.operator import pairs
     from bots.agent.agent import Agent
+    from bots.cli import options
     from schema.validation import normal_properties
 
     logs.to_stderr("INFO")
@@ -333,10 +425,6 @@ def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSe
         raise BadInput(
             f"--{field}", details["msg"].replace("Input should", "must").removeprefix("Value error, ")
         ) from None
-
-
-for command in job_commands.COMMANDS:
-    cli.add_command(command)
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
-import httpx
 import structlog
 from pydantic import ValidationError
 
@@ -59,7 +58,7 @@ class OutputStreamer:
                 )
                 try:
                     self._caller.once("/v1/output", report.model_dump(mode="json", exclude_defaults=True))
-                except (LeaseholdError, RuntimeError, httpx.HTTPError) as error:
+                except (LeaseholdError, RuntimeError) as error:
                     # RuntimeError: the session is over and has closed the transport.
                     _log.debug("output could not be sent", job=key.job, reason=type(error).__name__)
                 else:

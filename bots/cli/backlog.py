@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bots.cli import output
 from bots.cli.filters import Chosen, choosing
@@ -41,6 +39,9 @@ def _with_progress(jobs: Iterator[output.Record], *, total: int) -> Iterator[out
     if not output.terminal() or total < 2:
         yield from jobs
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("waiting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("jobs", total=total)

@@ -6,14 +6,11 @@ from dataclasses import asdict
 from typing import IO, Any
 
 import click
-from rich.text import Text
 
 from bots.cli import filters, output
 from bots.cli import options as option_helpers
-from bots.cli.backlog import COMMANDS as ORDERING
 from bots.cli.backlog import finish
 from bots.cli.filters import Chosen, choosing, filter_options
-from bots.cli.graphs import graph
 from bots.cli.options import Caller, caller_options
 from bots.cli.output import Record, table
 from schema import clock, validation
@@ -67,9 +64,8 @@ def print_explanation(found: Record) -> None:
         output.line(f"{output.plain(receipt['at'])}  ", receipt["sentence"])
 
 
-def _mark(is_open: bool | None) -> Text:
-    word, colour = _MARKS[is_open]
-    return Text(word, style=colour)
+def _mark(is_open: bool | None) -> object:
+    return output.styled(*_MARKS[is_open])
 
 
 def _jobs(count: Record) -> str:
@@ -336,8 +332,6 @@ COMMANDS: tuple[click.Command, ...] = (
     list_jobs,
     logs,
     cancel,
-    *ORDERING,
-    graph,
     metadata,
     status,
     bots,

@@ -8,15 +8,15 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from schema import validation
 from schema.states import JobState
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Record = Mapping[str, Any]
 
@@ -51,13 +51,24 @@ def terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def state(name: object) -> Text:
+def state(name: object) -> "Text":
     """Return a state's name in its colour."""
-    return Text(str(name), style=_COLOURS.get(str(name), ""))
+    return styled(str(name), _COLOURS.get(str(name), ""))
+
+
+def styled(text: str, style: str) -> "Text":
+    """Return a text in a style, for a table or a line."""
+    from rich.text import Text  # here and below: only what prints a table takes the time to import it
+
+    return Text(text, style=style)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a plain table. Its lines are never wrapped, so that programs can split them too."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         shown.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
@@ -69,6 +80,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 def line(start: str, value: object) -> None:
     """Print one line: a heading and a value. A state keeps its colour."""
+    from rich.console import Console
+    from rich.text import Text
+
     text = value if isinstance(value, Text) else Text(plain(value))
     Console(highlight=False, markup=False).print(Text(start), text, sep="", soft_wrap=True)
 

@@ -1,12 +1,23 @@
-"""The HTTP transport: addresses of gateways, repeated requests, and problem documents turned into errors."""
+"""The HTTP transport: addresses of gateways, connections, repeated requests, and problem documents turned into errors.
 
+It uses the standard library's HTTP client: to import another one takes longer than the whole work of most commands.
+"""
+
+import base64
+import json
+import os
 import random
+import select
+import socket
+import ssl
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
-
-import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 from schema import clock, validation
 from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
@@ -19,6 +30,8 @@ FIRST_CONTACT = 3.0
 MAX_DETAIL = 2000
 
 _AGAIN = frozenset({429, 502, 503, 504})
+#: Signs of a path that are not escaped: those of the syntax, and what is escaped already.
+_LEFT_ALONE = "/%:@!$&'()*+,;="
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -38,19 +51,12 @@ class Transport:
         self.url = url
         self._chance, self._timeout, self._patience, self._sleep = chance, timeout, patience, sleep
         self._reached = False
-        base, transport = _address(url)
-        self._http = httpx.Client(
-            base_url=base,
-            headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
-            transport=transport,
-            trust_env=not is_local(url),
-            # To read the certificates takes longer than most commands, and only TLS needs them.
-            verify=split(url).scheme == "https",
-            timeout=timeout,
-        )
+        self._connections = Connections(address(url), timeout=timeout)
+        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
     def close(self) -> None:
-        self._http.close()
+        """Close all connections. Requests that are under way fail, and so do later ones, with RuntimeError."""
+        self._connections.close()
 
     def call(
         self,
@@ -65,44 +71,251 @@ class Transport:
 
         held: seconds for which the gateway may hold the request, in addition to the timeout.
         """
-
-        def once() -> httpx.Response:
+        target = quote(path, safe=_LEFT_ALONE) + (f"?{urlencode(query)}" if query else "")
+        headers, sent = self._headers, None
+        if body is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+            sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        begun, tries = clock.monotonic(), 0
+        while True:
+            tries += 1
             try:
-                response = self._http.request(method, path, params=query, json=body, timeout=self._timeout + held)
-            except httpx.TransportError as error:
-                # A connection was accepted, so the address is right and the gateway has an outage.
-                self._reached |= not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-                raise _Unknown(None) from error
-            self._reached = True
-            if response.status_code in _AGAIN:
-                raise _Unknown(response)
-            return response
-
-        tries = Retrying(
-            retry=retry_if_exception_type(_Unknown),
-            stop=self._enough,
-            wait=self._pause,
-            sleep=self._sleep,
-            reraise=True,
-        )
-        try:
-            response = tries(once)
-        except _Unknown as unknown:
-            if unknown.response is None:
-                raise LeaseholdError(f"cannot reach the gateway at {self.url}: is it running?") from unknown
-            raise _refusal(unknown.response) from None
-        if not response.is_success:
-            raise _refusal(response)
-        if response.status_code == httpx.codes.NO_CONTENT:
+                answer = self._once(method, target, headers, sent, timeout=self._timeout + held)
+                break
+            except _Unknown as unknown:
+                patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
+                if clock.monotonic() - begun >= patience:
+                    if unknown.answer is None:
+                        raise LeaseholdError(f"cannot reach the gateway at {self.url}: is it running?") from unknown
+                    raise _refusal(unknown.answer) from None
+            self._sleep(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
+        if not 200 <= answer.status < 300:
+            raise _refusal(answer)
+        if answer.status == HTTPStatus.NO_CONTENT:
             return {}
-        return _document(response, self.url)
+        return _document(answer, self.url)
 
-    def _enough(self, state: RetryCallState) -> bool:
-        patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
-        return (state.seconds_since_start or 0.0) >= patience
+    def _once(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, *, timeout: float
+    ) -> "Answer":
+        try:
+            answer = self._connections.request(method, target, headers=headers, body=body, timeout=timeout)
+        except Unreachable as error:
+            raise _Unknown(None) from error
+        except (OSError, HTTPException) as error:
+            # A connection was accepted, so the address is right and the gateway has an outage.
+            self._reached = True
+            raise _Unknown(None) from error
+        self._reached = True
+        if answer.status in _AGAIN:
+            raise _Unknown(answer)
+        return answer
 
-    def _pause(self, state: RetryCallState) -> float:
-        return self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(state.attempt_number, 30)))
+
+# Connections
+
+
+class Unreachable(OSError):
+    """No connection to the gateway could be made."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a gateway listens. path: comes before the path of every request. socket: path of a unix socket."""
+
+    scheme: str
+    host: str
+    port: int | None
+    path: str = ""
+    socket: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The status, the reason phrase and the body of an answer."""
+
+    status: int
+    reason: str
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the document in the body; None if it is not JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+
+class _UnixConnection(HTTPConnection):
+    """A connection to a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.settimeout(self.timeout)
+            connected.connect(self._path)
+        except BaseException:
+            connected.close()
+            raise
+        self.sock = connected
+
+
+class Connections:
+    """Connections to one gateway, kept open for further requests; several threads may use them at once.
+
+    Other machines are reached through the proxy that the environment names, and by TLS they are checked against
+    the certificates in SSL_CERT_FILE or SSL_CERT_DIR, else those of the package certifi. timeout: seconds to connect.
+    """
+
+    def __init__(self, address: Address, *, timeout: float) -> None:
+        self._address, self._timeout = address, timeout
+        self._proxy = _proxy(address)
+        self._trusted = _trusted() if address.scheme == "https" else None
+        self._lock = threading.Lock()
+        self._idle: list[HTTPConnection] = []
+        self._busy: set[HTTPConnection] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Close all connections, also those that wait for an answer."""
+        with self._lock:
+            self._closed = True
+            for connection in self._busy:
+                if connection.sock is not None:
+                    # Closing it would not wake the thread that reads from it.
+                    _shut_down(connection.sock)
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+    def request(
+        self, method: str, target: str, *, headers: Mapping[str, str], body: bytes | None, timeout: float
+    ) -> Answer:
+        """Send one request. timeout: the longest silence, in seconds.
+
+        Raises Unreachable if there was no connection, another OSError or HTTPException if there was no answer, and
+        RuntimeError after `close`.
+        """
+        connection = self._take()
+        reusable = False
+        try:
+            if connection.sock is None:
+                self._connect(connection)
+            connection.sock.settimeout(timeout)
+            target = self._address.path + target
+            if self._proxy is not None and self._address.scheme == "http":
+                target = f"http://{_authority(self._address)}{target}"
+                headers = {**headers, **self._proxy.headers, "Host": _authority(self._address)}
+            # A proxy that refuses a large body may answer and close before it has read it.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, target, body=body, headers=dict(headers))
+            response = connection.getresponse()
+            answer = Answer(response.status, response.reason, response.read())
+            reusable = not response.will_close
+            return answer
+        finally:
+            self._give_back(connection, reusable=reusable)
+
+    def _take(self) -> HTTPConnection:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the transport is closed")
+            while self._idle:
+                connection = self._idle.pop()
+                if not _ended(connection.sock):
+                    break
+                connection.close()
+            else:
+                connection = self._made()
+            self._busy.add(connection)
+            return connection
+
+    def _give_back(self, connection: HTTPConnection, *, reusable: bool) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            if reusable and not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _connect(self, connection: HTTPConnection) -> None:
+        connection.timeout = self._timeout
+        try:
+            connection.connect()
+        except (OSError, UnicodeError) as error:
+            raise Unreachable(str(error)) from error
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the transport is closed")
+
+    def _made(self) -> HTTPConnection:
+        address, proxy = self._address, self._proxy
+        if address.socket is not None:
+            return _UnixConnection(address.socket)
+        host, port = (address.host, address.port) if proxy is None else (proxy.host, proxy.port)
+        if self._trusted is None:
+            return HTTPConnection(host, port)
+        connection = HTTPSConnection(host, port, context=self._trusted)
+        if proxy is not None:
+            connection.set_tunnel(address.host, address.port or 443, headers=dict(proxy.headers))
+        return connection
+
+
+@dataclass(frozen=True)
+class _Proxy:
+    host: str
+    port: int
+    headers: Mapping[str, str]
+
+
+def _proxy(address: Address) -> _Proxy | None:
+    """Return the proxy that the environment names for this address. Raises BadInput if it speaks another protocol."""
+    if address.socket is not None or address.host in _LOOPBACK:
+        return None
+    from urllib.request import getproxies, proxy_bypass
+
+    known: Mapping[str, str] = getproxies()
+    url = known.get(address.scheme) or known.get("all")
+    if not url or proxy_bypass(address.host):
+        return None
+    parts = split(url if "://" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise BadInput(f"{address.scheme}_proxy", "names no proxy of the form http://HOST:PORT")
+    headers = {}
+    if parts.username is not None:
+        named = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Proxy-Authorization"] = "Basic " + base64.b64encode(named.encode()).decode()
+    return _Proxy(parts.hostname, parts.port or 80, headers)
+
+
+def _trusted() -> ssl.SSLContext:
+    """Return the certificates to trust. To read them takes longer than most commands, and only TLS needs them."""
+    if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
+        return ssl.create_default_context()
+    import certifi
+
+    return ssl.create_default_context(cafile=certifi.where())
+
+
+def _authority(address: Address) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return host if address.port is None else f"{host}:{address.port}"
+
+
+def _ended(connected: socket.socket) -> bool:
+    """True if the peer of an idle connection has closed it."""
+    watch = select.poll()
+    watch.register(connected, select.POLLIN)
+    return bool(watch.poll(0))
+
+
+def _shut_down(connected: socket.socket) -> None:
+    with suppress(OSError):  # it has ended already
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 class TooLarge(BadInput):
@@ -110,22 +323,22 @@ class TooLarge(BadInput):
 
 
 class _Unknown(Exception):
-    """The request may or may not have been executed. `response`: a proxy's or gateway's refusal, if there is one."""
+    """The request may or may not have been executed. `answer`: a proxy's or gateway's refusal, if there is one."""
 
-    def __init__(self, response: httpx.Response | None) -> None:
+    def __init__(self, answer: Answer | None) -> None:
         super().__init__()
-        self.response = response
+        self.answer = answer
 
 
 def split(url: str) -> SplitResult:
     """Split a gateway's URL into its parts. Raises BadInput if it is not a URL."""
     try:
         parts = urlsplit(url)
-        httpx.URL(url)
-        if any(sign.isspace() for sign in url):
-            raise ValueError("white space")
+        if not url.isprintable() or " " in url or (parts.port or 1) < 1:
+            raise ValueError("white space, or no port")
+        (parts.hostname or "").encode("idna")
         return parts
-    except (ValueError, UnicodeError, httpx.InvalidURL):
+    except (ValueError, UnicodeError):
         raise BadInput("url", f"'{validation.escaped(url)}' is not a URL") from None
 
 
@@ -135,45 +348,36 @@ def is_local(url: str) -> bool:
     return parts.scheme == "http+unix" or parts.hostname in _LOOPBACK
 
 
-def _address(url: str) -> tuple[str, httpx.BaseTransport | None]:
+def address(url: str) -> Address:
+    """Return where the gateway with this URL listens. Raises BadInput."""
     parts = split(url)
     if parts.scheme == "http+unix":
         path = unquote(parts.netloc + parts.path)
         if not path.startswith("/"):
             raise BadInput("url", f"'{validation.escaped(url)}' does not name a socket by its absolute path")
-        return "http://localhost", httpx.HTTPTransport(uds=path, verify=False)
-    try:
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        usable = False
-    if not usable or parts.username or parts.password:
+        return Address("http", "localhost", None, socket=path)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         raise BadInput(
             "url", f"'{validation.escaped(url)}' is not http://HOST:PORT, https://HOST or http+unix:///SOCKET"
         )
-    return url.rstrip("/"), None
+    return Address(parts.scheme, parts.hostname, parts.port, path=parts.path.rstrip("/"))
 
 
-def _document(response: httpx.Response, url: str) -> Record:
-    try:
-        document = response.json()
-    except ValueError:
-        document = None
+def _document(answer: Answer, url: str) -> Record:
+    document = answer.json()
     if not isinstance(document, dict):
         raise LeaseholdError(f"what answers at {url} is not a Leasehold gateway")
     return document
 
 
-def _refusal(response: httpx.Response) -> LeaseholdError:
+def _refusal(answer: Answer) -> LeaseholdError:
     """Turn a problem document into the error that it describes."""
-    try:
-        problem = response.json()
-    except ValueError:
-        problem = None
+    problem = answer.json()
     if not isinstance(problem, dict):
         problem = {}
-    told = str(problem.get("detail") or problem.get("title") or response.reason_phrase)
+    told = str(problem.get("detail") or problem.get("title") or answer.reason)
     detail = validation.printable(told, MAX_DETAIL)
-    match response.status_code:
+    match answer.status:
         case 413 if "field" not in problem:
             return TooLarge("request", "is larger than a proxy before the gateway accepts")
         case 413:

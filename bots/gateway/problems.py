@@ -155,7 +155,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     schema = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
         status: {"description": _TITLES[status].capitalize(), "content": schema}
-        for status in sorted({401, 403, 422, 500, 503, *statuses})
+        for status in sorted({400, 401, 403, 422, 500, 503, *statuses})
     }
 
 

@@ -55,7 +55,9 @@ async def open_session(request: Request, body: Annotated[OpenSession, _Read], ca
         body.bot, instance=body.instance, properties=body.properties, labels=body.labels, pool=body.pool
     )
     state = request.app.state
-    session: Session = await state.bots.call(lambda: sessions.open_session(state.database, body, timing=state.timing))
+    session: Session = await state.bots.call_in_turn(
+        lambda: sessions.open_session(state.database, body, timing=state.timing)
+    )
     return session
 
 

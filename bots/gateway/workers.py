@@ -49,6 +49,7 @@ class WorkerPool:
         self._limit = threads + queue
         self._limiter: anyio.CapacityLimiter | None = None
         self._readers: anyio.CapacityLimiter | None = None
+        self._turns: anyio.CapacityLimiter | None = None
         self.busy = 0
 
     @property
@@ -64,6 +65,17 @@ class WorkerPool:
         """Call `function`, which may block, on a thread. Raises Busy if too much work waits."""
         with self.reserve_slot():
             return await self.run_unbounded(function)
+
+    async def call_in_turn(self, function: Callable[[], T]) -> T:
+        """Call `function` as `call` does; such calls take at most half of the threads, however many of them wait.
+
+        For the opening of sessions: when hundreds of bots return at once, the syncs of the others go on between them.
+        """
+        if self._turns is None:
+            self._turns = anyio.CapacityLimiter(max(1, self.threads // 2))
+        with self.reserve_slot():
+            async with self._turns:
+                return await self.run_unbounded(function)
 
     async def run_unbounded(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread, even if too much work waits.

@@ -36,12 +36,34 @@ def test_submit_sends_the_token_and_answers_in_order() -> None:
     assert stands.asked[0].token == "Bearer lh_operator_x_y"
 
 
-@pytest.mark.parametrize(("url", "verified"), [("https://pool.example", True), ("http://pool.example", False)])
-def test_certificates_are_read_and_verified_where_there_are_any(url: str, verified: bool) -> None:
-    with client_for(url) as client:
-        context = client._transport._http._transport._pool._ssl_context  # type: ignore[attr-defined]
-    assert (context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname) == verified
-    assert bool(context.cert_store_stats()["x509_ca"]) == verified
+def test_certificates_are_verified_against_known_authorities() -> None:
+    with client_for("https://pool.example") as client:
+        context = client._transport._connections._trusted
+    assert context is not None
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert context.cert_store_stats()["x509_ca"]
+
+
+def test_a_gateway_on_another_machine_is_reached_through_the_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with gateway(accept) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("http://", "http://me:secret@"))
+        with client_for("http://pool.example:8080/below") as client:
+            taken = client.submit([{"command": ["true"], "label": "a"}])
+    assert [job.id for job in taken] == ["a"]
+    assert proxy.asked[0].path == "/below/v1/jobs"
+
+
+def test_a_connection_that_the_gateway_closed_while_idle_is_not_used_again() -> None:
+    with gateway(accept) as stands, client_for(stands.url) as client:
+        client.submit([{"command": ["true"], "label": "a"}])
+        (idle,) = client._transport._connections._idle
+        idle.sock.shutdown(socket.SHUT_RDWR)
+        client.submit([{"command": ["true"], "label": "b"}])
+        assert client._transport._connections._idle != [idle]
+    assert len(stands.asked) == 2
 
 
 def test_a_job_without_a_key_gets_one_and_a_given_key_is_kept() -> None:

@@ -150,3 +150,42 @@ def test_calls_beyond_the_queue_are_refused_at_once(make: Callable[..., Counter]
     counter.run("a", "b", "c", "d")
     assert [bot for bot, answer in counter.answers if isinstance(answer, Busy)] == ["d"]
     assert len(counter.answers) == 4
+
+
+def test_sessions_that_open_leave_a_thread_to_syncs(database: Database) -> None:
+    crew, opening, done = WorkerPool(database, threads=2, queue=100), threading.Event(), list[str]()
+
+    async def open_session() -> None:
+        await crew.call_in_turn(lambda: opening.wait(MINUTE))
+        done.append("opened")
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(open_session)
+            await anyio.wait_all_tasks_blocked()
+            try:
+                with anyio.fail_after(MINUTE / 2):
+                    done.append(await crew.run_unbounded(lambda: "synced"))
+            finally:
+                opening.set()
+
+    anyio.run(scenario)
+    assert done == ["synced", *["opened"] * 5]
+
+
+def test_sessions_that_wait_for_their_turn_are_refused_beyond_the_queue(database: Database) -> None:
+    crew, opening = WorkerPool(database, threads=2, queue=1), threading.Event()
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(crew.call_in_turn, lambda: opening.wait(MINUTE))
+            await anyio.wait_all_tasks_blocked()
+            try:
+                with pytest.raises(Busy):
+                    await crew.call_in_turn(lambda: None)
+            finally:
+                opening.set()
+
+    anyio.run(scenario)

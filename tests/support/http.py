@@ -16,6 +16,8 @@ import click
 import httpx
 from sqlalchemy import text
 
+from bots.cli.backlog import COMMANDS as BACKLOG
+from bots.cli.graphs import graph
 from bots.cli.jobs import COMMANDS
 from bots.client.client import Client
 from schema.moves.grant import Placement, grant
@@ -189,7 +191,7 @@ def program(data: str | None) -> None:
     """Root of the callers' commands."""
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, *BACKLOG, graph):
     program.add_command(_command)
 
 

@@ -271,6 +271,20 @@ def counts(database: Database) -> dict[str, int]:
     return rows
 
 
+def application(
+    database: Database,
+    timing: Timing,
+    *,
+    wakeups: Wakeups | None = None,
+    settings: server_gateway.GatewaySettings | None = None,
+) -> Any:
+    """A gateway's application with all routes, for a server or for calls by ASGI."""
+    sync_service = SyncService(database, timing=timing, fetch=FetchSettings(), now=clock.monotonic)
+    chosen = settings or server_gateway.GatewaySettings(port=0)
+    routers = [*jobs.ROUTERS, backlog.router]
+    return app_gateway.build(database, sync_service, chosen, timing=timing, wakeups=wakeups, routers=routers)
+
+
 @contextmanager
 def serving(
     database: Database,
@@ -284,9 +298,7 @@ def serving(
     source = Wakeups(database, enabled=wakeups)
     source.start()
     chosen = settings or server_gateway.GatewaySettings(port=0)
-    sync_service = SyncService(database, timing=timing, fetch=FetchSettings(), now=clock.monotonic)
-    routers = [*jobs.ROUTERS, backlog.router]
-    app = app_gateway.build(database, sync_service, chosen, timing=timing, wakeups=source, routers=routers)
+    app = application(database, timing, wakeups=source, settings=chosen)
     ready = threading.Event()
     found: list[str] = []
 

@@ -1,0 +1,85 @@
+"""What commands that call a gateway import: nothing of the server's side, and nothing that they do not use."""
+
+import json
+import os
+import subprocess
+import sys
+
+from click.shell_completion import ShellComplete
+
+from assigner.cli import operations
+from assigner.cli.main import LOCAL, Root, cli
+from tests.support.http import JOB_COMMANDING, Answer, ReceivedRequest, gateway
+from tests.support.patience import MINUTE
+
+#: The database, the server and its metrics. A new child process for each command would take half a second each.
+SERVERS = {"sqlalchemy", "psycopg", "alembic", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"}
+RUN = """
+import json, sys
+from assigner.cli import errors
+from assigner.cli.main import cli
+found = []
+for arguments in json.loads(sys.argv[1]):
+    code = errors.run(cli, arguments)
+    found.append((code, sorted({name.partition(".")[0] for name in sys.modules})))
+sys.stdout.write("\\n" + json.dumps(found))
+"""
+
+
+def imported(*commands: list[str], **environ: str) -> list[tuple[int, set[str]]]:
+    """Run commands one after the other in one new process; return exit codes, and the modules imported by then."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(commands)],
+        env={**os.environ, "LEASEHOLD_TOKEN": "lh_submitter_x", **environ},
+        capture_output=True,
+        text=True,
+        timeout=MINUTE,
+        check=True,
+    )
+    return [(code, set(names)) for code, names in json.loads(done.stdout.splitlines()[-1])]
+
+
+def answers(asked: ReceivedRequest) -> Answer:
+    match asked.path.removeprefix("/v1/jobs"):
+        case "":
+            if asked.method == "GET":
+                return Answer({"jobs": [], "next": None})
+            return Answer({"jobs": [{"id": JOB_COMMANDING, "created": True}]})
+        case "/cancel":
+            return Answer({"jobs": [{"id": JOB_COMMANDING, "state": "cancelled", "changed": True}], "next": None})
+        case _:
+            return Answer({"id": JOB_COMMANDING, "state": "succeeded"})
+
+
+def test_commands_that_call_a_gateway_import_nothing_of_the_servers_side() -> None:
+    with gateway(answers) as stands:
+        where = ["--url", stands.url, "--json"]
+        (submitted, *others) = imported(
+            ["submit", *where, "true"],
+            ["cancel", *where, JOB_COMMANDING],
+            ["list", *where],
+            ["explain", *where, JOB_COMMANDING],
+            ["wait", "--help"],
+            ["submit", "--priority", "high", "true"],
+        )
+    assert [code for code, _ in (submitted, *others)] == [0, 0, 0, 0, 0, 2]
+    assert others[-1][1] & SERVERS == set()
+    assert "rich" not in others[-1][1], "only what prints a table imports it"
+
+
+def test_help_version_and_mistakes_import_no_command() -> None:
+    done = imported(["--help"], ["--version"], ["sbmit"], ["--bogus"])
+    assert [code for code, _ in done] == [0, 0, 2, 2]
+    assert done[-1][1] & (SERVERS | {"pydantic", "rich", "bots"}) == set()
+
+
+def test_help_and_completion_tell_of_each_command_what_its_own_help_tells() -> None:
+    import click
+
+    context = click.Context(cli)
+    own = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    assert {name: each and each.get_short_help_str(300) for name, each in own.items() if name in Root.HELP} == Root.HELP
+    assert set(Root.HELP) - set(Root.LATER) == set(operations.names())
+    assert set(own) >= LOCAL
+    completed = ShellComplete(cli, {}, "leasehold", "_LEASEHOLD_COMPLETE").get_completions([], "ca")
+    assert [(item.value, item.help) for item in completed] == [("cancel", own["cancel"].get_short_help_str())]  # type: ignore[union-attr]
