@@ -22,7 +22,7 @@ CANCELLED = 25
 #: Kinds of commands, and how often each is drawn; beats and the pause before each, in seconds. Some run for longer than
 #: a session lives: only these could still run when their job has been given to another bot.
 KINDS = {Kind.PLAIN: 8, Kind.DEAF: 1, Kind.HIDING: 1}
-LENGTHS = {(0, 0.05): 8, (3, 0.05): 16, (10, 0.05): 8, (30, 0.1): 2, (100, 0.1): 1}
+LENGTHS = {(0, 0.05): 8, (3, 0.05): 16, (10, 0.05): 8, (30, 0.1): 2, (100, 0.1): 2}
 
 
 @dataclass(frozen=True)

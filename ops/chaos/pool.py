@@ -36,7 +36,7 @@ FAST_MARGIN = 1.5
 #: Where data go that need no disk.
 MEMORY = Path("/dev/shm")
 #: Seconds within which the pool must be up.
-UP_WITHIN = 120.0
+UP_WITHIN = 300.0
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def test_an_agent_whose_session_expired_does_not_take_over_from_a_newer_one(tmp_
         pool.until(lambda: pool.syncs)
 
         def instead(asked: ReceivedRequest) -> Answer:
-            if asked.path == "/v1/sync" and asked.body["status"] == "gone":
+            if asked.path == "/v1/sync" and asked.body.get("status") == "gone":
                 return problem(409, "a newer session is open", code="session_superseded")
             return problem(503, "away")
 
