@@ -170,17 +170,22 @@ def _locked(descriptor: int) -> bool:
 
 
 def _holders(descriptor: int) -> list[int]:
-    """List the guardians and supervisors that have the guard open: the launcher names it in their command line.
+    """List the other processes that have the guard open.
 
-    Their open files cannot be listed by an agent that is not root, because their memory is closed to its account.
+    An agent that is not root cannot list the open files of its guardians, whose memory is closed to its account. The
+    launcher therefore names the guard in their command line.
     """
-    wanted = {guardian.__file__.encode(), os.readlink(f"/proc/self/fd/{descriptor}").encode()}
+    file = os.readlink(f"/proc/self/fd/{descriptor}")
+    named = {guardian.__file__.encode(), file.encode()}
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
+    for process in (Path("/proc", entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        if int(process.name) != os.getpid():
+            holds = False
             with contextlib.suppress(OSError):
-                if wanted <= set(Path("/proc", entry, "cmdline").read_bytes().split(b"\0")):
-                    found.append(int(entry))
+                holds = named <= set((process / "cmdline").read_bytes().split(b"\0"))
+                holds = holds or any(os.readlink(opened) == file for opened in (process / "fd").iterdir())
+            if holds:
+                found.append(int(process.name))
     return found
 
 
