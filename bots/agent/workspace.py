@@ -56,6 +56,7 @@ class Workspace:
                 if folder.lstat().st_uid not in (os.getuid(), 0):
                     raise BadInput("work_dir", f"'{folder}' belongs to another user")
             self.root.chmod(self._mode)
+            _admit(self.root.parent, self._mode)
             self._trash = Trash(self.root.with_name(f"{name}.trash"))
             self._lock = _lockable(self.root.with_name(f"{name}.lock"))
             #: For guardians to inherit; `clear` locks it.
@@ -154,6 +155,13 @@ class Workspace:
         for name in names:
             self._trash.take(self.root / name)
         return len(killed)
+
+
+def _admit(directory: Path, mode: int) -> None:
+    """Let other accounts enter the work directory if `mode` does: agents of earlier versions closed it to them."""
+    status = directory.stat()
+    if status.st_uid == os.getuid() and mode & ~stat.S_IMODE(status.st_mode):
+        directory.chmod(stat.S_IMODE(status.st_mode) | mode)
 
 
 def _lockable(path: Path) -> int:

@@ -71,7 +71,7 @@ class Transport:
 
         held: seconds for which the gateway may hold the request, in addition to the timeout.
         """
-        target = quote(path, safe=_LEFT_ALONE) + (f"?{urlencode(query)}" if query else "")
+        target = quote(path, safe=_LEFT_ALONE) + (f"?{urlencode(query, doseq=True)}" if query else "")
         headers, sent = self._headers, None
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}

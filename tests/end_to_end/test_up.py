@@ -98,9 +98,12 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     )  # fmt: skip
 
     # Ctrl-C in the middle of a job: it goes back to the queue, and the next `up` runs it again.
-    script = f"echo run >> {home.data}/ran; test $(wc -l < {home.data}/ran) -gt 1 || exec sleep 600"
+    ran = home.data / "ran"
+    ran.touch()
+    ran.chmod(0o666)  # for whatever account the job has
+    script = f"echo run >> {ran}; test $(wc -l < {ran}) -gt 1 || exec sleep 600"
     long = home.run("submit", "--", "sh", "-c", script).stdout.strip()
-    eventually((home.data / "ran").exists, STARTS_WITHIN)
+    eventually(ran.read_text, STARTS_WITHIN)
     up.popen.send_signal(signal.SIGINT)
     assert up.popen.wait(STARTS_WITHIN) == 130
     assert home.here() == []

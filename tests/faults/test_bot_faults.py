@@ -44,8 +44,10 @@ class House:
         process = self.processes
         epoch = self.epoch(name)
         directory = str(process.directory / place)
+        # The commands write to a file of the test.
+        environment = {"LEASEHOLD_BOT_WORK_DIR": directory, "LEASEHOLD_BOT_JOB_USER": "agent"}
         arguments = ["bot", "--name", name, "--url", process.url, "--token-file", str(process.directory / "bot.token")]
-        started = process.start(f"{name}-{place}", *arguments, environment={"LEASEHOLD_BOT_WORK_DIR": directory})
+        started = process.start(f"{name}-{place}", *arguments, environment=environment)
         eventually(lambda: self.epoch(name) > epoch, what=f"{name} has a session: {started.said()}")
         return started
 
