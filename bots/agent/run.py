@@ -502,6 +502,7 @@ class Run:
             account=site.account.user if site.privileges.alone and site.account is not None else None,
             seconds=STUCK_AFTER,
         )
+        self._silent = not left
         if left:
             _log.error(
                 "processes of an ended attempt cannot be killed",

@@ -155,6 +155,8 @@ def test_a_command_that_forks_without_end_dies_with_its_killed_supervisor(made: 
         os.kill(process, signal.SIGKILL)
     assert finish(run).verdict == "error"
     assert processes_of(user) == []
+    # Nothing of it is left, so the user id may be used again.
+    eventually(lambda: not Path("/run/leasehold/accounts", str(user)).exists())
 
 
 @only_root
