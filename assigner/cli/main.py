@@ -43,8 +43,8 @@ def sections() -> "type[PoolSettings]":
     from pydantic import Field
 
     from assigner.settings import PoolSettings
-    from bots.agent import job_accounts
     from bots.agent.agent import AgentSettings
+    from bots.agent.isolation import job_accounts
     from bots.gateway.server import GatewaySettings
     from bots.sync.fetch import FetchSettings
 
@@ -201,7 +201,7 @@ def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
         return  # the command calls a gateway, which reads the configuration
     from assigner import logs
     from assigner import settings as settings_assigner
-    from bots.agent.confinement import hide_memory
+    from bots.agent.isolation.privileges import hide_memory
     from bots.cli.options import default_data
 
     hide_memory()

@@ -273,7 +273,7 @@ def hold_data_directory(data: Path) -> Iterator[None]:
     """Lock the data directory for one local pool. Raises Conflict if another pool holds it."""
     try:
         data.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
-        file = (data / "pool.lock").open("a+")
+        file = embedded.open_private(data / "pool.lock")
     except OSError as error:
         raise BadInput("--data", f"{data} cannot be used: {error.strerror}") from None
     with file:

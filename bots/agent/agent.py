@@ -20,11 +20,11 @@ from typing import Annotated, Literal, Self
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from bots.agent import containment
 from bots.agent.capacity import Sizing, raise_file_limit
-from bots.agent.cgroups import Limits
-from bots.agent.containment import Containment
 from bots.agent.gateway_calls import GatewayCaller
+from bots.agent.isolation import containment
+from bots.agent.isolation.cgroups import Limits
+from bots.agent.isolation.containment import Containment
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionOver, SessionSettings
@@ -88,7 +88,8 @@ class AgentSettings(BaseModel):
     cgroup: the cgroup (version 2) below which attempts have theirs; default `leasehold` at the root of the hierarchy.
     sandbox: `bubblewrap` lets commands see the machine's files read-only, and no other processes; default `none`.
     sandbox_network: with the sandbox, commands may use the network.
-    sandbox_hide: with the sandbox, directories that are empty for commands, in addition to the data directory.
+    sandbox_hide: with the sandbox, directories that are empty for commands, in addition to the data directory and
+        work_dir.
     kill_grace: time between SIGTERM and SIGKILL. Doubling it gives commands twice the time to end by themselves, and
         doubles the longest delay before a cancellation is confirmed.
     drain_seconds: time for which jobs may run on after SIGTERM. The agent then returns unfinished jobs to the pool.
@@ -161,7 +162,7 @@ class AgentSettings(BaseModel):
             raise BadInput("sandbox", "sandbox_network and sandbox_hide mean nothing without 'bubblewrap'")
         return containment.build(
             self.job_user, limits=limits, cgroup=self.cgroup, boxed=boxed, network=self.sandbox_network,
-            hidden=self.sandbox_hide, chance=Random(),
+            hidden=[*self.sandbox_hide, self.directory],
         )  # fmt: skip
 
     @property
@@ -238,6 +239,7 @@ class Agent:
         launcher = Launcher(workplace.guard, open_files=open_files, adopt=self._adopt)
         try:
             self._clear(workplace)
+            contained.clear()
             contained.check(workplace)
             _log.info(contained.reach(), bot=settings.bot)
             self._dead = workplace.predecessor()

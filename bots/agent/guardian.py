@@ -10,13 +10,13 @@ or is stopped. If a supervisor itself is killed, the guardian kills the processe
 is killed with it, the command dies by the kernel's parent death signal, and the agent kills the rest. A command can
 also stop its supervisor with SIGSTOP: the guardian continues it, and kills it if it does not do what the alarm asks.
 
-The guardian is run by file name in an isolated interpreter and imports only the standard library and `confinement`,
+The guardian is run by file name in an isolated interpreter and imports only the standard library and `privileges`,
 which does the same. So it needs about 10 MB, and a fork of it takes about a millisecond. It reads no clock: the
 kernel's interval timer measures the alarm, and the agent measures the time of commands.
 
 Messages from agent to guardian are datagrams: `A<seconds>` sets the alarm, `A0` switches it off, `R` with the
 descriptors of control socket, output pipe and standard input starts a supervisor. The agent sends a supervisor one line
-of JSON (command, env, directory, confinement), then the bytes `T` (end all processes with SIGTERM) and `K` (kill all
+of JSON (command, env, directory, privileges), then the bytes `T` (end all processes with SIGTERM) and `K` (kill all
 processes). A supervisor sends the agent lines of JSON: `ready` with its own process id, `started`,
 `unable`, `exit`, `over`.
 """
@@ -38,7 +38,7 @@ from typing import Any
 # An isolated interpreter does not search the folder of its program.
 sys.path.append(str(Path(__file__).parents[2]))
 
-from bots.agent.confinement import Confinement, hide_memory
+from bots.agent.isolation.privileges import Privileges, hide_memory
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -114,7 +114,7 @@ class Supervisor:
     def __init__(self, control: socket.socket, output: int, stdin: int, signals: SignalPipe) -> None:
         self._control, self._output, self._stdin, self._signals = control, output, stdin, signals
         self._command: subprocess.Popen[bytes] | None = None
-        self._confinement = Confinement()
+        self._privileges = Privileges()
         self._connected = True
         self._killing = False
         self._expired = False
@@ -155,11 +155,14 @@ class Supervisor:
         return request
 
     def _start(self, request: dict[str, Any]) -> bool:
-        confinement = self._confinement = Confinement.from_json(request["confinement"])
-        command, passed = request["command"], []
-        if confinement.wrapped:
+        privileges = self._privileges = Privileges.from_json(request["privileges"])
+        command, environment, passed = request["command"], request["env"], []
+        if privileges.wrapped:
             self._status, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            command, passed = [command[0], "--json-status-fd", str(writer), *command[1:]], [writer]
+            # The sandbox program must not run with them: LD_PRELOAD and the like would act outside of the sandbox.
+            variables, environment = _variables(environment), {}
+            passed = [writer, variables]
+            command = [command[0], "--args", str(variables), "--json-status-fd", str(writer), *command[1:]]
         try:
             self._command = subprocess.Popen(
                 command,
@@ -167,10 +170,10 @@ class Supervisor:
                 stdout=self._output,
                 stderr=self._output,
                 cwd=request["directory"],
-                env=request["env"],
+                env=environment,
                 start_new_session=True,
                 pass_fds=passed,
-                preexec_fn=functools.partial(_begin, confinement, os.getpid()),
+                preexec_fn=functools.partial(_begin, privileges, os.getpid()),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             number = error.errno if isinstance(error, OSError) else None
@@ -228,11 +231,9 @@ class Supervisor:
 
     def _signal(self, number: signal.Signals) -> None:
         if number == signal.SIGKILL:
-            self._confinement.kill_all()
+            self._privileges.kill_all()
         leader = self._command if self._command is not None and self._command.returncode is None else None
-        spared = (
-            {leader.pid} if leader is not None and self._confinement.wrapped and number == signal.SIGTERM else set()
-        )
+        spared = {leader.pid} if leader is not None and self._privileges.wrapped and number == signal.SIGTERM else set()
         if leader is not None and not spared:
             # The group's number cannot be reused before its leader is reaped. One signal reaches even a fork bomb.
             with contextlib.suppress(OSError):
@@ -358,8 +359,21 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _begin(confinement: Confinement, parent: int) -> None:
-    confinement.enter()
+def _variables(environment: dict[str, str]) -> int:
+    """Return a file with the arguments of a sandbox program that set a command's environment.
+
+    Not on its command line, which every account can read.
+    """
+    words = [word for name, value in environment.items() for word in ("--setenv", name, value)]
+    file = os.memfd_create("environment", os.MFD_CLOEXEC)
+    with open(file, "wb", closefd=False) as writer:
+        writer.write(b"".join(os.fsencode(word) + b"\0" for word in words))
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _begin(privileges: Privileges, parent: int) -> None:
+    privileges.drop()
     die_with(parent)
 
 

@@ -70,9 +70,14 @@ class Launcher:
         with contextlib.suppress(OSError):
             self._send(b"A0", [])
 
-    def sweep(self, directory: Path, *, supervisor: int | None, command: int | None, seconds: float) -> list[int]:
-        """Kill every process of a command whose supervisor was lost; return those that are left after `seconds`."""
-        return self._orphans.sweep(Watched(directory, supervisor, command, self.pid), seconds)
+    def sweep(
+        self, directory: Path, *, supervisor: int | None, command: int | None, account: int | None, seconds: float
+    ) -> list[int]:
+        """Kill every process of a command whose supervisor was lost; return those that are left after `seconds`.
+
+        account: the user id that this command has to itself.
+        """
+        return self._orphans.sweep(Watched(directory, supervisor, command, self.pid, account), seconds)
 
     def replace(self, guardian: int | None) -> None:
         """Replace a guardian that starts no supervisor, if it is still the present one; commands run on."""

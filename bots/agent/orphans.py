@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bots.agent import guardian
+from bots.agent.isolation.job_accounts import kill_account
 from bots.agent.workspace import marked_processes
 from schema import clock
 
@@ -38,13 +39,14 @@ class Watched:
     """What is known of a command whose supervisor was lost.
 
     directory: its work directory, which its processes carry as a mark. supervisor, command: process ids, if they were
-    ever told. guardian: the present guardian.
+    ever told. guardian: the present guardian. account: the user id that no other process has; None if it is shared.
     """
 
     directory: Path
     supervisor: int | None
     command: int | None
     guardian: int | None
+    account: int | None
 
 
 class Orphans:
@@ -69,6 +71,9 @@ class Orphans:
         quiet = 0
         while True:
             with self.starting:
+                if watched.account is not None:
+                    # First, because what forks without end leaves hardly any time for a look.
+                    kill_account(watched.account)
                 found = self._find(watched)
                 guardian.kill(found, signal.SIGKILL)
             self.reap()
@@ -98,6 +103,8 @@ class Orphans:
         if watched.guardian in relations and relations[watched.guardian].parent == os.getpid():
             parents.add(watched.guardian)
         roots = marked_processes(watched.directory)
+        if watched.account is not None:
+            roots |= {process for process in relations if _runs_as(process, watched.account)}
         for process, its in relations.items():
             if watched.command is not None and watched.command in (its.group, its.session):
                 roots.add(process)
@@ -111,6 +118,12 @@ class Orphans:
         for process, its in relations.items():
             children.setdefault(its.parent, []).append(process)
         return [*(roots & relations.keys()), *guardian.descendants(list(roots), children)]
+
+
+def _runs_as(process: int, user: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path("/proc", str(process)).stat().st_uid == user
+    return False
 
 
 def _living() -> dict[int, _Relations]:

@@ -25,9 +25,9 @@ from typing import Any, Literal, assert_never
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from bots.agent.containment import Containment, Site, unable_to_contain
 from bots.agent.guardian import kill
-from bots.agent.job_accounts import JobAccount
+from bots.agent.isolation.containment import Containment, Site, unable_to_contain
+from bots.agent.isolation.job_accounts import JobAccount
 from bots.agent.launcher import Launcher
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import Chunk, Outcome, Usage
@@ -430,7 +430,7 @@ class Run:
             # Renamed at once and removed later: neither the time nor a failure of it reaches the outcome.
             self._place.workplace.discard(directory)
             if not self._place.containment.close(site, silent=self._silent):
-                _log.warning("a cgroup cannot be removed", cgroup=site.confinement.cgroup)
+                _log.warning("a cgroup cannot be removed", cgroup=site.privileges.cgroup)
 
     def _payload(self) -> Payload:
         """Check the payload. Raises ValueError if no bot could run it."""
@@ -482,7 +482,7 @@ class Run:
             "command": self._place.containment.command(payload.command, site),
             "env": self._environment(payload, site),
             "directory": str(directory),
-            "confinement": site.confinement.to_json(),
+            "privileges": site.privileges.to_json(),
         }
         text = json.dumps(request).encode() + b"\n"
         watch = self._launch(payload, directory, text)
@@ -490,17 +490,19 @@ class Run:
             # The guardian died before it started the supervisor, so nothing has run. The launcher replaces it.
             watch = self._launch(payload, directory, text)
         if watch.lost and watch.ready_at is not None:
-            self._sweep(watch, directory)
+            self._sweep(watch, site)
         return self._with_usage(self._verdict(watch, payload.command[0], site), site)
 
-    def _sweep(self, watch: SupervisorReader, directory: Path) -> None:
+    def _sweep(self, watch: SupervisorReader, site: Site) -> None:
         """Kill what a lost supervisor left, so that the end of the attempt is not reported before it."""
         left = self._place.launcher.sweep(
-            directory,
+            site.directory,
             supervisor=watch.supervisor,
             command=watch.command if watch.ended_at is None else None,
+            account=site.account.user if site.privileges.alone and site.account is not None else None,
             seconds=STUCK_AFTER,
         )
+        self._silent = not left
         if left:
             _log.error(
                 "processes of an ended attempt cannot be killed",

@@ -41,10 +41,23 @@ from schema.errors import NotReady
 # Kernel locks on files, which end with the process that holds them
 
 
+def open_private(path: Path) -> IO[bytes]:
+    """Open a file for appending that only its owner can open; make it if it is missing.
+
+    Whoever can open a file can lock it and so hold up those who need the lock. Root's data directory can be entered by
+    every account.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if os.fstat(descriptor).st_uid == os.geteuid():
+        # Those of earlier versions could be read by everyone.
+        os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "ab")
+
+
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[IO[bytes]]:
     """Lock the file `path` exclusively inside the block. Makes it if it is missing, and waits for other holders."""
-    with path.open("ab") as file:
+    with open_private(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
@@ -290,7 +303,7 @@ class Cluster:
         """
         self._make(start, durable=durable)
         changed = self._restrict_access()
-        with (self.data / "server.lock").open("ab") as lock:
+        with open_private(self.data / "server.lock") as lock:
             if not self._settle(lock):
                 if changed:
                     self._reload()
@@ -302,7 +315,7 @@ class Cluster:
 
     def stop(self) -> None:
         """Stop the server with a checkpoint. If that fails, stop it without one; it then recovers at the next start."""
-        with (self.data / "server.lock").open("ab") as lock:
+        with open_private(self.data / "server.lock") as lock:
             for mode in ("fast", "immediate"):
                 if try_lock_exclusive(lock):
                     break
@@ -403,7 +416,7 @@ class Cluster:
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))
-        with self.log.open("ab") as output:
+        with open_private(self.log) as output:
             return subprocess.Popen(
                 [self.programs / "postgres", "-D", self.directory, *options],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -543,7 +556,7 @@ def serve(data: Path, *, durable: bool = True) -> Server:
         data.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         with exclusive_lock(data / "start.lock") as start:
             cluster = Cluster.find(data)
-            users = (data / "users.lock").open("ab")
+            users = open_private(data / "users.lock")
             try:
                 lock_shared(users)
                 return Server(cluster, users, cluster.run(start, durable=durable))

@@ -1,26 +1,29 @@
 """What a command can reach: with real processes under accounts of their own, in a sandbox, and as the agent itself."""
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from bots.agent import job_accounts
 from bots.agent.agent import AgentSettings
-from bots.agent.cgroups import Cgroups, Limits
-from bots.agent.containment import PROGRAM, Containment, Sandbox, find_sandbox
-from bots.agent.job_accounts import JobAccounts
+from bots.agent.guardian import process_tree
+from bots.agent.isolation import job_accounts
+from bots.agent.isolation.cgroups import Cgroups, Limits
+from bots.agent.isolation.containment import PROGRAM, Containment, Sandbox, Site, find_sandbox
+from bots.agent.isolation.job_accounts import JobAccounts
+from bots.agent.isolation.privileges import Privileges
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext, StopReason, read
 from bots.agent.workspace import Workspace
 from schema.errors import BadInput
 from tests.support.agents import NEEDS_PROC, finish, start, text_of
-from tests.support.patience import eventually
+from tests.support.patience import MINUTE, eventually
 
 ROOT = os.geteuid() == 0
 pytestmark = NEEDS_PROC
@@ -54,14 +57,15 @@ def made(scratch: Path) -> Iterator[Made]:
 
 
 def dynamic(limits: Limits | None = None, wrapper: Sandbox | None = None) -> Containment:
-    return Containment(JobAccounts("dynamic", chance=Random(1)), limits=limits or Limits(), wrapper=wrapper)
+    return Containment(JobAccounts("dynamic"), limits=limits or Limits(), wrapper=wrapper)
 
 
 def processes_of(user: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and entry.stat().st_uid == user:
+            # A process that has ended counts no more, even if its parent has not asked for it yet.
+            if entry.name.isdigit() and entry.stat().st_uid == user and ") Z " not in (entry / "stat").read_text():
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -136,20 +140,91 @@ def test_a_program_in_a_directory_of_root_is_out_of_reach_and_the_reason_says_so
 
 
 @only_root
-def test_an_attempt_waits_for_no_user_id_that_another_agent_or_process_has() -> None:
-    first, second = JobAccounts("dynamic", chance=Random(1)), JobAccounts("dynamic", chance=Random(1))
+def test_a_command_that_forks_without_end_dies_with_its_killed_supervisor(made: Made) -> None:
+    assert PYTHON is not None
+    place = made(dynamic(Limits(processes=40)))
+    bomb = (
+        "import os\nprint(os.getuid(), flush=True)\nwhile True:\n try: os.fork() or os.setsid()\n except OSError: pass"
+    )
+    run = start(place, PYTHON, "-c", bomb)
+    eventually(lambda: "\n" in text_of(run))
+    user = int(text_of(run).split()[0])
+    eventually(lambda: len(processes_of(user)) == 40)
+    assert place.launcher.pid is not None
+    for process in [place.launcher.pid, *process_tree()[place.launcher.pid]]:
+        os.kill(process, signal.SIGKILL)
+    assert finish(run).verdict == "error"
+    assert processes_of(user) == []
+    # Nothing of it is left, so the user id may be used again.
+    eventually(lambda: not Path("/run/leasehold/accounts", str(user)).exists())
+
+
+@only_root
+def test_no_two_agents_use_one_user_id_and_that_of_an_ended_attempt_comes_again_late() -> None:
+    first, second = JobAccounts("dynamic"), JobAccounts("dynamic")
     try:
-        mine, theirs = first.take(), second.take()
-        assert mine is not None
-        assert theirs is not None
-        assert mine.user != theirs.user
-        first.give_back(mine, silent=True)
-        assert first.take() == mine
-        first.give_back(mine, silent=False)
-        assert first.take() != mine
+        taken = []
+        for _ in range(3):
+            mine, theirs = first.take(), second.take()
+            assert mine is not None
+            assert theirs is not None
+            taken += [mine.user, theirs.user]
+            first.give_back(mine, silent=True)
+            second.give_back(theirs, silent=True)
+        assert len(set(taken)) == 6
     finally:
         first.close()
         second.close()
+
+
+@only_root
+def test_what_runs_under_the_user_id_of_a_dead_agent_is_killed_when_the_next_one_starts() -> None:
+    dead, living = JobAccounts("dynamic"), JobAccounts("dynamic")
+    left, mine = dead.take(), living.take()
+    assert left is not None
+    assert mine is not None
+    # Nothing of theirs tells where they come from: no mark in their environment, no ancestor.
+    processes = {
+        account.user: subprocess.Popen(
+            ["sleep", "1021"], env={}, start_new_session=True, user=account.user, group=account.group, extra_groups=[]
+        )
+        for account in (left, mine)
+    }
+    try:
+        dead.close()
+        living.clear()
+        assert processes[left.user].wait(MINUTE) == -signal.SIGKILL
+        assert processes[mine.user].poll() is None
+    finally:
+        processes[mine.user].kill()
+        processes[mine.user].wait()
+        living.give_back(mine, silent=True)
+        living.close()
+
+
+@only_root
+@pytest.mark.skipif(shutil.which("ipcmk") is None, reason="ipcmk is not installed")
+def test_shared_memory_that_a_command_leaves_is_removed_with_it(made: Made) -> None:
+    run = start(made(dynamic()), "sh", "-c", "id -u; ipcmk -M 1000 -S 2 -Q; echo > /dev/shm/left-$(id -u)")
+    assert finish(run).verdict == "succeeded"
+    user = text_of(run).split()[0]
+    assert "Shared memory id" in text_of(run)
+    assert [kind for kind in ("shm", "sem", "msg") if user in Path("/proc/sysvipc", kind).read_text().split()] == []
+    assert not Path("/dev/shm", f"left-{user}").exists()
+
+
+@only_root
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of the calls are those of x86-64")
+def test_a_command_does_not_have_the_keys_of_the_agents_session(made: Made) -> None:
+    assert PYTHON is not None
+    libc = ctypes.CDLL(None)
+    if libc.syscall(250, 1, None) < 0 or libc.syscall(248, b"user", b"secret", b"lh", 2, -3) < 0:
+        pytest.skip("the kernel has no keys here")
+    look = "import ctypes; print(ctypes.CDLL(None).syscall(250, 10, -3, b'user', b'secret', 0) > 0)"
+    assert subprocess.run([PYTHON, "-c", look], capture_output=True, check=True).stdout == b"True\n"
+    run = start(made(dynamic()), PYTHON, "-c", look)
+    finish(run)
+    assert text_of(run) == "False\n"
 
 
 @only_root
@@ -177,7 +252,7 @@ def test_a_usage_file_of_another_account_is_not_read(tmp_path: Path) -> None:
 )
 def test_an_account_that_cannot_be_used_is_refused(name: str, reason: str) -> None:
     with pytest.raises(BadInput, match=f"job_user: .*{reason}"):
-        JobAccounts(name, chance=Random(1))
+        JobAccounts(name)
 
 
 def test_no_variable_of_leasehold_itself_is_passed_on_to_commands() -> None:
@@ -210,7 +285,7 @@ def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_
 ) -> None:
     (scratch / "operator.token").write_text("secret")
     found = find_sandbox(network=False, hidden=[scratch])
-    contained = dynamic(wrapper=found) if ROOT else Containment(JobAccounts("agent", chance=Random(1)), limits=Limits(),
+    contained = dynamic(wrapper=found) if ROOT else Containment(JobAccounts("agent"), limits=Limits(),
                                                                 wrapper=found)  # fmt: skip
     try:
         place = made(contained)
@@ -224,6 +299,8 @@ def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_
     assert len(devices.splitlines()) == 1
     # The first process of the sandbox, the shell, and what it starts to look.
     assert int(output_of(place, "ls -d /proc/[0-9]* | wc -l")) <= 5
+    # 0, 1, 2, and the folder that is being listed.
+    assert len(output_of(place, "ls /proc/self/fd").split()) == 4
     assert finish(start(place, "sh", "-c", "exit 3")).exit_code == 3
     missing = finish(start(place, "no-such-program"))
     assert (missing.verdict, missing.reason) == (
@@ -238,14 +315,46 @@ def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_
     assert text_of(run).endswith("bye\n")
 
 
+@boxed
+def test_variables_of_a_job_do_not_act_on_the_program_that_makes_the_sandbox(made: Made, scratch: Path) -> None:
+    wrapper = find_sandbox(network=False, hidden=[scratch])
+    try:
+        place = made(dynamic(wrapper=wrapper) if ROOT else Containment(JobAccounts("agent"), limits=Limits(),
+                                                                        wrapper=wrapper))  # fmt: skip
+    except BadInput as refused:
+        pytest.skip(str(refused))
+    traced = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": f"/tmp/{scratch.name}-trace", "SECRET": "lh_secret"}
+    show = "env | grep -c -e ^SECRET=lh.secret$ -e ^LEASEHOLD_JOB="
+    run = start(place, "sh", "-c", f"{show}; exec sleep 1022", env=traced)
+    eventually(lambda: "\n" in text_of(run))
+    assert text_of(run) == "2\n"
+    # Inside the sandbox, /tmp is another one.
+    assert list(Path("/tmp").glob(f"{scratch.name}-trace*")) == []
+    lines = [each.read_bytes() for each in Path("/proc").glob("[0-9]*/cmdline")]
+    assert [line for line in lines if b"1022" in line]
+    assert not [line for line in lines if b"lh_secret" in line and b"bwrap" in line]
+    run.stop(StopReason.CANCELLED, grace=0.0)
+    finish(run)
+
+
+@boxed
+def test_a_sandbox_hides_the_work_directory_and_is_refused_for_commands_of_root(tmp_path: Path) -> None:
+    settings = AgentSettings(sandbox="bubblewrap", work_dir=tmp_path)
+    line = settings.containment.command(["true"], Site(tmp_path / "b" / "attempt-1", None, Privileges()))
+    assert line[line.index(str(tmp_path)) - 1] == "--tmpfs"
+    if ROOT:
+        with pytest.raises(BadInput, match="sandbox: a command that runs as root can leave it"):
+            _ = settings.model_copy(update={"job_user": "agent"}).containment
+
+
 #: Becomes an ordinary user as late as this, so that modules in directories of root are imported already.
 ORDINARY = """
 import ctypes, os, sys
 from pathlib import Path
 from random import Random
 sys.path.insert(0, os.getcwd())
-from bots.agent.confinement import hide_memory
-from bots.agent.containment import PROGRAM, Containment, Sandbox, find_sandbox
+from bots.agent.isolation.privileges import hide_memory
+from bots.agent.isolation.containment import PROGRAM, Containment, Sandbox, find_sandbox
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.workspace import Workspace

@@ -116,6 +116,16 @@ else:
 """
 
 
+def test_no_other_account_can_open_and_so_hold_the_locks_or_read_the_log(cluster: Path) -> None:
+    # As a version before left it.
+    (cluster / "start.lock").touch()
+    (cluster / "start.lock").chmod(0o644)
+    with user(cluster) as process:
+        served_by(process)
+        files = [cluster / name for name in ("start.lock", "users.lock", "server.lock", "postgres.log")]
+        assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 4
+
+
 @only_root
 def test_only_root_and_the_servers_own_account_may_connect_also_to_a_cluster_that_trusted_everybody(
     cluster: Path,

@@ -3,10 +3,11 @@
 The guardian's supervisors use this module, so it imports the standard library only. Run as a program it confines
 itself in the same way and then becomes another command; the agent tries an account by this before it takes work.
 
-    python -I -S confinement.py CONFINEMENT_AS_JSON DIRECTORY COMMAND…
+    python -I -S privileges.py PRIVILEGES_AS_JSON DIRECTORY COMMAND…
 """
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -20,6 +21,9 @@ _SET_DUMPABLE, _CAPBSET_DROP, _SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPABILITIES = 64
 #: Version 3 of the kernel's structures for capabilities: two words each of effective, permitted and inheritable ones.
 _CAPABILITY_HEADER, _CAPABILITY_WORDS = 0x20080522, 6
+#: The number of keyctl(2), which the C library does not offer, by machine.
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "loongarch64": 219, "ppc64le": 271, "s390x": 280}
+_JOIN_SESSION_KEYRING = 1
 #: Exit code of the program where the directory cannot be entered or the command cannot be run.
 UNABLE = 126
 
@@ -27,8 +31,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
-class Confinement:
-    """How a command is confined. Without an account, it keeps that of the agent.
+class Privileges:
+    """What the process of a command keeps. Without an account, it keeps that of the agent.
 
     account: user and group id. alone: no other process runs under this user id, so all of its processes can be killed
     at once. processes: the most processes and threads of this user id. cgroup: the directory of the attempt's cgroup.
@@ -42,17 +46,17 @@ class Confinement:
     wrapped: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """Return the confinement for a message to a supervisor."""
+        """Return the privileges for a message to a supervisor."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: dict[str, object]) -> "Confinement":
+    def from_json(cls, found: dict[str, object]) -> "Privileges":
         """Read what `to_json` made."""
         account = found.pop("account")
         return cls(account=None if account is None else tuple(account), **found)  # type: ignore[arg-type]
 
-    def enter(self) -> None:
-        """Confine this process, for good. Raises OSError."""
+    def drop(self) -> None:
+        """Give up everything else, for good. Raises OSError."""
         if self.cgroup is not None:
             Path(self.cgroup, "cgroup.procs").write_text("0")
         if self.account is None:
@@ -68,6 +72,7 @@ class Confinement:
         _checked(_libc.capset(header, none))
         # No program with a set-user-id bit or with file capabilities gives anything back.
         _checked(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _leave_keyring()
         if self.processes is not None:
             resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
         os.umask(0o077)
@@ -97,6 +102,15 @@ def _checked(result: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def _leave_keyring() -> None:
+    """Leave the keys of the agent's session, which a process keeps through every change of its account."""
+    call = _KEYCTL.get(os.uname().machine)
+    refused = call is not None and _libc.syscall(call, _JOIN_SESSION_KEYRING, None) < 0
+    # A kernel without keys, or a container that may not use them, has none to protect.
+    if refused and ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
+        _checked(-1)
+
+
 def hide_memory() -> None:
     """Keep processes of the same account from reading this one's memory and environment, or from tracing it.
 
@@ -107,9 +121,9 @@ def hide_memory() -> None:
 
 def main() -> None:
     """Entry point of the program: become the command, or say in one line why that cannot be."""
-    confinement, directory, *command = sys.argv[1:]
+    privileges, directory, *command = sys.argv[1:]
     try:
-        Confinement.from_json(json.loads(confinement)).enter()
+        Privileges.from_json(json.loads(privileges)).drop()
     except OSError as error:
         print(f"the account cannot be taken on: {error.strerror}", file=sys.stderr)
         sys.exit(UNABLE)

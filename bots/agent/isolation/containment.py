@@ -9,12 +9,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
-from bots.agent import job_accounts
-from bots.agent.cgroups import Cgroups, Limits
-from bots.agent.confinement import Confinement
-from bots.agent.job_accounts import JobAccount, JobAccounts
+from bots.agent.isolation import job_accounts
+from bots.agent.isolation.cgroups import Cgroups, Limits
+from bots.agent.isolation.job_accounts import JobAccount, JobAccounts
+from bots.agent.isolation.privileges import Privileges
 from bots.agent.workspace import Workspace
 from schema.errors import BadInput, LeaseholdError
 
@@ -45,7 +44,10 @@ class Sandbox:
     hidden: tuple[Path, ...]
 
     def wrap(self, command: Sequence[str], directory: Path) -> list[str]:
-        """Return the command line that runs `command` in a sandbox, with `directory` as its own."""
+        """Return the command line that runs `command` in a sandbox, with `directory` as its own.
+
+        The supervisor adds the environment in a file, because every account can read a command line.
+        """
         words = [self.program, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
         for place in dict.fromkeys([*EMPTY, *self.hidden]):
             if place.is_dir():
@@ -79,7 +81,7 @@ class Site:
 
     directory: Path
     account: JobAccount | None
-    confinement: Confinement
+    privileges: Privileges
 
     @property
     def owner(self) -> int | None:
@@ -112,7 +114,7 @@ class Containment:
     @classmethod
     def none(cls) -> "Containment":
         """Return the containment of commands that run as their agent does."""
-        return cls(JobAccounts(job_accounts.AGENT, chance=Random(0)), limits=Limits())
+        return cls(JobAccounts(job_accounts.AGENT), limits=Limits())
 
     def open(self, workplace: Workspace) -> Site:
         """Make the site of an attempt. Raises OSError or LeaseholdError."""
@@ -127,20 +129,20 @@ class Containment:
         except OSError:
             self.accounts.give_back(account, silent=True)
             raise
-        confinement = Confinement(
+        privileges = Privileges(
             account=None if account is None else account.ids,
             alone=self.accounts.alone,
             processes=self._processes,
             cgroup=None if made is None else str(made),
             wrapped=self._sandbox is not None,
         )
-        return Site(directory, account, confinement)
+        return Site(directory, account, privileges)
 
     def close(self, site: Site, *, silent: bool) -> bool:
         """Clear away everything but the directory. `silent`: no process is left. Returns True if nothing remains."""
         gone = True
-        if self._cgroups is not None and site.confinement.cgroup is not None:
-            gone = self._cgroups.remove(Path(site.confinement.cgroup))
+        if self._cgroups is not None and site.privileges.cgroup is not None:
+            gone = self._cgroups.remove(Path(site.privileges.cgroup))
         self.accounts.give_back(site.account, silent=silent)
         return gone
 
@@ -152,17 +154,17 @@ class Containment:
         """Run a command that does nothing, as every attempt will. Raises BadInput if that fails."""
         site = self.open(workplace)
         try:
-            closed = job_accounts.closed_to(site.confinement, workplace.root)
+            closed = job_accounts.closed_to(site.privileges, workplace.root)
             if closed is not None:
                 raise BadInput(
                     "work_dir",
                     f"the account of jobs cannot enter '{closed}'; choose another work_dir, or run: chmod o+x {closed}",
                 )
-            if site.account is not None and (reason := job_accounts.trial(site.confinement, site.directory, _NOTHING)):
+            if site.account is not None and (reason := job_accounts.trial(site.privileges, site.directory, _NOTHING)):
                 raise BadInput("job_user", f"commands cannot run under an account of their own: {reason}; use 'agent'")
             if self._sandbox is not None:
                 wrapped = self.command(_NOTHING, site)
-                if reason := job_accounts.trial(site.confinement, site.directory, wrapped):
+                if reason := job_accounts.trial(site.privileges, site.directory, wrapped):
                     raise BadInput("sandbox", f"bubblewrap does not work here: {reason}")
         finally:
             workplace.discard(site.directory)
@@ -172,6 +174,10 @@ class Containment:
         """Say in one line what commands can reach of what belongs to the agent's account."""
         return job_accounts.reach(self.accounts.kind, boxed=self._sandbox is not None)
 
+    def clear(self) -> None:
+        """Kill what attempts of agents that ended without clearing up left behind. Raises LeaseholdError."""
+        self.accounts.clear()
+
     def close_all(self) -> None:
         """Give up the accounts, when the agent ends."""
         self.accounts.close()
@@ -179,11 +185,13 @@ class Containment:
 
 def build(
     job_user: str | None, *, limits: Limits, cgroup: Path | None, boxed: bool, network: bool, hidden: Sequence[Path],
-    chance: Random,
 ) -> Containment:  # fmt: skip
     """Make the containment that the settings of an agent describe. Raises BadInput if it cannot be had here."""
     wrapper = find_sandbox(network=network, hidden=hidden) if boxed else None
-    return Containment(JobAccounts(job_user, chance=chance), limits=limits, cgroup=cgroup, wrapper=wrapper)
+    if boxed and os.geteuid() == 0 and job_accounts.kind_of(job_user) == job_accounts.AGENT:
+        # The kernel's settings in /proc/sys are writable for root, and one of them names a program that it starts.
+        raise BadInput("sandbox", "a command that runs as root can leave it; use job_user 'dynamic' or an account")
+    return Containment(JobAccounts(job_user), limits=limits, cgroup=cgroup, wrapper=wrapper)
 
 
 def unable_to_contain(error: LeaseholdError | OSError) -> str:
