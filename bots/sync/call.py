@@ -52,8 +52,8 @@ def compare(
 
     Reports of other fences are ignored. The answer will not list these leases, and the bot stops them. If a live lease
     is not reported, it depends on its state: a pending one is on its way to the bot, a cancelling one has been stopped,
-    and an active one is lost. A bot that `leaves` gives all of them back. Such ends are marked as `spared`: a job may have
-    cut its bot off, so that their number is limited.
+    and an active one is lost. A bot that `leaves` gives all of them back. Such ends are marked as `spared`, and their
+    number is limited, because a job may have cut its bot off.
     """
     said = {(report.job, report.fence): report for report in reported}
     account = ReportOutcome()
