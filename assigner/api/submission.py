@@ -76,7 +76,11 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
     def alone(driver: "psycopg.Connection[Any]") -> list[Submitted]:
         attempt.begin(driver)
         attempt.commit()
-        return [submit_alone(driver, requests[0], actor=caller.actor)]
+        try:
+            return [submit_alone(driver, requests[0], actor=caller.actor)]
+        except psycopg.errors.ReadOnlySqlTransaction:
+            attempt.refuse()
+            raise
 
     def work(connection: Connection) -> list[Submitted]:
         check_points(connection, requests, caller)
@@ -147,6 +151,10 @@ class _Attempt:
     def commit(self) -> None:
         """All statements succeeded; what follows is the commit."""
         self.committing = True
+
+    def refuse(self) -> None:
+        """The server has refused to write; nothing was committed."""
+        self.committing = False
 
     def close(self) -> None:
         if self._connection is not None:

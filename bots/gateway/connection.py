@@ -8,8 +8,11 @@ problem document. After a refusal nothing more of the connection is parsed.
 import asyncio
 import fcntl
 import re
+import socket
+import ssl
 import struct
 import termios
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -23,6 +26,17 @@ from bots.gateway.connection_limits import ConnectionTable, Wait
 #: A host with an optional port: a name, an IPv4 address, or an IPv6 address in brackets.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[-A-Za-z0-9._~!$&'()*+,;=%]*)(:[0-9]*)?")
 _INTEGER = struct.Struct("i")
+#: Seconds within which a client must complete the TLS handshake.
+HANDSHAKE_SECONDS = 10
+#: The most TLS connections that are accepted before other work goes on.
+_ACCEPTED_AT_ONCE = 100
+#: Seconds without accepting after a lack of files or memory.
+_ACCEPT_AGAIN_SECONDS = 1
+#: Seconds that an idle client has for the end of its TLS connection when the gateway stops.
+_FAREWELL_SECONDS = 1
+#: Counted from the beginning of a close, also while a client reads a long answer. The table cuts off earlier who does
+#: not read.
+_TLS_CLOSE_SECONDS = 3600
 
 
 class _Refusal(Exception):
@@ -44,14 +58,20 @@ class HttpConnection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         table: ConnectionTable,
+        admitted: bool = False,
     ) -> None:
+        """Make a connection. admitted: it has its place in the table already."""
         super().__init__(config, server_state, app_state, _loop)
         self._table, self._limits = table, table.limits
         self._wait: Wait | None = None
-        self._admitted = False
+        self._admitted = admitted
+        #: True from the moment on from which `connection_lost` will be called.
+        self.was_made = False
         #: True between the end of a header and the end of its body.
         self._in_body = False
         self._header_bytes = self._framing_bytes = 0
+        #: Bytes since the last piece of a body: all of them may belong to one trailer.
+        self._trailer_bytes = 0
         #: Set once the connection is refused: nothing that arrives is parsed.
         self._refused = False
         self._dropped = 0
@@ -63,8 +83,9 @@ class HttpConnection(HttpToolsProtocol):
     # Connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        self.was_made = True
         super().connection_made(transport)
-        reason = self._table.admit(self._address)
+        reason = None if self._admitted else self._table.admit(self._address)
         if reason is None:
             self._admitted = True
             self._enter(Wait.HEADER)
@@ -89,6 +110,13 @@ class HttpConnection(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End the connection when its request is answered, at once if it has none. Called when the gateway stops."""
+        super().shutdown()
+        if self.transport.is_closing() and not self.unsent_memory():
+            # By TLS the end waits for the client, and an idle one may not look at its connection for hours.
+            self.loop.call_later(_FAREWELL_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -169,6 +197,7 @@ class HttpConnection(HttpToolsProtocol):
     def _feed(self, piece: bytes | memoryview) -> None:
         if self._in_body:
             self._framing_bytes += len(piece)
+            self._trailer_bytes += len(piece)
         else:
             self._header_bytes += len(piece)
         try:
@@ -177,7 +206,8 @@ class HttpConnection(HttpToolsProtocol):
             # The parser stops after a request that asks for another protocol. The request is answered in this one.
             if rest := piece[upgrade.args[0] :]:
                 self._feed(rest)
-        if self._in_body and self._framing_bytes > self._limits.framing_bytes:
+        most = self._limits.framing_bytes
+        if self._in_body and (self._framing_bytes > most or self._trailer_bytes > most):
             raise _Refusal(400, "framing", "has chunks that are too small, or extensions or trailers that are too long")
 
     def _drop(self, size: int) -> None:
@@ -199,7 +229,7 @@ class HttpConnection(HttpToolsProtocol):
         self._check_header()
         if len(self.pipeline) >= self._limits.pipelined:
             raise _Refusal(400, "pipelined", f"comes after {self._limits.pipelined} others that are not answered yet")
-        self._header_bytes = self._framing_bytes = 0
+        self._header_bytes = self._framing_bytes = self._trailer_bytes = 0
         super().on_headers_complete()
         self._in_body = True
         if not self.pipeline:
@@ -207,6 +237,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= 2 * len(body)
+        self._trailer_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -333,3 +364,85 @@ class HttpConnection(HttpToolsProtocol):
 
 def _malformed(detail: str) -> _Refusal:
     return _Refusal(400, "malformed", detail)
+
+
+class TlsListener:
+    """Accepts TLS connections; each has its place in the table from its first packet on, not only once it can speak.
+
+    Who comes while there is no place is cut off without an answer, which would need a handshake.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        table: ConnectionTable,
+        make: Callable[[], HttpConnection],
+    ) -> None:
+        """Begin to accept. make: makes a connection that is in the table already."""
+        self._listener, self._context, self._table, self._make = listener, context, table, make
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        listener.setblocking(False)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more, and end the handshakes that are under way."""
+        if self._listener.fileno() != -1:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+        for handshake in self._handshakes:
+            handshake.cancel()
+
+    async def wait_closed(self) -> None:
+        """Return when all handshakes have ended."""
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+    def _resume(self) -> None:
+        if self._listener.fileno() != -1:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no more files or memory
+                self._table.refused("files")
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_ACCEPT_AGAIN_SECONDS, self._resume)
+                return
+            self._begin(accepted)
+
+    def _begin(self, accepted: socket.socket) -> None:
+        try:
+            peer = accepted.getpeername()
+        except OSError:  # it has gone already
+            accepted.close()
+            return
+        address = str(peer[0]) if isinstance(peer, tuple) else None  # a Unix socket has none
+        if self._table.admit(address) is not None:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        handshake = self._loop.create_task(self._shake_hands(accepted, address))
+        self._handshakes.add(handshake)
+        handshake.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, accepted: socket.socket, address: str | None) -> None:
+        connection = self._make()
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=_TLS_CLOSE_SECONDS,
+            )
+        except OSError:  # also an SSLError, and a client that took too long or hung up
+            self._table.refused("handshake")
+        finally:
+            if not connection.was_made:
+                self._table.dismiss(address)

@@ -31,7 +31,7 @@ class ConnectionLimits:
     header_bytes, header_lines: request line and header together. header_seconds: from the connection, or from the
         first byte of a later request, to the end of its header.
     body_seconds: for the whole body; longer than the middleware waits for it, which can answer.
-    framing_bytes: what chunked transfer may add to a body, beyond as much as the body: extensions and trailers.
+    framing_bytes: what chunked transfer may add to a body, beyond as much as the body; and what may follow the body.
     idle_seconds: between two requests.
     unread_seconds, unread_progress: of an unread answer the client must take that many bytes in that time.
     unread_bytes: memory of all unread answers together.

@@ -236,6 +236,10 @@ class RequestMiddleware:
             # would log its text, which may be PostgreSQL's.
             if not answered.status:
                 await trouble(scope, receive, answered.send)
+        except asyncio.CancelledError:
+            # The gateway stops and waits no longer. uvicorn would answer in plain text.
+            if not answered.status:
+                await problems.interrupted()(scope, receive, answered.send)
         finally:
             self._metrics.requests.labels(route, f"{answered.status // 100}xx").inc()
             self._metrics.seconds.labels(route).observe(clock.monotonic() - started)

@@ -137,6 +137,11 @@ def unexpected(error: BaseException, *, route: str) -> Response:
     return problem(500, f"the gateway failed; its log has the reason under {identity}", code=identity)
 
 
+def interrupted() -> Response:
+    """Make the answer to a request that the gateway gave up because it stops."""
+    return _retry_later("the gateway stops, and the outcome of the request is unknown", "outcome_unknown")
+
+
 def install(app: FastAPI) -> None:
     """Answer every known error of the app's handlers with a problem document; the middleware answers the others."""
 

@@ -11,16 +11,17 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Generator
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from uvicorn.config import STARTUP_FAILURE
 
-from bots.gateway.connection import HttpConnection
+from bots.gateway.connection import HttpConnection, TlsListener
 from bots.gateway.connection_limits import MOST_BY_DEFAULT, RESERVED_FILES, ConnectionLimits, ConnectionTable
 from schema import validation
 from schema.errors import BadInput
@@ -30,8 +31,6 @@ from schema.gc_tuning import infrequent_gc
 BACKLOG = 4096
 #: Seconds within which calls under way must end at shutdown. Long polls are answered at once.
 SHUTDOWN_SECONDS = 10
-#: Seconds within which a client must complete the TLS handshake.
-HANDSHAKE_SECONDS = 10
 #: TCP keep-alive: seconds of silence before the first probe, seconds between probes, number of probes. While a call is
 #: held, a bot whose machine is gone sends nothing, and the gateway must not keep its session alive. There are several
 #: probes because some get lost: peers that connected in the same second are probed at the same moment, and a kernel
@@ -136,7 +135,7 @@ class Server(uvicorn.Server):
                 ssl_keyfile=settings.tls_key,
             )
         )
-        self.servers: list[asyncio.base_events.Server] = []
+        self.servers: list[Any] = []  # uvicorn closes them at the end
         self._app, self._settings, self._on_ready = app, settings, on_ready
 
     def serve_until_stopped(self) -> None:
@@ -158,26 +157,27 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # Instead of uvicorn's, which makes other connections and has no setting for the time of a handshake.
+        # Instead of uvicorn's, which makes other connections and does not count those in their handshake.
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
         tls = self.config.ssl
         loop = asyncio.get_running_loop()
         for listener in sockets or ():
-            made = await loop.create_server(
-                self._connection,
-                sock=listener,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
-                backlog=BACKLOG,
-            )
+            made: asyncio.AbstractServer | TlsListener
+            if tls is None:
+                made = await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
+            else:
+                admitted = partial(self._connection, admitted=True)
+                made = TlsListener(listener, tls, table=self._connections, make=admitted)
             self.servers.append(made)
             self._on_ready(_url(self._settings, listener))
         self.started = True
 
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self.config, self.server_state, self.lifespan.state, table=self._connections)
+    def _connection(self, *, admitted: bool = False) -> HttpConnection:
+        return HttpConnection(
+            self.config, self.server_state, self.lifespan.state, table=self._connections, admitted=admitted
+        )
 
     async def on_tick(self, counter: int) -> bool:
         self._connections.sweep()

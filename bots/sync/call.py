@@ -52,7 +52,8 @@ def compare(
 
     Reports of other fences are ignored. The answer will not list these leases, and the bot stops them. If a live lease
     is not reported, it depends on its state: a pending one is on its way to the bot, a cancelling one has been stopped,
-    and an active one is lost. A bot that `leaves` gives all of them back.
+    and an active one is lost. A bot that `leaves` gives all of them back. Such ends are marked as `spared`, and their
+    number is limited, because a job may have cut its bot off.
     """
     said = {(report.job, report.fence): report for report in reported}
     account = ReportOutcome()
@@ -70,7 +71,7 @@ def compare(
         elif report is None and lease.state == LeaseState.ACTIVE and not leaves:
             verdict, details = Verdict.LOST, {"reason": "its bot does not know it any more"}
         if verdict is None and leaves:
-            verdict, details = Verdict.RELEASED, {"reason": "its bot left"}
+            verdict, details = Verdict.RELEASED, {"reason": "its bot left", "spared": True}
         if verdict is not None:
             account.endings.append(AttemptEnd(lease.job_id, lease.fence, bot_id, epoch, verdict, details))
     account.unknown = [report for report in said.values() if report.outcome is not None]

@@ -30,7 +30,7 @@ from schema.clock import Monotonic
 from schema.errors import BadInput, Conflict, LeaseholdError
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
 from schema.moves.end import end
-from schema.moves.sessions import SyncUpdate, close, record_syncs, remember_localities
+from schema.moves.sessions import SyncUpdate, close, limit_spared, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.engine import Database, on_commit
 from schema.postgres.fragments import newest_version
@@ -170,7 +170,7 @@ class SyncService:
         acknowledge(connection, starts, sync=self._timing.sync)
         ended = end(
             connection,
-            [ending for ending, _ in endings],
+            limit_spared(connection, [ending for ending, _ in endings]),
             actor=[actor for _, actor in endings],
             pace=self._fetch.pace,
             capacities={sync_call.bot.id: sync_call.bot_capacity for sync_call in spoken},

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, Dialect, PrimaryKeyConstraint, UniqueConstraint, text
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex
 
 from schema import clock
@@ -70,7 +71,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-# Settings of the server: durability, number of connections, memory.
+# Settings of the server: durability, number of connections, memory, timeline.
 
 
 #: Parts of the allowed connections in use from which the verdict is warning, and bad.
@@ -114,6 +115,13 @@ SELECT pg_size_bytes(current_setting('shared_buffers')) AS buffers, pg_size_byte
     (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
      WHERE relnamespace = to_regnamespace('{SCHEMA}') AND relkind = 'r') AS size
 """)
+_WAL_FUNCTIONS = text("""
+SELECT pg_is_in_recovery() AS is_standby, CAST(current_user AS text) AS role,
+    has_function_privilege('pg_catalog.pg_walfile_name(pg_lsn)', 'EXECUTE')
+        AND has_function_privilege('pg_catalog.pg_current_wal_insert_lsn()', 'EXECUTE') AS is_allowed
+""")
+# As schema/sql/functions/first_fence.sql reads it.
+_TIMELINE = text("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)")
 
 
 @dataclass(frozen=True)
@@ -204,6 +212,33 @@ def judge_memory(*, buffers: int, work: int, size: int) -> Check:
         remedies.append("raise work_mem to 4 MB or more")
     verdict = Verdict.WARNING if remedies else Verdict.OK
     return Check("memory", verdict, found, "; ".join(remedies) or None, figures)
+
+
+def check_fences(connection: Connection) -> Check:
+    """Check that this role can read the server's timeline, with which every fence begins."""
+    row = connection.execute(_WAL_FUNCTIONS).one()
+    if row.is_standby:
+        return judge_fences(role=row.role, timeline=None, refusal=None)
+    if not row.is_allowed:
+        return judge_fences(role=row.role, timeline=None, refusal="permission denied")
+    try:
+        with connection.begin_nested():
+            timeline = int(connection.execute(_TIMELINE).scalar_one(), 16)
+    except DBAPIError as error:  # some managed servers refuse these functions to everybody
+        return judge_fences(role=row.role, timeline=None, refusal=str(error.orig).strip().partition("\n")[0])
+    return judge_fences(role=row.role, timeline=timeline, refusal=None)
+
+
+def judge_fences(*, role: str, timeline: int | None, refusal: str | None) -> Check:
+    """Judge whether fences can be made. A refusal is bad, for no job can start. Without both it is a standby."""
+    if refusal is not None:
+        found = f"no job can start, because the server's timeline cannot be read: {printable_name(refusal)}"
+        name = '"' + printable_name(role).replace('"', '""') + '"'
+        functions = "pg_walfile_name(pg_lsn), pg_current_wal_insert_lsn()"
+        return Check("fences", Verdict.BAD, found, f"as a superuser: GRANT EXECUTE ON FUNCTION {functions} TO {name}")
+    if timeline is None:
+        return Check("fences", Verdict.UNKNOWN, "this server is a standby, which makes no fences")
+    return Check("fences", Verdict.OK, f"they begin with timeline {timeline}", None, {"timeline": timeline})
 
 
 def _megabytes(size: int) -> str:

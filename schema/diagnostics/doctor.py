@@ -49,6 +49,7 @@ def run_checks(database: Database) -> list[Check]:
         _run_in_transaction(database, "durability", doctor_checks.check_durability),
         _run_in_transaction(database, "connections", doctor_checks.check_connections),
         _run_in_transaction(database, "memory", doctor_checks.check_memory),
+        _run_in_transaction(database, "fences", doctor_checks.check_fences),
     ]
     return checks
 

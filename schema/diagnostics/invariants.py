@@ -11,6 +11,7 @@ from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, lite
 
 from schema.fleet.kinds import LINKS
 from schema.postgres.engine import Database
+from schema.validation import MAX_FORGIVEN
 
 #: The most ids shown of rows that break an invariant.
 SAMPLE = 5
@@ -197,6 +198,15 @@ ATTEMPTS_ARE_BOUNDED = Invariant(
        WHERE attempts > max_attempts OR (kills >= 3 AND state NOT IN ('dead', 'cancelled'))""",
 )
 
+# History may have been shortened, but never between an attempt and what is told of it later.
+LOSSES_ARE_TAKEN_BACK_ONCE = Invariant(
+    "S26",
+    "jobs of which a lost attempt was taken back twice, or too often, or can be while it goes on",
+    f"""SELECT job_id AS id FROM job_events WHERE move = 'forgive'
+       GROUP BY job_id HAVING count(*) > {MAX_FORGIVEN} OR count(*) > count(DISTINCT details->>'lost_fence')
+       UNION SELECT j.id FROM lost_attempts t JOIN jobs j ON j.id = t.job_id WHERE t.fence >= j.fence""",
+)
+
 CHARGES_ARE_LIVE = Invariant(
     "S18",
     "live leases of constrained jobs that have taken nothing, and those of other jobs that have taken something",
@@ -307,6 +317,7 @@ INVARIANTS = (
     PLACEMENT_IS_LEGAL,
     DEPENDENCIES_FIRST,
     ATTEMPTS_ARE_BOUNDED,
+    LOSSES_ARE_TAKEN_BACK_ONCE,
     CHARGES_ARE_LIVE,
     COUNTERS_ARE_RIGHT,
     RESOURCES_ARE_KEPT,

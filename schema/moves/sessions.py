@@ -3,7 +3,7 @@ transaction."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -45,6 +45,12 @@ EXPIRED = text("""
 SELECT id, session FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
+# How often a lost attempt of this job was not counted, or taken back. The limit is for a job that cuts its bot off.
+SPARED = """SELECT count(*) FROM job_events e
+    WHERE e.job_id = {job} AND (e.move = 'forgive' OR e.move = 'requeue' AND e.details ? 'spared')"""
+WORN_OUT = text(f"""
+SELECT id FROM unnest(CAST(:job_ids AS bigint[])) AS j (id) WHERE ({SPARED.format(job="j.id")}) >= {MAX_FORGIVEN}
+""")
 # Only what has been charged: the bot had been told of the job, and the job was queued again.
 RECORD_LOST = text("""
 INSERT INTO lost_attempts (job_id, fence, bot_id, session)
@@ -54,14 +60,14 @@ CROSS JOIN LATERAL (SELECT acknowledged_at, delivered_at FROM leases
     WHERE job_id = t.job_id AND fence = t.fence OFFSET 0) l
 WHERE coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL
 """)
-# A failure that was counted against the bot is taken back by upkeep. The limit is for a job that cuts its bot off.
+# A failure that was counted against the bot is taken back by upkeep.
 FORGIVE = text(f"""
 WITH told AS MATERIALIZED (
     DELETE FROM lost_attempts WHERE bot_id = :bot_id AND session = :session RETURNING job_id, fence
 ), held AS MATERIALIZED (
     SELECT j.id, t.fence AS lost FROM jobs j JOIN told t ON t.job_id = j.id
     WHERE j.finished_at IS NULL
-        AND (SELECT count(*) FROM job_events e WHERE e.job_id = j.id AND e.move = 'forgive') < {MAX_FORGIVEN}
+        AND ({SPARED.format(job="j.id")}) < {MAX_FORGIVEN}
     ORDER BY j.id FOR NO KEY UPDATE OF j
 ), moved AS (
     UPDATE jobs j SET kills = greatest(j.kills - 1, 0), attempts = greatest(j.attempts - 1, 0) FROM held h
@@ -170,7 +176,7 @@ def open_session(
     dead: the digest of a session of which the bot knows that nothing runs any more. Jobs of any other older session are
         not granted again before that session would have expired, because its agent may still run them.
     cut_off: the bot went on all the time and lost that session because no gateway answered it. Its jobs are not charged
-        with a lost bot; what its expiry has charged already is taken back.
+        with a lost bot; what its expiry has charged already is taken back. Each job is spared ten times.
     """
     advisory.freeze_requirement_sets(connection)
     bot = _locked_bot(connection, name)
@@ -178,6 +184,8 @@ def open_session(
         connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
         return OpenedSession(bot.id, int(bot.epoch), [])
     known = dead is not None and dead == bot.session
+    if dead is not None and cut_off:
+        connection.execute(FORGIVE, {"bot_id": bot.id, "session": dead, "actor": f"bot:{name}"})
     ended = _end_all(
         connection,
         [bot.id],
@@ -186,8 +194,6 @@ def open_session(
         reason="its bot was cut off" if known and cut_off else "its bot started anew",
         hold_until=None if known else bot.expires_at,
     )
-    if dead is not None and cut_off:
-        connection.execute(FORGIVE, {"bot_id": bot.id, "session": dead, "actor": f"bot:{name}"})
     epoch = connection.execute(
         OPEN,
         {
@@ -260,8 +266,10 @@ def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tup
 
 
 def close(connection: Connection, bot_id: int, *, actor: str) -> list[EndedAttempt]:
-    """End the session of a bot that leaves; its jobs are queued again without a lost attempt. The caller has locked
-    it."""
+    """End the session of a bot that leaves; its jobs are queued again without a lost attempt, ten times for each job.
+
+    The caller has locked the bot. Its agent may only have been cut off, and by a job.
+    """
     return _end_sessions(connection, [bot_id], verdict=Verdict.RELEASED, actor=actor, reason="its bot left")
 
 
@@ -319,10 +327,24 @@ def _end_all(
     hold_until: datetime | None = None,
 ) -> list[EndedAttempt]:
     held = connection.execute(HELD_BY, {"bot_ids": list(bot_ids)})
-    endings = [
-        AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, {"reason": reason}) for row in held
-    ]
+    details = {"reason": reason} | ({"spared": True} if verdict is Verdict.RELEASED else {})
+    endings = [AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, details) for row in held]
+    endings = limit_spared(connection, endings)
     return end(connection, endings, actor=actor, hold_until=hold_until)
+
+
+def limit_spared(connection: Connection, endings: Sequence[AttemptEnd]) -> list[AttemptEnd]:
+    """Return the endings; those whose details say `spared`, of jobs that were spared ten times before, end as lost."""
+    asked = [ending.job_id for ending in endings if ending.details.get("spared")]
+    if not asked:
+        return list(endings)
+    worn_out = set(connection.execute(WORN_OUT, {"job_ids": asked}).scalars())
+    return [
+        replace(ending, verdict=Verdict.LOST, details={"reason": ending.details["reason"]})
+        if ending.details.get("spared") and ending.job_id in worn_out
+        else ending
+        for ending in endings
+    ]
 
 
 def renew(connection: Connection, held: Sequence[tuple[int, int]], *, ttl: float) -> int:

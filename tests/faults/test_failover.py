@@ -81,6 +81,7 @@ def test_a_server_that_takes_no_writes_is_an_outage_and_once_promoted_it_repeats
     ended, running = before.submit(2)
     early, late = before.bot("early"), before.bot("late")
     token = before.database.run(lambda connection: tokens.create(connection, "operator"))
+    submitter = before.database.run(lambda connection: tokens.create(connection, "submitter"))
     with only(before, early):
         [kept] = before.given(early)
     after = pair.copy()
@@ -98,7 +99,10 @@ def test_a_server_that_takes_no_writes_is_an_outage_and_once_promoted_it_repeats
         after.database.run_alone(lambda driver: engine.single_row(driver, b"SELECT nextval('leasehold.jobs_id_seq')"))
     assert len({first, second, backend(after)}) == 3, "other connections may lead to the primary"
     with serving(after.database, after.timing, wakeups=False) as served, served.client(token) as http:
-        refused = [http.get("/readyz"), http.post("/v1/jobs", json={"jobs": [{"command": ["true"]}]})]
+        job = {"command": ["true"]}
+        refused = [http.get("/readyz"), http.post("/v1/jobs", json={"jobs": [job]})]
+        with served.client(submitter) as keyed:  # one statement, which commits in the same round trip
+            refused.append(keyed.post("/v1/jobs", json={"jobs": [job | {"key": "k"}]}))
         promote(after)
         assert http.get("/readyz").status_code == 200
     for answer in refused:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from schemathesis.checks import CHECKS, load_all_checks
 
 from schema import clock
+from tests.support.patience import MINUTE
 from tests.support.servers import Bot, Served
 
 #: Generated calls for each kind of caller, and minutes in which further ones follow with other seeds.
@@ -28,6 +29,7 @@ ASKED = CHECKS.get_by_names(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_generated_calls_are_answered_as_the_document_says(served: Served, kind: str) -> None:
+    served.app.state.max_wait = 0.1  # else a call that asks for it is held for up to a minute
     document = served.client().get("/openapi.json").json()
     described = schemathesis.openapi.from_dict(document)
     bot = Bot(served) if kind == "bot" else None
@@ -38,7 +40,8 @@ def test_generated_calls_are_answered_as_the_document_says(served: Served, kind:
     def answered(case: Any) -> None:
         if bot is not None and isinstance(case.body, dict):
             case.body |= bot.identity  # else no call would get past the check of the session
-        response = case.call(base_url=served.url, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        response = case.call(base_url=served.url, headers=headers, timeout=MINUTE)
         case.validate_response(response, checks=ASKED)
 
     generated = given(st.one_of([operation.as_strategy() for operation in operations]))

@@ -135,6 +135,35 @@ def test_a_bot_that_was_cut_off_and_comes_back_before_its_session_expires_gives_
     assert (row.state, row.kills, row.attempts, row.schedule_after) == ("queued", 0, 0, None)
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_job_that_cuts_its_bots_off_is_dead_even_if_they_are_back_before_their_sessions_expire(
+    pool: Pool, leaves: bool
+) -> None:
+    (job,) = pool.submit()
+    bot = pool.bot()
+    for _ in range(MAX_FORGIVEN + 3):
+        assert pool.job(job).state == "queued"
+        assert len(pool.given(bot)) == 1
+        if leaves:
+            bot.sync(status="gone")
+        bot = pool.restarted(bot, cut_off=True)
+    row = pool.job(job)
+    assert (row.state, row.kills, row.reason) == ("dead", 3, "its bot was lost three times")
+
+
+def test_a_loss_is_taken_back_before_the_next_one_is_counted(pool: Pool) -> None:
+    job, bot, _ = pool.running()
+    for _ in range(2):
+        pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+        pool.database.run(lambda connection: expire(connection, after=0, limit=500, actor="reaper"))
+        late, bot = bot, pool.bot("bot-1")
+        assert len(pool.given(bot)) == 1
+    # The agent of an earlier session comes back while another one, of the same name, runs the job.
+    pool.restarted(late, cut_off=True)
+    row = pool.job(job)
+    assert (row.state, row.kills) == ("queued", 2)
+
+
 def test_work_that_a_lost_bot_was_never_told_of_costs_no_attempt(pool: Pool) -> None:
     (job,) = pool.submit()
     pool.bot()

@@ -36,7 +36,7 @@ from tests.support.servers import Console, opened
 
 NAMES = [
     "schema", "pooler", "wake-ups", "clocks", "snapshots", "indexes", "autovacuum", "dead rows", "durability",
-    "connections", "memory",
+    "connections", "memory", "fences",
 ]  # fmt: skip
 #: What depends on the server that the tests were given, not on the pool's database.
 OF_THE_SERVER = {"durability", "memory", "connections"}
@@ -82,7 +82,7 @@ def test_a_database_without_tables_is_bad_and_what_cannot_be_looked_at_says_so(
     console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
     done = console.run("db", "doctor")
     assert done.returncode == 1
-    assert re.fullmatch(r"error: \d of 11 checks are bad: schema[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"error: \d of 12 checks are bad: schema[^\n]*\n", done.stderr)
     told = [line.strip() for line in done.stdout.splitlines()]
     assert told[0].split()[:2] == ["bad", "schema"]
     assert told[1] == "do: leasehold db upgrade"
@@ -300,6 +300,26 @@ def test_a_role_that_may_see_little_is_told_what_it_cannot_look_at(pool: Pool, m
     assert found["snapshots"].verdict is Verdict.UNKNOWN
     assert "pg_monitor" in (found["snapshots"].remedy or "")
     assert found["wake-ups"].verdict is not Verdict.BAD
+
+
+def test_a_role_that_may_not_read_the_timeline_is_told_that_no_job_can_start(pool: Pool) -> None:
+    functions = "pg_walfile_name(pg_lsn), pg_current_wal_insert_lsn()"
+    role = f"leasehold_test_{uuid4().hex[:12]}"
+    if not pool.row("SELECT rolsuper AS may FROM pg_roles WHERE rolname = current_user").may:
+        pytest.skip("only a superuser may change the rights of the server's functions")
+    pool.change(f"CREATE ROLE {role} LOGIN")
+    pool.change(f"REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC")
+    stranger = opened(make_url(pool.database.url).set(username=role).render_as_string(hide_password=False))
+    try:
+        refused = checks(stranger)["fences"]
+        assert (refused.verdict, "no job can start" in refused.found) == (Verdict.BAD, True)
+        pool.change((refused.remedy or "").removeprefix("as a superuser: "))
+        assert checks(stranger)["fences"].figures == {"timeline": 1}
+    finally:
+        stranger.close()
+        pool.change(f"DROP OWNED BY {role}")
+        pool.change(f"DROP ROLE {role}")
+        pool.change(f"GRANT EXECUTE ON FUNCTION {functions} TO PUBLIC")
 
 
 # How the doctor judges what it reads, also what no test can make of a server.

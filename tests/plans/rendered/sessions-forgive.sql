@@ -4,7 +4,8 @@ WITH told AS MATERIALIZED (
 ), held AS MATERIALIZED (
     SELECT j.id, t.fence AS lost FROM jobs j JOIN told t ON t.job_id = j.id
     WHERE j.finished_at IS NULL
-        AND (SELECT count(*) FROM job_events e WHERE e.job_id = j.id AND e.move = 'forgive') < 10
+        AND (SELECT count(*) FROM job_events e
+    WHERE e.job_id = j.id AND (e.move = 'forgive' OR e.move = 'requeue' AND e.details ? 'spared')) < 10
     ORDER BY j.id FOR NO KEY UPDATE OF j
 ), moved AS (
     UPDATE jobs j SET kills = greatest(j.kills - 1, 0), attempts = greatest(j.attempts - 1, 0) FROM held h
