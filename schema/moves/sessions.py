@@ -162,8 +162,8 @@ def open_session(
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
     A repeated opening, with the secret of the open session, changes only its expiry. Otherwise every lease of the older
-    session ends as lost, the bot's kind and its resources are recorded, and queues that such a bot could serve are
-    woken.
+    session ends as lost, and the bot's kind and its resources are recorded. The bot is given no job before its first
+    sync, which also wakes the queues that it could serve.
 
     exclusive: names of the properties that the bot offers only to jobs that ask for them, sorted.
     supply: the resources that the bot declares; of other resources it has any amount.
@@ -205,8 +205,8 @@ def open_session(
     ).scalar_one()
     if supply or bot.limited:
         declare_resources(connection, bot.id, supply or {})
-    wake_queues_for_bots(connection, {bot.id: capacity})
-    wake(connection, "jobs")
+    if ended:
+        wake(connection, "jobs")
     wake(connection, "bots", [str(bot.id)])
     return OpenedSession(bot.id, int(epoch), ended)
 

@@ -84,6 +84,7 @@ def test_a_bot_that_knows_that_the_older_session_is_dead_has_its_jobs_queued_aga
     job, older, _ = pool.running()
     anew(pool, dead=older.session)
     assert (pool.job(job).state, pool.job(job).schedule_after) == ("queued", None)
+    pool.bot("bot-2")
     pool.assigner().run_once()
     assert pool.job(job).state == "leased"
 
