@@ -22,7 +22,7 @@ from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties, escaped
 
 LOCK_OR_INSERT_BOT = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
 LOCK = text("""
-SELECT id, epoch, session, expires_at, EXISTS (
+SELECT id, epoch, session, expires_at, held, EXISTS (
     SELECT FROM counters WHERE name = ANY (ARRAY(
         SELECT 'bot:' || b.id || ':' || kind FROM unnest(CAST(:kinds AS text[])) AS k (kind)))) AS limited
 FROM bots b WHERE name = :name FOR NO KEY UPDATE
@@ -180,7 +180,7 @@ def open_session(
     known = dead is not None and dead == bot.session
     ended = _end_all(
         connection,
-        [bot.id],
+        [bot.id] if bot.held else [],
         verdict=Verdict.RELEASED if known and cut_off else Verdict.LOST,
         actor=f"bot:{name}",
         reason="its bot was cut off" if known and cut_off else "its bot started anew",
@@ -207,7 +207,8 @@ def open_session(
         declare_resources(connection, bot.id, supply or {})
     if ended:
         wake(connection, "jobs")
-    wake(connection, "bots", [str(bot.id)])
+    if bot.session is not None:
+        wake(connection, "bots", [str(bot.id)])
     return OpenedSession(bot.id, int(epoch), ended)
 
 
@@ -318,6 +319,8 @@ def _end_all(
     reason: str,
     hold_until: datetime | None = None,
 ) -> list[EndedAttempt]:
+    if not bot_ids:
+        return []
     held = connection.execute(HELD_BY, {"bot_ids": list(bot_ids)})
     endings = [
         AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, {"reason": reason}) for row in held
