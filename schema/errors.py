@@ -47,4 +47,11 @@ class Unauthorised(LeaseholdError):
 
 
 class NotReady(LeaseholdError):
-    """The database cannot be used yet: unreachable, or of another schema version."""
+    """The database cannot be used yet: unreachable, or of another schema version.
+
+    retry_after: seconds that a gateway asks its client to wait.
+    """
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

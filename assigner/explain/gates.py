@@ -230,7 +230,14 @@ def _healthy(found: Evidence) -> GateVerdict:
     sentence = f"{bots['healthy']} of {counted_bots(found, bots['serving'], 'matching bot')} healthy and taking work"
     if bots["leaving"] or bots["unhealthy"]:
         sentence += f", {bots['leaving']} draining or closing, {bots['unhealthy']} unhealthy"
-    evidence = {"healthy": bots["healthy"], "draining": bots["leaving"], "unhealthy": bots["unhealthy"]}
+    if bots["new"]:
+        sentence += f", {bots['new']} that {'has' if bots['new'] == 1 else 'have'} not synced yet"
+    evidence = {
+        "healthy": bots["healthy"],
+        "draining": bots["leaving"],
+        "unhealthy": bots["unhealthy"],
+        "not_synced": bots["new"],
+    }
     return _on_bots(found, predicates.HEALTHY, bots["healthy"] > 0, sentence, evidence)
 
 

@@ -192,7 +192,7 @@ def _digest(secret: str) -> str:
 
 @dataclass(frozen=True)
 class _Opened:
-    """An open session. `sent_at`: when the agent sent the request, on its own monotonic clock."""
+    """An open session. `sent_at`: when the agent sent the request that was answered, on its own monotonic clock."""
 
     sent_at: float
     session: Session
@@ -364,11 +364,10 @@ class Agent:
         try:
             caller = GatewayCaller(transport, self._commands.waker, self._chance)
             body = request.model_dump(mode="json", exclude_defaults=True)
-            sent_at = clock.monotonic()
             session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
             # Remembered before the first sync, and so before the session has any command that a restart could clear.
             workplace.remember(_digest(session.secret))
-            return _Opened(sent_at=sent_at, session=session)
+            return _Opened(sent_at=caller.sent_at, session=session)
         except ValidationError:
             raise SessionOver(
                 SessionEnd.REFUSED, "the answer to the opening of a session cannot be understood"

@@ -9,11 +9,12 @@ import structlog
 from bots.client.transport import Record, Transport
 from schema import clock
 from schema.clock import Monotonic
-from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, Unauthorised
+from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Seconds between tries. The pause doubles from the first to the longest and is multiplied by a random 0.5 to 1.
+#: Seconds between tries: a random part of a pause that doubles from the first to the longest. It comes on top of what a
+#: busy gateway asks for, up to the longest, so that the agents of a pool do not come back together.
 _PAUSE_FIRST, _PAUSE_LONGEST = 0.1, 2.0
 
 
@@ -31,6 +32,8 @@ class GatewayCaller:
         self._transport, self._waker, self._chance = transport, waker, chance
         #: Calls that nobody has answered since the last answer that was no refusal.
         self.unanswered = 0
+        #: When the last request was sent that was answered, on the agent's monotonic clock.
+        self.sent_at = clock.monotonic()
 
     def call(self, path: str, body: Record, *, check: Callable[[], None], held: float = 0.0) -> Record:
         """Send the same body until the gateway answers; `check` may raise at any time to stop that.
@@ -40,10 +43,11 @@ class GatewayCaller:
         """
         failures = 0
         while True:
+            sent_at = clock.monotonic()
             attempt = _Attempt(self._transport, path, body, held=held, waker=self._waker)
             self._until(attempt.done, check, None)
             if attempt.answer is not None:
-                self.unanswered = 0
+                self.unanswered, self.sent_at = 0, sent_at
                 return attempt.answer
             match attempt.error:
                 case BadInput() | Unauthorised() | Forbidden() | NotFound() | Conflict():
@@ -55,7 +59,9 @@ class GatewayCaller:
                     if held > 0:
                         raise Unanswered(str(error))
             failures += 1
-            pause = min(_PAUSE_LONGEST, _PAUSE_FIRST * 2.0 ** min(failures - 1, 10)) * self._chance.uniform(0.5, 1.0)
+            pause = self._chance.uniform(0.0, min(_PAUSE_LONGEST, _PAUSE_FIRST * 2.0 ** min(failures, 10)))
+            if isinstance(error, NotReady) and error.retry_after is not None:
+                pause += min(_PAUSE_LONGEST, error.retry_after)
             self._until(threading.Event(), check, clock.monotonic() + pause)
 
     def once(self, path: str, body: Record) -> None:

@@ -204,6 +204,8 @@ class AgentSession:
             self._beat(clock.monotonic(), self._session.expires_in)
             return sent_at
         self._in_doubt = False
+        # The rest of the session counts from the request that was answered, however many came before it in vain.
+        sent_at = self._caller.sent_at
         if not self._beat(sent_at, answer.expires_in):
             raise SessionOver(SessionEnd.EXPIRED, "the answer came after the session's end")
         waited = clock.monotonic() - sent_at

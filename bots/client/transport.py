@@ -132,11 +132,12 @@ class Address:
 
 @dataclass(frozen=True)
 class Answer:
-    """The status, the reason phrase and the body of an answer."""
+    """The status, the reason phrase and the body of an answer. retry_after: seconds that it asks to wait."""
 
     status: int
     reason: str
     body: bytes
+    retry_after: float | None = None
 
     def json(self) -> Any:
         """Return the document in the body; None if it is not JSON."""
@@ -214,7 +215,8 @@ class Connections:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, target, body=body, headers=dict(headers))
             response = connection.getresponse()
-            answer = Answer(response.status, response.reason, response.read())
+            retry_after = _seconds(response.getheader("Retry-After"))
+            answer = Answer(response.status, response.reason, response.read(), retry_after)
             reusable = not response.will_close
             return answer
         finally:
@@ -363,6 +365,11 @@ def address(url: str) -> Address:
     return Address(parts.scheme, parts.hostname, parts.port, path=parts.path.rstrip("/"))
 
 
+def _seconds(header: str | None) -> float | None:
+    """Return the seconds in a header; None if there are none. A date, which HTTP allows too, counts as none."""
+    return float(header) if header is not None and header.isascii() and header.isdigit() else None
+
+
 def _document(answer: Answer, url: str) -> Record:
     document = answer.json()
     if not isinstance(document, dict):
@@ -396,6 +403,6 @@ def _refusal(answer: Answer) -> LeaseholdError:
         case 409:
             return Conflict(str(problem.get("code") or "conflict"), detail)
         case 503:
-            return NotReady(detail)
+            return NotReady(detail, retry_after=answer.retry_after)
         case status:
             return LeaseholdError(f"the gateway answered {status}: {detail}")

@@ -174,7 +174,7 @@ def build(
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
     held_sessions = HeldSessions(database, pools.bots, ttl=timing.ttl, metrics=counted)
     counted.watch(
-        queue=lambda: pools.callers.busy + pools.bots.busy,
+        queue=lambda: pools.callers.busy + pools.bots.busy + pools.bots.in_turn,
         connected=lambda: _connected(wakeups),
     )
 

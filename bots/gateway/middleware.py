@@ -166,6 +166,7 @@ class TokenCache:
     def __init__(self, *, seconds: float) -> None:
         self._seconds = seconds
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Task[Principal]] = {}
 
     async def principal(self, headers: Headers, workers: WorkerPool) -> Principal:
         """Return the holder of the request's bearer token. Raises Unauthorised."""
@@ -182,12 +183,23 @@ class TokenCache:
         if known is not None and clock.monotonic() < known[1]:
             return known[0]
         self._known.pop(digest, None)
+        if self._seconds == 0:
+            return await workers.run(lambda connection: tokens.verify(connection, token))
+        # Bots share tokens: when hundreds of them come at once, one query answers for all.
+        task = self._asked.get(digest)
+        if task is None:
+            task = self._asked[digest] = asyncio.create_task(self._verify(token, digest, workers))
+        return await asyncio.shield(task)
+
+    async def _verify(self, token: str, digest: bytes, workers: WorkerPool) -> Principal:
         asked_at = clock.monotonic()
-        principal = await workers.run(lambda connection: tokens.verify(connection, token))
-        if self._seconds > 0:
-            self._known[digest] = (principal, asked_at + self._seconds)
-            while len(self._known) > REMEMBERED_TOKENS:
-                self._known.popitem(last=False)
+        try:
+            principal = await workers.run(lambda connection: tokens.verify(connection, token))
+        finally:
+            del self._asked[digest]
+        self._known[digest] = (principal, asked_at + self._seconds)
+        while len(self._known) > REMEMBERED_TOKENS:
+            self._known.popitem(last=False)
         return principal
 
 

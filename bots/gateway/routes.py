@@ -56,7 +56,8 @@ async def open_session(request: Request, body: Annotated[OpenSession, _Read], ca
     )
     state = request.app.state
     session: Session = await state.bots.call_in_turn(
-        lambda: sessions.open_session(state.database, body, timing=state.timing)
+        lambda: sessions.open_session(state.database, body, timing=state.timing),
+        repeats=None if body.secret is None else (body.bot, body.secret),
     )
     return session
 

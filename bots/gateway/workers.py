@@ -6,10 +6,10 @@ settled at once while a thread is free. When a thread becomes free, it takes all
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -50,7 +50,11 @@ class WorkerPool:
         self._limiter: anyio.CapacityLimiter | None = None
         self._readers: anyio.CapacityLimiter | None = None
         self._turns: anyio.CapacityLimiter | None = None
+        self._queue = queue
+        self._repeatable: dict[Hashable, asyncio.Future[Any]] = {}
         self.busy = 0
+        #: Calls of `call_in_turn` that wait or run.
+        self.in_turn = 0
 
     @property
     def full(self) -> bool:
@@ -66,16 +70,37 @@ class WorkerPool:
         with self.reserve_slot():
             return await self.run_unbounded(function)
 
-    async def call_in_turn(self, function: Callable[[], T]) -> T:
+    async def call_in_turn(self, function: Callable[[], T], *, repeats: Hashable = None) -> T:
         """Call `function` as `call` does; such calls take at most half of the threads, however many of them wait.
 
         For the opening of sessions: when hundreds of bots return at once, the syncs of the others go on between them.
+        These calls have a queue of their own, of the same length, and take no place of other work. repeats: a call with
+        the same value gets the answer of one that still waits for its turn, as a bot repeats what takes too long.
         """
+        waiting = self._repeatable.get(repeats)
+        if waiting is not None:
+            return cast(T, await asyncio.shield(waiting))
         if self._turns is None:
             self._turns = anyio.CapacityLimiter(max(1, self.threads // 2))
-        with self.reserve_slot():
+        if self.in_turn >= self._queue + self._turns.total_tokens:
+            raise Busy("too many sessions are being opened")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if repeats is not None:
+            self._repeatable[repeats] = answer
+        self.in_turn += 1
+        try:
             async with self._turns:
-                return await self.run_unbounded(function)
+                self._repeatable.pop(repeats, None)
+                answer.set_result(await self.run_unbounded(function))
+        except Exception as error:
+            answer.set_exception(error)
+        finally:
+            self.in_turn -= 1
+            if not answer.done():  # cancelled
+                answer.cancel()
+                if self._repeatable.get(repeats) is answer:
+                    del self._repeatable[repeats]
+        return await answer
 
     async def run_unbounded(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread, even if too much work waits.

@@ -37,9 +37,10 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
     secret = request.secret or secrets.token_urlsafe(32)
 
     def work(connection: Connection) -> OpenedSession:
-        advisory.freeze_requirement_sets(connection)
         instance = None
         if request.instance is not None:
+            # Before any row lock.
+            advisory.freeze_requirement_sets(connection)
             instance = connection.execute(INTERN_INSTANCE, {"name": request.instance}).scalar_one()
         return sessions.open_session(
             connection,

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 import psycopg
 from sqlalchemy import make_url, text
 
-from bots.protocol import OpenSession, Session
+from bots.protocol import OpenSession, Session, Sync
 from bots.sync import sessions
+from bots.sync.call import NewCall
+from bots.sync.fetch import FetchSettings
+from bots.sync.settle import SyncService
+from schema import clock
 from schema.accounting import accounts
 from schema.accounting import quotas as quotas_accounting
 from schema.accounting.accounts import Account
@@ -149,9 +153,17 @@ def fill(database: Database, shape: Shape) -> list[Session]:
 
 
 def bot(database: Database, name: str, shape: Shape, offered: dict[str, list[str]]) -> Session:
-    """Open the session of a bot that offers these properties."""
-    opening = OpenSession(bot=name, capacity=shape.capacity, properties=offered)
-    return sessions.open_session(database, opening, timing=TIMING)
+    """Open the session of a bot that offers these properties, and sync once, so that it may be given jobs."""
+    return working(database, OpenSession(bot=name, capacity=shape.capacity, properties=offered))
+
+
+def working(database: Database, opening: OpenSession) -> Session:
+    """Open a session and make its first sync."""
+    session = sessions.open_session(database, opening, timing=TIMING)
+    service = SyncService(database, timing=TIMING, fetch=FetchSettings(enabled=False), now=clock.monotonic)
+    first = Sync(bot=session.bot, epoch=session.epoch, secret=session.secret, seq=1)
+    service.answer([NewCall(first, clock.monotonic())])
+    return session
 
 
 def settle(database: Database) -> None:

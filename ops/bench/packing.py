@@ -35,8 +35,7 @@ from assigner.placement.resources import ResourceSnapshot
 from assigner.placement.room import Declared, Demand, Need, Room, RoomCopy, WaitingKinds, after, demand_of, fits
 from assigner.placement.strategy import Group, Policy, SamplingSettings, Snapshot, Strategy
 from bots.protocol import OpenSession
-from bots.sync import sessions
-from ops.bench.fixtures import TIMING, empty, opened, server
+from ops.bench.fixtures import TIMING, empty, opened, server, working
 from schema import clock
 from schema.diagnostics import invariants
 from schema.fleet.candidates import FreeBot
@@ -283,7 +282,7 @@ def pooled(url: str, strategy: str, sample: int, *, nodes: int | None) -> dict[f
             cores, memory = (int(amount or 0) for amount in node.most[:2])
             supply = {"cpu_milli": cores, "memory_mib": memory, "gpus": len(node.gpus or ())}
             opening = OpenSession.model_validate({"bot": f"node-{number}", "capacity": UNITS, "resources": supply})
-            sessions.open_session(database, opening, timing=TIMING)
+            working(database, opening)
         sampling = SamplingSettings(sample_size=sample or 1000)
         settings = AssignerSettings(strategy=StrategySettings(kind=strategy, sampling=sampling), failure_backoff=0.0)
         assigner = PriorityAgeAssigner(

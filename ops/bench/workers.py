@@ -270,7 +270,7 @@ class _Bot:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.seq = 0
+        self.seq = 1
         self.held: list[LeaseReport] = []
 
     def message(self, status: Literal["ok", "draining"] = "ok") -> Sync:

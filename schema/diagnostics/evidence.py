@@ -127,7 +127,7 @@ WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
     UNION
     SELECT b.id FROM present b CROSS JOIN w WHERE {_SERVES} AND {REQUIREMENTS.of(bot="b", want="w")}
 ), matching AS MATERIALIZED (
-    SELECT b.name, b.status, b.draining, b.closing, b.capacity, {room_for("b", "w")} AS room,
+    SELECT b.name, b.status, b.draining, b.closing, b.sync_seq, b.capacity, {room_for("b", "w")} AS room,
         CASE WHEN b.kept_for = w.instance THEN b.kept_units ELSE 0 END AS kept,
         CASE WHEN b.kept_for <> w.instance THEN b.kept_units ELSE 0 END AS kept_for_others,
         extract(epoch FROM b.kept_until - clock_timestamp()) AS kept_seconds,
@@ -143,6 +143,7 @@ SELECT count(*) AS matching,
     count(*) FILTER (WHERE serving AND healthy) AS healthy,
     count(*) FILTER (WHERE serving AND (draining OR closing OR status = 'draining')) AS leaving,
     count(*) FILTER (WHERE serving AND status = 'unhealthy') AS unhealthy,
+    count(*) FILTER (WHERE serving AND sync_seq = 0) AS new,
     max(capacity) FILTER (WHERE serving AND healthy) AS largest,
     count(*) FILTER (WHERE serving AND healthy AND large) AS large,
     count(*) FILTER (WHERE serving AND healthy AND large AND trusted) AS trusted,

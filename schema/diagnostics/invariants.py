@@ -112,9 +112,9 @@ FENCE_NEVER_GOES_BACK = Invariant(
 
 LEASES_OF_LIVE_SESSIONS = Invariant(
     "S9",
-    "jobs with a live lease on a session that is over",
+    "jobs with a live lease on a session that is over, or that has never synced",
     """SELECT l.job_id AS id FROM live l LEFT JOIN bots b ON b.id = l.bot_id
-       WHERE b.epoch IS DISTINCT FROM l.bot_epoch OR b.session IS NULL""",
+       WHERE b.epoch IS DISTINCT FROM l.bot_epoch OR b.session IS NULL OR b.sync_seq = 0""",
 )
 
 NO_JOB_IS_DROPPED = Invariant(

@@ -22,7 +22,7 @@ from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties, escaped
 
 LOCK_OR_INSERT_BOT = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
 LOCK = text("""
-SELECT id, epoch, session, expires_at, EXISTS (
+SELECT id, epoch, session, expires_at, held, EXISTS (
     SELECT FROM counters WHERE name = ANY (ARRAY(
         SELECT 'bot:' || b.id || ':' || kind FROM unnest(CAST(:kinds AS text[])) AS k (kind)))) AS limited
 FROM bots b WHERE name = :name FOR NO KEY UPDATE
@@ -168,8 +168,8 @@ def open_session(
     """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
 
     A repeated opening, with the secret of the open session, changes only its expiry. Otherwise every lease of the older
-    session ends as lost, the bot's kind and its resources are recorded, and queues that such a bot could serve are
-    woken.
+    session ends as lost, and the bot's kind and its resources are recorded. The bot is given no job before its first
+    sync, which also wakes the queues that it could serve.
 
     exclusive: names of the properties that the bot offers only to jobs that ask for them, sorted.
     supply: the resources that the bot declares; of other resources it has any amount.
@@ -188,7 +188,7 @@ def open_session(
         connection.execute(FORGIVE, {"bot_id": bot.id, "session": dead, "actor": f"bot:{name}"})
     ended = _end_all(
         connection,
-        [bot.id],
+        [bot.id] if bot.held else [],
         verdict=Verdict.RELEASED if known and cut_off else Verdict.LOST,
         actor=f"bot:{name}",
         reason="its bot was cut off" if known and cut_off else "its bot started anew",
@@ -211,9 +211,10 @@ def open_session(
     ).scalar_one()
     if supply or bot.limited:
         declare_resources(connection, bot.id, supply or {})
-    wake_queues_for_bots(connection, {bot.id: capacity})
-    wake(connection, "jobs")
-    wake(connection, "bots", [str(bot.id)])
+    if ended:
+        wake(connection, "jobs")
+    if bot.session is not None:
+        wake(connection, "bots", [str(bot.id)])
     return OpenedSession(bot.id, int(epoch), ended)
 
 
@@ -326,6 +327,8 @@ def _end_all(
     reason: str,
     hold_until: datetime | None = None,
 ) -> list[EndedAttempt]:
+    if not bot_ids:
+        return []
     held = connection.execute(HELD_BY, {"bot_ids": list(bot_ids)})
     details = {"reason": reason} | ({"spared": True} if verdict is Verdict.RELEASED else {})
     endings = [AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, details) for row in held]

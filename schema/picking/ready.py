@@ -15,7 +15,7 @@ from schema.fleet.candidates import FREE_KINDS, IS_FREE_KIND, able_bots
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Asker, Order, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import AWAKE, PLAIN, open_queues
-from schema.predicates import COHORT, HEALTHY, REQUIREMENTS, ready_queues, room_for, serves
+from schema.predicates import COHORT, REQUIREMENTS, healthy_or_new, ready_queues, room_for, serves
 
 _WANTED = """wanted AS MATERIALIZED (
     {open}
@@ -133,7 +133,9 @@ def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:
 # Queues that hold ready jobs which no bot can run. They have to rest.
 
 
-_COULD_WORK = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND capacity > 0"
+# A bot that has not synced yet counts: the lock against new sessions, which this verdict needs, does not keep it from
+# its first sync.
+_COULD_WORK = f"status <> 'gone' AND {healthy_or_new('')} AND capacity > 0"
 # No healthy bot could serve them, even an idle one.
 UNSERVED_QUEUES = text(f"""
 WITH RECURSIVE {ready_queues("waiting")}, {queues_in_scope()}

@@ -83,7 +83,7 @@ bots = Table(
         "free",
         Boolean,
         Computed(
-            "status = 'ok' AND NOT draining AND NOT closing AND in_use < capacity"
+            "status = 'ok' AND NOT draining AND NOT closing AND sync_seq > 0 AND in_use < capacity"
             " AND (probation_until IS NULL OR in_use = 0)",
             persisted=True,
         ),

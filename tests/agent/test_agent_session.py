@@ -4,12 +4,14 @@ import hashlib
 import threading
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from bots.agent.gateway_calls import Heartbeat
+from bots.agent.gateway_calls import GatewayCaller, Heartbeat
 from schema import clock
-from schema.errors import BadInput, LeaseholdError
+from schema.errors import BadInput, LeaseholdError, NotReady
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
 from tests.support.http import Answer, ReceivedRequest, problem
 from tests.support.patience import MINUTE
@@ -170,6 +172,38 @@ def test_an_agent_whose_held_call_came_to_nothing_asks_anew_without_waiting(tmp_
     assert len(pool.opened) == 1
     seqs = [sync.seq for sync in pool.syncs]
     assert seqs == sorted(set(seqs)), "a call that was held is not repeated"
+
+
+def test_a_session_that_took_longer_to_open_than_it_lives_is_whole(tmp_path: Path) -> None:
+    pool = Pool(ttl=1.5, sync_in=0.1)
+    began = clock.monotonic()
+
+    def instead(asked: ReceivedRequest) -> Answer | None:
+        busy = asked.path == "/v1/sessions" and clock.monotonic() < began + 2 * pool.ttl
+        return problem(503, "the gateway has too much to do", code="busy") if busy else None
+
+    pool.change(instead=instead)
+    with serving(pool, tmp_path):
+        key = pool.grant("true")
+        assert pool.until(lambda: pool.outcomes.get(key))["verdict"] == "succeeded"
+    assert len(pool.opened) == 1
+
+
+def test_an_agent_waits_for_as_long_as_a_busy_gateway_asks() -> None:
+    class Busy:
+        calls: ClassVar[list[float]] = []
+
+        def call(self, *_: object, **_named: object) -> dict[str, object]:
+            self.calls.append(clock.monotonic())
+            if len(self.calls) == 1:
+                raise NotReady("busy", retry_after=0.5)
+            return {}
+
+    caller = GatewayCaller(cast(Any, Busy()), threading.Event(), Random(1))
+    caller.call("/v1/sync", {}, check=lambda: None)
+    first, second = Busy.calls
+    assert second - first >= 0.5
+    assert first < caller.sent_at <= second
 
 
 # The agent's own count of the time its session has left.

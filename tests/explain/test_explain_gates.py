@@ -333,7 +333,9 @@ def test_matching_bots_that_take_no_work_are_counted_by_why(pool: Pool) -> None:
     status(pool, "bot-3", closing=True)
     found = explained(pool, job)
     assert closed(found) == ["healthy"]
-    assert gates_of(found)["healthy"].evidence == {"healthy": 0, "draining": 2, "unhealthy": 1}
+    assert gates_of(found)["healthy"].evidence == {
+        "healthy": 0, "draining": 2, "unhealthy": 1, "not_synced": 0,
+    }  # fmt: skip
     assert found.change == ["end the drain of a matching bot, or start another"]
 
 

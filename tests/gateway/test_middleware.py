@@ -5,15 +5,17 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from sqlalchemy import text
+from starlette.datastructures import Headers
 from structlog.testing import capture_logs
 
 from assigner.api import jobs as job_routes
@@ -23,7 +25,7 @@ from bots.client.client import MAX_BYTES
 from bots.gateway import middleware
 from bots.gateway import routes as routes_gateway
 from bots.gateway.app import health_router
-from bots.gateway.middleware import BodyReader, route_rules
+from bots.gateway.middleware import BodyReader, TokenCache, route_rules
 from bots.gateway.server import GatewaySettings
 from bots.gateway.workers import Busy, WorkerPool
 from bots.protocol import MAX_LEASES, Sync
@@ -32,6 +34,7 @@ from schema.errors import BadInput
 from schema.postgres import migrate
 from schema.postgres.engine import Database
 from schema.tenancy import tokens
+from schema.tenancy.tokens import Principal
 from schema.timing import Timing
 from tests.support.http import JOB
 from tests.support.patience import eventually
@@ -375,6 +378,29 @@ def test_a_revoked_token_stops_working_once_the_cache_forgets_it(database: Datab
             database.run(lambda c: tokens.revoke(c, tokens.parse(token)))
             eventually(lambda: http.get("/v1/status").status_code == 401)
             assert http.get("/v1/status").json()["detail"] == "the token was revoked"
+
+
+def test_requests_that_bring_the_same_token_at_once_share_one_query(served: Served) -> None:
+    token, asked = served.token("operator"), list[str]()
+    cache, done = TokenCache(seconds=5.0), list[Principal]()
+
+    class Workers:
+        async def run(self, work: Callable[[Any], Principal]) -> Principal:
+            asked.append("query")
+            await anyio.lowlevel.checkpoint()
+            return served.database.run(work)
+
+    async def ask() -> None:
+        done.append(await cache.principal(Headers({"authorization": f"Bearer {token}"}), cast(Any, Workers())))
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(ask)
+
+    anyio.run(scenario)
+    assert asked == ["query"]
+    assert [each.kind for each in done] == ["operator"] * 20
 
 
 def test_a_bot_may_only_be_what_its_token_says(served: Served) -> None:

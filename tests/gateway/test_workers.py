@@ -174,18 +174,46 @@ def test_sessions_that_open_leave_a_thread_to_syncs(database: Database) -> None:
     assert done == ["synced", *["opened"] * 5]
 
 
-def test_sessions_that_wait_for_their_turn_are_refused_beyond_the_queue(database: Database) -> None:
+def test_sessions_that_wait_for_their_turn_are_refused_beyond_a_queue_of_their_own(database: Database) -> None:
     crew, opening = WorkerPool(database, threads=2, queue=1), threading.Event()
 
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
-            for _ in range(3):
+            for _ in range(2):
                 tasks.start_soon(crew.call_in_turn, lambda: opening.wait(MINUTE))
             await anyio.wait_all_tasks_blocked()
             try:
                 with pytest.raises(Busy):
                     await crew.call_in_turn(lambda: None)
+                assert await crew.call(lambda: "synced") == "synced"
+                assert (crew.in_turn, crew.busy) == (2, 0)
             finally:
                 opening.set()
 
     anyio.run(scenario)
+
+
+def test_a_repeated_open_waits_with_the_one_before_it_until_that_has_its_turn(database: Database) -> None:
+    crew, opening, done = WorkerPool(database, threads=2, queue=100), threading.Event(), list[int]()
+    calls = iter(range(10))
+
+    def work() -> int:
+        number = next(calls)
+        assert opening.wait(MINUTE)
+        return number
+
+    async def open_session(repeats: str) -> None:
+        done.append(await crew.call_in_turn(work, repeats=repeats))
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(open_session, "first")
+            await anyio.wait_all_tasks_blocked()
+            for repeats in ("second", "second", "first", "second"):
+                tasks.start_soon(open_session, repeats)
+            await anyio.wait_all_tasks_blocked()
+            opening.set()
+
+    anyio.run(scenario)
+    assert sorted(done) == [0, 1, 1, 1, 2], "one that runs already may have begun before it was asked again"
+    assert (crew.in_turn, crew.busy) == (0, 0)

@@ -44,8 +44,8 @@ def test_bg_29_the_first_of_all_bots_is_taken_and_a_bot_that_is_not_healthy_is_n
     pool.change("UPDATE bots SET draining = true WHERE name IN ('second', 'third')")
     for number in range(300):
         pool.change(
-            "INSERT INTO bots (name, status, session, expires_at, opened_at, kind, capacity, priority, epoch)"
-            " SELECT :name, status, session, expires_at, opened_at, kind, capacity, 9, epoch FROM bots"
+            "INSERT INTO bots (name, status, session, sync_seq, expires_at, opened_at, kind, capacity, priority, epoch)"
+            " SELECT :name, status, session, sync_seq, expires_at, opened_at, kind, capacity, 9, epoch FROM bots"
             " WHERE name = 'first'",
             name=f"late-{number}",
         )

@@ -18,11 +18,11 @@ INSERT INTO platforms (id, digest, properties) VALUES
     (1, 'a', '{}'), (2, 'b', '{"os": ["linux"]}'), (3, 'c', '{"os": ["windows"]}');
 INSERT INTO kinds (id, digest, properties) VALUES (1, 'a', '{"os": ["bsd", "linux"]}'), (2, 'b', '{}');
 INSERT INTO kind_platforms (platform, kind) VALUES (1, 1), (2, 1), (1, 2);
-INSERT INTO bots (id, name, epoch, session, status, capacity, in_use, held, kind, instance, opened_at,
+INSERT INTO bots (id, name, epoch, session, sync_seq, status, capacity, in_use, held, kind, instance, opened_at,
                   expires_at)
-VALUES (1, 'busy', 2, 's', 'ok', 4, 3, 3, 1, 1, now(), now()),
-       (2, 'free', 1, 's', 'ok', 1, 0, 0, 2, NULL, now(), now()),
-       (3, 'gone', 1, NULL, 'gone', 0, 0, 0, NULL, NULL, NULL, NULL);
+VALUES (1, 'busy', 2, 's', 1, 'ok', 4, 3, 3, 1, 1, now(), now()),
+       (2, 'free', 1, 's', 1, 'ok', 1, 0, 0, 2, NULL, now(), now()),
+       (3, 'gone', 1, NULL, 0, 'gone', 0, 0, 0, NULL, NULL, NULL, NULL);
 INSERT INTO queues (id, cohort, instance, platform, units) VALUES (1, 0, 1, 1, 1), (2, 0, 1, 2, 1), (3, 0, 1, 3, 1);
 INSERT INTO constraint_sets (id, digest, terms) VALUES (1, 'a', '{}');
 INSERT INTO queues (id, cohort, instance, platform, units, constraint_set) VALUES (4, 0, 1, 1, 1, 1);

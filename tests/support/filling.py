@@ -53,8 +53,8 @@ WITH named AS MATERIALIZED (
     SELECT kind, count, intern_kind(jsonb_build_object('kind', jsonb_build_array(kind))) AS id
     FROM jsonb_to_recordset(CAST(:kinds AS jsonb)) AS k (kind text, count integer)
 )
-INSERT INTO bots (name, epoch, session, status, capacity, kind, opened_at, expires_at)
-SELECT k.kind || '-' || n, 1, '\\x00', 'ok', :capacity, k.id, now(), now() + interval '1 hour'
+INSERT INTO bots (name, epoch, session, sync_seq, status, capacity, kind, opened_at, expires_at)
+SELECT k.kind || '-' || n, 1, '\\x00', 1, 'ok', :capacity, k.id, now(), now() + interval '1 hour'
 FROM named k CROSS JOIN LATERAL generate_series(1, k.count) n
 """)
 

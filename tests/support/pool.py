@@ -138,9 +138,12 @@ class Pool:
         return SyncService(self.database, timing=self.timing, fetch=FetchSettings(**fetch), now=clock.monotonic)
 
     def bot(self, name: str = "bot-1", *, sync_service: SyncService | None = None, **fields: Any) -> Bot:
-        """A bot with an open session."""
+        """A bot with an open session that has synced once, and so may be given jobs."""
         session = sessions.open_session(self.database, OpenSession(bot=name, **fields), timing=self.timing)
-        return Bot(sync_service or self.sync_service(), session)
+        bot = Bot(self.sync_service(enabled=False), session)
+        bot.sync()
+        bot.sync_service = sync_service or self.sync_service()
+        return bot
 
     def restarted(self, bot: Bot, **fields: Any) -> Bot:
         """The same bot with a new session that declares the older one dead, so nothing of it runs any more."""

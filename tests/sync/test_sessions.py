@@ -9,6 +9,7 @@ from bots.protocol import OpenSession, Session
 from bots.sync import sessions
 from schema.errors import Conflict
 from schema.moves.backoff import promote
+from schema.moves.grant import Placement, grant
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import cancel
 from tests.support.tenancy import Tenancy, assign, contested
@@ -84,6 +85,7 @@ def test_a_bot_that_knows_that_the_older_session_is_dead_has_its_jobs_queued_aga
     job, older, _ = pool.running()
     anew(pool, dead=older.session)
     assert (pool.job(job).state, pool.job(job).schedule_after) == ("queued", None)
+    pool.bot("bot-2")
     pool.assigner().run_once()
     assert pool.job(job).state == "leased"
 
@@ -107,6 +109,39 @@ def test_an_older_session_that_has_expired_keeps_no_job_waiting(pool: Pool) -> N
 def test_what_names_no_session_is_refused(nonsense: str) -> None:
     with pytest.raises(ValueError, match="dead_session"):
         OpenSession(bot="bot-1", dead_session=nonsense)
+
+
+# A session that nobody uses is given nothing.
+
+
+def test_a_bot_is_given_jobs_from_its_first_sync_on(pool: Pool) -> None:
+    (job,) = pool.submit()
+    session = anew(pool)
+    pool.assigner().run_once()
+    assert pool.job(job).state == "queued"
+    bot = Bot(pool.sync_service(), session)
+    assert bot.sync()["leases"] == []
+    pool.assigner().run_once()
+    assert [work["job"] for work in bot.sync()["leases"]] == [job]
+
+
+def test_a_bot_that_was_chosen_and_has_opened_another_session_since_is_given_nothing(pool: Pool) -> None:
+    pool.submit()
+    pool.bot()
+    (row,) = pool.rows("SELECT j.id AS job_id, b.id AS bot_id FROM jobs j CROSS JOIN bots b")
+    chosen = [Placement(row.job_id, row.bot_id, {})]
+    anew(pool)
+    assert not pool.database.run(lambda c: grant(c, chosen, assigner="test", strategy="test", ack=10.0))
+    assert not pool.rows(LIVE)
+
+
+def test_a_queue_that_rested_because_no_bot_could_serve_it_is_woken_by_the_first_sync(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.rest_queues(3600)
+    session = anew(pool)
+    assert pool.queue_of(job).schedule_after is not None
+    Bot(pool.sync_service(), session).sync()
+    assert pool.queue_of(job).schedule_after is None
 
 
 # A bot that is to stop a lease is told why.

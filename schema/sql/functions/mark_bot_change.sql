@@ -13,6 +13,7 @@ CREATE OR REPLACE TRIGGER bots_mark_insert AFTER INSERT ON bots FOR EACH ROW
     EXECUTE FUNCTION mark_bot_change();
 
 CREATE OR REPLACE TRIGGER bots_mark_update AFTER UPDATE ON bots FOR EACH ROW
-    WHEN ((OLD.kind, OLD.cohort, OLD.instance, OLD.pool, OLD.status, OLD.draining, OLD.closing)
-        IS DISTINCT FROM (NEW.kind, NEW.cohort, NEW.instance, NEW.pool, NEW.status, NEW.draining, NEW.closing))
+    WHEN ((OLD.kind, OLD.cohort, OLD.instance, OLD.pool, OLD.status, OLD.draining, OLD.closing, OLD.sync_seq > 0)
+        IS DISTINCT FROM (NEW.kind, NEW.cohort, NEW.instance, NEW.pool, NEW.status, NEW.draining, NEW.closing,
+            NEW.sync_seq > 0))
     EXECUTE FUNCTION mark_bot_change();

@@ -3,7 +3,7 @@ WITH declared AS MATERIALIZED (
     SELECT name, used, most FROM counters WHERE name LIKE 'bot:%' AND most > 0
 ), summed AS MATERIALIZED (
     SELECT v.kind, sum(v.used) AS busy, sum(v.most) AS available
-    FROM declared d JOIN bots b ON b.id = CAST(split_part(d.name, ':', 2) AS bigint) AND b.status = 'ok' AND NOT b.draining AND NOT b.closing
+    FROM declared d JOIN bots b ON b.id = CAST(split_part(d.name, ':', 2) AS bigint) AND b.status = 'ok' AND NOT b.draining AND NOT b.closing AND b.sync_seq > 0
     CROSS JOIN LATERAL (
         SELECT split_part(d.name, ':', 3) AS kind, d.used, d.most
         UNION ALL

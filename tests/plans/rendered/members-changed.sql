@@ -1,5 +1,5 @@
 -- schema/fleet/members.py: CHANGED
-SELECT CAST(s.now AS text), c.bot_id, coalesce(b.status = 'ok' AND NOT b.draining AND NOT b.closing, false) AS healthy, b.cohort, b.instance, b.pool, b.kind
+SELECT CAST(s.now AS text), c.bot_id, coalesce(b.status = 'ok' AND NOT b.draining AND NOT b.closing AND b.sync_seq > 0, false) AS healthy, b.cohort, b.instance, b.pool, b.kind
 FROM (SELECT CAST(:seen AS pg_snapshot) AS seen, pg_current_snapshot() AS now OFFSET 0) s
 LEFT JOIN LATERAL (
     SELECT bot_id FROM bot_changes
