@@ -48,6 +48,8 @@ class Transport:
         patience: float,
         sleep: Callable[[float], None] = clock.sleep,
     ) -> None:
+        if not (token.isascii() and token.isprintable()):
+            raise BadInput("token", "holds a character that no token has")
         self.url = url
         self._chance, self._timeout, self._patience, self._sleep = chance, timeout, patience, sleep
         self._reached = False
@@ -101,6 +103,9 @@ class Transport:
         try:
             answer = self._connections.request(method, target, headers=headers, body=body, timeout=timeout)
         except Unreachable as error:
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                reason = error.__cause__.verify_message
+                raise LeaseholdError(f"the certificate of the gateway at {self.url} is refused: {reason}") from None
             raise _Unknown(None) from error
         except (OSError, HTTPException) as error:
             # A connection was accepted, so the address is right and the gateway has an outage.
@@ -281,12 +286,13 @@ def _proxy(address: Address) -> _Proxy | None:
     from urllib.request import getproxies, proxy_bypass
 
     known: Mapping[str, str] = getproxies()
-    url = known.get(address.scheme) or known.get("all")
-    if not url or proxy_bypass(address.host):
+    name = address.scheme if known.get(address.scheme) else "all"
+    url = known.get(name)
+    if not url or proxy_bypass(_authority(address)):
         return None
     parts = split(url if "://" in url else f"http://{url}")
     if parts.scheme != "http" or not parts.hostname:
-        raise BadInput(f"{address.scheme}_proxy", "names no proxy of the form http://HOST:PORT")
+        raise BadInput(f"{name}_proxy", "names no proxy of the form http://HOST:PORT")
     headers = {}
     if parts.username is not None:
         named = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -317,7 +323,8 @@ def _ended(connected: socket.socket) -> bool:
 
 def _shut_down(connected: socket.socket) -> None:
     with suppress(OSError):  # it has ended already
-        connected.shutdown(socket.SHUT_RDWR)
+        # A TLS socket's own method would let another thread, which reads from it, fail with a ValueError.
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 class TooLarge(BadInput):
@@ -362,7 +369,7 @@ def address(url: str) -> Address:
         raise BadInput(
             "url", f"'{validation.escaped(url)}' is not http://HOST:PORT, https://HOST or http+unix:///SOCKET"
         )
-    return Address(parts.scheme, parts.hostname, parts.port, path=parts.path.rstrip("/"))
+    return Address(parts.scheme, parts.hostname, parts.port, path=quote(parts.path.rstrip("/"), safe=_LEFT_ALONE))
 
 
 def _seconds(header: str | None) -> float | None:

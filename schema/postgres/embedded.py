@@ -367,7 +367,7 @@ class Cluster:
         """
         names = {pwd.getpwuid(uid).pw_name for uid in (0, self.account.uid)}
         wanted = {
-            "pg_hba.conf": "".join(f"local {databases} all peer map={NAME}\n" for databases in ("all", "replication")),
+            "pg_hba.conf": f"local all,replication all peer map={NAME}\n",
             "pg_ident.conf": "".join(f'{NAME} "{name}" all\n' for name in sorted(names)),
         }
         changed = False

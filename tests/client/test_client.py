@@ -15,7 +15,7 @@ import pytest
 from assigner.api.submission import SubmitRequest
 from bots.client import client as client_client
 from bots.client.client import Client
-from bots.client.transport import TooLarge
+from bots.client.transport import TooLarge, Transport, _proxy, address
 from bots.gateway.middleware import BodyReader
 from schema import validation
 from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
@@ -54,6 +54,24 @@ def test_a_gateway_on_another_machine_is_reached_through_the_proxy_of_the_enviro
             taken = client.submit([{"command": ["true"], "label": "a"}])
     assert [job.id for job in taken] == ["a"]
     assert proxy.asked[0].path == "/below/v1/jobs"
+
+
+def test_an_address_or_a_token_of_any_characters_is_sent_or_refused() -> None:
+    with gateway(accept) as served:
+        with client_for(f"{served.url}/\u00fc%20") as client:
+            client.submit([{"command": ["true"], "label": "a"}])
+    assert served.asked[0].path == "/%C3%BC%20/v1/jobs"
+    for token in ("lh_\u00fc", "lh_\u20ac", "lh_\r\nA: b"):
+        with pytest.raises(BadInput, match="token: holds a character"):
+            Transport("http://127.0.0.1:1", token, chance=random.Random(0), timeout=1, patience=0)
+
+
+@pytest.mark.parametrize("excepted", ["gw.example", "gw.example:7411"])
+def test_no_proxy_may_name_a_port(monkeypatch: pytest.MonkeyPatch, excepted: str) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert _proxy(address("http://gw.example:7411")) is not None
+    monkeypatch.setenv("no_proxy", excepted)
+    assert _proxy(address("http://gw.example:7411")) is None
 
 
 def test_a_connection_that_the_gateway_closed_while_idle_is_not_used_again() -> None:
