@@ -20,6 +20,7 @@ class Kind(StrEnum):
     """What can be violated."""
 
     LOST = "lost"  # acknowledged, and absent or without the run that it tells of
+    FAILED = "failed"  # a command that was not killed failed, or could not be run
     DOUBLED = "doubled"  # one key made two jobs, or a job ended or succeeded twice
     OVERLAP = "overlap"  # two attempts of one job beside each other
     FENCE = "fence"  # a fence started twice, or an older one after a newer one
@@ -50,11 +51,16 @@ class JobRow:
     fence: int
     result_fence: int | None
     ends: int
+    reason: str = ""
 
+
+#: How the reason of a job begins whose command was killed, as a fault may do.
+_KILLED = "killed by "
 
 # Every read names the schema: other tools check databases with connections of their own.
 _ROWS = text("""
 SELECT j.public_id::text AS job, k.key, j.state::text AS state, j.fence, j.result_fence,
+    coalesce(j.reason, '') AS reason,
     (SELECT count(*) FROM leasehold.job_events e WHERE e.job_id = j.id
         AND e.to_state IN ('succeeded', 'failed', 'cancelled', 'dead')
         AND e.from_state IS DISTINCT FROM e.to_state) AS ends
@@ -120,6 +126,8 @@ def _of_results(rows: Mapping[str, JobRow], ran: Mapping[str, list[Attempt]]) ->
     for job, row in rows.items():
         if row.ends > 1:
             yield Violation(Kind.DOUBLED, f"job {job} ended {row.ends} times")
+        if row.state == "failed" and not row.reason.startswith(_KILLED):
+            yield Violation(Kind.FAILED, f"job {job} failed, and its command cannot fail: {row.reason}")
         if row.state == "succeeded":
             yield from _of_success(row, ran.get(job, []))
     for job, tries in ran.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from bots.client.client import Client
-from ops.chaos import execution, records, versions
+from ops.chaos import execution, versions
 from ops.chaos.journal import Journal
 from ops.chaos.load import PATIENCE, TIMEOUT, Caller, Room, Work
 from ops.chaos.members import ROOT, Birth, Keeper, Member, Role
@@ -67,7 +67,7 @@ class ChaosPool:
         self.room = Room(0)
         self.journal = Journal(directory / "journal")
         self.execution_log = directory / "execution"
-        records.Appender(self.execution_log).close()
+        execution.make_log(self.execution_log)
         #: Whether the directory is left for somebody to read, and whether the run came to its end.
         self.keep = self.done = False
         #: The version before this one, or why there is none.

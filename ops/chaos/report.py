@@ -11,6 +11,7 @@ from ops.chaos.checker import Kind, Violation
 #: The columns of the table, in their order, and the kinds of violations that they count.
 COLUMNS = {
     "lost": Kind.LOST,
+    "failed": Kind.FAILED,
     "doubled": Kind.DOUBLED,
     "overlaps": Kind.OVERLAP,
     "fences": Kind.FENCE,

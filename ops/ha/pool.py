@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from bots.client.client import Client
-from ops.chaos import checker, execution, journal, records
+from ops.chaos import checker, execution, journal
 from ops.chaos.checker import Kind, Violation
 from ops.chaos.journal import Journal
 from ops.chaos.load import PATIENCE, TIMEOUT, Caller, Room, Work
@@ -69,7 +69,7 @@ class Pool:
         self.run = directory.name
         self.journal = Journal(directory / "journal")
         self.execution_log = directory / "execution"
-        records.Appender(self.execution_log).close()
+        execution.make_log(self.execution_log)
         self.processes: list[Process] = []
         self.callers: list[Caller] = []
         self._config = directory / "leasehold.toml"

@@ -68,6 +68,8 @@ def test_each_planted_line_of_a_command_is_found(
     [
         ([ROWS[0]], [Kind.LOST, Kind.LOST]),  # acknowledged, and it ran
         ([ROWS[0], replace(ROWS[1], ends=2)], [Kind.DOUBLED]),
+        ([ROWS[0], replace(ROWS[1], state="failed", reason="exit code 2")], [Kind.FAILED]),
+        ([ROWS[0], replace(ROWS[1], state="failed", reason="killed by SIGKILL")], []),
         ([ROWS[0], replace(ROWS[1], fence=2, result_fence=2)], [Kind.LOST]),  # nobody ran fence 2
         ([*ROWS, JobRow("c", "k-b", "queued", 0, None, 0)], [Kind.DOUBLED]),  # one key, two jobs
         ([*ROWS, JobRow("c", "k-c", "queued", 0, None, 0)], [Kind.DOUBLED]),  # nobody asked for it
