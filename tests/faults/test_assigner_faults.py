@@ -21,7 +21,7 @@ from tests.support.servers import READY_WITHIN, Process, Processes
 from tests.support.swarm import Behaviour, Swarm
 
 KILLS_VARIABLE = "LEASEHOLD_TEST_KILLS"
-KILLS = int(os.environ.get(KILLS_VARIABLE) or 4)
+KILLS = int(os.environ.get(KILLS_VARIABLE) or 2)
 #: Every so many of the kills hit a process that waits in the middle of a grant; the others come by chance.
 HELD_EVERY = 2
 BACKLOG = 40
@@ -119,7 +119,7 @@ def swarm(pool: Pool, chance: random.Random) -> Iterator[Swarm]:
 def test_kills_of_one_or_all_of_three_assigners_lose_nothing_and_double_nothing(
     pool: Pool, swarm: Swarm, scratch: Path, database_url: str, timing: Timing, chance: random.Random
 ) -> None:
-    """4 of single ones, and then of all at once in the middle of their grants; `LEASEHOLD_TEST_KILLS=20` takes a
+    """2 of single ones, and then of all at once in the middle of their grants; `LEASEHOLD_TEST_KILLS=20` takes a
     longer look."""
     journal = Journal(pool)
     with Processes(scratch, database_url, timing, config=CONFIG) as processes, Watching(database_url) as watching:

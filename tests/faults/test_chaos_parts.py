@@ -161,9 +161,9 @@ def test_a_violation_is_told_beside_the_fault_that_it_followed() -> None:
     report.violations = [Violation(Kind.OVERLAP, "two", 21.0), Violation(Kind.LOST, "one")]
     rows = [line.split() for line in report.table().splitlines()]
     assert [row[0] for row in rows] == ["fault", "cut", "kill-agent", "(unknown)", "all"]
-    assert rows[1][1:] == ["1", "0", "0", "0", "0", "0", "0", "0", "0.30", "0.30"]
-    assert rows[2][1:] == ["2", "0", "0", "1", "0", "0", "0", "0", "1.00", "1.50"]
-    assert rows[3][1:] == ["0", "1", "0", "0", "0", "0", "0", "0", "-", "-"]
+    assert rows[1][1:] == ["1", "0", "0", "0", "0", "0", "0", "0", "0", "0.30", "0.30"]
+    assert rows[2][1:] == ["2", "0", "0", "0", "1", "0", "0", "0", "0", "1.00", "1.50"]
+    assert rows[3][1:] == ["0", "1", "0", "0", "0", "0", "0", "0", "0", "-", "-"]
     assert rows[4][1:4] == ["3", "1", "0"]
 
 

@@ -63,7 +63,8 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(served: Served) -> None:
     bot = Bot(served)
     parts = urlsplit(served.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
-    body = json.dumps({**bot.identity, "seq": 1, "wait": 60})
+    bot.seq += 1
+    body = json.dumps({**bot.identity, "seq": bot.seq, "wait": 60})
     headers = {"Content-Type": "application/json", "Authorization": bot.http.headers["authorization"]}
     connection.request("POST", "/v1/sync", body, headers)
     eventually(lambda: served.waits("bots") == 1)

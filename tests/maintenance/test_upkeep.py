@@ -19,7 +19,7 @@ from schema.policy import priority_classes
 from schema.postgres.notify import Wakeups
 from schema.requests import JobRequest
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Pool, active, admission_state, completed, head
+from tests.support.pool import Bot, Pool, active, admission_state, completed, head
 
 EXPIRE = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE status <> 'gone'"
 NO_GRACE = "UPDATE ticks SET grace_until = at"
@@ -190,6 +190,7 @@ def test_a_bot_that_leaves_without_a_word_of_its_work_gives_it_back_uncharged(po
 def test_a_repeated_opening_finds_the_session_it_opened(pool: Pool) -> None:
     request = OpenSession(bot="bot-1", secret="s" * 40)
     first = sessions.open_session(pool.database, request, timing=pool.timing)
+    Bot(pool.sync_service(), first).sync()
     (job,) = pool.submit()
     pool.assigner().run_once()
     assert sessions.open_session(pool.database, request, timing=pool.timing) == first

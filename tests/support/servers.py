@@ -237,7 +237,7 @@ class Served:
 
 
 class Bot:
-    """A bot that consists of HTTP calls, without an agent."""
+    """A bot that consists of HTTP calls, without an agent. It has made its first sync, so that it can get leases."""
 
     def __init__(self, served: Served, name: str = "b1", **scope: Any) -> None:
         self.http = served.client(served.token("bot", bot="*"))
@@ -246,6 +246,8 @@ class Bot:
         session = answer.json()
         self.identity = {"bot": name, "epoch": session["epoch"], "secret": session["secret"]}
         self.seq = 0
+        answer = self.sync()
+        assert answer.status_code == 200, answer.text
 
     def sync(self, **report: Any) -> httpx.Response:
         self.seq += 1
