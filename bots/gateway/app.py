@@ -19,7 +19,8 @@ from bots.gateway.long_poll import HeldSessions, LongPolls, WakeSource
 from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
 from bots.gateway.middleware import ANYONE, KINDS, RequestMiddleware, TokenCache, route_rules
 from bots.gateway.server import GatewaySettings, Server
-from bots.gateway.workers import SyncBatcher, worker_pools
+from bots.gateway.workers import Batcher, SessionOpener, worker_pools
+from bots.sync.call import Call, HeldCall
 from bots.sync.settle import SyncService
 from schema.postgres import migrate
 from schema.postgres.engine import Database
@@ -173,8 +174,10 @@ def build(
     pools = worker_pools(database, queue=settings.queue)
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
     held_sessions = HeldSessions(database, pools.bots, ttl=timing.ttl, metrics=counted)
+    batches = Batcher[Call, bytes | HeldCall](sync_service.answer, pools.bots, observe=counted.batches.observe)
+    opener = SessionOpener(database, pools.bots, queue=settings.queue, timing=timing)
     counted.watch(
-        queue=lambda: pools.callers.busy + pools.bots.busy + pools.bots.in_turn,
+        queue=lambda: pools.callers.slots.taken + pools.bots.slots.taken + opener.slots.taken,
         connected=lambda: _connected(wakeups),
     )
 
@@ -213,7 +216,7 @@ def build(
     )
     app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
-    app.state.batches = SyncBatcher(sync_service, pools.bots, metrics=counted)
+    app.state.batches, app.state.opener = batches, opener
     app.state.max_wait, app.state.probe = settings.max_wait, Probe(database)
     app.state.estimate, app.state.default_level, app.state.advise = estimate, default_level, advise
     return app

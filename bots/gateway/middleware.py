@@ -274,7 +274,7 @@ class RequestMiddleware:
         reader = entry.reader
         if reader is None:
             return
-        if workers.full:
+        if workers.slots.full:
             raise Busy("the gateway has too much to do")
         raw = await _collected(headers, receive, entry.max_body)
         self._metrics.bodies.labels(entry.path).observe(len(raw))

@@ -10,8 +10,8 @@ from bots.gateway import problems
 from bots.gateway.long_poll import HeldSessions, KnownState
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.middleware import KINDS, MAX_BODY, bypass_framework
+from bots.gateway.workers import SessionOpener
 from bots.protocol import OpenSession, OutputReport, Session, Sync, SyncAnswer
-from bots.sync import sessions
 from bots.sync.call import Call, HeldCall, NewCall
 from schema import clock
 from schema.tenancy.tokens import Kind, Principal
@@ -55,11 +55,8 @@ async def open_session(request: Request, body: Annotated[OpenSession, _Read], ca
         body.bot, instance=body.instance, properties=body.properties, labels=body.labels, pool=body.pool
     )
     state = request.app.state
-    session: Session = await state.bots.call_in_turn(
-        lambda: sessions.open_session(state.database, body, timing=state.timing),
-        repeats=None if body.secret is None else (body.bot, body.secret),
-    )
-    return session
+    opener: SessionOpener = state.opener
+    return await opener.open(body)
 
 
 @router.post(
@@ -78,7 +75,7 @@ async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -
         return _synced(state.metrics, await _answered(state, asked), "at_once")
     held_sessions: HeldSessions = state.held_sessions
     async with state.polls.topic("bots", held_sessions.read_facts, run=state.bots.run).watch(request) as watch:
-        answer = await state.batches.answer(asked)
+        answer = await state.batches.answer(asked, bot=body.bot)
         if isinstance(answer, bytes):
             return _synced(state.metrics, answer, "at_once")
         # A healthy bot that shall drain is answered at once, so a held healthy bot knows of no drain.
@@ -111,7 +108,8 @@ def _aligned_wait(seconds: float, *, now: float) -> float:
 
 async def _answered(state: State, call: Call) -> bytes:
     """Answer a call without holding it, or after it was held."""
-    answer: bytes | HeldCall = await state.batches.answer(call)
+    bot = call.sync.bot if isinstance(call, NewCall) else call.bot
+    answer: bytes | HeldCall = await state.batches.answer(call, bot=bot)
     return answer if isinstance(answer, bytes) else await _answered(state, answer)
 
 

@@ -1,4 +1,4 @@
-"""Thread pools of the gateway with a bound on waiting work, and the batches of sync calls.
+"""Thread pools of the gateway with a bound on waiting work, and the batches of calls of bots.
 
 Calls of bots that wait at the same moment are settled together in one transaction. No call waits for others: it is
 settled at once while a thread is free. When a thread becomes free, it takes all calls that have arrived.
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Generic, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -17,13 +17,16 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
-from bots.gateway.metrics import GatewayMetrics
-from bots.sync.call import Call, HeldCall, NewCall
-from bots.sync.settle import SyncService
-from schema.errors import NotReady
+from bots.protocol import OpenSession, Session
+from bots.sync import sessions
+from schema.errors import BadInput, NotReady
 from schema.postgres.engine import Database
+from schema.timing import Timing
 
 T = TypeVar("T")
+#: A call of a bot, and its answer.
+C = TypeVar("C")
+A = TypeVar("A")
 
 #: Threads of a pool that parse bodies. They compute, so more of them would only delay the event loop.
 READERS = 2
@@ -33,6 +36,30 @@ class Busy(NotReady):
     """Too much work waits in the gateway; it did nothing for this request."""
 
     code = "busy"
+
+
+class Slots:
+    """How many pieces of work there may be at once, waiting or running. Only the event loop's thread may use it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.taken = 0
+
+    @property
+    def full(self) -> bool:
+        """True if a new piece of work would be refused."""
+        return self.taken >= self._most
+
+    @contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Count one piece of work until the `with` block ends. Raises Busy if there are too many."""
+        if self.full:
+            raise Busy("the gateway has too much to do")
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
 
 
 class WorkerPool:
@@ -46,20 +73,10 @@ class WorkerPool:
     def __init__(self, database: Database, *, threads: int, queue: int, urgent: bool = False) -> None:
         self._database, self._urgent = database, urgent
         self.threads = threads
-        self._limit = threads + queue
         self._limiter: anyio.CapacityLimiter | None = None
         self._readers: anyio.CapacityLimiter | None = None
-        self._turns: anyio.CapacityLimiter | None = None
-        self._queue = queue
-        self._repeatable: dict[Hashable, asyncio.Future[Any]] = {}
-        self.busy = 0
-        #: Calls of `call_in_turn` that wait or run.
-        self.in_turn = 0
-
-    @property
-    def full(self) -> bool:
-        """True if a new piece of work would be refused."""
-        return self.busy >= self._limit
+        #: Work that waits for a thread, or has one.
+        self.slots = Slots(threads + queue)
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction on a thread. Raises Busy if too much work waits."""
@@ -67,40 +84,8 @@ class WorkerPool:
 
     async def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread. Raises Busy if too much work waits."""
-        with self.reserve_slot():
+        with self.slots.reserve():
             return await self.run_unbounded(function)
-
-    async def call_in_turn(self, function: Callable[[], T], *, repeats: Hashable = None) -> T:
-        """Call `function` as `call` does; such calls take at most half of the threads, however many of them wait.
-
-        For the opening of sessions: when hundreds of bots return at once, the syncs of the others go on between them.
-        These calls have a queue of their own, of the same length, and take no place of other work. repeats: a call with
-        the same value gets the answer of one that still waits for its turn, as a bot repeats what takes too long.
-        """
-        waiting = self._repeatable.get(repeats)
-        if waiting is not None:
-            return cast(T, await asyncio.shield(waiting))
-        if self._turns is None:
-            self._turns = anyio.CapacityLimiter(max(1, self.threads // 2))
-        if self.in_turn >= self._queue + self._turns.total_tokens:
-            raise Busy("too many sessions are being opened")
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if repeats is not None:
-            self._repeatable[repeats] = answer
-        self.in_turn += 1
-        try:
-            async with self._turns:
-                self._repeatable.pop(repeats, None)
-                answer.set_result(await self.run_unbounded(function))
-        except Exception as error:
-            answer.set_exception(error)
-        finally:
-            self.in_turn -= 1
-            if not answer.done():  # cancelled
-                answer.cancel()
-                if self._repeatable.get(repeats) is answer:
-                    del self._repeatable[repeats]
-        return await answer
 
     async def run_unbounded(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread, even if too much work waits.
@@ -118,19 +103,8 @@ class WorkerPool:
         """
         if self._readers is None:
             self._readers = anyio.CapacityLimiter(READERS)
-        with self.reserve_slot():
+        with self.slots.reserve():
             return await anyio.to_thread.run_sync(function, limiter=self._readers)
-
-    @contextmanager
-    def reserve_slot(self) -> Iterator[None]:
-        """Count one piece of work until the `with` block ends. Raises Busy if too much work waits."""
-        if self.full:
-            raise Busy("the gateway has too much to do")
-        self.busy += 1
-        try:
-            yield
-        finally:
-            self.busy -= 1
 
 
 @dataclass(frozen=True)
@@ -158,7 +132,7 @@ def _connections(engine: Engine) -> int:
     return pool.size() if isinstance(pool, QueuePool) else 1
 
 
-# Batches of sync calls
+# Batches: calls of different bots that are settled in one transaction
 
 
 #: The most calls settled in one transaction. Doubling it makes many calls cheaper, and each of them slower.
@@ -168,38 +142,46 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class PendingCall:
-    """A sync call and the future of its answer."""
+class _Place(Generic[C, A]):
+    """A call that waits to be settled, its bot and the future of its answer."""
 
-    call: Call
-    answer: asyncio.Future[bytes | HeldCall]
-
-    @property
-    def bot(self) -> str:
-        return self.call.sync.bot if isinstance(self.call, NewCall) else self.call.bot
+    call: C
+    bot: str
+    answer: asyncio.Future[A]
 
 
-class SyncBatcher:
-    """Passes sync calls to the SyncService in batches, with at most one transaction per connection of the pool.
+class Batcher(Generic[C, A]):
+    """Settles calls of bots in batches, each in one transaction on a thread of a worker pool.
 
-    most: the most calls in one batch.
+    settle: returns the answer, or an error, of each of these calls; no two are of one bot.
+    threads: the most threads that settle batches at the same time, None = all of the pool.
+    slots: bounds the calls that wait or are being settled, None = those of the pool.
+    most: the most calls in one batch. observe: is told the size of each batch.
     """
 
     def __init__(
-        self, sync_service: SyncService, workers: WorkerPool, *, metrics: GatewayMetrics, most: int = BATCH
+        self,
+        settle: Callable[[Sequence[C]], Sequence[A | Exception]],
+        worker_pool: WorkerPool,
+        *,
+        threads: int | None = None,
+        slots: Slots | None = None,
+        most: int = BATCH,
+        observe: Callable[[int], None] | None = None,
     ) -> None:
-        self._sync_service, self._worker_pool, self._metrics, self._most = sync_service, workers, metrics, most
-        self._places: deque[PendingCall] = deque()
+        self._settle, self._worker_pool, self._most, self._observe = settle, worker_pool, most, observe
+        self._threads, self.slots = threads or worker_pool.threads, slots or worker_pool.slots
+        self._places: deque[_Place[C, A]] = deque()
         self._at_work: set[str] = set()
         self._workers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def answer(self, call: Call) -> bytes | HeldCall:
-        """Return the SyncService's answer to this call, or raise its error. Raises Busy if too much work waits."""
-        with self._worker_pool.reserve_slot():
-            place = PendingCall(call, asyncio.get_running_loop().create_future())
+    async def answer(self, call: C, *, bot: str) -> A:
+        """Return the answer to this call of a bot, or raise its error. Raises Busy if too much work waits."""
+        with self.slots.reserve():
+            place = _Place[C, A](call, bot, asyncio.get_running_loop().create_future())
             self._places.append(place)
-            if self._workers < self._worker_pool.threads:
+            if self._workers < self._threads:
                 self._workers += 1
                 worker = asyncio.create_task(self._work())
                 self._tasks.add(worker)
@@ -213,12 +195,13 @@ class SyncBatcher:
         finally:
             self._workers -= 1
 
-    async def _serve(self, batch: Sequence[PendingCall]) -> None:
-        self._metrics.batches.observe(len(batch))
+    async def _serve(self, batch: Sequence[_Place[C, A]]) -> None:
+        if self._observe is not None:
+            self._observe(len(batch))
         calls = [place.call for place in batch]
-        answers: Sequence[bytes | HeldCall | Exception]
+        answers: Sequence[A | Exception]
         try:
-            answers = await self._worker_pool.run_unbounded(lambda: self._settle(calls))
+            answers = await self._worker_pool.run_unbounded(lambda: self._settled(calls))
         except Exception as error:
             answers = [error] * len(batch)
         finally:
@@ -231,9 +214,9 @@ class SyncBatcher:
             else:
                 place.answer.set_result(answer)
 
-    def _take(self) -> list[PendingCall]:
+    def _take(self) -> list[_Place[C, A]]:
         """Take the calls that waited longest: at most one of each bot, none of a bot in another batch."""
-        batch, later = list[PendingCall](), list[PendingCall]()
+        batch, later = list[_Place[C, A]](), list[_Place[C, A]]()
         while self._places and len(batch) < self._most:
             place = self._places.popleft()
             if place.answer.done():
@@ -246,12 +229,45 @@ class SyncBatcher:
         self._places.extendleft(reversed(later))
         return batch
 
-    def _settle(self, calls: Sequence[Call]) -> Sequence[bytes | HeldCall | Exception]:
+    def _settled(self, calls: Sequence[C]) -> Sequence[A | Exception]:
         """Settle the calls, on a thread; after a failure settle each call alone, so that one cannot fail the others."""
         try:
-            return self._sync_service.answer(calls)
+            return self._settle(calls)
         except Exception as error:
             if isinstance(error, NotReady) or len(calls) == 1:
                 return [error] * len(calls)
             _log.warning("calls are settled one by one", calls=len(calls), kind=type(error).__name__)
-            return [self._settle([call])[0] for call in calls]
+            return [self._settled([call])[0] for call in calls]
+
+
+class SessionOpener:
+    """Opens sessions in batches, on at most half of the threads, so that syncs go on while hundreds of bots return.
+
+    Openings have a queue of their own, of the same length as that of the pool. A bot repeats an opening that takes too
+    long; the repetition gets the answer to the one that waits.
+    """
+
+    def __init__(self, database: Database, worker_pool: WorkerPool, *, queue: int, timing: Timing) -> None:
+        def settle(requests: Sequence[OpenSession]) -> list[Session | BadInput]:
+            return sessions.open_sessions(database, requests, timing=timing)
+
+        threads = max(1, worker_pool.threads // 2)
+        self._batcher = Batcher[OpenSession, Session](
+            settle, worker_pool, threads=threads, slots=Slots(threads * BATCH + queue)
+        )
+        self._unanswered: dict[Hashable, asyncio.Task[Session]] = {}
+
+    @property
+    def slots(self) -> Slots:
+        """The openings that wait or run."""
+        return self._batcher.slots
+
+    async def open(self, request: OpenSession) -> Session:
+        """Open a session. Raises BadInput as `sessions.open_sessions`, and Busy if too many bots wait for theirs."""
+        key = (request.bot, request.secret or object())
+        task = self._unanswered.get(key)
+        if task is None:
+            task = asyncio.create_task(self._batcher.answer(request, bot=request.bot))
+            self._unanswered[key] = task
+            task.add_done_callback(lambda _: self._unanswered.pop(key))
+        return await asyncio.shield(task)

@@ -1,20 +1,16 @@
-"""Opening the session of a bot."""
+"""Opening the sessions of bots."""
 
 import hashlib
 import secrets
-
-from sqlalchemy import Connection, text
+from collections.abc import Sequence
 
 from bots.protocol import OpenSession, Session
 from schema.errors import BadInput
 from schema.moves import sessions
-from schema.moves.sessions import OpenedSession
-from schema.postgres import advisory
+from schema.moves.sessions import SessionOpening
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from schema.validation import escaped, normal_properties
-
-INTERN_INSTANCE = text("SELECT intern_instance(:name)")
 
 
 def digest(secret: str) -> bytes:
@@ -23,41 +19,55 @@ def digest(secret: str) -> bytes:
 
 
 def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
-    """Open a session. Raises BadInput for properties that break the limits, and for exclusive ones that are not there.
+    """Open one session as `open_sessions` does, or raise its error."""
+    (answer,) = open_sessions(database, [request], timing=timing)
+    if isinstance(answer, BadInput):
+        raise answer
+    return answer
 
-    An older session of the same name ends, and its jobs are queued again. They are not granted before that session
-    would have expired, unless the request says that it is dead. A lost bot does not count against them if it says that
-    it was only cut off. A repeated request with the bot's own secret finds the
-    session that it opened.
+
+def open_sessions(database: Database, requests: Sequence[OpenSession], *, timing: Timing) -> list[Session | BadInput]:
+    """Open sessions of different bots in one transaction; returns a session or an error for each request.
+
+    Properties that break the limits, and exclusive ones that are not there, are errors. An older session of the same
+    bot ends, and its jobs are queued again. They are not granted before that session would have expired, unless the
+    request says that it is dead. A lost bot does not count against them if it says that it was only cut off. A repeated
+    request with the bot's own secret finds the session that it opened.
     """
+    answers: dict[str, Session | BadInput] = {}
+    chosen: dict[str, tuple[str, SessionOpening]] = {}
+    for request in requests:
+        secret = request.secret or secrets.token_urlsafe(32)
+        try:
+            chosen[request.bot] = secret, _opening(request, secret)
+        except BadInput as error:
+            answers[request.bot] = error
+    if chosen:
+        openings = [opening for _, opening in chosen.values()]
+        opened = database.run(
+            lambda connection: sessions.open_sessions(connection, openings, ttl=timing.ttl), urgent=True
+        )
+        for (bot, (secret, _)), each in zip(chosen.items(), opened, strict=True):
+            answers[bot] = Session(bot=bot, epoch=each.epoch, secret=secret, expires_in=timing.ttl, sync_in=timing.sync)
+    return [answers[request.bot] for request in requests]
+
+
+def _opening(request: OpenSession, secret: str) -> SessionOpening:
     properties = normal_properties("properties", request.properties)
     for name in request.exclusive:
         if name not in properties:
             raise BadInput("exclusive", f"'{escaped(name, 60)}' is not one of the bot's properties")
-    secret = request.secret or secrets.token_urlsafe(32)
-
-    def work(connection: Connection) -> OpenedSession:
-        instance = None
-        if request.instance is not None:
-            # Before any row lock.
-            advisory.freeze_requirement_sets(connection)
-            instance = connection.execute(INTERN_INSTANCE, {"name": request.instance}).scalar_one()
-        return sessions.open_session(
-            connection,
-            request.bot,
-            session=digest(secret),
-            capacity=request.capacity,
-            priority=request.priority,
-            properties=properties,
-            exclusive=sorted(set(request.exclusive)),
-            instance=instance,
-            pool=request.pool,
-            labels=sorted(set(request.labels)),
-            ttl=timing.ttl,
-            supply=request.resources,
-            dead=None if request.dead_session is None else bytes.fromhex(request.dead_session),
-            cut_off=request.cut_off,
-        )
-
-    opened = database.run(work, urgent=True)
-    return Session(bot=request.bot, epoch=opened.epoch, secret=secret, expires_in=timing.ttl, sync_in=timing.sync)
+    return SessionOpening(
+        request.bot,
+        session=digest(secret),
+        capacity=request.capacity,
+        priority=request.priority,
+        properties=properties,
+        exclusive=sorted(set(request.exclusive)),
+        instance=request.instance,
+        pool=request.pool,
+        labels=sorted(set(request.labels)),
+        supply=request.resources,
+        dead=None if request.dead_session is None else bytes.fromhex(request.dead_session),
+        cut_off=request.cut_off,
+    )

@@ -127,18 +127,24 @@ def gpu_counter(bot_id: int, number: int) -> str:
 OF_BOTS = (*RESOURCE_KINDS, *(f"gpu:{number}" for number in range(MAX_GPUS)))
 
 
-def declare_resources(connection: Connection, bot_id: int, supply: Mapping[ResourceKind, int]) -> None:
-    """The bot has so much, and any amount of what it does not name. The caller has ended its leases.
+def declare_resources(connection: Connection, supplies: Mapping[int, Mapping[ResourceKind, int]]) -> None:
+    """These bots, given by id, have so much, and any amount of what is not named. The caller has ended their leases.
 
     A bot with `gpus` has that many GPUs, each with a counter of its own. Of all of them together its jobs share as many
     thousandths as they have.
     """
-    connection.execute(_FORGET_RESOURCES, {"names": [f"bot:{bot_id}:{each}" for each in OF_BOTS]})
-    if supply:
-        most = {resource_counter(bot_id, kind): amount for kind, amount in supply.items()}
+    if not supplies:
+        return
+    connection.execute(
+        _FORGET_RESOURCES, {"names": [f"bot:{bot_id}:{each}" for bot_id in supplies for each in OF_BOTS]}
+    )
+    most: dict[str, int] = {}
+    for bot_id, supply in supplies.items():
+        most |= {resource_counter(bot_id, kind): amount for kind, amount in supply.items()}
         if (gpus := supply.get("gpus")) is not None:
             most[resource_counter(bot_id, "gpu_milli")] = gpus * WHOLE_GPU
             most |= {gpu_counter(bot_id, number): WHOLE_GPU for number in range(gpus)}
+    if most:
         connection.execute(_DECLARE_RESOURCES, {"names": list(most), "amounts": list(most.values())})
 
 

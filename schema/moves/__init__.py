@@ -10,7 +10,7 @@ locked rows.
     leased -> running: acknowledge.acknowledge
     leased, running, cancelling -> succeeded, failed, cancelled, dead, queued: end.end
     leased, running -> queued: preempt.preempt (through end), sessions.expire, sessions.close
-    an attempt that was charged to its job is not counted: sessions.open_session
+    an attempt that was charged to its job is not counted: sessions.open_sessions
     leased, running -> cancelling: cancel.cancel        queued, parked, deferred, blocked -> cancelled: cancel.cancel
     queued -> deferred: hold.defer                      deferred -> queued: hold.return_deferred
     queued -> parked: hold.park, hold.skip              parked -> queued: hold.unpark, hold.requeue

@@ -256,7 +256,10 @@ WITH told AS MATERIALIZED (
             WHEN d.to_state <> 'queued' THEN j.started_at END,
         schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
             THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
-            WHEN d.to_state = 'queued' AND d.killed AND CAST(:hold_until AS timestamptz) > now() THEN :hold_until END,
+            WHEN d.to_state = 'queued' AND d.killed THEN (
+                SELECT h.until FROM unnest(CAST(:held_bots AS bigint[]), CAST(:held_until AS timestamptz[]))
+                    AS h (bot_id, until)
+                WHERE h.bot_id = d.bot_id AND h.until > now()) END,
         queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
         reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
             WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
@@ -325,7 +328,7 @@ def end(
     *,
     actor: str | Sequence[str],
     pace: RetryPace | None = None,
-    hold_until: datetime | None = None,
+    hold_until: Mapping[int, datetime] | None = None,
     capacities: Mapping[int, BotCapacity] | None = None,
 ) -> list[EndedAttempt]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
@@ -336,8 +339,8 @@ def end(
 
     actor: the name of who ends the attempts, one for all or one for each.
     pace: the backoff of retries.
-    hold_until: the time (of the database) until which a lost bot may still run its jobs. Jobs that it had been told of
-        are not granted again before that time.
+    hold_until: the times (of the database) until which lost bots may still run their jobs, by bot id. Jobs that such a
+        bot had been told of are not granted again before its time.
     capacities: the units of bots whose rows the caller writes later; they are brought up to date.
     """
     if not endings:
@@ -355,7 +358,8 @@ def end(
             "actors": [actor] * len(endings) if isinstance(actor, str) else list(actor),
             "retry_base": pace.base,
             "retry_cap": pace.cap,
-            "hold_until": hold_until,
+            "held_bots": list(hold_until or ()),
+            "held_until": list((hold_until or {}).values()),
             "written": capacities is None,
         },
     ).all()

@@ -3,7 +3,7 @@ transaction."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,31 +15,53 @@ from schema.errors import NotFound
 from schema.moves.backoff import wake_queues_for_bots
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
 from schema.postgres import advisory
-from schema.postgres.fragments import newest_leases, newest_version
+from schema.postgres.fragments import json_array, json_documents, newest_leases, newest_version
 from schema.postgres.notify import wake
 from schema.states import JobState
 from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties, escaped
 
-LOCK_OR_INSERT_BOT = text("INSERT INTO bots (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
+# In the order of names, so that no two transactions wait for each other's new rows.
+INSERT_BOTS = text("""
+INSERT INTO bots (name)
+SELECT n.name FROM unnest(CAST(:names AS text[])) AS n (name) WHERE NOT EXISTS (SELECT FROM bots WHERE name = n.name)
+ORDER BY n.name ON CONFLICT (name) DO NOTHING
+""")
 LOCK = text("""
-SELECT id, epoch, session, expires_at, held, EXISTS (
+SELECT id, name, epoch, session, expires_at, held, EXISTS (
     SELECT FROM counters WHERE name = ANY (ARRAY(
         SELECT 'bot:' || b.id || ':' || kind FROM unnest(CAST(:kinds AS text[])) AS k (kind)))) AS limited
-FROM bots b WHERE name = :name FOR NO KEY UPDATE
+FROM bots b WHERE name = ANY (CAST(:names AS text[])) ORDER BY id FOR NO KEY UPDATE
 """)
-RENEW = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = :id AND NOT closing")
+RENEW = text("""
+UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = ANY (CAST(:ids AS bigint[])) AND NOT closing
+""")
 HELD_BY = text(f"""
 SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM bots b
 CROSS JOIN LATERAL {newest_leases("b.id", "b.held", columns="job_id, fence, bot_id, bot_epoch")} l
 WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
 """)
-OPEN = text("""
-UPDATE bots SET epoch = epoch + 1, session = :session, sync_seq = 0, status = 'ok', closing = false,
-    kept_units = 0, instance = :instance, pool = :pool, labels = CAST(:labels AS text[]),
-    cohort = cohort_of(CAST(:labels AS text[])), priority = :priority, capacity = :capacity,
-    kind = intern_kind(CAST(:properties AS jsonb), CAST(:exclusive AS text[])), opened_at = now(),
+# In the order of names and of properties, as those of INSERT_BOTS.
+INTERN_INSTANCES = text("""
+SELECT name, intern_instance(name) AS id FROM unnest(CAST(:names AS text[])) AS n (name)
+""")
+INTERN_KINDS = text(f"""
+SELECT nth, intern_kind(properties, ARRAY(SELECT jsonb_array_elements_text(exclusive))) AS id
+FROM unnest({json_array("properties")}, {json_array("exclusive")}) WITH ORDINALITY AS k (properties, exclusive, nth)
+""")
+OPEN = text(f"""
+UPDATE bots b SET epoch = b.epoch + 1, session = o.session, sync_seq = 0, status = 'ok', closing = false,
+    kept_units = 0, instance = o.instance, pool = o.pool, labels = o.labels, cohort = cohort_of(o.labels),
+    priority = o.priority, capacity = o.capacity, kind = o.kind, opened_at = now(),
     expires_at = now() + make_interval(secs => :ttl)
-WHERE id = :id RETURNING epoch
+FROM (
+    SELECT id, session, instance, pool, ARRAY(SELECT jsonb_array_elements_text(labels)) AS labels, priority, capacity,
+        kind
+    FROM unnest(
+        CAST(:ids AS bigint[]), CAST(:sessions AS bytea[]), CAST(:instances AS integer[]), CAST(:pools AS text[]),
+        {json_array("labels")}, CAST(:priorities AS integer[]), CAST(:capacities AS integer[]),
+        CAST(:bot_kinds AS integer[])) AS o (id, session, instance, pool, labels, priority, capacity, kind)
+) o
+WHERE b.id = o.id RETURNING b.name, b.id, b.epoch
 """)
 EXPIRED = text("""
 SELECT id, session FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
@@ -63,22 +85,32 @@ WHERE coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL
 # A failure that was counted against the bot is taken back by upkeep.
 FORGIVE = text(f"""
 WITH told AS MATERIALIZED (
-    DELETE FROM lost_attempts WHERE bot_id = :bot_id AND session = :session RETURNING job_id, fence
+    DELETE FROM lost_attempts l
+    USING unnest(CAST(:bot_ids AS bigint[]), CAST(:sessions AS bytea[]), CAST(:actors AS text[]))
+        AS t (bot_id, session, actor)
+    WHERE l.bot_id = t.bot_id AND l.session = t.session RETURNING l.job_id, l.fence, l.bot_id, t.actor
 ), held AS MATERIALIZED (
-    SELECT j.id, t.fence AS lost FROM jobs j JOIN told t ON t.job_id = j.id
+    SELECT j.id, t.lost, t.actors FROM jobs j
+    JOIN (SELECT job_id, array_agg(fence ORDER BY fence) AS lost, array_agg(actor ORDER BY fence) AS actors
+          FROM told GROUP BY job_id) t ON t.job_id = j.id
     WHERE j.finished_at IS NULL
-        AND ({SPARED.format(job="j.id")}) < {MAX_FORGIVEN}
     ORDER BY j.id FOR NO KEY UPDATE OF j
+), spared AS MATERIALIZED (
+    SELECT h.id, h.lost[1 : n.left_over] AS lost, h.actors[1 : n.left_over] AS actors FROM held h
+    CROSS JOIN LATERAL (SELECT {MAX_FORGIVEN} - ({SPARED.format(job="h.id")}) AS left_over) n
+    WHERE n.left_over > 0
 ), moved AS (
-    UPDATE jobs j SET kills = greatest(j.kills - 1, 0), attempts = greatest(j.attempts - 1, 0) FROM held h
-    WHERE j.id = h.id RETURNING j.id, j.state, j.fence, h.lost
+    UPDATE jobs j SET kills = greatest(j.kills - cardinality(s.lost), 0),
+        attempts = greatest(j.attempts - cardinality(s.lost), 0)
+    FROM spared s WHERE j.id = s.id RETURNING j.id, j.state, j.fence, s.lost, s.actors
 ), returned AS (
-    UPDATE blames SET returned_at = clock_timestamp(), upheld_at = NULL
-    WHERE bot_id = :bot_id AND job_id = ANY (ARRAY(SELECT job_id FROM told))
+    UPDATE blames b SET returned_at = clock_timestamp(), upheld_at = NULL
+    FROM told t WHERE b.bot_id = t.bot_id AND b.job_id = t.job_id
 )
 INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-SELECT id, 'forgive', state, state, fence, CAST(:actor AS text),
-    jsonb_build_object('reason', 'its bot was only cut off', 'lost_fence', lost) FROM moved
+SELECT m.id, 'forgive', m.state, m.state, m.fence, e.actor,
+    jsonb_build_object('reason', 'its bot was only cut off', 'lost_fence', e.lost)
+FROM moved m CROSS JOIN unnest(m.lost, m.actors) AS e (lost, actor)
 """)
 CLOSE = text("""
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
@@ -140,6 +172,34 @@ class SyncUpdate:
 
 
 @dataclass(frozen=True)
+class SessionOpening:
+    """A session that a bot wants to begin.
+
+    session: the digest of its secret.
+    exclusive: names of the properties that the bot offers only to jobs that ask for them, sorted.
+    instance: the only one whose jobs it runs, None = all. pool, labels: what it belongs to; labels are sorted.
+    supply: the resources that the bot declares; of other resources it has any amount.
+    dead: the digest of a session of which the bot knows that nothing runs any more. Jobs of any other older session are
+        not granted again before that session would have expired, because its agent may still run them.
+    cut_off: the bot went on all the time and lost that session because no gateway answered it. Its jobs are not charged
+        with a lost bot; what its expiry has charged already is taken back. Each job is spared ten times.
+    """
+
+    name: str
+    session: bytes
+    capacity: int
+    priority: int = 0
+    properties: Properties = field(default_factory=dict)
+    exclusive: Sequence[str] = ()
+    instance: str | None = None
+    pool: str | None = None
+    labels: Sequence[str] = ()
+    supply: Mapping[Kind, int] | None = None
+    dead: bytes | None = None
+    cut_off: bool = False
+
+
+@dataclass(frozen=True)
 class OpenedSession:
     """A session that has begun. `ended`: the ended attempts of the session before it."""
 
@@ -148,74 +208,116 @@ class OpenedSession:
     ended: list[EndedAttempt]
 
 
-def open_session(
-    connection: Connection,
-    name: str,
-    *,
-    session: bytes,
-    capacity: int,
-    priority: int,
-    properties: Properties,
-    exclusive: Sequence[str] = (),
-    instance: int | None,
-    pool: str | None,
-    labels: Sequence[str],
-    ttl: float,
-    supply: Mapping[Kind, int] | None = None,
-    dead: bytes | None = None,
-    cut_off: bool = False,
-) -> OpenedSession:
-    """Begin a session of `ttl` seconds under a new epoch; `session` is the digest of its secret.
+@dataclass(frozen=True)
+class _SessionEnd:
+    """The end of a session, for all leases of the bot. hold_until: as of `end`."""
 
-    A repeated opening, with the secret of the open session, changes only its expiry. Otherwise every lease of the older
-    session ends as lost, and the bot's kind and its resources are recorded. The bot is given no job before its first
-    sync, which also wakes the queues that it could serve.
+    verdict: Verdict
+    actor: str
+    reason: str
+    hold_until: datetime | None = None
 
-    exclusive: names of the properties that the bot offers only to jobs that ask for them, sorted.
-    supply: the resources that the bot declares; of other resources it has any amount.
-    dead: the digest of a session of which the bot knows that nothing runs any more. Jobs of any other older session are
-        not granted again before that session would have expired, because its agent may still run them.
-    cut_off: the bot went on all the time and lost that session because no gateway answered it. Its jobs are not charged
-        with a lost bot; what its expiry has charged already is taken back. Each job is spared ten times.
+
+def open_sessions(connection: Connection, openings: Sequence[SessionOpening], *, ttl: float) -> list[OpenedSession]:
+    """Begin sessions of `ttl` seconds, each under a new epoch of its bot. The names of the bots are distinct.
+
+    The number of statements does not grow with the number of sessions. A repeated opening, with the secret of the open
+    session, changes only its expiry. Otherwise every lease of the older session ends as lost, and the bot's kind and
+    its resources are recorded. A bot is given no job before its first sync, which also wakes the queues that it could
+    serve. Returns the sessions in the order of the openings.
     """
     advisory.freeze_requirement_sets(connection)
-    bot = _locked_bot(connection, name)
-    if bot.session == session:
-        connection.execute(RENEW, {"id": bot.id, "ttl": ttl})
-        return OpenedSession(bot.id, int(bot.epoch), [])
-    known = dead is not None and dead == bot.session
-    if dead is not None and cut_off:
-        connection.execute(FORGIVE, {"bot_id": bot.id, "session": dead, "actor": f"bot:{name}"})
-    ended = _end_all(
-        connection,
-        [bot.id] if bot.held else [],
-        verdict=Verdict.RELEASED if known and cut_off else Verdict.LOST,
-        actor=f"bot:{name}",
-        reason="its bot was cut off" if known and cut_off else "its bot started anew",
-        hold_until=None if known else bot.expires_at,
-    )
-    epoch = connection.execute(
+    instances = _interned_instances(connection, openings)
+    kinds = _interned_kinds(connection, openings)
+    bots = _locked_bots(connection, [each.name for each in openings])
+    found = {
+        bot.name: OpenedSession(bot.id, int(bot.epoch), [])
+        for bot, opening in ((bots[each.name], each) for each in openings)
+        if bot.session == opening.session
+    }
+    if found:
+        connection.execute(RENEW, {"ids": [each.bot_id for each in found.values()], "ttl": ttl})
+    new = [each for each in openings if each.name not in found]
+    if not new:
+        return [found[each.name] for each in openings]
+    _forgive(connection, [(bots[each.name].id, each) for each in new])
+    ended: dict[int, list[EndedAttempt]] = {}
+    for attempt in _end_all(
+        connection, {bots[each.name].id: _superseded(bots[each.name], each) for each in new if bots[each.name].held}
+    ):
+        ended.setdefault(attempt.bot_id, []).append(attempt)
+    rows = connection.execute(
         OPEN,
         {
-            "id": bot.id,
-            "session": session,
-            "instance": instance,
-            "pool": pool,
-            "labels": list(labels),
-            "priority": priority,
-            "capacity": capacity,
-            "properties": json.dumps(properties),
-            "exclusive": list(exclusive),
+            "ids": [bots[each.name].id for each in new],
+            "sessions": [each.session for each in new],
+            "instances": [None if each.instance is None else instances[each.instance] for each in new],
+            "pools": [each.pool for each in new],
+            "labels": json_documents(list(each.labels) for each in new),
+            "priorities": [each.priority for each in new],
+            "capacities": [each.capacity for each in new],
+            "bot_kinds": [kinds[_kind_key(each)] for each in new],
             "ttl": ttl,
         },
-    ).scalar_one()
-    if supply or bot.limited:
-        declare_resources(connection, bot.id, supply or {})
+    )
+    found |= {row.name: OpenedSession(row.id, int(row.epoch), ended.get(row.id, [])) for row in rows}
+    declare_resources(
+        connection, {bots[each.name].id: each.supply or {} for each in new if each.supply or bots[each.name].limited}
+    )
     if ended:
         wake(connection, "jobs")
-    if bot.session is not None:
-        wake(connection, "bots", [str(bot.id)])
-    return OpenedSession(bot.id, int(epoch), ended)
+    superseded = [str(bots[each.name].id) for each in new if bots[each.name].session is not None]
+    if superseded:
+        wake(connection, "bots", superseded)
+    return [found[each.name] for each in openings]
+
+
+def _superseded(bot: Row[Any], opening: SessionOpening) -> _SessionEnd:
+    """Return how the older session of the bot ends."""
+    actor = f"bot:{opening.name}"
+    if opening.dead is None or opening.dead != bot.session:
+        return _SessionEnd(Verdict.LOST, actor, "its bot started anew", bot.expires_at)
+    if opening.cut_off:
+        return _SessionEnd(Verdict.RELEASED, actor, "its bot was cut off")
+    return _SessionEnd(Verdict.LOST, actor, "its bot started anew")
+
+
+def _forgive(connection: Connection, openings: Sequence[tuple[int, SessionOpening]]) -> None:
+    """Take back what the expiry of sessions has charged, of bots that were only cut off."""
+    cut_off = [(bot_id, each) for bot_id, each in openings if each.dead is not None and each.cut_off]
+    if cut_off:
+        connection.execute(
+            FORGIVE,
+            {
+                "bot_ids": [bot_id for bot_id, _ in cut_off],
+                "sessions": [each.dead for _, each in cut_off],
+                "actors": [f"bot:{each.name}" for _, each in cut_off],
+            },
+        )
+
+
+def _kind_key(opening: SessionOpening) -> tuple[str, str]:
+    return json_documents([opening.properties]), json_documents([list(opening.exclusive)])
+
+
+def _interned_kinds(connection: Connection, openings: Sequence[SessionOpening]) -> dict[tuple[str, str], int]:
+    """Return the ids of the kinds of bots, by their properties and the exclusive ones among them."""
+    keys = sorted({_kind_key(each) for each in openings})
+    rows = connection.execute(
+        INTERN_KINDS,
+        {
+            "properties": json_documents(json.loads(each) for each, _ in keys),
+            "exclusive": json_documents(json.loads(each) for _, each in keys),
+        },
+    )
+    return {keys[row.nth - 1]: row.id for row in rows}
+
+
+def _interned_instances(connection: Connection, openings: Sequence[SessionOpening]) -> dict[str, int]:
+    names = sorted({each.instance for each in openings if each.instance is not None})
+    if not names:
+        return {}
+    return {row.name: row.id for row in connection.execute(INTERN_INSTANCES, {"names": names})}
 
 
 def record_syncs(connection: Connection, words: Sequence[SyncUpdate], *, ttl: float) -> dict[int, float]:
@@ -302,38 +404,48 @@ def drain(
     wake(connection, "jobs")
 
 
-def _locked_bot(connection: Connection, name: str) -> Row[Any]:
-    """Lock the bot's row and return it. A row that retention deletes meanwhile is inserted again."""
-    while (bot := connection.execute(LOCK, {"name": name, "kinds": list(KINDS)}).one_or_none()) is None:
-        connection.execute(LOCK_OR_INSERT_BOT, {"name": name})
-    return bot
+def _locked_bots(connection: Connection, names: Sequence[str]) -> dict[str, Row[Any]]:
+    """Lock the rows of the bots in the order of their ids, and return them by name.
+
+    A row that retention deletes meanwhile is inserted again. If that comes to a deadlock, `Database.run` repeats the
+    transaction.
+    """
+    found: dict[str, Row[Any]] = {}
+    while missing := sorted(set(names) - found.keys()):
+        connection.execute(INSERT_BOTS, {"names": missing})
+        found |= {row.name: row for row in connection.execute(LOCK, {"names": missing, "kinds": list(KINDS)})}
+    return found
 
 
 def _end_sessions(
     connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
 ) -> list[EndedAttempt]:
-    ended = _end_all(connection, bot_ids, verdict=verdict, actor=actor, reason=reason)
+    ended = _end_all(connection, dict.fromkeys(bot_ids, _SessionEnd(verdict, actor, reason)))
     connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
     wake(connection, "jobs")
     return ended
 
 
-def _end_all(
-    connection: Connection,
-    bot_ids: Sequence[int],
-    *,
-    verdict: Verdict,
-    actor: str,
-    reason: str,
-    hold_until: datetime | None = None,
-) -> list[EndedAttempt]:
-    if not bot_ids:
+def _end_all(connection: Connection, ends: Mapping[int, _SessionEnd]) -> list[EndedAttempt]:
+    """End the leases of bots, given by bot id."""
+    if not ends:
         return []
-    held = connection.execute(HELD_BY, {"bot_ids": list(bot_ids)})
-    details = {"reason": reason} | ({"spared": True} if verdict is Verdict.RELEASED else {})
-    endings = [AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, verdict, details) for row in held]
+    held = connection.execute(HELD_BY, {"bot_ids": list(ends)})
+    endings = [
+        AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, each.verdict, _told(each))
+        for row, each in ((row, ends[row.bot_id]) for row in held)
+    ]
     endings = limit_spared(connection, endings)
-    return end(connection, endings, actor=actor, hold_until=hold_until)
+    return end(
+        connection,
+        endings,
+        actor=[ends[ending.bot_id].actor for ending in endings],
+        hold_until={bot_id: each.hold_until for bot_id, each in ends.items() if each.hold_until is not None},
+    )
+
+
+def _told(session_end: _SessionEnd) -> dict[str, Any]:
+    return {"reason": session_end.reason} | ({"spared": True} if session_end.verdict is Verdict.RELEASED else {})
 
 
 def limit_spared(connection: Connection, endings: Sequence[AttemptEnd]) -> list[AttemptEnd]:

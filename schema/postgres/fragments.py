@@ -12,7 +12,7 @@ others.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from schema.tables.fleet import NOT_OVER
@@ -57,7 +57,7 @@ def newest_leases(bot: str, held: str, *, columns: str, but: str = "") -> str:
 SEPARATOR = "\x1e"
 
 
-def json_documents(documents: Iterable[Mapping[str, Any]]) -> str:
+def json_documents(documents: Iterable[Mapping[str, Any] | Sequence[Any]]) -> str:
     """The value of the parameter that `json_array` reads; there must be at least one document."""
     return SEPARATOR.join(map(json.dumps, documents))
 

@@ -121,7 +121,7 @@ def test_bodies_wait_for_a_reader_even_when_no_connection_is_free(database: Data
             with pytest.raises(Busy):
                 await crew.read(threading.current_thread)
             release.set()
-        assert crew.busy == 0
+        assert crew.slots.taken == 0
 
     anyio.run(crowd)
 

@@ -109,6 +109,6 @@ def test_work_beyond_the_queue_is_refused_before_the_pool(database: Database) ->
             with pytest.raises(Busy):
                 await crew.call(release.wait)
             release.set()
-        assert crew.busy == 0
+        assert crew.slots.taken == 0
 
     anyio.run(scenario)

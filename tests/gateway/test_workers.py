@@ -8,12 +8,12 @@ from typing import Any
 import anyio
 import pytest
 
-from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.workers import Busy, SyncBatcher, WorkerPool
-from bots.protocol import Sync
-from bots.sync.call import Call, NewCall
+from bots.gateway.workers import BATCH, Batcher, Busy, SessionOpener, WorkerPool
+from bots.protocol import OpenSession, Session
+from bots.sync import sessions
 from schema.errors import Conflict, NotReady
 from schema.postgres.engine import Database
+from schema.timing import Timing
 from tests.support.patience import MINUTE
 
 
@@ -26,15 +26,14 @@ class Desk:
     batches: list[list[str]] = field(default_factory=list)
     under_way: set[str] = field(default_factory=set)
 
-    def answer(self, calls: Sequence[Call]) -> list[Any]:
-        bots = [call.sync.bot for call in calls if isinstance(call, NewCall)]
+    def answer(self, bots: Sequence[str]) -> list[Any]:
         assert len(set(bots)) == len(bots)
         assert not self.under_way & set(bots), "two calls of one bot at the same time"
         self.under_way |= set(bots)
-        self.batches.append(bots)
+        self.batches.append(list(bots))
         try:
             assert self.open.wait(MINUTE)
-            if error := self.trouble(bots):
+            if error := self.trouble(list(bots)):
                 raise error
             return [Conflict("stale_seq", "late") if bot == "late" else bot.encode() for bot in bots]
         finally:
@@ -45,14 +44,13 @@ class Desk:
 class Counter:
     """Where the test hands its calls in, and what they came to."""
 
-    batches: SyncBatcher
+    batches: Batcher[str, bytes]
     sync_service: Desk
     answers: list[tuple[str, Any]] = field(default_factory=list)
 
     async def call(self, bot: str) -> None:
-        sync = Sync(bot=bot, epoch=1, secret="s", seq=1)
         try:
-            answer: Any = await self.batches.answer(NewCall(sync, 0.0))
+            answer: Any = await self.batches.answer(bot, bot=bot)
         except Exception as error:
             answer = error
         self.answers.append((bot, answer))
@@ -75,7 +73,7 @@ def make(database: Database) -> Callable[..., Counter]:
     def counter(sync_service: Desk | None = None, *, threads: int = 1, queue: int = 100, most: int = 3) -> Counter:
         sync_service = sync_service or Desk()
         crew = WorkerPool(database, threads=threads, queue=queue)
-        return Counter(SyncBatcher(sync_service, crew, metrics=GatewayMetrics(), most=most), sync_service)  # type: ignore[arg-type]
+        return Counter(Batcher[str, bytes](sync_service.answer, crew, most=most), sync_service)
 
     return counter
 
@@ -152,68 +150,84 @@ def test_calls_beyond_the_queue_are_refused_at_once(make: Callable[..., Counter]
     assert len(counter.answers) == 4
 
 
-def test_sessions_that_open_leave_a_thread_to_syncs(database: Database) -> None:
-    crew, opening, done = WorkerPool(database, threads=2, queue=100), threading.Event(), list[str]()
+# Sessions
 
-    async def open_session() -> None:
-        await crew.call_in_turn(lambda: opening.wait(MINUTE))
-        done.append("opened")
+
+@pytest.fixture
+def openings(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """Takes the place of the openings in the database."""
+    desk = Desk()
+
+    def open_sessions(_: Database, requests: Sequence[OpenSession], *, timing: Timing) -> list[Session]:
+        desk.answer([request.bot for request in requests])
+        return [
+            Session(bot=request.bot, epoch=1, secret="s", expires_in=timing.ttl, sync_in=1.0) for request in requests
+        ]
+
+    monkeypatch.setattr(sessions, "open_sessions", open_sessions)
+    return desk
+
+
+def test_sessions_that_wait_open_together_and_leave_a_thread_to_syncs(database: Database, openings: Desk) -> None:
+    crew = WorkerPool(database, threads=2, queue=100)
+    opener, done = SessionOpener(database, crew, queue=100, timing=Timing()), list[str]()
+
+    async def open_session(bot: str) -> None:
+        done.append((await opener.open(OpenSession(bot=bot))).bot)
 
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(open_session)
-            await anyio.wait_all_tasks_blocked()
+            for bot in ("first", "a", "b", "c"):
+                tasks.start_soon(open_session, bot)
+                await anyio.wait_all_tasks_blocked()
             try:
                 with anyio.fail_after(MINUTE / 2):
                     done.append(await crew.run_unbounded(lambda: "synced"))
             finally:
-                opening.set()
+                openings.open.set()
 
     anyio.run(scenario)
-    assert done == ["synced", *["opened"] * 5]
+    assert done == ["synced", "first", "a", "b", "c"]
+    assert openings.batches == [["first"], ["a", "b", "c"]]
 
 
-def test_sessions_that_wait_for_their_turn_are_refused_beyond_a_queue_of_their_own(database: Database) -> None:
-    crew, opening = WorkerPool(database, threads=2, queue=1), threading.Event()
+def test_sessions_that_wait_are_refused_beyond_a_queue_of_their_own(database: Database, openings: Desk) -> None:
+    crew = WorkerPool(database, threads=2, queue=1)
+    opener = SessionOpener(database, crew, queue=1, timing=Timing())
 
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(crew.call_in_turn, lambda: opening.wait(MINUTE))
+            for number in range(BATCH + 1):
+                tasks.start_soon(opener.open, OpenSession(bot=f"bot-{number}"))
             await anyio.wait_all_tasks_blocked()
             try:
                 with pytest.raises(Busy):
-                    await crew.call_in_turn(lambda: None)
+                    await opener.open(OpenSession(bot="late"))
                 assert await crew.call(lambda: "synced") == "synced"
-                assert (crew.in_turn, crew.busy) == (2, 0)
             finally:
-                opening.set()
+                openings.open.set()
 
     anyio.run(scenario)
+    assert (opener.slots.taken, crew.slots.taken) == (0, 0)
 
 
-def test_a_repeated_open_waits_with_the_one_before_it_until_that_has_its_turn(database: Database) -> None:
-    crew, opening, done = WorkerPool(database, threads=2, queue=100), threading.Event(), list[int]()
-    calls = iter(range(10))
+def test_a_repeated_opening_waits_with_the_one_before_it(database: Database, openings: Desk) -> None:
+    crew = WorkerPool(database, threads=2, queue=100)
+    opener, done = SessionOpener(database, crew, queue=100, timing=Timing()), list[str]()
 
-    def work() -> int:
-        number = next(calls)
-        assert opening.wait(MINUTE)
-        return number
-
-    async def open_session(repeats: str) -> None:
-        done.append(await crew.call_in_turn(work, repeats=repeats))
+    async def open_session(bot: str, secret: str) -> None:
+        done.append((await opener.open(OpenSession(bot=bot, secret=secret * 40))).bot)
 
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(open_session, "first")
+            tasks.start_soon(open_session, "first", "s")
             await anyio.wait_all_tasks_blocked()
-            for repeats in ("second", "second", "first", "second"):
-                tasks.start_soon(open_session, repeats)
+            for bot, secret in (("second", "s"), ("second", "s"), ("first", "s"), ("second", "t")):
+                tasks.start_soon(open_session, bot, secret)
             await anyio.wait_all_tasks_blocked()
-            opening.set()
+            openings.open.set()
 
     anyio.run(scenario)
-    assert sorted(done) == [0, 1, 1, 1, 2], "one that runs already may have begun before it was asked again"
-    assert (crew.in_turn, crew.busy) == (0, 0)
+    assert sorted(done) == ["first"] * 2 + ["second"] * 3
+    assert openings.batches == [["first"], ["second"], ["second"]], "another secret is another session"
+    assert (opener.slots.taken, crew.slots.taken) == (0, 0)

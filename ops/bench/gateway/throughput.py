@@ -42,7 +42,7 @@ from schema import clock
 from schema.accounting import quotas
 from schema.errors import LeaseholdError
 from schema.moves import submit as submit_moves
-from schema.moves.sessions import open_session
+from schema.moves.sessions import SessionOpening, open_sessions
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.tenancy import tokens
@@ -110,27 +110,19 @@ def running_pool(
 
 def sessions(database: Database, bots: int, capacity: int) -> list[Session]:
     """Open sessions for `bots` bots that last as long as the benchmark."""
+    offered = {key: list(values) for key, values in properties(0).items()}
     found = []
-
-    def work(connection: Any, first: int) -> None:
-        for number in range(first, min(first + TOGETHER, bots)):
-            name, secret = f"bot-{number}", f"{number:040}"
-            epoch = open_session(
-                connection,
-                name,
-                session=digest(secret),
-                capacity=capacity,
-                priority=0,
-                properties={key: tuple(values) for key, values in properties(0).items()},
-                instance=None,
-                pool=None,
-                labels=[],
-                ttl=3600.0,
-            ).epoch
-            found.append(Session(bot=name, epoch=epoch, secret=secret, expires_in=3600.0, sync_in=5.0))
-
     for first in range(0, bots, TOGETHER):
-        database.run(lambda connection, first=first: work(connection, first))
+        secrets = {f"bot-{number}": f"{number:040}" for number in range(first, min(first + TOGETHER, bots))}
+        openings = [
+            SessionOpening(name, session=digest(secret), capacity=capacity, properties=offered)
+            for name, secret in secrets.items()
+        ]
+        opened = database.run(lambda connection, openings=openings: open_sessions(connection, openings, ttl=3600.0))
+        found += [
+            Session(bot=name, epoch=each.epoch, secret=secret, expires_in=3600.0, sync_in=5.0)
+            for (name, secret), each in zip(secrets.items(), opened, strict=True)
+        ]
     return found
 
 

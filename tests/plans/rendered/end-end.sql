@@ -50,7 +50,10 @@ WITH told AS MATERIALIZED (
             WHEN d.to_state <> 'queued' THEN j.started_at END,
         schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
             THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
-            WHEN d.to_state = 'queued' AND d.killed AND CAST(:hold_until AS timestamptz) > now() THEN :hold_until END,
+            WHEN d.to_state = 'queued' AND d.killed THEN (
+                SELECT h.until FROM unnest(CAST(:held_bots AS bigint[]), CAST(:held_until AS timestamptz[]))
+                    AS h (bot_id, until)
+                WHERE h.bot_id = d.bot_id AND h.until > now()) END,
         queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
         reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
             WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
