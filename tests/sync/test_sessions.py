@@ -7,11 +7,14 @@ import pytest
 
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
-from schema.errors import Conflict
+from schema.errors import BadInput, Conflict
+from schema.moves import sessions as move
 from schema.moves.backoff import promote
 from schema.moves.grant import Placement, grant
+from schema.moves.sessions import SessionOpening, expire
 from tests.support.pool import Bot, Pool, active, completed
-from tests.support.race import cancel
+from tests.support.race import Race, cancel, outcome
+from tests.support.sync import statements
 from tests.support.tenancy import Tenancy, assign, contested
 
 LIVE = "SELECT FROM leases WHERE state IN ('pending', 'active', 'cancelling')"
@@ -170,3 +173,133 @@ def test_a_bot_is_told_of_a_timeout(pool: Pool) -> None:
     pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
     pool.upkeep().run_once()
     assert reported_lease(bot, work) == ("cancelling", "timeout")
+
+
+# Sessions that open together
+
+
+def together(pool: Pool, *requests: OpenSession) -> list[Session | BadInput]:
+    return sessions.open_sessions(pool.database, requests, timing=pool.timing)
+
+
+def back(bot: Bot, **fields: Any) -> OpenSession:
+    """What an agent says that comes back and knows that its last session is dead."""
+    dead = sessions.digest(bot.session.secret).hex()
+    return OpenSession.model_validate({"bot": bot.session.bot, "dead_session": dead, **fields})
+
+
+def test_sessions_open_together_in_as_many_statements_as_one(pool: Pool) -> None:
+    offers = ({"os": "linux"}, {"os": ["linux"], "gpu": "a"}, {})
+    numbers = []
+    for count in (1, 30):
+        requests = [
+            OpenSession(
+                bot=f"bot-{count}-{number}",
+                instance=f"i{number % 2}" if count == 1 or number % 5 else None,
+                properties=offers[number % 3],
+                exclusive=["os"] if number % 3 == 0 else [],
+                labels=["b", "a"][: number % 3],
+                resources={"memory_mib": number + 1},
+            )
+            for number in range(count)
+        ]
+        with statements(pool) as sent:
+            answers = together(pool, *requests)
+        numbers.append(len(sent))
+        assert [answer.bot for answer in answers if isinstance(answer, Session)] == [each.bot for each in requests]
+        for request in requests:
+            row = pool.row(
+                "SELECT labels, i.name AS instance, k.properties, k.exclusive, c.most FROM bots b"
+                " LEFT JOIN instances i ON i.id = b.instance JOIN kinds k ON k.id = b.kind"
+                " JOIN counters c ON c.name = concat_ws(chr(58), 'bot', b.id, 'memory_mib') WHERE b.name = :name",
+                name=request.bot,
+            )
+            offered = {name: [each] if isinstance(each, str) else each for name, each in request.properties.items()}
+            assert (row.labels, row.instance, row.properties, row.exclusive, row.most) == (
+                sorted(request.labels),
+                request.instance,
+                offered,
+                request.exclusive,
+                request.resources and request.resources["memory_mib"],
+            )
+    assert numbers[0] == numbers[1]
+
+
+def test_of_sessions_that_open_together_each_ends_the_older_one_of_its_own_bot(pool: Pool) -> None:
+    """One that may still run, one that is dead, one that was cut off, one that expired while it was cut off."""
+    jobs = pool.submit(4)
+    bots = [pool.bot(f"bot-{number}") for number in range(4)]
+    pool.assigner().run_once()
+    works = {bot.session.bot: bot.take() for bot in bots}
+    assert [len(each) for each in works.values()] == [1] * 4
+    pool.change("UPDATE bots SET expires_at = expires_at + make_interval(secs => id)")
+    until = pool.row("SELECT expires_at FROM bots WHERE name = 'bot-0'").expires_at
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s' WHERE name = 'bot-3'")
+    pool.database.run(lambda connection: expire(connection, after=0, limit=500, actor="reaper"))
+
+    together(
+        pool,
+        OpenSession(bot="bot-0"),
+        back(bots[1]),
+        back(bots[2], cut_off=True),
+        back(bots[3], cut_off=True),
+        OpenSession(bot="new"),
+    )
+
+    rows = [pool.job(works[bot.session.bot][0]["job"]) for bot in bots]
+    assert sorted(row.public_id for row in rows) == sorted(jobs)
+    assert [(row.state, row.kills, row.attempts) for row in rows] == [
+        ("queued", 1, 1),
+        ("queued", 1, 1),
+        ("queued", 0, 0),
+        ("queued", 0, 0),
+    ]
+    assert [row.schedule_after for row in rows] == [until, None, None, None]
+    last = [
+        pool.rows("SELECT actor FROM job_events WHERE job_id = :id ORDER BY id DESC LIMIT 1", id=row.id) for row in rows
+    ]
+    assert [event.actor for (event,) in last] == [f"bot:bot-{number}" for number in range(4)]
+
+
+def test_a_job_that_two_bots_lost_is_forgiven_both_when_they_come_back_together(pool: Pool) -> None:
+    (job,) = pool.submit()
+    bots = []
+    for name in ("bot-1", "bot-2"):
+        bots.append(pool.bot(name))
+        assert len(pool.given(bots[-1])) == 1
+        pool.change("UPDATE bots SET expires_at = now() - interval '1 s' WHERE name = :name", name=name)
+        pool.database.run(lambda connection: expire(connection, after=0, limit=500, actor="reaper"))
+    assert (pool.job(job).kills, pool.job(job).attempts) == (2, 2)
+    together(pool, *(back(bot, cut_off=True) for bot in bots))
+    assert (pool.job(job).kills, pool.job(job).attempts) == (0, 0)
+    told = "SELECT actor, details->>'lost_fence' AS fence FROM job_events WHERE move = 'forgive' ORDER BY id"
+    assert [(row.actor, row.fence) for row in pool.rows(told)] == [("bot:bot-1", "1"), ("bot:bot-2", "3")]
+
+
+def test_one_request_that_is_refused_refuses_no_other(pool: Pool) -> None:
+    first, bad, last = together(
+        pool, OpenSession(bot="bot-1"), OpenSession(bot="bad", exclusive=["gpu"]), OpenSession(bot="bot-2")
+    )
+    assert isinstance(bad, BadInput)
+    assert [each.bot for each in (first, last) if isinstance(each, Session)] == ["bot-1", "bot-2"]
+    assert [row.name for row in pool.rows("SELECT name FROM bots ORDER BY id")] == ["bot-1", "bot-2"]
+
+
+def test_sessions_that_open_twice_at_the_same_moment_in_another_order_wait_once(pool: Pool, race: Race) -> None:
+    pool.bot("old-2")
+    pool.bot("old-1")
+    names = ["new-2", "old-1", "new-1", "old-2"]
+    with race.first() as ahead:
+        openings = [
+            SessionOpening(name, session=sessions.digest(name), capacity=1, properties={"os": [name]}, instance=name)
+            for name in names
+        ]
+        move.open_sessions(ahead.connection, openings, ttl=60.0)
+        requests = [
+            OpenSession(bot=name, properties={"os": name}, instance=name, secret=name * 10) for name in reversed(names)
+        ]
+        late = race.second(lambda: together(pool, *requests), behind=ahead)
+        ahead.commit()
+        assert [each.bot for each in outcome(late) if isinstance(each, Session)] == names[::-1]
+    assert race.errors == []
+    assert [row.epoch for row in pool.rows("SELECT epoch FROM bots ORDER BY name")] == [2, 2, 3, 3]
