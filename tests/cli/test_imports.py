@@ -47,6 +47,12 @@ def answers(asked: ReceivedRequest) -> Answer:
             return Answer({"jobs": [{"id": JOB_COMMANDING, "created": True}]})
         case "/cancel":
             return Answer({"jobs": [{"id": JOB_COMMANDING, "state": "cancelled", "changed": True}], "next": None})
+        case "/wait":
+            return Answer({"jobs": [{"id": JOB_COMMANDING, "state": "succeeded"}]})
+        case output if output.endswith("/output"):
+            return Answer({"start": 0, "data": "", "next": 0, "state": "succeeded", "attempt": 1, "final": True})
+        case "/v1/bots":
+            return Answer({"bots": []})
         case _:
             return Answer({"id": JOB_COMMANDING, "state": "succeeded"})
 
@@ -54,17 +60,36 @@ def answers(asked: ReceivedRequest) -> Answer:
 def test_commands_that_call_a_gateway_import_nothing_of_the_servers_side() -> None:
     with gateway(answers) as stands:
         where = ["--url", stands.url, "--json"]
-        (submitted, *others) = imported(
-            ["submit", *where, "true"],
-            ["cancel", *where, JOB_COMMANDING],
-            ["list", *where],
+        without_models = [
             ["explain", *where, JOB_COMMANDING],
-            ["wait", "--help"],
+            ["show", *where, JOB_COMMANDING],
+            ["wait", *where, JOB_COMMANDING],
+            ["logs", *where, JOB_COMMANDING],
+            ["status", *where],
+            ["bots", "list", *where],
+        ]
+        found = imported(
+            *without_models,
+            ["list", *where],
+            ["cancel", *where, JOB_COMMANDING],
+            ["submit", *where, "true"],
             ["submit", "--priority", "high", "true"],
         )
-    assert [code for code, _ in (submitted, *others)] == [0, 0, 0, 0, 0, 2]
-    assert others[-1][1] & SERVERS == set()
-    assert "rich" not in others[-1][1], "only what prints a table imports it"
+    assert [code for code, _ in found] == [0] * (len(found) - 1) + [2]
+    assert found[len(without_models) - 1][1] & {"pydantic", "annotated_types"} == set()
+    assert found[-1][1] & SERVERS == set()
+    assert "rich" not in found[-1][1], "only what prints a table imports it"
+
+
+def test_a_gateway_imports_no_http_client_and_no_migrations() -> None:
+    ((code, modules),) = imported(
+        ["gateway"],
+        LEASEHOLD_DATABASE_URL="postgresql://nobody@127.0.0.1:1/none",
+        LEASEHOLD_DATABASE_OUTAGE_SECONDS="0.1",
+    )
+    assert code == 3, "it has imported everything before it asks the database"
+    assert "uvicorn" in modules
+    assert modules & {"httpx", "httpcore", "alembic"} == set()
 
 
 def test_help_version_and_mistakes_import_no_command() -> None:
