@@ -45,7 +45,7 @@ def sections() -> "type[PoolSettings]":
     from assigner.settings import PoolSettings
     from bots.agent.agent import AgentSettings
     from bots.agent.isolation import job_accounts
-    from bots.gateway.server import GatewaySettings
+    from bots.gateway.settings import GatewaySettings
     from bots.sync.fetch import FetchSettings
 
     class Settings(PoolSettings):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from click.shell_completion import ShellComplete
 
@@ -81,15 +82,20 @@ def test_commands_that_call_a_gateway_import_nothing_of_the_servers_side() -> No
     assert "rich" not in found[-1][1], "only what prints a table imports it"
 
 
-def test_a_gateway_imports_no_http_client_and_no_migrations() -> None:
-    ((code, modules),) = imported(
-        ["gateway"],
+def test_processes_of_the_pool_import_only_the_servers_and_clients_that_they_use(tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+    bot, assign, gateway = imported(
+        [*data, "bot"],
+        [*data, "assign"],
+        [*data, "gateway"],
+        LEASEHOLD_URL="",
         LEASEHOLD_DATABASE_URL="postgresql://nobody@127.0.0.1:1/none",
-        LEASEHOLD_DATABASE_OUTAGE_SECONDS="0.1",
+        LEASEHOLD_DATABASE_OUTAGE_SECONDS="0",
     )
-    assert code == 3, "it has imported everything before it asks the database"
-    assert "uvicorn" in modules
-    assert modules & {"httpx", "httpcore", "alembic"} == set()
+    assert (bot[0], assign[0], gateway[0]) == (2, 3, 3), "they stop where they ask for a gateway or a database"
+    assert (bot[1] | assign[1]) & {"fastapi", "starlette", "uvicorn", "httpx", "alembic"} == set()
+    assert "uvicorn" in gateway[1]
+    assert gateway[1] & {"httpx", "alembic"} == set()
 
 
 def test_help_version_and_mistakes_import_no_command() -> None:
