@@ -34,7 +34,7 @@ def imported(*commands: list[str], **environ: str) -> list[tuple[int, set[str]]]
         env={**os.environ, "LEASEHOLD_TOKEN": "lh_submitter_x", **environ},
         capture_output=True,
         text=True,
-        timeout=MINUTE,
+        timeout=5 * MINUTE,  # it may have to compile every module first
         check=True,
     )
     return [(code, set(names)) for code, names in json.loads(done.stdout.splitlines()[-1])]
