@@ -28,8 +28,8 @@ from schema.errors import LeaseholdError
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Prediction, RunTimes
 from schema.postgres.engine import Database
-from schema.requests import DEFAULT_INSTANCE, MAX_COST, MAX_TIMEOUT
-from schema.validation import escaped
+from schema.requests import DEFAULT_INSTANCE, MAX_COST
+from schema.validation import MAX_TIMEOUT, escaped
 
 PREDICTORS_GROUP = "leasehold.predictors"
 QUANTILES = "quantiles"

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from schema import validation
-from schema.validation import Name, Supply
+from schema.fields import Name, Supply
 
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from schema import validation
 from schema.errors import BadInput
+from schema.fields import Name
 from schema.states import JobState
-from schema.validation import Name
 
 
 class Sort(StrEnum):

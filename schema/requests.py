@@ -16,10 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from schema import validation
 from schema.errors import BadInput
-from schema.validation import Name, Need, Zone
+from schema.fields import Name, Need, Zone
 
-#: Longest time-out of a job, in seconds (a year).
-MAX_TIMEOUT = 31_536_000.0
 #: Most attempts that a request may allow.
 MAX_TRIES = 100
 MAX_KEY_BYTES = 200
@@ -143,14 +141,14 @@ class JobRequest(Payload):
     timeout_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=MAX_TIMEOUT,
+        le=validation.MAX_TIMEOUT,
         description="Longest run time, in seconds; a job that runs longer is stopped and has failed. Unset: that of "
         "the service level, or the operators' default, or no limit.",
     )
     queue_timeout_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=MAX_TIMEOUT,
+        le=validation.MAX_TIMEOUT,
         description="Give the job up if it still waits this many seconds after its submit. Unset: never, "
         "unless operators set a ceiling.",
     )
@@ -220,14 +218,14 @@ class JobRequest(Payload):
     deadline_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=MAX_TIMEOUT,
+        le=validation.MAX_TIMEOUT,
         description="Seconds after the submit by which the job should have ended. It becomes more urgent as the "
         "deadline comes near.",
     )
     estimated_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=MAX_TIMEOUT,
+        le=validation.MAX_TIMEOUT,
         description="Expected run time, in seconds. Unset: as jobs of the same class ran recently.",
     )
     resources: Need = Field(
@@ -266,7 +264,7 @@ class JobRequest(Payload):
     prefer_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=MAX_TIMEOUT,
+        le=validation.MAX_TIMEOUT,
         description="Seconds for which a queued job waits for a bot that offers the preferred properties, before any "
         "other bot may take it. Unset: it does not wait.",
     )

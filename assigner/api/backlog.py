@@ -17,12 +17,12 @@ from assigner.api.routing import IDS, MAX_REASON_BYTES, OPERATORS_IDS, Caller, R
 from assigner.api.selection import Selection, audited, select
 from schema import validation
 from schema.errors import BadInput, Forbidden
+from schema.fields import Name
 from schema.moves import hold as hold_moves
 from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, REQUEUEABLE, HoldResult, Requeued, park, unpark
 from schema.moves.priority import Prioritised, set_priority, set_priority_where
 from schema.states import JobState
 from schema.tenancy.tokens import Principal
-from schema.validation import Name
 
 
 class _ActResult(Protocol):

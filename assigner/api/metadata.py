@@ -11,8 +11,8 @@ from assigner.api.routing import CALLERS, Caller, problems
 from assigner.queries import metadata as metadata_queries
 from schema import filters, validation
 from schema.errors import BadInput
+from schema.fields import Name
 from schema.filters import Metadata
-from schema.validation import Name
 
 
 class Summary(BaseModel):

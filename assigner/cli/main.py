@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from assigner.cli import errors
-from schema import clock
+from schema import clock, gc_tuning
 from schema.errors import BadInput
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def sections() -> "type[PoolSettings]":
     from assigner.settings import PoolSettings
     from bots.agent.agent import AgentSettings
     from bots.agent.isolation import job_accounts
-    from bots.gateway.server import GatewaySettings
+    from bots.gateway.settings import GatewaySettings
     from bots.sync.fetch import FetchSettings
 
     class Settings(PoolSettings):
@@ -72,21 +72,21 @@ class Root(click.Group):
     LATER: ClassVar[Mapping[str, str]] = {
         "assign": "assigner.cli.up:assign",
         "bots": "bots.cli.jobs:bots",
-        "cancel": "bots.cli.jobs:cancel",
+        "cancel": "bots.cli.backlog:cancel",
         "config": "assigner.cli.operator:config_group",
         "db": "assigner.cli.operator:db_group",
         "explain": "bots.cli.jobs:explain",
         "graph": "bots.cli.graphs:graph",
         "hold": "bots.cli.backlog:hold",
-        "list": "bots.cli.jobs:list_jobs",
+        "list": "bots.cli.listing:list_jobs",
         "logs": "bots.cli.jobs:logs",
-        "metadata": "bots.cli.jobs:metadata",
+        "metadata": "bots.cli.listing:metadata",
         "priority": "bots.cli.backlog:priority",
         "release": "bots.cli.backlog:release",
         "requeue": "bots.cli.backlog:requeue",
         "show": "bots.cli.jobs:show",
         "status": "bots.cli.jobs:status",
-        "submit": "bots.cli.jobs:submit",
+        "submit": "bots.cli.submit:submit",
         "token": "assigner.cli.operator:token_group",
         "up": "assigner.cli.up:up",
         "wait": "bots.cli.jobs:wait",
@@ -175,7 +175,7 @@ class Root(click.Group):
     @staticmethod
     def _of_operators(name: str) -> click.Command | None:
         from assigner.cli import operations
-        from bots.cli.options import caller_options
+        from bots.cli.caller import caller_options
 
         return operations.command(name, caller_options)
 
@@ -202,7 +202,7 @@ def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
     from assigner import logs
     from assigner import settings as settings_assigner
     from bots.agent.isolation.privileges import hide_memory
-    from bots.cli.options import default_data
+    from bots.cli.caller import default_data
 
     hide_memory()
     logs.to_stderr("ERROR")
@@ -387,7 +387,7 @@ def bot_command(
     from assigner import logs
     from assigner.cli.operator import pairs
     from bots.agent.agent import Agent
-    from bots.cli import options
+    from bots.cli import caller, options
     from schema.validation import normal_properties
 
     logs.to_stderr("INFO")
@@ -406,8 +406,10 @@ def bot_command(
     if token_file is None and "LEASEHOLD_TOKEN" not in installation.environ:
         token_file = installation.data / "bot.token"
     address = url or installation.environ.get("LEASEHOLD_URL") or settings.url
-    who = options.Caller(url=address, token_file=token_file, data=installation.data, insecure=insecure)
-    return Agent(settings, who.address(), who.token(), adopt=True).run()
+    who = caller.Caller(url=address, token_file=token_file, data=installation.data, insecure=insecure)
+    agent = Agent(settings, who.address(), who.token(), adopt=True)
+    gc_tuning.collect_as_usual()
+    return agent.run()
 
 
 def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSettings":
@@ -438,6 +440,7 @@ def main() -> None:
 
         follow_parent()
     signal.signal(signal.SIGTERM, _terminated)
+    gc_tuning.collect_rarely_at_start()
     sys.exit(errors.run(cli, sys.argv[1:]))
 
 

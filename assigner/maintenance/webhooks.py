@@ -10,16 +10,20 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import httpx
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from sqlalchemy import Connection, text
 
 from assigner import metrics
+from schema.fields import Name
 from schema.postgres.engine import Database
-from schema.validation import Name, escaped
+from schema.validation import escaped
+
+if TYPE_CHECKING:
+    import httpx
 
 #: What is told, in the field `type` of the body.
 DEFERRED, RETURNED = "jobs.deferred", "jobs.returned"
@@ -165,6 +169,8 @@ class Webhooks:
         )
         if not claimed:
             return 0
+        import httpx  # every process reads the settings of webhooks, but few have a delivery to send
+
         # What the environment says of proxies and credentials is not meant for webhooks.
         with httpx.Client(timeout=webhook.timeout, follow_redirects=False, trust_env=False) as client:
             for nth, delivery in enumerate(claimed):
@@ -191,8 +197,10 @@ class Webhooks:
         log.warning("a delivery failed", webhook=webhook.name, attempts=delivery.attempts, error=error, retry=wait)
 
 
-def _post(client: httpx.Client, webhook: WebhookSettings, delivery: Delivery) -> str | None:
+def _post(client: "httpx.Client", webhook: WebhookSettings, delivery: Delivery) -> str | None:
     """Send one delivery; returns why it failed, None if the endpoint has taken it."""
+    import httpx
+
     headers = {
         "Content-Type": "application/json",
         "Leasehold-Delivery": delivery.public_id,

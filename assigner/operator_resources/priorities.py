@@ -29,7 +29,7 @@ from schema.moves import priority as priority_moves
 from schema.moves.priority import BEGINNING
 from schema.policy import priority_classes
 from schema.postgres.engine import Database
-from schema.requests import MAX_TIMEOUT
+from schema.validation import MAX_TIMEOUT
 
 #: Jobs repriced in one transaction.
 BATCH = 500

@@ -25,8 +25,8 @@ from schema.accounting import accounts, counters, quotas
 from schema.accounting.accounts import Account
 from schema.accounting.counters import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, Kind
 from schema.errors import BadInput
+from schema.fields import Name
 from schema.tenancy import cohorts, instances
-from schema.validation import Name
 
 _REASON = Field(default="", description="for the audit; at most 500 bytes")
 #: Fields that make up a share.

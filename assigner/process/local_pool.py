@@ -10,12 +10,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 from sqlalchemy import Connection
 
 from assigner.process.children import Child, Children, Role
 from assigner.settings import Installation, require_safe_way
-from schema import clock
+from schema import clock, gc_tuning
 from schema.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
@@ -144,6 +143,8 @@ class LocalPool:
 
 def is_ready(url: str) -> bool:
     """True if the gateway at `url` reports that it is ready."""
+    import httpx  # gateways and assigners import this module too, and wait for no gateway
+
     path = url.removeprefix("http+unix://")
     # No secret is sent, so the certificate, which is for callers from outside, need not match.
     transport = httpx.HTTPTransport(verify=False, uds=None if path == url else path)
@@ -222,6 +223,7 @@ def local_pool(
             rest=rest,
             keeper=keeper,
         )
+        gc_tuning.collect_as_usual()
         pool.start()
         try:
             yield pool

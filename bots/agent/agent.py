@@ -33,7 +33,7 @@ from bots.client.transport import Transport
 from bots.protocol import MAX_LEASES, OpenSession, Session
 from schema import clock, validation
 from schema.errors import BadInput, LeaseholdError
-from schema.validation import Name, Supply
+from schema.fields import Label, Name, Supply
 
 _log = structlog.get_logger("leasehold.agent")
 
@@ -115,7 +115,7 @@ class AgentSettings(BaseModel):
     resources: Supply = {}
     instance: Name | None = None
     pool: Name | None = None
-    labels: tuple[validation.Label, ...] = Field(default=(), max_length=64)
+    labels: tuple[Label, ...] = Field(default=(), max_length=64)
     work_dir: Path | None = None
     env_allow: tuple[str, ...] = ("PATH", "LANG", "LC_ALL", "TZ")
     job_user: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$")] | None = None

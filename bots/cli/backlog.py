@@ -1,56 +1,45 @@
-"""The commands on waiting jobs: hold, release, requeue, priority; and waiting for jobs to end."""
+"""The commands that act on jobs given by their ids or a filter: cancel, hold, release, requeue, priority."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from bots.cli import output
+from bots.cli.caller import Caller, caller_options
 from bots.cli.filters import Chosen, choosing
-from bots.cli.options import Caller, caller_options
+from bots.cli.jobs import finish
 from bots.cli.output import Record
-from bots.client.client import LONG_POLL, Client
 from schema import validation
 from schema.errors import LeaseholdError, NotFound
-from schema.states import JobState
-
-
-def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:
-    """Wait for the jobs and print how each ended. Raises LeaseholdError unless all succeeded."""
-    ended: dict[str, output.Record] = {}
-    poll = LONG_POLL if len(ids) == 1 else 1.0
-    for job in _with_progress(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
-        ended[job["id"]] = job
-        if not caller.json:
-            click.echo(output.ending(job))
-    if caller.json:
-        output.print_json(list(ended.values()))
-    open_still = [job for job in ids if job not in ended]
-    if open_still:
-        others = f" and {len(open_still) - 1} more" if len(open_still) > 1 else ""
-        raise LeaseholdError(f"not final after {timeout:g} s: {open_still[0]}{others}")
-    bad = [job for job in ended.values() if job["state"] != JobState.SUCCEEDED]
-    if bad:
-        raise LeaseholdError(f"{len(bad)} of {len(ids)} jobs did not succeed; the first: {output.ending(bad[0])}")
-
-
-def _with_progress(jobs: Iterator[output.Record], *, total: int) -> Iterator[output.Record]:
-    """Yield the same jobs; with a terminal and more than one job, show a progress bar."""
-    if not output.terminal() or total < 2:
-        yield from jobs
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("waiting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("jobs", total=total)
-        for job in jobs:
-            progress.advance(task)
-            yield job
-
 
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
+
+
+@click.command()
+@choosing
+@click.option("--all-submissions", is_flag=True, help="Also cancel jobs that other submissions share; for operators.")
+@caller_options
+def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
+    """Cancel jobs: queued ones at once, running ones by stopping them on their bot.
+
+    A job that others joined with --dedup-key goes on for them.
+
+    \b
+    leasehold cancel ID…
+    leasehold cancel --all --meta build=1234
+    """
+    with caller.client() as client:
+        answers = client.cancel(chosen.jobs, all_submissions=all_submissions)
+    absent = [job["id"] for job in answers if job["state"] is None]
+    if caller.json:
+        output.print_json(answers)
+    else:
+        for job in answers:
+            if job["state"] is not None:
+                click.echo(f"{job['id']} {job['state']}{'' if job['changed'] else ' (unchanged)'}")
+    if absent:
+        raise NotFound(f"id: there is no job '{absent[0]}'")
 
 
 @click.command()
@@ -121,7 +110,7 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
         click.echo(f"{changed} jobs now have the priority {number}")
 
 
-COMMANDS: tuple[click.Command, ...] = (hold, release, requeue, priority)
+COMMANDS: tuple[click.Command, ...] = (cancel, hold, release, requeue, priority)
 
 
 def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[Record], str]) -> None:

@@ -7,12 +7,12 @@ import click
 from pydantic import ValidationError
 
 from bots.cli import output
-from bots.cli.options import Caller, caller_options
+from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
 from bots.client.client import MAX_GRAPHS, MAX_NODES, Client
 from schema import clock, validation
 from schema.errors import BadInput, LeaseholdError
-from schema.requests import MAX_TIMEOUT, GraphRequest
+from schema.requests import GraphRequest
 
 #: Seconds between two looks at a graph while waiting for it.
 POLL_INTERVAL = 1.0
@@ -24,7 +24,7 @@ _instance = click.option(
 )
 _timeout = click.option(
     "--timeout",
-    type=click.FloatRange(0, MAX_TIMEOUT),
+    type=click.FloatRange(0, validation.MAX_TIMEOUT),
     metavar="SECONDS",
     help="Give up after this time [default: never].",
 )

@@ -1,22 +1,58 @@
-"""The caller's commands for jobs and bots. They reach the pool only through its gateway."""
+"""The caller's commands for single jobs, bots and the whole pool. They reach the pool only through its gateway.
+
+They import no model of requests or filters, which takes longer than the rest of such a command.
+"""
 
 import base64
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import IO, Any
 
 import click
 
-from bots.cli import filters, output
-from bots.cli import options as option_helpers
-from bots.cli.backlog import finish
-from bots.cli.filters import Chosen, choosing, filter_options
-from bots.cli.options import Caller, caller_options
+from bots.cli import output
+from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
+from bots.client.client import LONG_POLL, Client
 from schema import clock, validation
-from schema.errors import BadInput, LeaseholdError, NotFound
-from schema.filters import Direction, Sort
-from schema.requests import MAX_TIMEOUT
+from schema.errors import BadInput, LeaseholdError
+from schema.states import JobState
+
+
+def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:
+    """Wait for the jobs and print how each ended. Raises LeaseholdError unless all succeeded."""
+    ended: dict[str, Record] = {}
+    poll = LONG_POLL if len(ids) == 1 else 1.0
+    for job in _with_progress(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
+        ended[job["id"]] = job
+        if not caller.json:
+            click.echo(output.ending(job))
+    if caller.json:
+        output.print_json(list(ended.values()))
+    open_still = [job for job in ids if job not in ended]
+    if open_still:
+        others = f" and {len(open_still) - 1} more" if len(open_still) > 1 else ""
+        raise LeaseholdError(f"not final after {timeout:g} s: {open_still[0]}{others}")
+    bad = [job for job in ended.values() if job["state"] != JobState.SUCCEEDED]
+    if bad:
+        raise LeaseholdError(f"{len(bad)} of {len(ids)} jobs did not succeed; the first: {output.ending(bad[0])}")
+
+
+def _with_progress(jobs: Iterator[Record], *, total: int) -> Iterator[Record]:
+    """Yield the same jobs; with a terminal and more than one job, show a progress bar."""
+    if not output.terminal() or total < 2:
+        yield from jobs
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("waiting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("jobs", total=total)
+        for job in jobs:
+            progress.advance(task)
+            yield job
+
 
 # The command `explain`
 
@@ -77,60 +113,11 @@ def _jobs(count: Record) -> str:
 DRAIN_LOOK = 0.5
 
 
-@click.command(cls=option_helpers.GroupedCommand, context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--file",
-    cls=option_helpers.GroupedOption,
-    group="What to run",
-    type=click.File("rb"),
-    help="Submit the jobs of a file of JSON lines, one request each, instead of a command; - reads standard input.",
-)
-@option_helpers.asking
-@click.option("--wait", is_flag=True, help="Wait until all jobs are final; exit 0 only if all succeeded.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@caller_options
-def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple[str, ...], **options: Any) -> None:
-    """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids.
-
-    Each option in a group sets one field of the request. With --file each line holds these fields.
-
-    \b
-    leasehold submit --property os=linux -- make test
-    leasehold submit --file jobs.jsonl --wait
-    """
-    if (file is None) == (not command):
-        raise click.UsageError("give exactly one of: a command after --, or --file")
-    lines: list[int] = []
-    if file is not None:
-        _refuse_options_of_one_job(options)
-        source = file.readlines()
-        jobs = option_helpers.read_lines(source, name=file.name)
-        lines = option_helpers.line_numbers(source)
-    else:
-        jobs = [_one_job(command, options)]
-    with caller.client() as client:
-        try:
-            taken = client.submit(jobs)
-        except BadInput as refused:
-            raise (option_helpers.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
-        for job in taken:
-            if job.advice is not None:
-                click.echo(f"advice: job {output.plain(job.id)}: {output.plain(job.advice)}", err=True)
-        if wait:
-            if not caller.json:
-                click.echo("\n".join(job.id for job in taken))
-            finish(client, [job.id for job in taken], caller=caller, timeout=None)
-        elif caller.json:
-            output.print_json([{"id": job.id, "created": job.created} for job in taken])
-        else:
-            click.echo("\n".join(job.id for job in taken))
-
-
 @click.command()
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, MAX_TIMEOUT),
+    type=click.FloatRange(0, validation.MAX_TIMEOUT),
     metavar="SECONDS",
     help="Give up after this time [default: never].",
 )
@@ -149,38 +136,6 @@ def show(caller: Caller, /, id: str) -> None:
     with caller.client() as client:
         job = client.show(id)
     output.print_json(job) if caller.json else output.print_job(job)
-
-
-@click.command("list")
-@filter_options
-@click.option(
-    "--sort",
-    type=click.Choice([sort.value for sort in Sort]),
-    help="Sort by this [default: the end if the filter names it, else the submit].",
-)
-@click.option(
-    "--order",
-    type=click.Choice([each.value for each in Direction]),
-    help="[default: the newest, or the most urgent, first].",
-)
-@click.option("--limit", type=click.IntRange(1, validation.MAX_LIST), default=50, show_default=True)
-@click.option("--before", metavar="ID", help="Jobs submitted before this one.")
-@click.option("--cursor", metavar="TEXT", help="The next page: what the one before printed on standard error.")
-@caller_options
-def list_jobs(caller: Caller, /, *, where: Record, limit: int, cursor: str | None, **asked: str | None) -> None:
-    """List the jobs that pass all filters, by default the newest first.
-
-    The options from --state to --ended-before are filters. A TIME has its zone, such as 2026-03-01T12:00:00Z.
-
-    \b
-    leasehold list --state running --sort started --order asc
-    leasehold list --meta build=1234 --state failed
-    """
-    with caller.client() as client:
-        found = client.list(limit=limit, cursor=cursor, **where, **asked)
-    output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs)
-    if found.next is not None:
-        click.echo(f"next page: --cursor {found.next}", err=True)
 
 
 @click.command()
@@ -204,32 +159,6 @@ def logs(caller: Caller, /, id: str, follow: bool) -> None:
 
 
 @click.command()
-@choosing
-@click.option("--all-submissions", is_flag=True, help="Also cancel jobs that other submissions share; for operators.")
-@caller_options
-def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
-    """Cancel jobs: queued ones at once, running ones by stopping them on their bot.
-
-    A job that others joined with --dedup-key goes on for them.
-
-    \b
-    leasehold cancel ID…
-    leasehold cancel --all --meta build=1234
-    """
-    with caller.client() as client:
-        answers = client.cancel(chosen.jobs, all_submissions=all_submissions)
-    absent = [job["id"] for job in answers if job["state"] is None]
-    if caller.json:
-        output.print_json(answers)
-    else:
-        for job in answers:
-            if job["state"] is not None:
-                click.echo(f"{job['id']} {job['state']}{'' if job['changed'] else ' (unchanged)'}")
-    if absent:
-        raise NotFound(f"id: there is no job '{absent[0]}'")
-
-
-@click.command()
 @click.option(
     "--meta", multiple=True, metavar="KEY=VALUE", help="Sum up the jobs with this value instead. [repeatable]"
 )
@@ -238,6 +167,8 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
 def status(caller: Caller, /, meta: tuple[str, ...], instance: str | None) -> None:
     """Show an overview of the pool, or of all jobs with some metadata: how many, since when, and what is left."""
     if meta:
+        from bots.cli import filters  # it imports the model, which takes longer than to ask for the overview
+
         wanted = filters.checked({"metadata": meta} | ({} if instance is None else {"instance": instance}))
         with caller.client() as client:
             found = client.summary(wanted["metadata"], instance=instance)
@@ -248,26 +179,6 @@ def status(caller: Caller, /, meta: tuple[str, ...], instance: str | None) -> No
     with caller.client() as client:
         found = client.status()
     output.print_json(found) if caller.json else output.show_status(found)
-
-
-@click.command()
-@click.argument("key")
-@click.option("--contains", metavar="TEXT", help="Values with this text in them, in whatever case.")
-@click.option("--instance", metavar="NAME", help="Values of jobs of this instance.")
-@click.option("--limit", type=click.IntRange(1), default=validation.MAX_LIST, show_default=True)
-@caller_options
-def metadata(caller: Caller, /, key: str, contains: str | None, instance: str | None, limit: int) -> None:
-    """List the values that jobs have for a KEY of metadata."""
-    validation.check_metadata_key("KEY", key)
-    with caller.client() as client:
-        found = client.values(key, contains=contains, instance=instance, limit=limit)
-    if caller.json:
-        output.print_json(found)
-    else:
-        for value in found:
-            click.echo(output.plain(value))
-    if len(found) == limit:
-        click.echo("there may be more values: give a larger --limit, or --contains", err=True)
 
 
 @click.group()
@@ -300,7 +211,7 @@ def show_bot(caller: Caller, /, name: str) -> None:
 @click.option("--undo", is_flag=True, help="End the drain: the bot takes work again.")
 @click.option(
     "--deadline",
-    type=click.FloatRange(0, MAX_TIMEOUT),
+    type=click.FloatRange(0, validation.MAX_TIMEOUT),
     metavar="SECONDS",
     help="Stop running jobs after this time [default: never].",
 )
@@ -325,35 +236,10 @@ def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    submit,
     wait,
     show,
     explain,
-    list_jobs,
     logs,
-    cancel,
-    metadata,
     status,
     bots,
 )
-
-
-def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
-    for field in option_helpers.FIELDS:
-        if option_helpers.is_given(options[option_helpers.parameter(field)]):
-            raise BadInput(
-                option_helpers.option_name(field), "describes one job; with --file, set it in the lines of the file"
-            )
-
-
-def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> option_helpers.Request:
-    try:
-        return option_helpers.check({option_helpers.COMMAND: list(command), **option_helpers.asked(options)})
-    except BadInput as refused:
-        raise option_helpers.as_option(refused) from None
-
-
-def _plain(refused: BadInput) -> BadInput:
-    """Return the refusal of the only job without its place in the request."""
-    field = refused.field.removeprefix("jobs.0").removeprefix(".").removeprefix("jobs.")
-    return option_helpers.as_option(BadInput(field or "job", refused.reason))

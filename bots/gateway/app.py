@@ -18,7 +18,8 @@ from bots.gateway import middleware, problems, routes
 from bots.gateway.long_poll import HeldSessions, LongPolls, WakeSource
 from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
 from bots.gateway.middleware import ANYONE, KINDS, RequestMiddleware, TokenCache, route_rules
-from bots.gateway.server import GatewaySettings, Server
+from bots.gateway.server import Server
+from bots.gateway.settings import GatewaySettings
 from bots.gateway.workers import Batcher, SessionOpener, worker_pools
 from bots.sync.call import Call, HeldCall
 from bots.sync.settle import SyncService

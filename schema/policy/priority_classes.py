@@ -16,8 +16,9 @@ from sqlalchemy.exc import DBAPIError
 
 from schema import audit
 from schema.errors import BadInput, Conflict, NotFound
+from schema.fields import Name
 from schema.predicates import AT_REST, READY_CONSTRAINED
-from schema.validation import Name, check_name, escaped
+from schema.validation import check_name, escaped
 
 #: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
 UNKNOWN_POINTS = "LH003"

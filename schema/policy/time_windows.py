@@ -15,9 +15,10 @@ from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.errors import NotFound
+from schema.fields import Name, Zone
 from schema.policy.meters import Meter
 from schema.postgres.notify import wake
-from schema.validation import Name, Zone, check_name, escaped, load_zone
+from schema.validation import check_name, escaped, load_zone
 
 # Hours of the day: pure functions
 

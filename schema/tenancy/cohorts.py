@@ -15,9 +15,10 @@ from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.errors import BadInput, Conflict, NotFound
+from schema.fields import Label, Name
 from schema.moves.reassign import reassign_cohorts
 from schema.postgres.notify import wake
-from schema.validation import MAX_LABEL, Label, Name, check_name, check_text, escaped
+from schema.validation import MAX_LABEL, check_name, check_text, escaped
 
 DEFAULT = "default"
 #: The most labels one cohort may have.

@@ -9,9 +9,10 @@ from schema import audit
 from schema.accounting.accounts import Account
 from schema.accounting.quotas import LOCK_LEASES
 from schema.errors import Conflict, NotFound
+from schema.fields import Name
 from schema.postgres.notify import wake
 from schema.predicates import AT_REST, ready_in
-from schema.validation import MAX_LIST, Name, check_name, escaped
+from schema.validation import MAX_LIST, check_name, escaped
 
 #: The most jobs counted for one instance and state. A larger number is shown as this one.
 MAX_COUNTED = 10_000

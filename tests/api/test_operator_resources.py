@@ -22,7 +22,7 @@ from assigner.operator_resources.declaration import Irremovable, Resource
 from assigner.operator_resources.registry import RESOURCES, resource
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
-from bots.cli.options import caller_options
+from bots.cli.caller import caller_options
 from schema.errors import BadInput, Conflict
 from schema.policy import priority_classes, time_windows
 from schema.policy.time_windows import WindowTerms

@@ -1,10 +1,13 @@
 """The console script: exit codes, the one line on standard error, JSON on standard output."""
 
+import gc
 import json
 import logging
 import os
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -15,9 +18,10 @@ import structlog
 from pydantic import BaseModel
 
 from assigner.cli import errors, mistakes
-from assigner.cli.main import cli, sections
+from assigner.cli.main import cli, main, sections
 from assigner.config import keys, loading
-from bots.cli.jobs import COMMANDS
+from bots.cli.backlog import cancel
+from schema import gc_tuning
 from schema.diagnostics import invariants
 from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from schema.postgres.engine import Database
@@ -295,8 +299,20 @@ def test_an_error_tells_in_its_line_what_was_done_before_it(capsys: pytest.Captu
 def test_cancelling_what_is_over_is_one_line_and_exit_2(
     refusing: Gateway, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (cancel,) = (command for command in COMMANDS if command.name == "cancel")
     assert errors.run(cancel, [*options, JOB]) == 2
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", f"error: job '{JOB}' is succeeded already; results are kept\n")
     assert refusing.asked[0].body == {"ids": [JOB]}
+
+
+def test_a_program_collects_garbage_rarely_only_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = gc.get_threshold()
+    monkeypatch.setattr(sys, "argv", ["leasehold", "--version"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    try:
+        with pytest.raises(SystemExit):
+            main()
+        assert gc.get_threshold()[0] == gc_tuning.STARTING
+    finally:
+        gc_tuning.collect_as_usual()
+    assert gc.get_threshold() == usual

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from bots.cli.jobs import COMMANDS
+from bots.cli import backlog, jobs, listing, submit
 from schema.errors import BadInput, Unauthorised
 from tests.support.http import JOB_COMMANDING, Answer, Gateway, call, gateway, in_turn
 
@@ -66,7 +66,7 @@ def test_a_token_is_not_sent_in_clear_to_another_machine(monkeypatch: pytest.Mon
 
 
 def test_no_option_takes_a_token(stands: Gateway) -> None:
-    for command in COMMANDS:
+    for command in (submit.submit, *jobs.COMMANDS, *listing.COMMANDS, *backlog.COMMANDS):
         names = {name for parameter in command.params for name in parameter.opts}
         assert "--token" not in names
     assert os.environ["LEASEHOLD_TOKEN"]

@@ -19,6 +19,8 @@ from sqlalchemy import text
 from bots.cli.backlog import COMMANDS as BACKLOG
 from bots.cli.graphs import graph
 from bots.cli.jobs import COMMANDS
+from bots.cli.listing import COMMANDS as LISTING
+from bots.cli.submit import submit
 from bots.client.client import Client
 from schema.moves.grant import Placement, grant
 from schema.postgres.engine import Database
@@ -191,7 +193,7 @@ def program(data: str | None) -> None:
     """Root of the callers' commands."""
 
 
-for _command in (*COMMANDS, *BACKLOG, graph):
+for _command in (submit, *COMMANDS, *LISTING, *BACKLOG, graph):
     program.add_command(_command)
 
 

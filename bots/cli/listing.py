@@ -1,0 +1,65 @@
+"""The commands that list: jobs that pass a filter, and the values that jobs have for a key of metadata."""
+
+import click
+
+from bots.cli import output
+from bots.cli.caller import Caller, caller_options
+from bots.cli.filters import filter_options
+from bots.cli.output import Record
+from schema import validation
+from schema.filters import Direction, Sort
+
+
+@click.command("list")
+@filter_options
+@click.option(
+    "--sort",
+    type=click.Choice([sort.value for sort in Sort]),
+    help="Sort by this [default: the end if the filter names it, else the submit].",
+)
+@click.option(
+    "--order",
+    type=click.Choice([each.value for each in Direction]),
+    help="[default: the newest, or the most urgent, first].",
+)
+@click.option("--limit", type=click.IntRange(1, validation.MAX_LIST), default=50, show_default=True)
+@click.option("--before", metavar="ID", help="Jobs submitted before this one.")
+@click.option("--cursor", metavar="TEXT", help="The next page: what the one before printed on standard error.")
+@caller_options
+def list_jobs(caller: Caller, /, *, where: Record, limit: int, cursor: str | None, **asked: str | None) -> None:
+    """List the jobs that pass all filters, by default the newest first.
+
+    The options from --state to --ended-before are filters. A TIME has its zone, such as 2026-03-01T12:00:00Z.
+
+    \b
+    leasehold list --state running --sort started --order asc
+    leasehold list --meta build=1234 --state failed
+    """
+    with caller.client() as client:
+        found = client.list(limit=limit, cursor=cursor, **where, **asked)
+    output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs)
+    if found.next is not None:
+        click.echo(f"next page: --cursor {found.next}", err=True)
+
+
+@click.command()
+@click.argument("key")
+@click.option("--contains", metavar="TEXT", help="Values with this text in them, in whatever case.")
+@click.option("--instance", metavar="NAME", help="Values of jobs of this instance.")
+@click.option("--limit", type=click.IntRange(1), default=validation.MAX_LIST, show_default=True)
+@caller_options
+def metadata(caller: Caller, /, key: str, contains: str | None, instance: str | None, limit: int) -> None:
+    """List the values that jobs have for a KEY of metadata."""
+    validation.check_metadata_key("KEY", key)
+    with caller.client() as client:
+        found = client.values(key, contains=contains, instance=instance, limit=limit)
+    if caller.json:
+        output.print_json(found)
+    else:
+        for value in found:
+            click.echo(output.plain(value))
+    if len(found) == limit:
+        click.echo("there may be more values: give a larger --limit, or --contains", err=True)
+
+
+COMMANDS: tuple[click.Command, ...] = (list_jobs, metadata)

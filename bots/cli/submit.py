@@ -1,0 +1,81 @@
+"""The command `submit`, whose options `bots/cli/options.py` derives from the model of a request."""
+
+from typing import IO, Any
+
+import click
+
+from bots.cli import options as option_helpers
+from bots.cli import output
+from bots.cli.caller import Caller, caller_options
+from bots.cli.jobs import finish
+from schema.errors import BadInput
+
+
+@click.command(cls=option_helpers.GroupedCommand, context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--file",
+    cls=option_helpers.GroupedOption,
+    group="What to run",
+    type=click.File("rb"),
+    help="Submit the jobs of a file of JSON lines, one request each, instead of a command; - reads standard input.",
+)
+@option_helpers.asking
+@click.option("--wait", is_flag=True, help="Wait until all jobs are final; exit 0 only if all succeeded.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@caller_options
+def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple[str, ...], **options: Any) -> None:
+    """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids.
+
+    Each option in a group sets one field of the request. With --file each line holds these fields.
+
+    \b
+    leasehold submit --property os=linux -- make test
+    leasehold submit --file jobs.jsonl --wait
+    """
+    if (file is None) == (not command):
+        raise click.UsageError("give exactly one of: a command after --, or --file")
+    lines: list[int] = []
+    if file is not None:
+        _refuse_options_of_one_job(options)
+        source = file.readlines()
+        jobs = option_helpers.read_lines(source, name=file.name)
+        lines = option_helpers.line_numbers(source)
+    else:
+        jobs = [_one_job(command, options)]
+    with caller.client() as client:
+        try:
+            taken = client.submit(jobs)
+        except BadInput as refused:
+            raise (option_helpers.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
+        for job in taken:
+            if job.advice is not None:
+                click.echo(f"advice: job {output.plain(job.id)}: {output.plain(job.advice)}", err=True)
+        if wait:
+            if not caller.json:
+                click.echo("\n".join(job.id for job in taken))
+            finish(client, [job.id for job in taken], caller=caller, timeout=None)
+        elif caller.json:
+            output.print_json([{"id": job.id, "created": job.created} for job in taken])
+        else:
+            click.echo("\n".join(job.id for job in taken))
+
+
+def _refuse_options_of_one_job(options: dict[str, Any]) -> None:
+    for field in option_helpers.FIELDS:
+        if option_helpers.is_given(options[option_helpers.parameter(field)]):
+            raise BadInput(
+                option_helpers.option_name(field), "describes one job; with --file, set it in the lines of the file"
+            )
+
+
+def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> option_helpers.Request:
+    try:
+        return option_helpers.check({option_helpers.COMMAND: list(command), **option_helpers.asked(options)})
+    except BadInput as refused:
+        raise option_helpers.as_option(refused) from None
+
+
+def _plain(refused: BadInput) -> BadInput:
+    """Return the refusal of the only job without its place in the request."""
+    field = refused.field.removeprefix("jobs.0").removeprefix(".").removeprefix("jobs.")
+    return option_helpers.as_option(BadInput(field or "job", refused.reason))

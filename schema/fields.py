@@ -1,0 +1,42 @@
+"""Types of models' fields whose values are checked as `schema/validation.py` checks them: names, labels, resources."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from schema import validation
+from schema.errors import BadInput
+from schema.validation import Kind
+
+#: A name as a field of a model.
+Name = Annotated[str, Field(pattern=f"^{validation.NAME.pattern}$")]
+#: The name of a time zone as a field of a model.
+Zone = Annotated[str, AfterValidator(lambda name: validation.load_zone(name).key)]
+#: Amounts that a job occupies, by resource.
+Need = dict[Kind, Annotated[int, Field(ge=1, le=validation.MAX_RESOURCE)]]
+
+
+def _counts_gpus_once(supply: dict[Kind, int]) -> dict[Kind, int]:
+    gpus = supply.get("gpus")
+    if gpus is not None and "gpu_milli" in supply:
+        raise ValueError("gpu_milli means nothing together with gpus: each GPU has 1000")
+    if gpus is not None and gpus > validation.MAX_GPUS:
+        raise ValueError(f"gpus is at most {validation.MAX_GPUS}")
+    return supply
+
+
+#: Amounts that a bot has, by resource.
+Supply = Annotated[
+    dict[Kind, Annotated[int, Field(ge=0, le=validation.MAX_RESOURCE)]], AfterValidator(_counts_gpus_once)
+]
+
+
+def _stored_label(value: str) -> str:
+    try:
+        return validation.check_text("label", value, validation.MAX_LABEL)
+    except BadInput as error:
+        raise ValueError(error.reason) from None
+
+
+#: A label as a field of a model.
+Label = Annotated[str, Field(min_length=1), AfterValidator(_stored_label)]
