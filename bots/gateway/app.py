@@ -175,7 +175,6 @@ def build(
     pools = worker_pools(database, queue=settings.queue)
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
     held_sessions = HeldSessions(database, pools.bots, ttl=timing.ttl, metrics=counted)
-    batches = Batcher[Call, bytes | HeldCall](sync_service.answer, pools.bots, observe=counted.batches.observe)
     opener = SessionOpener(database, pools.bots, queue=settings.queue, timing=timing)
     counted.watch(
         queue=lambda: pools.callers.slots.taken + pools.bots.slots.taken + opener.slots.taken,
@@ -209,15 +208,13 @@ def build(
         worker_pools=pools,
         metrics=counted,
     )
-    app.state.database, app.state.sync_service, app.state.timing, app.state.wakeups = (
-        database,
-        sync_service,
-        timing,
-        wakeups,
-    )
+    app.state.database, app.state.sync_service = database, sync_service
+    app.state.timing, app.state.wakeups, app.state.opener = timing, wakeups, opener
     app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
-    app.state.batches, app.state.opener = batches, opener
+    app.state.batches = Batcher[Call, bytes | HeldCall](
+        sync_service.answer, pools.bots, observe=counted.batches.observe
+    )
     app.state.max_wait, app.state.probe = settings.max_wait, Probe(database)
     app.state.estimate, app.state.default_level, app.state.advise = estimate, default_level, advise
     return app
