@@ -419,11 +419,11 @@ def test_a_bot_may_only_be_what_its_token_says(served: Served) -> None:
 def test_an_unexpected_error_tells_nothing_but_an_id(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     bot = Bot(served)
 
-    def broken(_: Any) -> list[bytes]:
+    async def broken(_: Any) -> None:
         raise RuntimeError("secret words: SELECT * FROM tokens")
 
-    monkeypatch.setattr(served.app.state.sync_service, "answer", broken)
-    answer = bot.sync()
+    monkeypatch.setattr(served.app.state.opener, "open", broken)
+    answer = bot.http.post("/v1/sessions", json={"bot": "b1"})
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert answer.json()["code"] in answer.json()["detail"]
