@@ -113,8 +113,10 @@ class Caller:
         if self._chance.randrange(REPEATED) == 0:
             self._unknown.append(jobs)
         if self._chance.randrange(CANCELLED) == 0:
+            job = self._chance.choice(answers).id
+            self._journal.cancel(job)
             try:
-                self._client.cancel([self._chance.choice(answers).id])
+                self._client.cancel([job])
             except LeaseholdError as error:
                 self._failed(error)
 

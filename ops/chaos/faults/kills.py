@@ -9,6 +9,7 @@ from typing import ClassVar
 import psycopg
 
 from bots.agent.guardian import process_tree
+from ops.chaos import execution
 from ops.chaos.faults.fault import Fault
 from ops.chaos.members import Member, Role
 
@@ -93,10 +94,18 @@ class SupervisorKill(BelowAgentKill):
 
 
 class CommandKill(BelowAgentKill):
+    """Kills one command. Its job fails then, which the journal has to allow."""
+
     name = "kill-command"
 
     def below(self, bot: Member) -> list[int]:
-        return bot.commands()
+        own = set(bot.commands())
+        running = [each for each in execution.processes(self.pool.run) if each.pid in own]
+        if not running:
+            return []
+        victim = self.chance.choice(running)
+        self.pool.journal.kill(victim.job)
+        return [victim.pid]
 
 
 class AgentAndGuardianKill(BelowAgentKill):
