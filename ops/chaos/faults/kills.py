@@ -120,6 +120,27 @@ class AgentAndGuardianKill(BelowAgentKill):
         return found
 
 
+class GuardianAndSupervisorsKill(BelowAgentKill):
+    """Kills everything between an agent and its commands; the kernel and the agent are left to end these."""
+
+    name = "kill-guardian-and-supervisors"
+    every = True
+
+    def below(self, bot: Member) -> list[int]:
+        return [*bot.guardians(), *bot.supervisors()]
+
+
+class BotKill(GuardianAndSupervisorsKill):
+    """Kills all of a bot but its commands; the kernel and the next agent are left to end these."""
+
+    name = "kill-bot"
+
+    def below(self, bot: Member) -> list[int]:
+        found = super().below(bot)
+        bot.signal(signal.SIGKILL)
+        return found
+
+
 class ServerKill(Fault):
     """Kills the postmaster. The server is started again at once and recovers."""
 
@@ -160,6 +181,8 @@ KILLS = (
     SupervisorKill,
     CommandKill,
     AgentAndGuardianKill,
+    GuardianAndSupervisorsKill,
+    BotKill,
     ServerKill,
     BackendKill,
     BackendTermination,
