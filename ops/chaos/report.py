@@ -48,7 +48,10 @@ class Injection:
 
 @dataclass
 class Report:
-    """A whole run. `counts`: jobs, submits and the like; `not_injected`: faults that cannot be made here, and why."""
+    """A whole run. `counts`: jobs, submits and the like; `not_injected`: faults that cannot be made here, and why.
+
+    missed: how often a fault has found nothing to hit, by its name; these are no injections.
+    """
 
     seed: int
     seconds: float = 0.0
@@ -56,6 +59,7 @@ class Report:
     violations: list[Violation] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     not_injected: dict[str, str] = field(default_factory=dict)
+    missed: dict[str, int] = field(default_factory=dict)
     directory: str = ""
 
     def fault_of(self, violation: Violation) -> str:

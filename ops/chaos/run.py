@@ -89,6 +89,7 @@ def told(*reports: Report) -> str:
 
 def _details(report: Report) -> Sequence[str]:
     lines = [f"not injected: {name}: {reason}" for name, reason in report.not_injected.items()]
+    lines += [f"nothing to hit: {name}: {times} times" for name, times in report.missed.items()]
     lines.append(", ".join(f"{number} {name}" for name, number in report.counts.items()))
     lines += [f"after {report.fault_of(violation)}: {violation}" for violation in report.violations]
     verdict = f"{len(report.violations)} violations" if report.violations else "no violation"

@@ -8,6 +8,8 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psycopg
 import pytest
@@ -16,6 +18,9 @@ from click.testing import CliRunner
 from ops.chaos import execution, versions
 from ops.chaos.checker import Kind, Violation
 from ops.chaos.faults import FAULTS
+from ops.chaos.faults import fault as fault_module
+from ops.chaos.faults.fault import NothingToHit
+from ops.chaos.pool import ChaosPool
 from ops.chaos.proxy import Proxy
 from ops.chaos.report import Injection, Report, table
 from ops.chaos.run import main
@@ -195,6 +200,26 @@ def test_a_file_that_holds_no_report_is_refused_in_one_line(tmp_path: Path, text
 def test_every_fault_is_explained_by_its_name() -> None:
     explained = README.read_text()
     assert [name for name in FAULTS if f"`{name}`" not in explained] == [], "ops/chaos/README.md"
+
+
+# Targets
+
+
+def pool_of_bots(**commands: list[int]) -> ChaosPool:
+    bots = [SimpleNamespace(name=name, commands=lambda own=own: own) for name, own in commands.items()]
+    return cast(ChaosPool, SimpleNamespace(of=lambda _role: bots))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fault_of_a_bot_hits_one_that_runs_a_command(seed: int) -> None:
+    fault = FAULTS["kill-agent"](pool_of_bots(one=[], two=[42], three=[]), random.Random(seed))
+    assert (fault.a_busy_bot().name, fault.target) == ("two", "two")
+
+
+def test_a_fault_without_anything_to_hit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_module, "BUSY_WITHIN", 0.1)
+    with pytest.raises(NothingToHit, match="no bot has run a command"):
+        FAULTS["stop-guardian"](pool_of_bots(one=[], two=[]), random.Random(1)).inject()
 
 
 # The version before

@@ -6,6 +6,14 @@ from typing import ClassVar
 
 from ops.chaos.members import Member, Role
 from ops.chaos.pool import ChaosPool
+from schema import clock
+
+#: Seconds within which some bot must run a command, and between two looks.
+BUSY_WITHIN, LOOK = 30.0, 0.05
+
+
+class NothingToHit(Exception):
+    """The pool runs nothing that this fault could hit now, so that the fault does not happen."""
 
 
 class Fault(ABC):
@@ -30,7 +38,7 @@ class Fault(ABC):
 
     @abstractmethod
     def inject(self) -> None:
-        """Let the fault begin."""
+        """Let the fault begin. Raises NothingToHit."""
 
     def heal(self) -> None:  # noqa: B027 — most kills have nothing to heal
         """End the fault. Called once after `inject`, also if that failed halfway."""
@@ -40,3 +48,19 @@ class Fault(ABC):
         member = self.chance.choice(self.pool.of(role))
         self.target = member.name
         return member
+
+    def a_busy_bot(self) -> Member:
+        """Choose a bot that runs a command. Raises NothingToHit if none does for a long time.
+
+        A bot that was hit before may still be starting, and what hits it then shows nothing.
+        """
+        bots = self.pool.of(Role.BOT)
+        bots = self.chance.sample(bots, len(bots))
+        deadline = clock.monotonic() + BUSY_WITHIN
+        while clock.monotonic() < deadline:
+            for bot in bots:
+                if bot.commands():
+                    self.target = bot.name
+                    return bot
+            clock.sleep(LOOK)
+        raise NothingToHit(f"no bot has run a command for {BUSY_WITHIN:.0f} s")

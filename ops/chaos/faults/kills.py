@@ -10,7 +10,7 @@ import psycopg
 
 from bots.agent.guardian import process_tree
 from ops.chaos import execution
-from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.fault import Fault, NothingToHit
 from ops.chaos.members import Member, Role
 
 
@@ -37,7 +37,10 @@ class MemberKill(Fault):
     role: ClassVar[Role]
 
     def inject(self) -> None:
-        self.a(self.role).kill()
+        self.choose().kill()
+
+    def choose(self) -> Member:
+        return self.a(self.role)
 
 
 class GatewayKill(MemberKill):
@@ -54,6 +57,9 @@ class AgentKill(MemberKill):
     name = "kill-agent"
     role = Role.BOT
 
+    def choose(self) -> Member:
+        return self.a_busy_bot()
+
 
 class AllAgentsKill(Fault):
     """Kills every agent at the same moment."""
@@ -66,14 +72,15 @@ class AllAgentsKill(Fault):
 
 
 class BelowAgentKill(Fault):
-    """Kills one of the processes below a bot that `below` names, or all of them."""
+    """Kills one of the processes below a bot that `below` names, or all of them. The bot runs a command."""
 
     every: ClassVar[bool] = False
 
     def inject(self) -> None:
-        found = self.below(self.a(Role.BOT))
-        if found:
-            send(found if self.every else [self.chance.choice(found)], signal.SIGKILL)
+        found = self.below(self.a_busy_bot())
+        if not found:
+            raise NothingToHit(f"{self.target} has just ended its commands")
+        send(found if self.every else [self.chance.choice(found)], signal.SIGKILL)
 
     def below(self, bot: Member) -> list[int]:
         raise NotImplementedError

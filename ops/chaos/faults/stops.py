@@ -1,9 +1,10 @@
 """Faults that stop processes with SIGSTOP, as a paused virtual machine or a machine out of memory does."""
 
 import signal
+from collections.abc import Sequence
 from typing import ClassVar
 
-from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.fault import Fault, NothingToHit
 from ops.chaos.faults.kills import backends, send
 from ops.chaos.members import Member, Role
 
@@ -12,6 +13,8 @@ class Stop(Fault):
     """Stops what `victims` names, and lets it go on when it heals. Some stops are longer than a session lives."""
 
     holds = (0.3, 2.0)
+
+    stopped: Sequence[int] = ()
 
     def inject(self) -> None:
         self.stopped = self.victims()
@@ -47,6 +50,9 @@ class AgentStop(MemberStop):
     name = "stop-agent"
     role = Role.BOT
 
+    def victims(self) -> list[int]:
+        return [self.a_busy_bot().pid]
+
 
 class LongAgentStop(AgentStop):
     """Stops an agent until its session has expired and its jobs run elsewhere."""
@@ -56,11 +62,13 @@ class LongAgentStop(AgentStop):
 
 
 class BelowAgentStop(Stop):
-    """Stops one of the processes below a bot."""
+    """Stops one of the processes below a bot that runs a command."""
 
     def victims(self) -> list[int]:
-        found = self.below(self.a(Role.BOT))
-        return [self.chance.choice(found)] if found else []
+        found = self.below(self.a_busy_bot())
+        if not found:
+            raise NothingToHit(f"{self.target} has just ended its commands")
+        return [self.chance.choice(found)]
 
     def below(self, bot: Member) -> list[int]:
         raise NotImplementedError
