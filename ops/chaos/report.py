@@ -31,6 +31,7 @@ class Injection:
 
     finished, submitted: seconds from the healing to the next stored result and to the next acknowledged submit; None
         if there was none.
+    killed: how many processes the fault has sent SIGKILL.
     """
 
     fault: str
@@ -39,6 +40,7 @@ class Injection:
     healed: float
     finished: float | None
     submitted: float | None
+    killed: int = 0
 
     @property
     def recovery(self) -> float | None:

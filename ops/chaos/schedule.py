@@ -101,7 +101,7 @@ def inject(pool: ChaosPool, fault: Fault) -> Injection:
             finished = pool.progress.finished_at - healed
         if submitted is None and pool.answered_at > healed:
             submitted = pool.answered_at - healed
-    return Injection(fault.name, fault.target, began, healed, finished, submitted)
+    return Injection(fault.name, fault.target, began, healed, finished, submitted, fault.killed)
 
 
 def finish(pool: ChaosPool, report: Report) -> None:
@@ -156,6 +156,7 @@ def _count(pool: ChaosPool, report: Report, rows: Sequence[checker.JobRow], log:
         "attempts": sum(map(len, execution.attempts(log).values())),
         "looks at invariants": pool.invariants.looks,
         "looks missed": pool.invariants.missed,
+        "processes killed": sum(each.killed for each in report.injections),
         "starts of processes": sum(member.starts for member in pool.members),
         "unexpected ends of processes": sum(len(member.surprises) for member in pool.members),
     }

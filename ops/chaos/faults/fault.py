@@ -30,6 +30,8 @@ class Fault(ABC):
         self.pool, self.chance = pool, chance
         #: What was hit, for the log of the run.
         self.target = ""
+        #: How many processes were sent SIGKILL.
+        self.killed = 0
 
     @classmethod
     def missing(cls, _pool: ChaosPool) -> str | None:

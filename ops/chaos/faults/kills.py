@@ -38,6 +38,7 @@ class MemberKill(Fault):
 
     def inject(self) -> None:
         self.choose().kill()
+        self.killed = 1
 
     def choose(self) -> Member:
         return self.a(self.role)
@@ -69,6 +70,7 @@ class AllAgentsKill(Fault):
     def inject(self) -> None:
         for member in self.pool.of(Role.BOT):
             member.signal(signal.SIGKILL)
+            self.killed += 1
 
 
 class BelowAgentKill(Fault):
@@ -80,7 +82,9 @@ class BelowAgentKill(Fault):
         found = self.below(self.a_busy_bot())
         if not found:
             raise NothingToHit(f"{self.target} has just ended its commands")
-        send(found if self.every else [self.chance.choice(found)], signal.SIGKILL)
+        hit = found if self.every else [self.chance.choice(found)]
+        send(hit, signal.SIGKILL)
+        self.killed += len(hit)
 
     def below(self, bot: Member) -> list[int]:
         raise NotImplementedError
@@ -124,6 +128,7 @@ class AgentAndGuardianKill(BelowAgentKill):
     def below(self, bot: Member) -> list[int]:
         found = bot.guardians()
         bot.signal(signal.SIGKILL)
+        self.killed = 1
         return found
 
 
@@ -145,6 +150,7 @@ class BotKill(GuardianAndSupervisorsKill):
     def below(self, bot: Member) -> list[int]:
         found = super().below(bot)
         bot.signal(signal.SIGKILL)
+        self.killed = 1
         return found
 
 
@@ -155,6 +161,7 @@ class ServerKill(Fault):
 
     def inject(self) -> None:
         self.pool.server.kill()
+        self.killed = 1
         self.pool.server.ensure()
 
 
@@ -165,6 +172,7 @@ class BackendKill(Fault):
 
     def inject(self) -> None:
         send([self.chance.choice(process_tree().get(self.pool.server.pid, []))], signal.SIGKILL)
+        self.killed = 1
 
 
 class BackendTermination(Fault):
