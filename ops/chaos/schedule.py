@@ -105,7 +105,7 @@ def inject(pool: ChaosPool, fault: Fault) -> Injection:
 
 
 def finish(pool: ChaosPool, report: Report) -> None:
-    """Stop submitting, wait until every job is final, and check all records."""
+    """Stop submitting, wait until every job is final, and check all records; the logs of a violation are kept."""
     limit = DONE_WITHIN + 1.5 * pool.timing.detect
     deadline = clock.monotonic() + limit
     for caller in pool.callers:
@@ -134,6 +134,7 @@ def finish(pool: ChaosPool, report: Report) -> None:
     for watcher in (pool.invariants, pool.survivors, pool.progress):
         if watcher.error is not None:
             raise watcher.error
+    pool.keep = bool(report.violations)
     _count(pool, report, rows, log)
 
 
