@@ -24,8 +24,9 @@ CANCELLED = 25
 KINDS = {Kind.PLAIN: 8, Kind.DEAF: 1, Kind.HIDING: 1}
 LONGEST = (100, 0.1)
 LENGTHS = {(0, 0.05): 8, (3, 0.05): 16, (10, 0.05): 8, (30, 0.1): 2, LONGEST: 2}
-#: Priorities of jobs, the last one excluded. The longest get that: they start elsewhere as soon as their bot is lost.
-PRIORITIES = (-3, 4)
+#: Priorities of jobs; the lowest number starts first. The longest jobs have an own one, before all others, so that they
+#: start elsewhere as soon as their bot is lost.
+PRIORITIES, FIRST = range(-3, 4), -4
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Work:
         (kind,) = chance.choices(list(KINDS), weights=list(KINDS.values()))
         (length,) = chance.choices(list(LENGTHS), weights=list(LENGTHS.values()))
         asked = execution.payload(self.log, self.run, kind=kind, beats=length[0], pause=length[1])
-        priority = PRIORITIES[1] if length == LONGEST else chance.randrange(*PRIORITIES)
+        priority = FIRST if length == LONGEST else chance.choice(PRIORITIES)
         # More attempts than a run has faults for one job: none may be given up because of faults alone.
         return {**asked, "priority": priority, "max_attempts": 100}
 

@@ -20,6 +20,7 @@ from ops.chaos.checker import Kind, Violation
 from ops.chaos.faults import FAULTS
 from ops.chaos.faults import fault as fault_module
 from ops.chaos.faults.fault import NothingToHit
+from ops.chaos.members import BotParts
 from ops.chaos.pool import ChaosPool
 from ops.chaos.proxy import Proxy
 from ops.chaos.report import Injection, Report, table
@@ -206,14 +207,15 @@ def test_every_fault_is_explained_by_its_name() -> None:
 
 
 def pool_of_bots(**commands: list[int]) -> ChaosPool:
-    bots = [SimpleNamespace(name=name, commands=lambda own=own: own) for name, own in commands.items()]
+    bots = [SimpleNamespace(name=name, parts=lambda own=own: BotParts([], [], own)) for name, own in commands.items()]
     return cast(ChaosPool, SimpleNamespace(of=lambda _role: bots))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fault_of_a_bot_hits_one_that_runs_a_command(seed: int) -> None:
     fault = FAULTS["kill-agent"](pool_of_bots(one=[], two=[42], three=[]), random.Random(seed))
-    assert (fault.a_busy_bot().name, fault.target) == ("two", "two")
+    bot, _ = fault.a_busy_bot()
+    assert (bot.name, fault.target) == ("two", "two")
 
 
 def test_a_fault_without_anything_to_hit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import random
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from ops.chaos.members import Member, Role
+from ops.chaos.members import BotParts, Member, Role
 from ops.chaos.pool import ChaosPool
 from schema import clock
 
@@ -51,8 +51,8 @@ class Fault(ABC):
         self.target = member.name
         return member
 
-    def a_busy_bot(self) -> Member:
-        """Choose a bot that runs a command. Raises NothingToHit if none does for a long time.
+    def a_busy_bot(self) -> tuple[Member, BotParts]:
+        """Choose a bot that runs a command; return its processes too. Raises NothingToHit if none does for long.
 
         A bot that was hit before may still be starting, and what hits it then shows nothing.
         """
@@ -61,8 +61,9 @@ class Fault(ABC):
         deadline = clock.monotonic() + BUSY_WITHIN
         while clock.monotonic() < deadline:
             for bot in bots:
-                if bot.commands():
+                parts = bot.parts()
+                if parts.commands:
                     self.target = bot.name
-                    return bot
+                    return bot, parts
             clock.sleep(LOOK)
         raise NothingToHit(f"no bot has run a command for {BUSY_WITHIN:.0f} s")

@@ -11,7 +11,7 @@ import psycopg
 from bots.agent.guardian import process_tree
 from ops.chaos import execution
 from ops.chaos.faults.fault import Fault, NothingToHit
-from ops.chaos.members import Member, Role
+from ops.chaos.members import BotParts, Member, Role
 
 
 def send(processes: Sequence[int], number: signal.Signals) -> None:
@@ -59,7 +59,7 @@ class AgentKill(MemberKill):
     role = Role.BOT
 
     def choose(self) -> Member:
-        return self.a_busy_bot()
+        return self.a_busy_bot()[0]
 
 
 class AllAgentsKill(Fault):
@@ -74,34 +74,32 @@ class AllAgentsKill(Fault):
 
 
 class BelowAgentKill(Fault):
-    """Kills one of the processes below a bot that `below` names, or all of them. The bot runs a command."""
+    """Kills one of the processes of a bot that `below` names, or all of them. The bot runs a command."""
 
     every: ClassVar[bool] = False
 
     def inject(self) -> None:
-        found = self.below(self.a_busy_bot())
-        if not found:
-            raise NothingToHit(f"{self.target} has just ended its commands")
+        found = self.below(*self.a_busy_bot())
         hit = found if self.every else [self.chance.choice(found)]
         send(hit, signal.SIGKILL)
-        self.killed += len(hit)
+        self.killed = len(hit)
 
-    def below(self, bot: Member) -> list[int]:
+    def below(self, bot: Member, parts: BotParts) -> list[int]:
         raise NotImplementedError
 
 
 class GuardianKill(BelowAgentKill):
     name = "kill-guardian"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.guardians()
+    def below(self, _bot: Member, parts: BotParts) -> list[int]:
+        return parts.guardians
 
 
 class SupervisorKill(BelowAgentKill):
     name = "kill-supervisor"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.supervisors()
+    def below(self, _bot: Member, parts: BotParts) -> list[int]:
+        return parts.supervisors
 
 
 class CommandKill(BelowAgentKill):
@@ -109,11 +107,10 @@ class CommandKill(BelowAgentKill):
 
     name = "kill-command"
 
-    def below(self, bot: Member) -> list[int]:
-        own = set(bot.commands())
-        running = [each for each in execution.processes(self.pool.run) if each.pid in own]
+    def below(self, _bot: Member, parts: BotParts) -> list[int]:
+        running = [each for each in execution.processes(self.pool.run) if each.pid in parts.commands]
         if not running:
-            return []
+            raise NothingToHit(f"{self.target} has just ended its commands")
         victim = self.chance.choice(running)
         self.pool.journal.kill(victim.job)
         return [victim.pid]
@@ -125,11 +122,9 @@ class AgentAndGuardianKill(BelowAgentKill):
     name = "kill-agent-and-guardian"
     every = True
 
-    def below(self, bot: Member) -> list[int]:
-        found = bot.guardians()
-        bot.signal(signal.SIGKILL)
-        self.killed = 1
-        return found
+    def below(self, bot: Member, parts: BotParts) -> list[int]:
+        bot.expect_end()
+        return [bot.pid, *parts.guardians]
 
 
 class GuardianAndSupervisorsKill(BelowAgentKill):
@@ -138,20 +133,19 @@ class GuardianAndSupervisorsKill(BelowAgentKill):
     name = "kill-guardian-and-supervisors"
     every = True
 
-    def below(self, bot: Member) -> list[int]:
-        return [*bot.guardians(), *bot.supervisors()]
+    def below(self, _bot: Member, parts: BotParts) -> list[int]:
+        return [*parts.guardians, *parts.supervisors]
 
 
-class BotKill(GuardianAndSupervisorsKill):
+class BotKill(BelowAgentKill):
     """Kills all of a bot but its commands; the kernel and the next agent are left to end these."""
 
     name = "kill-bot"
+    every = True
 
-    def below(self, bot: Member) -> list[int]:
-        found = super().below(bot)
-        bot.signal(signal.SIGKILL)
-        self.killed = 1
-        return found
+    def below(self, bot: Member, parts: BotParts) -> list[int]:
+        bot.expect_end()
+        return [bot.pid, *parts.guardians, *parts.supervisors]
 
 
 class ServerKill(Fault):

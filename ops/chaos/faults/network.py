@@ -45,7 +45,7 @@ class LongBotPartition(Partition):
     holds = (7.0, 8.0)
 
     def choose(self) -> str:
-        return self.a_busy_bot().name
+        return self.a_busy_bot()[0].name
 
 
 class LostRequests(NetworkFault):

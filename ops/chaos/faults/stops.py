@@ -4,9 +4,9 @@ import signal
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ops.chaos.faults.fault import Fault, NothingToHit
+from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.kills import backends, send
-from ops.chaos.members import Member, Role
+from ops.chaos.members import BotParts, Role
 
 
 class Stop(Fault):
@@ -51,7 +51,7 @@ class AgentStop(MemberStop):
     role = Role.BOT
 
     def victims(self) -> list[int]:
-        return [self.a_busy_bot().pid]
+        return [self.a_busy_bot()[0].pid]
 
 
 class LongAgentStop(AgentStop):
@@ -65,34 +65,32 @@ class BelowAgentStop(Stop):
     """Stops one of the processes below a bot that runs a command."""
 
     def victims(self) -> list[int]:
-        found = self.below(self.a_busy_bot())
-        if not found:
-            raise NothingToHit(f"{self.target} has just ended its commands")
-        return [self.chance.choice(found)]
+        _, parts = self.a_busy_bot()
+        return [self.chance.choice(self.below(parts))]
 
-    def below(self, bot: Member) -> list[int]:
+    def below(self, parts: BotParts) -> list[int]:
         raise NotImplementedError
 
 
 class GuardianStop(BelowAgentStop):
     name = "stop-guardian"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.guardians()
+    def below(self, parts: BotParts) -> list[int]:
+        return parts.guardians
 
 
 class SupervisorStop(BelowAgentStop):
     name = "stop-supervisor"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.supervisors()
+    def below(self, parts: BotParts) -> list[int]:
+        return parts.supervisors
 
 
 class CommandStop(BelowAgentStop):
     name = "stop-command"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.commands()
+    def below(self, parts: BotParts) -> list[int]:
+        return parts.commands
 
 
 class ServerStop(Stop):
