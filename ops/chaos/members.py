@@ -160,7 +160,7 @@ class Keeper:
     @contextmanager
     def away(self, members: Sequence[Member]) -> Iterator[None]:
         """End these members politely, and start them again, in this version, when the block is left."""
-        self._away = {member.name for member in members}
+        self.keep_away(members)
         try:
             for member in members:
                 member.signal(signal.SIGTERM)
@@ -169,7 +169,15 @@ class Keeper:
                 member.birth = Birth()
             yield
         finally:
-            self._away = set()
+            self.call_back()
+
+    def keep_away(self, members: Sequence[Member]) -> None:
+        """Leave these members dead, and start all others."""
+        self._away = {member.name for member in members}
+
+    def call_back(self) -> None:
+        """Start all members again."""
+        self._away = set()
 
     def close(self) -> None:
         """Stop starting members, and kill all that live, bots with everything below them."""

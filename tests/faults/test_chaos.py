@@ -26,6 +26,7 @@ LONG = {
     "step-server-clock",
     "upgrade",
     "kill-all-agents",
+    "kill-bot",
     "restart-in-other-version",
 }
 SMALL = Shape(bots=3, callers=2, backlog=30)

@@ -137,15 +137,28 @@ class GuardianAndSupervisorsKill(BelowAgentKill):
         return [*parts.guardians, *parts.supervisors]
 
 
-class BotKill(BelowAgentKill):
-    """Kills all of a bot but its commands; the kernel and the next agent are left to end these."""
+class BotKill(Fault):
+    """Kills all of a bot but its commands, which only the kernel can end then, until its jobs run elsewhere.
+
+    What hides from its command is left to the next agent, however late that comes. So it is killed here.
+    """
 
     name = "kill-bot"
-    every = True
+    holds = (7.0, 8.0)
 
-    def below(self, bot: Member, parts: BotParts) -> list[int]:
+    def inject(self) -> None:
+        bot, parts = self.a_busy_bot()
+        self.pool.keeper.keep_away([bot])
         bot.expect_end()
-        return [bot.pid, *parts.guardians, *parts.supervisors]
+        hit = [bot.pid, *parts.guardians, *parts.supervisors]
+        send(hit, signal.SIGKILL)
+        self.killed = len(hit)
+        running = execution.processes(self.pool.run)
+        commands = {line.pid for line in execution.read(self.pool.execution_log) if line.what == "start"}
+        send([each.pid for each in running if each.bot == bot.name and each.pid not in commands], signal.SIGKILL)
+
+    def heal(self) -> None:
+        self.pool.keeper.call_back()
 
 
 class ServerKill(Fault):
