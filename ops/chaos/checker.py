@@ -20,7 +20,7 @@ class Kind(StrEnum):
     """What can be violated."""
 
     LOST = "lost"  # acknowledged, and absent or without the run that it tells of
-    FAILED = "failed"  # a command that was not killed failed, or could not be run
+    FAILED = "failed"  # a job ended without success, and no fault or caller has caused that
     DOUBLED = "doubled"  # one key made two jobs, or a job ended or succeeded twice
     OVERLAP = "overlap"  # two attempts of one job beside each other
     FENCE = "fence"  # a fence started twice, or an older one after a newer one
@@ -54,8 +54,8 @@ class JobRow:
     reason: str = ""
 
 
-#: How the reason of a job begins whose command was killed, as a fault may do.
-_KILLED = "killed by "
+#: Why the pool may give a job up: faults do kill the bots of one job three times.
+_BOTS_LOST = "its bot was lost three times"
 
 # Every read names the schema: other tools check databases with connections of their own.
 _ROWS = text("""
@@ -79,7 +79,7 @@ def check(submits: Submits, log: Sequence[Line], rows: Sequence[JobRow]) -> list
     return [
         *_of_submits(submits, rows, by_job),
         *(found for tries in ran.values() for found in of_attempts(tries)),
-        *_of_results(by_job, ran),
+        *_of_results(submits, by_job, ran),
     ]
 
 
@@ -122,12 +122,16 @@ def _of_submits(submits: Submits, rows: Sequence[JobRow], by_job: Mapping[str, J
             yield Violation(Kind.DOUBLED, what, submits.asked[row.key])
 
 
-def _of_results(rows: Mapping[str, JobRow], ran: Mapping[str, list[Attempt]]) -> Iterator[Violation]:
+def _of_results(submits: Submits, rows: Mapping[str, JobRow], ran: Mapping[str, list[Attempt]]) -> Iterator[Violation]:
     for job, row in rows.items():
         if row.ends > 1:
             yield Violation(Kind.DOUBLED, f"job {job} ended {row.ends} times")
-        if row.state == "failed" and not row.reason.startswith(_KILLED):
-            yield Violation(Kind.FAILED, f"job {job} failed, and its command cannot fail: {row.reason}")
+        if row.state == "failed" and job not in submits.killed:
+            yield Violation(Kind.FAILED, f"job {job} failed, and no fault has killed its command: {row.reason}")
+        if row.state == "cancelled" and job not in submits.cancelled:
+            yield Violation(Kind.FAILED, f"job {job} was cancelled, and no caller had asked for that: {row.reason}")
+        if row.state == "dead" and row.reason != _BOTS_LOST:
+            yield Violation(Kind.FAILED, f"job {job} was given up, and not because its bots were lost: {row.reason}")
         if row.state == "succeeded":
             yield from _of_success(row, ran.get(job, []))
     for job, tries in ran.items():

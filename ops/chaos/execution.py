@@ -121,6 +121,7 @@ class Running:
     pid: int
     job: str
     fence: int
+    bot: str
 
 
 def processes(run: str) -> list[Running]:
@@ -134,5 +135,5 @@ def processes(run: str) -> list[Running]:
                 if mark in environment:
                     own = dict(line.split(b"=", 1) for line in environment if b"=" in line)
                     job, fence = own.get(b"LEASEHOLD_JOB", b"").decode(), int(own.get(b"LEASEHOLD_FENCE", b"-1"))
-                    found.append(Running(int(entry.name), job, fence))
+                    found.append(Running(int(entry.name), job, fence, own.get(b"LEASEHOLD_BOT", b"").decode()))
     return found

@@ -1,4 +1,4 @@
-"""The journal of submits: what was asked of the pool and what it acknowledged, kept outside of the pool."""
+"""The journal: what was asked of the pool, what it acknowledged and which commands were killed, kept outside of it."""
 
 import threading
 from collections.abc import Mapping
@@ -20,14 +20,20 @@ class Acknowledged:
 
 @dataclass(frozen=True)
 class Submits:
-    """What a journal holds. `asked`: every key that was ever sent, with the time of its first request."""
+    """What a journal holds.
+
+    asked: every key that was ever sent, with the time of its first request.
+    cancelled, killed: jobs that a caller wanted cancelled, and jobs whose commands a fault has killed.
+    """
 
     asked: Mapping[str, float] = field(default_factory=dict)
     acknowledged: tuple[Acknowledged, ...] = ()
+    cancelled: frozenset[str] = frozenset()
+    killed: frozenset[str] = frozenset()
 
 
 class Journal:
-    """Writes a journal; several threads may share it. A key is noted before its request leaves, an answer at once."""
+    """Writes a journal; several threads may share it. What is done is noted before it is done, an answer at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,6 +51,14 @@ class Journal:
         with self._lock:
             self._jobs[key] = job
 
+    def cancel(self, job: str) -> None:
+        """Note that a request to cancel this job is about to be sent."""
+        self._file.write("cancel", job)
+
+    def kill(self, job: str) -> None:
+        """Note that the command of this job is about to be killed."""
+        self._file.write("kill", job)
+
     @property
     def jobs(self) -> dict[str, str]:
         """Acknowledged keys and the ids of their jobs."""
@@ -59,12 +73,18 @@ def read(path: Path) -> Submits:
     """Read a journal that may still be written."""
     asked: dict[str, float] = {}
     acknowledged: list[Acknowledged] = []
+    cancelled: set[str] = set()
+    killed: set[str] = set()
     for words in records.lines(path):
         match words:
             case ["ask", key, at]:
                 asked.setdefault(key, float(at))
             case ["ack", key, job, at]:
                 acknowledged.append(Acknowledged(key, job, float(at)))
+            case ["cancel", job]:
+                cancelled.add(job)
+            case ["kill", job]:
+                killed.add(job)
             case _:
                 raise ValueError(f"{path}: a line is no entry of a journal: {words}")
-    return Submits(asked, tuple(acknowledged))
+    return Submits(asked, tuple(acknowledged), frozenset(cancelled), frozenset(killed))

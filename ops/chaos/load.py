@@ -19,10 +19,14 @@ TIMEOUT, PATIENCE = 3.0, 3.0
 MOST, REPEATED = 4, 20
 #: One of so many jobs is cancelled.
 CANCELLED = 25
-#: Kinds of commands, and how often each is drawn; beats and the pause before each, in seconds. Some run for longer than
-#: a session lives: only these could still run when their job has been given to another bot.
+#: Kinds of commands, and how often each is drawn; beats and the pause before each, in seconds. The longest run for
+#: longer than a session lives: only these could still run when their job has been given to another bot.
 KINDS = {Kind.PLAIN: 8, Kind.DEAF: 1, Kind.HIDING: 1}
-LENGTHS = {(0, 0.05): 8, (3, 0.05): 16, (10, 0.05): 8, (30, 0.1): 2, (100, 0.1): 2}
+LONGEST = (100, 0.1)
+LENGTHS = {(0, 0.05): 8, (3, 0.05): 16, (10, 0.05): 8, (30, 0.1): 2, LONGEST: 2}
+#: Priorities of jobs; the lowest number starts first. The longest jobs have an own one, before all others, so that they
+#: start elsewhere as soon as their bot is lost.
+PRIORITIES, FIRST = range(-3, 4), -4
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,11 @@ class Work:
     def draw(self, chance: random.Random) -> dict[str, Any]:
         """Return the request of one job, without a key."""
         (kind,) = chance.choices(list(KINDS), weights=list(KINDS.values()))
-        ((beats, pause),) = chance.choices(list(LENGTHS), weights=list(LENGTHS.values()))
-        asked = execution.payload(self.log, self.run, kind=kind, beats=beats, pause=pause)
+        (length,) = chance.choices(list(LENGTHS), weights=list(LENGTHS.values()))
+        asked = execution.payload(self.log, self.run, kind=kind, beats=length[0], pause=length[1])
+        priority = FIRST if length == LONGEST else chance.choice(PRIORITIES)
         # More attempts than a run has faults for one job: none may be given up because of faults alone.
-        return {**asked, "priority": chance.randrange(-3, 4), "max_attempts": 100}
+        return {**asked, "priority": priority, "max_attempts": 100}
 
 
 class Caller:
@@ -113,8 +118,10 @@ class Caller:
         if self._chance.randrange(REPEATED) == 0:
             self._unknown.append(jobs)
         if self._chance.randrange(CANCELLED) == 0:
+            job = self._chance.choice(answers).id
+            self._journal.cancel(job)
             try:
-                self._client.cancel([self._chance.choice(answers).id])
+                self._client.cancel([job])
             except LeaseholdError as error:
                 self._failed(error)
 

@@ -90,6 +90,11 @@ class Member:
             if self._process is not None:
                 self._process.send_signal(number)
 
+    def expect_end(self) -> None:
+        """Note that the process is about to be killed, and not by itself."""
+        with self._lock:
+            self._expected = True
+
     def kill(self) -> None:
         """SIGKILL, and nothing to the processes that it has started."""
         self.signal(signal.SIGKILL)
@@ -120,19 +125,22 @@ class Member:
         """The processes below this one, parents first."""
         return descendants([self.pid], process_tree()) if self.alive else []
 
-    def guardians(self) -> list[int]:
-        """A bot's guardian, which is its only child; none if there is none at the moment."""
-        return process_tree().get(self.pid, []) if self.alive else []
+    def parts(self) -> "BotParts":
+        """The processes of a bot at this moment."""
+        # One look at all processes: many commands end before a second one.
+        tree = process_tree() if self.alive else {}
+        guardians = tree.get(self.pid, [])
+        supervisors = [child for guardian in guardians for child in tree.get(guardian, [])]
+        return BotParts(guardians, supervisors, [child for each in supervisors for child in tree.get(each, [])])
 
-    def supervisors(self) -> list[int]:
-        """A bot's supervisors, the children of its guardian."""
-        tree = process_tree()
-        return [child for guardian in self.guardians() for child in tree.get(guardian, [])]
 
-    def commands(self) -> list[int]:
-        """The processes that a bot's supervisors run as commands."""
-        tree = process_tree()
-        return [child for supervisor in self.supervisors() for child in tree.get(supervisor, [])]
+@dataclass(frozen=True)
+class BotParts:
+    """The processes below an agent: its guardian, which is its only child, the supervisors, and their commands."""
+
+    guardians: list[int]
+    supervisors: list[int]
+    commands: list[int]
 
 
 class Keeper:
@@ -152,7 +160,7 @@ class Keeper:
     @contextmanager
     def away(self, members: Sequence[Member]) -> Iterator[None]:
         """End these members politely, and start them again, in this version, when the block is left."""
-        self._away = {member.name for member in members}
+        self.keep_away(members)
         try:
             for member in members:
                 member.signal(signal.SIGTERM)
@@ -161,7 +169,15 @@ class Keeper:
                 member.birth = Birth()
             yield
         finally:
-            self._away = set()
+            self.call_back()
+
+    def keep_away(self, members: Sequence[Member]) -> None:
+        """Leave these members dead, and start all others."""
+        self._away = {member.name for member in members}
+
+    def call_back(self) -> None:
+        """Start all members again."""
+        self._away = set()
 
     def close(self) -> None:
         """Stop starting members, and kill all that live, bots with everything below them."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ops.chaos import checker, execution, journal
 from ops.chaos.checker import Kind, Violation
-from ops.chaos.faults.fault import Fault
+from ops.chaos.faults.fault import Fault, NothingToHit
 from ops.chaos.pool import ChaosPool
 from ops.chaos.report import Injection, Report
 from schema import clock
@@ -42,11 +42,16 @@ def run(pool: ChaosPool, plan: Plan, *, seed: int, say: Callable[[str], None]) -
             report.not_injected[kind.name] = reason
     began = clock.monotonic()
     deck: list[type[Fault]] = []
-    while kinds and _more(plan, len(report.injections), clock.monotonic() - began):
+    while kinds and _more(plan, len(report.injections) + sum(report.missed.values()), clock.monotonic() - began):
         if not deck:
             deck = pool.chance.sample(kinds, len(kinds))
         fault = deck.pop()(pool, random.Random(pool.chance.getrandbits(64)))
-        injection = inject(pool, fault)
+        try:
+            injection = inject(pool, fault)
+        except NothingToHit as reason:
+            report.missed[fault.name] = report.missed.get(fault.name, 0) + 1
+            say(f"{clock.monotonic() - began:7.2f} s  {fault.name} hits nothing: {reason}")
+            continue
         report.injections.append(injection)
         say(f"{injection.began - began:7.2f} s  {_told(injection)}")
         if injection.recovery is None:
@@ -74,7 +79,10 @@ def _more(plan: Plan, faults: int, seconds: float) -> bool:
 
 
 def inject(pool: ChaosPool, fault: Fault) -> Injection:
-    """Let one fault happen, and wait until the pool has finished a job and acknowledged a submit after it."""
+    """Let one fault happen, and wait until the pool has finished a job and acknowledged a submit after it.
+
+    Raises NothingToHit.
+    """
     began = clock.monotonic()
     least, most = fault.holds
     try:
@@ -93,11 +101,11 @@ def inject(pool: ChaosPool, fault: Fault) -> Injection:
             finished = pool.progress.finished_at - healed
         if submitted is None and pool.answered_at > healed:
             submitted = pool.answered_at - healed
-    return Injection(fault.name, fault.target, began, healed, finished, submitted)
+    return Injection(fault.name, fault.target, began, healed, finished, submitted, fault.killed)
 
 
 def finish(pool: ChaosPool, report: Report) -> None:
-    """Stop submitting, wait until every job is final, and check all records."""
+    """Stop submitting, wait until every job is final, and check all records; the logs of a violation are kept."""
     limit = DONE_WITHIN + 1.5 * pool.timing.detect
     deadline = clock.monotonic() + limit
     for caller in pool.callers:
@@ -126,6 +134,7 @@ def finish(pool: ChaosPool, report: Report) -> None:
     for watcher in (pool.invariants, pool.survivors, pool.progress):
         if watcher.error is not None:
             raise watcher.error
+    pool.keep = bool(report.violations)
     _count(pool, report, rows, log)
 
 
@@ -148,6 +157,7 @@ def _count(pool: ChaosPool, report: Report, rows: Sequence[checker.JobRow], log:
         "attempts": sum(map(len, execution.attempts(log).values())),
         "looks at invariants": pool.invariants.looks,
         "looks missed": pool.invariants.missed,
+        "processes killed": sum(each.killed for each in report.injections),
         "starts of processes": sum(member.starts for member in pool.members),
         "unexpected ends of processes": sum(len(member.surprises) for member in pool.members),
     }

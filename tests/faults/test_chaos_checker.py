@@ -69,7 +69,10 @@ def test_each_planted_line_of_a_command_is_found(
         ([ROWS[0]], [Kind.LOST, Kind.LOST]),  # acknowledged, and it ran
         ([ROWS[0], replace(ROWS[1], ends=2)], [Kind.DOUBLED]),
         ([ROWS[0], replace(ROWS[1], state="failed", reason="exit code 2")], [Kind.FAILED]),
-        ([ROWS[0], replace(ROWS[1], state="failed", reason="killed by SIGKILL")], []),
+        ([ROWS[0], replace(ROWS[1], state="failed", reason="killed by SIGKILL")], [Kind.FAILED]),  # no fault did that
+        ([ROWS[0], replace(ROWS[1], state="cancelled")], [Kind.FAILED]),  # nobody asked for it
+        ([ROWS[0], replace(ROWS[1], state="dead", reason="every attempt ended without a result")], [Kind.FAILED]),
+        ([ROWS[0], replace(ROWS[1], state="dead", reason="its bot was lost three times")], []),
         ([ROWS[0], replace(ROWS[1], fence=2, result_fence=2)], [Kind.LOST]),  # nobody ran fence 2
         ([*ROWS, JobRow("c", "k-b", "queued", 0, None, 0)], [Kind.DOUBLED]),  # one key, two jobs
         ([*ROWS, JobRow("c", "k-c", "queued", 0, None, 0)], [Kind.DOUBLED]),  # nobody asked for it
@@ -89,8 +92,16 @@ def test_a_key_that_was_answered_with_two_jobs_is_found(parsed: Callable[[str], 
 
 def test_a_submit_without_an_answer_may_have_made_a_job_or_not(parsed: Callable[[str], list[Line]]) -> None:
     asked = replace(SUBMITS, asked={**SUBMITS.asked, "k-c": 2.0, "k-d": 2.0})
-    rows = [*ROWS, JobRow("c", "k-c", "cancelled", 0, None, 1)]
+    rows = [*ROWS, JobRow("c", "k-c", "queued", 0, None, 0)]
     assert checker.check(asked, parsed(SOUND), rows) == []
+
+
+def test_a_job_may_fail_after_its_command_was_killed_and_be_cancelled_on_request(
+    parsed: Callable[[str], list[Line]],
+) -> None:
+    noted = replace(SUBMITS, cancelled=frozenset("a"), killed=frozenset("b"))
+    rows = [replace(ROWS[0], state="cancelled"), replace(ROWS[1], state="failed", reason="killed by SIGKILL")]
+    assert checker.check(noted, parsed(SOUND), rows) == []
 
 
 def test_a_command_notes_its_start_its_beats_and_its_end(tmp_path: Path) -> None:

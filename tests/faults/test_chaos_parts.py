@@ -1,5 +1,6 @@
 """The parts of fault runs: proxies, the search for survivors, the report and the version before this one."""
 
+import json
 import os
 import random
 import signal
@@ -7,15 +8,23 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from ops.chaos import execution, versions
 from ops.chaos.checker import Kind, Violation
 from ops.chaos.faults import FAULTS
+from ops.chaos.faults import fault as fault_module
+from ops.chaos.faults.fault import NothingToHit
+from ops.chaos.members import BotParts
+from ops.chaos.pool import ChaosPool
 from ops.chaos.proxy import Proxy
-from ops.chaos.report import Injection, Report
+from ops.chaos.report import Injection, Report, table
+from ops.chaos.run import main
 from ops.chaos.versions import NoVersionBefore
 from ops.chaos.watch import Survivors
 from schema.postgres.engine import libpq_url
@@ -159,7 +168,7 @@ def test_a_violation_is_told_beside_the_fault_that_it_followed() -> None:
         Injection("cut", "callers", 30.0, 32.0, 0.2, 0.3),
     ]
     report.violations = [Violation(Kind.OVERLAP, "two", 21.0), Violation(Kind.LOST, "one")]
-    rows = [line.split() for line in report.table().splitlines()]
+    rows = [line.split() for line in table([report]).splitlines()]
     assert [row[0] for row in rows] == ["fault", "cut", "kill-agent", "(unknown)", "all"]
     assert rows[1][1:] == ["1", "0", "0", "0", "0", "0", "0", "0", "0", "0.30", "0.30"]
     assert rows[2][1:] == ["2", "0", "0", "0", "1", "0", "0", "0", "0", "1.00", "1.50"]
@@ -167,9 +176,52 @@ def test_a_violation_is_told_beside_the_fault_that_it_followed() -> None:
     assert rows[4][1:4] == ["3", "1", "0"]
 
 
+def test_the_reports_of_several_runs_are_merged_into_one_table(tmp_path: Path) -> None:
+    for seed, recovery in ((1, 0.5), (2, 1.5)):
+        report = Report(seed, injections=[Injection("kill-agent", "bot-1", 10.0, 10.0, recovery, 0.1)])
+        report.violations = [Violation(Kind.LOST, "one", 11.0)] * (seed - 1)
+        (tmp_path / f"{seed}.json").write_text(json.dumps(report.json()))
+    one, two = (str(tmp_path / f"{seed}.json") for seed in (1, 2))
+    sound = CliRunner().invoke(main, ["--merge", one, "--merge", one])
+    assert (sound.exit_code, sound.output.splitlines()[1].split()[:3]) == (0, ["kill-agent", "2", "0"])
+    merged = CliRunner().invoke(main, ["--merge", one, "--merge", two])
+    assert merged.exit_code == 1
+    assert merged.output.splitlines()[1].split() == ["kill-agent", "2", "1", *"0000000", "1.00", "1.50"]
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"injections": [{"fault": "cut"}], "violations": []}'])
+def test_a_file_that_holds_no_report_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report").write_text(text)
+    refused = CliRunner().invoke(main, ["--merge", str(tmp_path / "report")])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: {tmp_path}/report: is no ")
+    assert refused.stderr.count("\n") == 1
+
+
 def test_every_fault_is_explained_by_its_name() -> None:
     explained = README.read_text()
     assert [name for name in FAULTS if f"`{name}`" not in explained] == [], "ops/chaos/README.md"
+
+
+# Targets
+
+
+def pool_of_bots(**commands: list[int]) -> ChaosPool:
+    bots = [SimpleNamespace(name=name, parts=lambda own=own: BotParts([], [], own)) for name, own in commands.items()]
+    return cast(ChaosPool, SimpleNamespace(of=lambda _role: bots))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fault_of_a_bot_hits_one_that_runs_a_command(seed: int) -> None:
+    fault = FAULTS["kill-agent"](pool_of_bots(one=[], two=[42], three=[]), random.Random(seed))
+    bot, _ = fault.a_busy_bot()
+    assert (bot.name, fault.target) == ("two", "two")
+
+
+def test_a_fault_without_anything_to_hit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_module, "BUSY_WITHIN", 0.1)
+    with pytest.raises(NothingToHit, match="no bot has run a command"):
+        FAULTS["stop-guardian"](pool_of_bots(one=[], two=[]), random.Random(1)).inject()
 
 
 # The version before

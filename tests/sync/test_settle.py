@@ -85,6 +85,21 @@ def test_a_batch_costs_as_many_statements_for_thirty_bots_as_for_two(pool: Pool)
     assert many == few
 
 
+def test_a_result_of_another_fence_does_not_end_the_attempt_that_runs(pool: Pool) -> None:
+    bot = pool.bot()
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    for fence in (work["fence"] - 1, work["fence"] + 1):
+        other = completed(work | {"fence": fence}, "failed")
+        bot.sync(active(work), other)
+        bot.sync(other, active(work))
+    assert pool.job(job).state == "running"
+    bot.sync(completed(work))
+    row = pool.job(job)
+    assert (row.state, row.result_fence) == ("succeeded", work["fence"])
+
+
 def test_a_call_that_is_refused_fails_alone_and_changes_nothing(pool: Pool) -> None:
     bots, works = crew(pool, 6)
     pool.submit(10)

@@ -4,8 +4,16 @@ import random
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from ops.chaos.members import Member, Role
+from ops.chaos.members import BotParts, Member, Role
 from ops.chaos.pool import ChaosPool
+from schema import clock
+
+#: Seconds within which some bot must run a command, and between two looks.
+BUSY_WITHIN, LOOK = 30.0, 0.05
+
+
+class NothingToHit(Exception):
+    """The pool runs nothing that this fault could hit now, so that the fault does not happen."""
 
 
 class Fault(ABC):
@@ -22,6 +30,8 @@ class Fault(ABC):
         self.pool, self.chance = pool, chance
         #: What was hit, for the log of the run.
         self.target = ""
+        #: How many processes were sent SIGKILL.
+        self.killed = 0
 
     @classmethod
     def missing(cls, _pool: ChaosPool) -> str | None:
@@ -30,7 +40,7 @@ class Fault(ABC):
 
     @abstractmethod
     def inject(self) -> None:
-        """Let the fault begin."""
+        """Let the fault begin. Raises NothingToHit."""
 
     def heal(self) -> None:  # noqa: B027 — most kills have nothing to heal
         """End the fault. Called once after `inject`, also if that failed halfway."""
@@ -40,3 +50,20 @@ class Fault(ABC):
         member = self.chance.choice(self.pool.of(role))
         self.target = member.name
         return member
+
+    def a_busy_bot(self) -> tuple[Member, BotParts]:
+        """Choose a bot that runs a command; return its processes too. Raises NothingToHit if none does for long.
+
+        A bot that was hit before may still be starting, and what hits it then shows nothing.
+        """
+        bots = self.pool.of(Role.BOT)
+        bots = self.chance.sample(bots, len(bots))
+        deadline = clock.monotonic() + BUSY_WITHIN
+        while clock.monotonic() < deadline:
+            for bot in bots:
+                parts = bot.parts()
+                if parts.commands:
+                    self.target = bot.name
+                    return bot, parts
+            clock.sleep(LOOK)
+        raise NothingToHit(f"no bot has run a command for {BUSY_WITHIN:.0f} s")

@@ -9,8 +9,9 @@ from typing import ClassVar
 import psycopg
 
 from bots.agent.guardian import process_tree
-from ops.chaos.faults.fault import Fault
-from ops.chaos.members import Member, Role
+from ops.chaos import execution
+from ops.chaos.faults.fault import Fault, NothingToHit
+from ops.chaos.members import BotParts, Member, Role
 
 
 def send(processes: Sequence[int], number: signal.Signals) -> None:
@@ -36,7 +37,11 @@ class MemberKill(Fault):
     role: ClassVar[Role]
 
     def inject(self) -> None:
-        self.a(self.role).kill()
+        self.choose().kill()
+        self.killed = 1
+
+    def choose(self) -> Member:
+        return self.a(self.role)
 
 
 class GatewayKill(MemberKill):
@@ -53,6 +58,9 @@ class AgentKill(MemberKill):
     name = "kill-agent"
     role = Role.BOT
 
+    def choose(self) -> Member:
+        return self.a_busy_bot()[0]
+
 
 class AllAgentsKill(Fault):
     """Kills every agent at the same moment."""
@@ -62,41 +70,50 @@ class AllAgentsKill(Fault):
     def inject(self) -> None:
         for member in self.pool.of(Role.BOT):
             member.signal(signal.SIGKILL)
+            self.killed += 1
 
 
 class BelowAgentKill(Fault):
-    """Kills one of the processes below a bot that `below` names, or all of them."""
+    """Kills one of the processes of a bot that `below` names, or all of them. The bot runs a command."""
 
     every: ClassVar[bool] = False
 
     def inject(self) -> None:
-        found = self.below(self.a(Role.BOT))
-        if found:
-            send(found if self.every else [self.chance.choice(found)], signal.SIGKILL)
+        found = self.below(*self.a_busy_bot())
+        hit = found if self.every else [self.chance.choice(found)]
+        send(hit, signal.SIGKILL)
+        self.killed = len(hit)
 
-    def below(self, bot: Member) -> list[int]:
+    def below(self, bot: Member, parts: BotParts) -> list[int]:
         raise NotImplementedError
 
 
 class GuardianKill(BelowAgentKill):
     name = "kill-guardian"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.guardians()
+    def below(self, _bot: Member, parts: BotParts) -> list[int]:
+        return parts.guardians
 
 
 class SupervisorKill(BelowAgentKill):
     name = "kill-supervisor"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.supervisors()
+    def below(self, _bot: Member, parts: BotParts) -> list[int]:
+        return parts.supervisors
 
 
 class CommandKill(BelowAgentKill):
+    """Kills one command. Its job fails then, which the journal has to allow."""
+
     name = "kill-command"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.commands()
+    def below(self, _bot: Member, parts: BotParts) -> list[int]:
+        running = [each for each in execution.processes(self.pool.run) if each.pid in parts.commands]
+        if not running:
+            raise NothingToHit(f"{self.target} has just ended its commands")
+        victim = self.chance.choice(running)
+        self.pool.journal.kill(victim.job)
+        return [victim.pid]
 
 
 class AgentAndGuardianKill(BelowAgentKill):
@@ -105,10 +122,43 @@ class AgentAndGuardianKill(BelowAgentKill):
     name = "kill-agent-and-guardian"
     every = True
 
-    def below(self, bot: Member) -> list[int]:
-        found = bot.guardians()
-        bot.signal(signal.SIGKILL)
-        return found
+    def below(self, bot: Member, parts: BotParts) -> list[int]:
+        bot.expect_end()
+        return [bot.pid, *parts.guardians]
+
+
+class GuardianAndSupervisorsKill(BelowAgentKill):
+    """Kills everything between an agent and its commands; the kernel and the agent are left to end these."""
+
+    name = "kill-guardian-and-supervisors"
+    every = True
+
+    def below(self, _bot: Member, parts: BotParts) -> list[int]:
+        return [*parts.guardians, *parts.supervisors]
+
+
+class BotKill(Fault):
+    """Kills all of a bot but its commands, which only the kernel can end then, until its jobs run elsewhere.
+
+    What hides from its command is left to the next agent, however late that comes. So it is killed here.
+    """
+
+    name = "kill-bot"
+    holds = (7.0, 8.0)
+
+    def inject(self) -> None:
+        bot, parts = self.a_busy_bot()
+        self.pool.keeper.keep_away([bot])
+        bot.expect_end()
+        hit = [bot.pid, *parts.guardians, *parts.supervisors]
+        send(hit, signal.SIGKILL)
+        self.killed = len(hit)
+        running = execution.processes(self.pool.run)
+        commands = {line.pid for line in execution.read(self.pool.execution_log) if line.what == "start"}
+        send([each.pid for each in running if each.bot == bot.name and each.pid not in commands], signal.SIGKILL)
+
+    def heal(self) -> None:
+        self.pool.keeper.call_back()
 
 
 class ServerKill(Fault):
@@ -118,6 +168,7 @@ class ServerKill(Fault):
 
     def inject(self) -> None:
         self.pool.server.kill()
+        self.killed = 1
         self.pool.server.ensure()
 
 
@@ -128,6 +179,7 @@ class BackendKill(Fault):
 
     def inject(self) -> None:
         send([self.chance.choice(process_tree().get(self.pool.server.pid, []))], signal.SIGKILL)
+        self.killed = 1
 
 
 class BackendTermination(Fault):
@@ -151,6 +203,8 @@ KILLS = (
     SupervisorKill,
     CommandKill,
     AgentAndGuardianKill,
+    GuardianAndSupervisorsKill,
+    BotKill,
     ServerKill,
     BackendKill,
     BackendTermination,

@@ -7,21 +7,23 @@ from ops.chaos.proxy import Link
 
 
 class NetworkFault(Fault):
-    """Hits one or more links. `prefixes`: beginnings of the names of the links that it may hit."""
+    """Hits one or more links."""
 
     holds = (0.3, 3.0)
-    prefixes: tuple[str, ...] = ("bot-", "callers", "database-")
+    hit: Sequence[Link] = ()
 
     def inject(self) -> None:
-        names = [name for name in self.pool.links if name.startswith(self.prefixes)]
-        self.target = self.chance.choice(names)
-        self.hit: Sequence[Link] = [self.pool.links[self.target]]
+        self.target = self.choose()
+        self.hit = [self.pool.links[self.target]]
         for link in self.hit:
             self.disturb(link)
 
     def heal(self) -> None:
         for link in self.hit:
             link.heal()
+
+    def choose(self) -> str:
+        return self.chance.choice(list(self.pool.links))
 
     def disturb(self, link: Link) -> None:
         raise NotImplementedError
@@ -41,7 +43,9 @@ class LongBotPartition(Partition):
 
     name = "partition-bot-past-session"
     holds = (7.0, 8.0)
-    prefixes = ("bot-",)
+
+    def choose(self) -> str:
+        return self.a_busy_bot()[0].name
 
 
 class LostRequests(NetworkFault):

@@ -1,17 +1,20 @@
 """Faults that stop processes with SIGSTOP, as a paused virtual machine or a machine out of memory does."""
 
 import signal
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.kills import backends, send
-from ops.chaos.members import Member, Role
+from ops.chaos.members import BotParts, Role
 
 
 class Stop(Fault):
     """Stops what `victims` names, and lets it go on when it heals. Some stops are longer than a session lives."""
 
     holds = (0.3, 2.0)
+
+    stopped: Sequence[int] = ()
 
     def inject(self) -> None:
         self.stopped = self.victims()
@@ -47,6 +50,9 @@ class AgentStop(MemberStop):
     name = "stop-agent"
     role = Role.BOT
 
+    def victims(self) -> list[int]:
+        return [self.a_busy_bot()[0].pid]
+
 
 class LongAgentStop(AgentStop):
     """Stops an agent until its session has expired and its jobs run elsewhere."""
@@ -56,35 +62,35 @@ class LongAgentStop(AgentStop):
 
 
 class BelowAgentStop(Stop):
-    """Stops one of the processes below a bot."""
+    """Stops one of the processes below a bot that runs a command."""
 
     def victims(self) -> list[int]:
-        found = self.below(self.a(Role.BOT))
-        return [self.chance.choice(found)] if found else []
+        _, parts = self.a_busy_bot()
+        return [self.chance.choice(self.below(parts))]
 
-    def below(self, bot: Member) -> list[int]:
+    def below(self, parts: BotParts) -> list[int]:
         raise NotImplementedError
 
 
 class GuardianStop(BelowAgentStop):
     name = "stop-guardian"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.guardians()
+    def below(self, parts: BotParts) -> list[int]:
+        return parts.guardians
 
 
 class SupervisorStop(BelowAgentStop):
     name = "stop-supervisor"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.supervisors()
+    def below(self, parts: BotParts) -> list[int]:
+        return parts.supervisors
 
 
 class CommandStop(BelowAgentStop):
     name = "stop-command"
 
-    def below(self, bot: Member) -> list[int]:
-        return bot.commands()
+    def below(self, parts: BotParts) -> list[int]:
+        return parts.commands
 
 
 class ServerStop(Stop):
