@@ -82,11 +82,17 @@ FAULTS: dict[str, Callable[[Pool, Member], None]] = {
 DEFAULTS = {"switchover": 2, "crash": 2, "kill": 10, "partition": 2, "hang": 1}
 
 
-def inject(pool: Pool, name: str, report: Report) -> Injection:
-    """Inject one fault, wait until everything is whole again, and verify the database.
+class Outage(Injection):
+    """An injection of which `submitted` is the longest time without an acknowledged submit; results are not timed."""
 
-    The recovery is the longest time without an acknowledged submit. Raises NotWhole.
-    """
+    @property
+    def recovery(self) -> float | None:
+        """That time, in seconds."""
+        return self.submitted
+
+
+def inject(pool: Pool, name: str, report: Report) -> Injection:
+    """Inject one fault, wait until everything is whole again, and verify the database. Raises NotWhole."""
     pool.wait_acknowledged(clock.monotonic())
     primary, began = pool.cluster.wait_primary(), clock.monotonic()
     waited = None
@@ -97,7 +103,7 @@ def inject(pool: Pool, name: str, report: Report) -> Injection:
         pool.cluster.wait_whole()
         report.violations += pool.broken_invariants()
     finally:
-        report.injections.append(Injection(name, primary.name, began, clock.monotonic(), waited))
+        report.injections.append(Outage(name, primary.name, began, clock.monotonic(), None, waited))
     return report.injections[-1]
 
 
