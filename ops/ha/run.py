@@ -108,11 +108,11 @@ def inject(pool: Pool, name: str, report: Report) -> Injection:
 
 
 @contextmanager
-def prepared(seed: int, *, synchronous: bool, keep: bool) -> Iterator[Pool]:
+def prepared(seed: int, *, synchronous: bool, proxied: bool, keep: bool) -> Iterator[Pool]:
     """Run a cluster with a pool on it inside the block."""
     directory = embedded.scratch("leasehold-ha-")
     try:
-        with Cluster(directory, synchronous=synchronous) as cluster:
+        with Cluster(directory, synchronous=synchronous, proxied=proxied) as cluster:
             cluster.start()
             with running(cluster, random.Random(seed), shape=Shape(), timing=Timing(ttl=TTL)) as pool:
                 yield pool
@@ -162,8 +162,9 @@ def counted(given: str) -> dict[str, int]:
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the load.")
 @click.option("--asynchronous", is_flag=True, help="Without synchronous_mode, to see what is lost then.")
+@click.option("--several-hosts", is_flag=True, help="Without HAProxy, by a URL that names all members.")
 @click.option("--keep", is_flag=True, help="Leave the directory with the logs.")
-def main(faults: str, seed: int, asynchronous: bool, keep: bool) -> None:
+def main(faults: str, seed: int, asynchronous: bool, several_hosts: bool, keep: bool) -> None:
     """Break the primary of a replicated database again and again while a pool works on it.
 
     Exits with 1 on any violation, and with 3 where a program is missing.
@@ -173,7 +174,7 @@ def main(faults: str, seed: int, asynchronous: bool, keep: bool) -> None:
         click.echo("error: this machine lacks " + ", ".join(lacks), err=True)
         sys.exit(3)
     machines.enter("ops.ha.run", sys.argv[1:])
-    with prepared(seed, synchronous=not asynchronous, keep=keep) as pool:
+    with prepared(seed, synchronous=not asynchronous, proxied=not several_hosts, keep=keep) as pool:
         report = run(pool, counts, seed=seed)
     click.echo(report.table())
     click.echo("p50 and worst: seconds without an acknowledged submit")
