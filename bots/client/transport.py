@@ -87,9 +87,12 @@ class Transport:
             except _Unknown as unknown:
                 patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
                 if clock.monotonic() - begun >= patience:
-                    if unknown.answer is None:
+                    if unknown.answer is not None:
+                        raise _refusal(unknown.answer) from None
+                    if isinstance(unknown.__cause__, Unreachable):
                         raise LeaseholdError(f"cannot reach the gateway at {self.url}: is it running?") from unknown
-                    raise _refusal(unknown.answer) from None
+                    reason = "takes connections and does not answer: look at its log and its database"
+                    raise LeaseholdError(f"the gateway at {self.url} {reason}") from unknown
             self._sleep(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
         if not 200 <= answer.status < 300:
             raise _refusal(answer)

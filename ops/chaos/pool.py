@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -76,7 +77,7 @@ class ChaosPool:
         self.keeper = Keeper(self.members)
         self._ports: list[Target] = []
         self._config = directory / "leasehold.toml"
-        self.progress = Progress(server, self.room)
+        self.progress = Progress(server.connect, self.room)
         self.invariants = Invariants(server)
         self.survivors = Survivors(server, self.run, patience=timing.ttl + 10.0)
 
@@ -109,7 +110,7 @@ class ChaosPool:
         self.upgrade(tree)
         database = self.database()
         for kind, bot in ((tokens.Kind.OPERATOR, None), (tokens.Kind.BOT, "*")):
-            token = database.run(lambda connection, kind=kind, bot=bot: tokens.create(connection, kind, bot=bot))
+            token = database.run(partial(tokens.create, kind=kind, bot=bot))
             path = self.directory / f"{kind}.token"
             path.touch(mode=0o600)
             path.write_text(token + "\n")

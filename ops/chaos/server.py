@@ -15,7 +15,7 @@ from bots.agent.guardian import descendants, process_tree
 from ops.chaos.proxy import Target
 from schema.errors import NotReady
 from schema.postgres import embedded
-from schema.postgres.engine import libpq_url
+from schema.postgres.urls import libpq_url
 
 #: Size of the file system of the data directory, in MiB: more than a long run writes.
 DISK_MIB = 4096

@@ -2,8 +2,9 @@
 
 import random
 import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 
@@ -125,11 +126,14 @@ class Survivors(_Thread):
 
 
 class Progress(_Thread):
-    """Notes when a job is granted and finished after a moment, and how many jobs are unfinished."""
+    """Notes when a job is granted and finished after a moment, and how many jobs are unfinished.
 
-    def __init__(self, server: DatabaseServer, room: Room) -> None:
+    connect: opens a connection to the server, past every proxy of the pool, with further arguments of libpq.
+    """
+
+    def __init__(self, connect: Callable[..., psycopg.Connection[Any]], room: Room) -> None:
         super().__init__("progress", PROGRESS_EVERY)
-        self._server, self.room = server, room
+        self._connect, self.room = connect, room
         self._connection: psycopg.Connection[tuple[int]] | None = None
         self._event: int | None = None
         #: When the first job that was granted after `mark` was seen to be finished; None = none yet.
@@ -142,7 +146,7 @@ class Progress(_Thread):
     def look(self) -> None:
         try:
             if self._connection is None:
-                self._connection = self._server.connect(application_name="chaos-progress")
+                self._connection = self._connect(application_name="chaos-progress")
                 self._connection.execute("SET statement_timeout = '2s'")
             if self.looks % 5 == 0:
                 self.room.unfinished = self._number(_UNFINISHED)

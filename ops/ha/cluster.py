@@ -167,14 +167,17 @@ class Member:
 
 
 class Cluster:
-    """The members and HAProxy. Leaving it ends all of them."""
+    """The members and HAProxy. Leaving it ends all of them.
 
-    def __init__(self, directory: Path, *, synchronous: bool = True) -> None:
+    proxied: the pool reaches the primary through HAProxy; otherwise by a URL that names all members.
+    """
+
+    def __init__(self, directory: Path, *, synchronous: bool = True, proxied: bool = True) -> None:
         self.directory = directory
         self.account = embedded.account_for(directory / "none")
         self.secrets = Secrets.made()
         self.members = [Member(number, directory, self.account) for number in (1, 2, 3)]
-        self._synchronous = synchronous
+        self._synchronous, self._proxied = synchronous, proxied
         self._proxy: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Cluster":
@@ -230,7 +233,9 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The URL of the pool's database through HAProxy."""
+        """The URL of the pool's database."""
+        if not self._proxied:
+            return self.url_of(*self.members)
         return self._url("leasehold", self.secrets.owner, DATABASE)
 
     def connect(self, **arguments: Any) -> psycopg.Connection[Any]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -83,7 +84,7 @@ class Pool:
         with self._database() as database:
             migrate.upgrade(database)
             for kind, bot in ((tokens.Kind.OPERATOR, None), (tokens.Kind.BOT, "*")):
-                token = database.run(lambda connection, kind=kind, bot=bot: tokens.create(connection, kind, bot=bot))
+                token = database.run(partial(tokens.create, kind=kind, bot=bot))
                 path = self.directory / f"{kind}.token"
                 path.touch(mode=0o600)
                 path.write_text(token + "\n")
@@ -208,7 +209,7 @@ def running(cluster: Cluster, chance: random.Random, *, shape: Shape, timing: Ti
         keeper = Keeper(pool.processes)
         keeper.start()
         stack.callback(keeper.close)
-        stack.enter_context(Progress(cluster, room))
+        stack.enter_context(Progress(cluster.connect, room))
         for caller in pool.callers:
             stack.callback(caller.abandon)
             caller.start()

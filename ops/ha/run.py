@@ -82,11 +82,17 @@ FAULTS: dict[str, Callable[[Pool, Member], None]] = {
 DEFAULTS = {"switchover": 2, "crash": 2, "kill": 10, "partition": 2, "hang": 1}
 
 
-def inject(pool: Pool, name: str, report: Report) -> Injection:
-    """Inject one fault, wait until everything is whole again, and verify the database.
+class Outage(Injection):
+    """An injection of which `submitted` is the longest time without an acknowledged submit; results are not timed."""
 
-    The recovery is the longest time without an acknowledged submit. Raises NotWhole.
-    """
+    @property
+    def recovery(self) -> float | None:
+        """That time, in seconds."""
+        return self.submitted
+
+
+def inject(pool: Pool, name: str, report: Report) -> Injection:
+    """Inject one fault, wait until everything is whole again, and verify the database. Raises NotWhole."""
     pool.wait_acknowledged(clock.monotonic())
     primary, began = pool.cluster.wait_primary(), clock.monotonic()
     waited = None
@@ -97,16 +103,16 @@ def inject(pool: Pool, name: str, report: Report) -> Injection:
         pool.cluster.wait_whole()
         report.violations += pool.broken_invariants()
     finally:
-        report.injections.append(Injection(name, primary.name, began, clock.monotonic(), waited))
+        report.injections.append(Outage(name, primary.name, began, clock.monotonic(), None, waited))
     return report.injections[-1]
 
 
 @contextmanager
-def prepared(seed: int, *, synchronous: bool, keep: bool) -> Iterator[Pool]:
+def prepared(seed: int, *, synchronous: bool, proxied: bool, keep: bool) -> Iterator[Pool]:
     """Run a cluster with a pool on it inside the block."""
     directory = embedded.scratch("leasehold-ha-")
     try:
-        with Cluster(directory, synchronous=synchronous) as cluster:
+        with Cluster(directory, synchronous=synchronous, proxied=proxied) as cluster:
             cluster.start()
             with running(cluster, random.Random(seed), shape=Shape(), timing=Timing(ttl=TTL)) as pool:
                 yield pool
@@ -156,8 +162,9 @@ def counted(given: str) -> dict[str, int]:
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the load.")
 @click.option("--asynchronous", is_flag=True, help="Without synchronous_mode, to see what is lost then.")
+@click.option("--several-hosts", is_flag=True, help="Without HAProxy, by a URL that names all members.")
 @click.option("--keep", is_flag=True, help="Leave the directory with the logs.")
-def main(faults: str, seed: int, asynchronous: bool, keep: bool) -> None:
+def main(faults: str, seed: int, asynchronous: bool, several_hosts: bool, keep: bool) -> None:
     """Break the primary of a replicated database again and again while a pool works on it.
 
     Exits with 1 on any violation, and with 3 where a program is missing.
@@ -167,7 +174,7 @@ def main(faults: str, seed: int, asynchronous: bool, keep: bool) -> None:
         click.echo("error: this machine lacks " + ", ".join(lacks), err=True)
         sys.exit(3)
     machines.enter("ops.ha.run", sys.argv[1:])
-    with prepared(seed, synchronous=not asynchronous, keep=keep) as pool:
+    with prepared(seed, synchronous=not asynchronous, proxied=not several_hosts, keep=keep) as pool:
         report = run(pool, counts, seed=seed)
     click.echo(report.table())
     click.echo("p50 and worst: seconds without an acknowledged submit")

@@ -372,7 +372,7 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
         hide_parameters=True,
         connect_args=arguments,
     )
-    local = pooler.local_settings(session_settings(settings))
+    wanted = session_settings(settings)
 
     def connect(_dialect: Any, _record: Any, _given: Any, arguments: dict[str, Any]) -> psycopg.Connection[Any]:
         """Connect by the URL as it is: libpq reads it, not SQLAlchemy."""
@@ -384,7 +384,7 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
                 raise NotReady(f"{pooler.REFUSED.found}; {pooler.REFUSED.remedy}") from None
             raise
         if isinstance(made, TransactionConnection):
-            made.settings = local
+            made.begin_with, made.settings = pooler.begin_with(wanted), pooler.local_settings(wanted)
         return made
 
     event.listen(engine, "do_connect", connect)

@@ -125,6 +125,13 @@ def test_nobody_at_the_address_is_one_clear_line() -> None:
     assert str(caught.value) == f"cannot reach the gateway at {url}: is it running?"
 
 
+def test_a_gateway_that_takes_a_request_and_does_not_answer_is_not_told_as_one_that_is_away() -> None:
+    with gateway(in_turn(Answer(cut=True))) as stands:
+        with client_for(stands.url, patience=0.1) as client, pytest.raises(LeaseholdError) as caught:
+            client.status()
+    assert str(caught.value).startswith(f"the gateway at {stands.url} takes connections and does not answer")
+
+
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [

@@ -101,6 +101,15 @@ def test_what_is_refused_in_python_is_refused_in_sql_with_the_same_words(databas
             assert (name, said) == (name, f"jobs.{place}.{refused.value}")
 
 
+def test_a_thousand_jobs_with_a_time_zone_are_taken_within_the_time_of_a_statement(database: Database) -> None:
+    """To list the zones of the server takes as long as to submit hundreds of jobs."""
+    flats = [complete({"preferred_zone": "Europe/Berlin", "preferred_hours": [1]})] * 1000
+    rows = database.run(lambda c: c.execute(SUBMIT, {"requests": json.dumps(flats)}).all())
+    assert len(rows) == 1000
+    said = refusal(database, SUBMIT, {"requests": json.dumps([*flats[:2], flats[0] | {"preferred_zone": "Mars/Base"}])})
+    assert said.startswith("jobs.2.preferred_zone: 'Mars/Base' is not a time zone")
+
+
 def test_a_key_is_the_same_request_in_either_form(database: Database) -> None:
     flat = complete({"key": "k", "timeout_seconds": 60, "locks": ["b", "a"], "job_class": "random"})
     (first,) = database.run(lambda c: submit(c, [JobRequest(**flat).normal()], actor="t"))

@@ -11,10 +11,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from ops.bench import pgbouncer
+from schema.diagnostics import invariants
 from schema.errors import NotReady
 from schema.moves import submit as submit_moves
 from schema.postgres import pooler
@@ -113,6 +114,18 @@ def test_each_transaction_brings_its_settings_and_leaves_none_behind(pooled_url:
         assert (alone or b"").decode().split(";") == [wanted[name] for name in sorted(wanted)]
         assert other.execute("SELECT current_setting('search_path')").fetchone() == ('"$user", public',)
         assert database.find_pooler_problem() is None
+
+
+def test_the_database_is_verified_in_one_snapshot(pooled_url: str, database_url: str) -> None:
+    with closing(through(pooled_url, database_url)) as database:
+        assert not any(finding.rows for finding in invariants.verify(database))
+
+        def isolation(connection: Connection) -> list[str]:
+            connection.execute(invariants.SNAPSHOT)
+            names = ("transaction_isolation", "transaction_read_only", "search_path")
+            return [connection.execute(text(f"SHOW {name}")).scalar_one() for name in names]
+
+        assert database.run(isolation) == ["repeatable read", "on", "leasehold, public"]
 
 
 def test_a_single_statement_that_fails_is_undone_and_the_connection_goes_on(pooled_url: str, database_url: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from psycopg.errors import LockNotAvailable
+from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from assigner.loops import ERROR_DELAY_MIN, SHORT, Again, Loop
@@ -146,7 +148,11 @@ def test_an_error_is_logged_with_the_retry_delay_and_the_loop_goes_on(loops: Cal
     def run_once() -> float:
         if len(failed) < 3:
             failed.append(None)
-            raise NotReady("the database cannot be reached") if len(failed) == 1 else RuntimeError("a bug")
+            raise (
+                NotReady("the database cannot be reached"),
+                RuntimeError("a bug"),
+                OperationalError("SELECT 1", {}, LockNotAvailable("canceling statement due to lock timeout")),
+            )[len(failed) - 1]
         return work()
 
     with capture_logs() as logs:
@@ -154,7 +160,7 @@ def test_an_error_is_logged_with_the_retry_delay_and_the_loop_goes_on(loops: Cal
         loop.start()
         work.expect(1)
     assert [entry["in_a_row"] for entry in logs] == [1, 2, 3]
-    assert [entry["error"] for entry in logs] == ["the database cannot be reached", "RuntimeError", "RuntimeError"]
+    assert [entry["error"] for entry in logs] == ["the database cannot be reached", "RuntimeError", "LockNotAvailable"]
     assert [entry["exc_info"] for entry in logs] == [False, True, True]
     for entry, whole in zip(logs, (0.01, 0.02, 0.04), strict=True):
         assert whole / 2 - 0.001 <= entry["retry_in"] <= whole

@@ -7,6 +7,11 @@
 CREATE OR REPLACE FUNCTION normal_requests(requests jsonb, place text) RETURNS jsonb LANGUAGE plpgsql STABLE AS $$
 DECLARE
     is_node boolean := place = 'nodes';
+    -- Those that are named and exist. Listing them reads hundreds of files, so it is done once, and only if one is named.
+    zones jsonb := CASE WHEN requests @? '$[*].preferred_zone' THEN (
+        SELECT jsonb_agg(z.name) FROM pg_timezone_names z
+        WHERE z.name IN (SELECT r.value->>'preferred_zone' FROM jsonb_array_elements(requests) r)
+            AND z.name !~ '^(posix|right)') END;
     refused text;
     normal jsonb;
 BEGIN
@@ -15,6 +20,7 @@ BEGIN
             SELECT r.ordinality - 1 AS n, f.nth, g.key, CASE
                 WHEN f.name IS NULL AND is_node THEN ': extra inputs are not permitted'
                 WHEN f.name IS NULL THEN ': is not a field of a job'
+                WHEN f.kind = 'zone' AND zones ? (g.value #>> '{}') THEN NULL
                 WHEN NOT f.nullable OR jsonb_typeof(g.value) <> 'null' THEN
                     refusal(f.kind, f.at_least, f.at_most, g.value) END AS refused
             FROM jsonb_array_elements(requests) WITH ORDINALITY r
