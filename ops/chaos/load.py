@@ -118,10 +118,10 @@ class Caller:
         if self._chance.randrange(REPEATED) == 0:
             self._unknown.append(jobs)
         if self._chance.randrange(CANCELLED) == 0:
-            job = self._chance.choice(answers).id
-            self._journal.cancel(job)
+            chosen = self._chance.choice(answers).id
+            self._journal.cancel(chosen)
             try:
-                self._client.cancel([job])
+                self._client.cancel([chosen])
             except LeaseholdError as error:
                 self._failed(error)
 

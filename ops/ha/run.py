@@ -21,7 +21,7 @@ from contextlib import contextmanager
 import click
 
 from ops.chaos.checker import Kind, Violation
-from ops.chaos.report import Injection, Report
+from ops.chaos.report import Injection, Report, table
 from ops.ha import machines
 from ops.ha.cluster import Cluster, Member, NotWhole, missing
 from ops.ha.pool import Pool, Shape, longest_wait, running
@@ -176,7 +176,7 @@ def main(faults: str, seed: int, asynchronous: bool, several_hosts: bool, keep: 
     machines.enter("ops.ha.run", sys.argv[1:])
     with prepared(seed, synchronous=not asynchronous, proxied=not several_hosts, keep=keep) as pool:
         report = run(pool, counts, seed=seed)
-    click.echo(report.table())
+    click.echo(table([report]))
     click.echo("p50 and worst: seconds without an acknowledged submit")
     click.echo(", ".join(f"{number} {name}" for name, number in report.counts.items()))
     for violation in report.violations[:SHOWN]:
