@@ -10,7 +10,7 @@ import click
 import pytest
 
 from ops.chaos.journal import Journal
-from ops.chaos.report import Report
+from ops.chaos.report import Report, table
 from ops.ha import cluster
 from ops.ha.cluster import TEMPLATES, Cluster, filled
 from ops.ha.pool import longest_wait
@@ -93,7 +93,7 @@ def test_an_answer_inside_the_cut_off_part_is_no_answer_to_the_steady_caller(tmp
 
 def test_the_table_shows_the_longest_time_without_an_acknowledged_submit() -> None:
     outages = [Outage("kill", "db1", 0.0, 90.0, None, waited) for waited in (20.5, 31.25)]
-    assert Report(1, injections=[*outages]).table().splitlines()[-1].split()[-2:] == ["25.88", "31.25"]
+    assert table([Report(1, injections=[*outages])]).splitlines()[-1].split()[-2:] == ["25.88", "31.25"]
 
 
 @pytest.mark.parametrize("given", ["kills=1", "kill=-1", "kill", "kill=1,", ""])
