@@ -139,7 +139,7 @@ class Member:
 
 @dataclass(frozen=True)
 class BotParts:
-    """The processes below an agent: its guardian, the supervisors, also those of guardians before, and their commands."""
+    """The processes below an agent: guardian, supervisors, also those of guardians before, and their commands."""
 
     guardians: list[int]
     supervisors: list[int]
