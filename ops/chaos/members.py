@@ -129,18 +129,33 @@ class Member:
         """The processes of a bot at this moment."""
         # One look at all processes: many commands end before a second one.
         tree = process_tree() if self.alive else {}
-        guardians = tree.get(self.pid, [])
-        supervisors = [child for guardian in guardians for child in tree.get(guardian, [])]
+        # The agent adopts the supervisors of a guardian that was killed. Only guardians lead a session of their own.
+        own = [child for child in tree.get(self.pid, []) if _watches(child)]
+        guardians = [child for child in own if _leads_session(child)]
+        below = [child for guardian in guardians for child in tree.get(guardian, []) if _watches(child)]
+        supervisors = [*below, *(child for child in own if child not in guardians)]
         return BotParts(guardians, supervisors, [child for each in supervisors for child in tree.get(each, [])])
 
 
 @dataclass(frozen=True)
 class BotParts:
-    """The processes below an agent: its guardian, which is its only child, the supervisors, and their commands."""
+    """The processes below an agent: guardian, supervisors, also those of guardians before, and their commands."""
 
     guardians: list[int]
     supervisors: list[int]
     commands: list[int]
+
+
+def _watches(process: int) -> bool:
+    with suppress(OSError):
+        return b"/bots/agent/guardian.py" in Path("/proc", str(process), "cmdline").read_bytes()
+    return False
+
+
+def _leads_session(process: int) -> bool:
+    with suppress(OSError):
+        return os.getsid(process) == process
+    return False
 
 
 class Keeper:
