@@ -302,12 +302,13 @@ def _kind_key(opening: SessionOpening) -> tuple[str, str]:
 
 def _interned_kinds(connection: Connection, openings: Sequence[SessionOpening]) -> dict[tuple[str, str], int]:
     """Return the ids of the kinds of bots, by their properties and the exclusive ones among them."""
-    keys = sorted({_kind_key(each) for each in openings})
+    wanted = {_kind_key(each): each for each in openings}
+    keys = sorted(wanted)
     rows = connection.execute(
         INTERN_KINDS,
         {
-            "properties": json_documents(json.loads(each) for each, _ in keys),
-            "exclusive": json_documents(json.loads(each) for _, each in keys),
+            "properties": json_documents(wanted[key].properties for key in keys),
+            "exclusive": json_documents(list(wanted[key].exclusive) for key in keys),
         },
     )
     return {keys[row.nth - 1]: row.id for row in rows}
