@@ -1,7 +1,6 @@
 """Open, renew, drain and close the sessions of bots. Jobs of a closed session go back to the queue in the same
 transaction."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
