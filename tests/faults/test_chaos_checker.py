@@ -4,6 +4,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,7 +113,8 @@ def test_a_command_notes_its_start_its_beats_and_its_end(tmp_path: Path) -> None
         subprocess.run(asked["command"], env={"PATH": os.defpath, **asked["env"], **own}, check=True, timeout=60)
         # The hidden child of one kind runs on; a bot would have killed it with the command.
         for process in execution.processes("run"):
-            os.kill(process.pid, 9)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, 9)
     for number, kind in enumerate(execution.Kind):
         (attempt,) = execution.attempts(execution.read(log))[kind]
         assert (attempt.fence, attempt.first.what, attempt.first.bot) == (4, "start", f"b{number}")

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from bots.sync import sessions
 from schema.diagnostics import invariants
 from schema.errors import Conflict
-from schema.moves import backoff, retention
+from schema.moves import backoff, retention, sessions
 from schema.moves.backoff import promote
 from schema.moves.cancel import Cancelled
 from schema.moves.priority import set_priority
@@ -159,7 +158,7 @@ def test_a_new_instance_and_a_new_requirement_set_are_locked_in_one_order(pool: 
 def test_requirement_sets_are_locked_before_a_new_instance_is_made(pool: Pool, race: Race, opens: bool) -> None:
     fields: dict[str, Any] = {"instance": "fresh", "properties": {"os": "linux"}}
     with race.first() as first:
-        first.connection.execute(sessions.INTERN_INSTANCE, {"name": "fresh"})
+        first.connection.execute(sessions.INTERN_INSTANCES, {"names": ["fresh"]})
         late = race.second(lambda: pool.bot(**fields) if opens else pool.submit(**fields), behind=first)
         (lock,) = pool.rows(LOCKS)
         assert lock.mode == ("ShareLock" if opens else "ExclusiveLock")
