@@ -17,7 +17,7 @@ from tests.support.patience import MINUTE, eventually
 #: `python -m ops.chaos.run --seed …` repeats the order of the faults.
 SEED = 20
 #: Seconds of faults; `make chaos` takes longer looks.
-SECONDS = 12.0
+SECONDS = 8.0
 #: These hold for longer than a session lives, or start many processes: too long for a short run.
 LONG = {
     "stop-agent-past-session",
@@ -29,7 +29,7 @@ LONG = {
     "kill-bot",
     "restart-in-other-version",
 }
-SMALL = Shape(bots=3, callers=2, backlog=30)
+SMALL = Shape(bots=2, callers=2, backlog=20)
 
 
 def sound(report: Report) -> None:
