@@ -25,8 +25,8 @@ from tests.support.tenancy import Tenancy
 EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
 EXAMPLES = 50
 CLEAR = """
-TRUNCATE jobs, job_payloads, job_metadata, job_outputs, submit_keys, bots, bot_changes, bot_localities, kinds,
-    kind_platforms, leases, job_events, queues, platforms, instances, ticks, audit, quotas, evictions,
+TRUNCATE jobs, job_payloads, job_metadata, job_outputs, submit_keys, bots, bot_changes, bot_localities, lost_attempts,
+    blames, kinds, kind_platforms, leases, job_events, queues, platforms, instances, ticks, audit, quotas, evictions,
     assigners, constraint_sets,
     job_constraints, counters, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours,
     rate_buckets, backpressure RESTART IDENTITY;
