@@ -84,8 +84,10 @@ def settling(pool: Pool, chance: random.Random) -> Callable[[], None]:
 
     def once() -> None:
         for name in CREW:
-            if name not in bots:
-                bots[name] = pool.bot(name, sync_service=sync_service, capacity=chance.randint(2, 12))
+            # Another thread may open a session of the same bot, or end this one, before its first sync.
+            while name not in bots:
+                with suppress(Conflict):
+                    bots[name] = pool.bot(name, sync_service=sync_service, capacity=chance.randint(2, 12))
         names = chance.sample(CREW, len(CREW))
         for name, answer in zip(names, together(sync_service, *map(message, names)), strict=True):
             if isinstance(answer, str):
