@@ -83,7 +83,7 @@ DEFAULTS = {"switchover": 2, "crash": 2, "kill": 10, "partition": 2, "hang": 1}
 
 
 class Outage(Injection):
-    """An injection of which `submitted` is the longest time without an acknowledged submit; results are not timed."""
+    """Return the fault with the longest time without an acknowledged submit. Results of jobs are not timed."""
 
     @property
     def recovery(self) -> float | None:

@@ -201,7 +201,7 @@ ATTEMPTS_ARE_BOUNDED = Invariant(
 # History may have been shortened, but never between an attempt and what is told of it later.
 LOSSES_ARE_TAKEN_BACK_ONCE = Invariant(
     "S26",
-    "jobs of which a lost attempt was taken back twice, or too often, or can be while it goes on",
+    "jobs whose lost attempts were taken back twice or too often, and attempts listed as lost that still run",
     f"""SELECT job_id AS id FROM job_events WHERE move = 'forgive'
        GROUP BY job_id HAVING count(*) > {MAX_FORGIVEN} OR count(*) > count(DISTINCT details->>'lost_fence')
        UNION SELECT j.id FROM lost_attempts t JOIN jobs j ON j.id = t.job_id WHERE t.fence >= j.fence""",

@@ -178,10 +178,10 @@ class SessionOpening:
     exclusive: names of the properties that the bot offers only to jobs that ask for them, sorted.
     instance: the only one whose jobs it runs, None = all. pool, labels: what it belongs to; labels are sorted.
     supply: the resources that the bot declares; of other resources it has any amount.
-    dead: the digest of a session of which the bot knows that nothing runs any more. Jobs of any other older session are
-        not granted again before that session would have expired, because its agent may still run them.
-    cut_off: the bot went on all the time and lost that session because no gateway answered it. Its jobs are not charged
-        with a lost bot; what its expiry has charged already is taken back. Each job is spared ten times.
+    dead: the digest of an older session. The bot knows that no job of that session runs any more, so its jobs are
+        granted again at once. Jobs of any other older session wait until that session would have expired.
+    cut_off: the bot lived on and lost the session `dead` because no gateway answered it. Its jobs are not charged with a
+        lost bot; a charge that its expiry has made is taken back. This happens at most ten times for each job.
     """
 
     name: str

@@ -44,8 +44,8 @@ from schema.errors import NotReady
 def open_private(path: Path) -> IO[bytes]:
     """Open a file for appending that only its owner can open; make it if it is missing.
 
-    Whoever can open a file can lock it and so hold up those who need the lock. Root's data directory can be entered by
-    every account.
+    Every account can enter the data directory of root. An account that can open the file can also lock it, and so keep
+    the pool from its own lock.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if os.fstat(descriptor).st_uid == os.geteuid():
