@@ -83,7 +83,7 @@ DEFAULTS = {"switchover": 2, "crash": 2, "kill": 10, "partition": 2, "hang": 1}
 
 
 class Outage(Injection):
-    """Return the fault with the longest time without an acknowledged submit. Results of jobs are not timed."""
+    """A fault whose recovery is the longest time without an acknowledged submit. Results of jobs are not timed."""
 
     @property
     def recovery(self) -> float | None:

@@ -180,8 +180,8 @@ class SessionOpening:
     supply: the resources that the bot declares; of other resources it has any amount.
     dead: the digest of an older session. The bot knows that no job of that session runs any more, so its jobs are
         granted again at once. Jobs of any other older session wait until that session would have expired.
-    cut_off: the bot lived on and lost the session `dead` because no gateway answered it. Its jobs are not charged with a
-        lost bot; a charge that its expiry has made is taken back. This happens at most ten times for each job.
+    cut_off: the bot lived on and lost the session `dead` because no gateway answered it. Its jobs are not charged with
+        a lost bot; a charge that its expiry has made is taken back. This happens at most ten times for each job.
     """
 
     name: str
