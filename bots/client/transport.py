@@ -48,8 +48,8 @@ class Transport:
         patience: float,
         sleep: Callable[[float], None] = clock.sleep,
     ) -> None:
-        if not (token.isascii() and token.isprintable()):
-            raise BadInput("token", "holds a character that no token has")
+        if not token or not token.isascii() or not token.isprintable():
+            raise Unauthorised("the given token is empty or has characters that no token has")
         self.url = url
         self._chance, self._timeout, self._patience, self._sleep = chance, timeout, patience, sleep
         self._reached = False

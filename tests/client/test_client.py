@@ -61,8 +61,8 @@ def test_an_address_or_a_token_of_any_characters_is_sent_or_refused() -> None:
         with client_for(f"{served.url}/\u00fc%20") as client:
             client.submit([{"command": ["true"], "label": "a"}])
     assert served.asked[0].path == "/%C3%BC%20/v1/jobs"
-    for token in ("lh_\u00fc", "lh_\u20ac", "lh_\r\nA: b"):
-        with pytest.raises(BadInput, match="token: holds a character"):
+    for token in ("", "lh_\u00fc", "lh_\u20ac", "lh_\r\nA: b"):
+        with pytest.raises(Unauthorised, match="is empty or has characters that no token has"):
             Transport("http://127.0.0.1:1", token, chance=random.Random(0), timeout=1, patience=0)
 
 
