@@ -66,7 +66,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 # Made anew when what is to be installed changes; the stamp comes last, so that half an installation never counts.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml bots/sdk/pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "error: $(PYTHON) is not there, Leasehold needs Python 3.11 or newer; run: make PYTHON=/path/to/python" >&2; \
 	  exit 2; }
@@ -76,7 +76,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: $(PYTHON) has no venv module; install it (Debian: apt install python3-venv)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e bots/sdk -e '.[dev]' -c constraints.txt
 	@touch $@
 
 clean:

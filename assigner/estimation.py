@@ -20,16 +20,17 @@ from functools import cached_property
 from statistics import quantiles
 from typing import Any, Protocol
 
+from leasehold.errors import LeaseholdError
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.config import plugins
 from schema import clock
-from schema.errors import LeaseholdError
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Prediction, RunTimes
 from schema.postgres.engine import Database
 from schema.requests import DEFAULT_INSTANCE, MAX_COST
-from schema.validation import MAX_TIMEOUT, escaped
+from schema.validation import MAX_TIMEOUT
 
 PREDICTORS_GROUP = "leasehold.predictors"
 QUANTILES = "quantiles"

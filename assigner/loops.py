@@ -17,10 +17,10 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import structlog
+from leasehold.errors import LeaseholdError
 
 from assigner import metrics
 from schema import clock
-from schema.errors import LeaseholdError
 from schema.postgres.notify import Signal
 
 #: A loop that pauses for at most this many seconds counts as busy and needs no wake-up.

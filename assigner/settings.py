@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 import psycopg
+from leasehold.errors import LeaseholdError, NotReady
+from leasehold.wire import escaped
 from pydantic import BaseModel, Field, field_validator
 from sqlalchemy.exc import DBAPIError
 
@@ -23,7 +25,6 @@ from assigner.maintenance.webhooks import WebhookSettings
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting.fair_share import FairShareSettings
 from schema.accounting.rates import RateSettings
-from schema.errors import LeaseholdError, NotReady
 from schema.fleet.success import SuccessSettings
 from schema.policy.priority_classes import ServiceLevelSettings
 from schema.policy.queue_limits import QueueSettings
@@ -33,7 +34,6 @@ from schema.postgres.engine import Database, DatabaseSettings
 from schema.tenancy.cohorts import CohortSettings
 from schema.tenancy.instances import InstanceSettings
 from schema.timing import Timing
-from schema.validation import escaped
 
 #: Seconds that a command waits for an unreachable database; processes of the pool wait longer.
 COMMAND_TIMEOUT = 3.0

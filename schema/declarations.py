@@ -6,10 +6,9 @@ does with the declared objects themselves.
 
 from collections.abc import Iterable, Sequence
 
+from leasehold.errors import Conflict
+from leasehold.wire import escaped
 from sqlalchemy import Connection, text
-
-from schema.errors import Conflict
-from schema.validation import escaped
 
 #: Stable word for programs in a refusal.
 CODE = "declared"

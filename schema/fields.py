@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
+from leasehold.errors import BadInput
 from pydantic import AfterValidator, Field
 
 from schema import validation
-from schema.errors import BadInput
 from schema.validation import Kind
 
 #: A name as a field of a model.

@@ -5,12 +5,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
+from leasehold import wire
+from leasehold.errors import BadInput
+from leasehold.states import JobState
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from schema import validation
-from schema.errors import BadInput
 from schema.fields import Name
-from schema.states import JobState
 
 
 class Sort(StrEnum):
@@ -47,7 +48,7 @@ def pair(given: str) -> tuple[str, str]:
 def metadata_pair(given: str) -> str:
     """Return `given` if it is the `KEY=VALUE` of metadata that a job can have; raise BadInput."""
     if "=" not in given:
-        raise BadInput("metadata", f"'{validation.escaped(given, 80)}' is not KEY=VALUE")
+        raise BadInput("metadata", f"'{wire.escaped(given, 80)}' is not KEY=VALUE")
     key, value = pair(given)
     validation.check_metadata_key("metadata", key)
     validation.check_text("metadata", value, validation.MAX_METADATA_BYTES)
@@ -56,7 +57,7 @@ def metadata_pair(given: str) -> str:
 
 def _property_pair(given: str) -> str:
     if not all(pair(given)):
-        raise BadInput("properties", f"'{validation.escaped(given, 80)}' is not KEY=VALUE")
+        raise BadInput("properties", f"'{wire.escaped(given, 80)}' is not KEY=VALUE")
     return validation.check_text("properties", given, validation.MAX_PROPERTY_BYTES)
 
 
@@ -68,7 +69,7 @@ def _moment(given: object) -> object:
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        shown = validation.escaped(str(given), 60)
+        shown = wire.escaped(str(given), 60)
         raise ValueError(f"'{shown}' is not a time with its zone, such as 2026-03-01T12:00:00Z")
     return found
 

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
+from leasehold import wire
+from leasehold.errors import BadInput
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from schema import validation
-from schema.errors import BadInput
 from schema.fields import Name, Need, Zone
 
 #: Most attempts that a request may allow.
@@ -378,7 +379,7 @@ class JobRequest(Payload):
             raise BadInput("command", "must name a program")
         for name in self.env:
             if not name or "=" in name:
-                raise BadInput("env", f"'{validation.escaped(name, 60)}' is not the name of a variable")
+                raise BadInput("env", f"'{wire.escaped(name, 60)}' is not the name of a variable")
         # A command line may hold bytes that are no text in the terminal's encoding.
         for field, texts in (("command", self.command), ("env", [*self.env, *self.env.values()])):
             for text in texts:

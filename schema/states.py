@@ -5,21 +5,7 @@ The strings are stored in the database and are part of the contract of the table
 
 from enum import StrEnum
 
-
-class JobState(StrEnum):
-    """State of a job. The last four are final: the database refuses to leave them."""
-
-    BLOCKED = "blocked"  # a node of a graph that waits for the nodes it depends on
-    QUEUED = "queued"
-    PARKED = "parked"  # held aside until an operator releases it
-    DEFERRED = "deferred"  # taken out of the queue while more jobs wait than the limit allows
-    LEASED = "leased"  # granted to a bot that has not acknowledged it yet
-    RUNNING = "running"
-    CANCELLING = "cancelling"  # a caller asked to cancel it; its bot has not confirmed yet
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"  # reported by the bot: the command ended with a failure
-    CANCELLED = "cancelled"
-    DEAD = "dead"  # decided by the server: attempts used up, time-out, or it kept killing its bots
+from leasehold.states import FINAL, JobState
 
 
 class LeaseState(StrEnum):
@@ -41,7 +27,6 @@ class BotStatus(StrEnum):
     GONE = "gone"
 
 
-FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD})
 HELD = frozenset({JobState.LEASED, JobState.RUNNING, JobState.CANCELLING})
 LIVE = frozenset({LeaseState.PENDING, LeaseState.ACTIVE, LeaseState.CANCELLING})
 

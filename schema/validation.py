@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any, Literal, Never, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
-from schema.errors import BadInput
+from leasehold.errors import BadInput
+from leasehold.wire import MAX_JSON_NODES, count_nodes, escaped
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
@@ -31,16 +32,8 @@ TRACE_CONTEXT = re.compile(f"00{_TRACE}|(?!00|ff)[0-9a-f]{{2}}{_TRACE}(-[!-~]*)?
 #: Bytes of the reason that an operator gives for an act.
 MAX_REASON = 500
 MAX_JSON_DEPTH = 64
-#: Values and keys of one JSON document: a hundred for each job of the largest batch. Doubling it doubles the memory and
-#: time that one document may take.
-MAX_JSON_NODES = 1_000_000
 #: Keys of one JSON object.
 MAX_JSON_KEYS = 10_000
-#: Bytes that every gateway accepts in one request, however it is configured. The largest call of a bot fits: the ends
-#: of 10,000 leases, and as much output as one attempt may have.
-LEAST_BODY = 16 * 1024 * 1024
-MAX_BATCH = 10_000
-MAX_LIST = 1000
 MAX_UNITS = 1_000_000
 MAX_ATTEMPTS = 5
 MAX_KILLS = 3
@@ -61,20 +54,6 @@ WHOLE_GPU, MAX_GPUS = 1000, 64
 MAX_RESOURCE = 1_000_000_000_000
 #: Requirement or capability sets: property → its values, both sorted, no duplicates.
 Properties = dict[str, list[str]]
-
-
-def escaped(value: object, limit: int = 200) -> str:
-    """A value for a message: control characters are escaped, and it is cut at `limit` characters."""
-    shown = value.encode("unicode_escape").decode("ascii") if isinstance(value, str) else repr(value)
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
-
-
-def printable(text: str, limit: int | None = None) -> str:
-    """Text that is safe on a terminal: unprintable characters are escaped, and it is cut at `limit` characters."""
-    shown = "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
-    )
-    return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 @cache
@@ -169,20 +148,6 @@ def parse_json(raw: bytes | str, field: str = "body") -> Any:
         raise BadInput(field, f"is not JSON: {escaped(str(error), 120)}") from None
     _check_tree(value, field)
     return value
-
-
-def count_nodes(document: str) -> int:
-    """Number of values and keys of a JSON document, counted by its punctuation without decoding.
-
-    An empty list or object counts twice. For a text that is no JSON, the number is at least as large as the number of
-    objects that a decoder would make before it noticed.
-    """
-    plain = document.replace("\\\\", "").replace('\\"', "")
-    strings = plain.count('"') // 2
-    if strings > MAX_JSON_NODES:
-        return strings
-    outside = "".join(plain.split('"')[::2])
-    return 1 + sum(map(outside.count, ",:[{"))
 
 
 class _Refused(ValueError):

@@ -8,6 +8,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Literal
 
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.admission import graph_share
@@ -16,7 +17,7 @@ from assigner.admission.fair_share import DeficitOrder
 from assigner.admission.state import AdmissionState
 from assigner.config import keys
 from schema.picking.constrained import Ageing, ConstrainedQueue, QueueHead
-from schema.validation import PRIORITY_MIN, escaped
+from schema.validation import PRIORITY_MIN
 
 # The order of the jobs of one instance: by effective priority and age, or by a score. Pure.
 

@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import APIRouter, Request
+from leasehold import wire
+from leasehold.errors import BadInput, Forbidden
+from leasehold.states import JobState
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -16,12 +19,10 @@ from assigner.api import models, routing
 from assigner.api.routing import IDS, MAX_REASON_BYTES, OPERATORS_IDS, Caller, Read, problems
 from assigner.api.selection import Selection, audited, select
 from schema import validation
-from schema.errors import BadInput, Forbidden
 from schema.fields import Name
 from schema.moves import hold as hold_moves
 from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, REQUEUEABLE, HoldResult, Requeued, park, unpark
 from schema.moves.priority import Prioritised, set_priority, set_priority_where
-from schema.states import JobState
 from schema.tenancy.tokens import Principal
 
 
@@ -196,7 +197,7 @@ def _filtered(
         instances=caller.instances if body.instance is None else [body.instance],
         label=body.label,
         shared=caller.is_operator,
-        limit=validation.MAX_BATCH,
+        limit=wire.MAX_BATCH,
         reason=reason,
         actor=caller.actor,
     )

@@ -6,6 +6,8 @@ from uuid import UUID
 
 import structlog
 from fastapi import APIRouter, Path, Query, Request
+from leasehold import wire
+from leasehold.errors import Forbidden, NotFound
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
@@ -14,7 +16,6 @@ from assigner.api.routing import CALLERS, IDS, Caller, Read, problems
 from assigner.estimation import Estimator, with_estimate
 from assigner.queries import jobs as job_queries
 from schema import audit, validation
-from schema.errors import Forbidden, NotFound
 from schema.moves import graphs as graph_moves
 from schema.moves.graphs import cancel_graph, submit_graph
 from schema.requests import DEFAULT_INSTANCE, GraphRequest
@@ -154,7 +155,7 @@ async def show(
     caller: Caller,
     instance: str | None = None,
     after: Annotated[int, Query(ge=-1)] = -1,
-    limit: Annotated[int, Query(ge=0, le=validation.MAX_LIST)] = 100,
+    limit: Annotated[int, Query(ge=0, le=wire.MAX_LIST)] = 100,
 ) -> Graph:
     """Show one graph, with a page of its nodes."""
 
@@ -263,10 +264,10 @@ def _find_graph(
     )
     if found is None:
         if event is not None:
-            log.debug(event, graph=validation.escaped(given, 80))
+            log.debug(event, graph=wire.escaped(given, 80))
         raise _not_found(given)
     return found
 
 
 def _not_found(given: str) -> NotFound:
-    return NotFound(f"id: there is no graph '{validation.escaped(given, 80)}'")
+    return NotFound(f"id: there is no graph '{wire.escaped(given, 80)}'")

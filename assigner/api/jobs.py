@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from leasehold import wire
+from leasehold.errors import Forbidden
+from leasehold.states import FINAL, JobState
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.responses import Response
@@ -23,10 +26,8 @@ from assigner.queries import jobs as job_queries
 from assigner.queries import listing
 from assigner.queries import status as status_queries
 from schema import clock, validation
-from schema.errors import Forbidden
 from schema.filters import Direction, JobFilter, Sort
 from schema.moves import cancel as cancel_moves
-from schema.states import FINAL, JobState
 
 #: Longest wait a caller may ask for, seconds.
 MAX_WAIT = 60.0
@@ -43,7 +44,7 @@ class ListQuery(JobFilter):
         default=None, description="what the list is sorted by; unset: the end if the filter names it, else the submit"
     )
     order: Direction | None = Field(default=None, description="unset: the newest or the most urgent first")
-    limit: int = Field(default=100, ge=1, le=validation.MAX_LIST)
+    limit: int = Field(default=100, ge=1, le=wire.MAX_LIST)
     cursor: str | None = Field(default=None, max_length=500, description="`next` of the page before")
     before: str | None = Field(default=None, max_length=200, description="only jobs submitted before this one")
 
@@ -55,7 +56,7 @@ class CancelRequest(Selection):
 
 
 class WaitRequest(RequestModel):
-    ids: list[str] = Field(min_length=1, max_length=validation.MAX_BATCH)
+    ids: list[str] = Field(min_length=1, max_length=wire.MAX_BATCH)
     wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="longest time to wait for the answer, seconds")
 
 
@@ -272,7 +273,7 @@ async def status(request: Request, caller: Caller) -> models.PoolStatus:
 
 @router.get("/bots", responses=problems(400), openapi_extra=OPERATORS)
 async def bots(
-    request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=validation.MAX_BATCH)] = 1000
+    request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=wire.MAX_BATCH)] = 1000
 ) -> models.BotList:
     """List every bot that the pool knows, by name."""
     validation.check_text("after", after, 63)

@@ -4,13 +4,14 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from leasehold import wire
+from leasehold.errors import BadInput
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
 from assigner.api.routing import CALLERS, Caller, problems
 from assigner.queries import metadata as metadata_queries
 from schema import filters, validation
-from schema.errors import BadInput
 from schema.fields import Name
 from schema.filters import Metadata
 
@@ -66,7 +67,7 @@ async def values(
     key: str,
     contains: Annotated[str | None, Query(max_length=validation.MAX_METADATA_BYTES)] = None,
     after: Annotated[str | None, Query(max_length=validation.MAX_METADATA_BYTES)] = None,
-    limit: Annotated[int, Query(ge=1, le=validation.MAX_LIST)] = 100,
+    limit: Annotated[int, Query(ge=1, le=wire.MAX_LIST)] = 100,
     instance: Annotated[Name | None, Query()] = None,
 ) -> Values:
     """List the values of a key. A page may hold fewer than `limit` and still have a `next`."""

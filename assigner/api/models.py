@@ -5,12 +5,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from leasehold import wire
+from leasehold.states import FINAL
+from leasehold.states import JobState as JobStates
 from pydantic import BaseModel, Field
 
 from assigner.operator_resources.tenancy import Quota
-from schema import validation
-from schema.states import FINAL, HELD
-from schema.states import JobState as JobStates
+from schema.states import HELD
 
 
 class SubmittedJob(BaseModel):
@@ -275,7 +276,7 @@ def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:
     matching, units = chances["matching"], row["units"]
     if matching == 0:
         wanted = ", ".join(f"{key}={'+'.join(values)}" for key, values in row["properties"].items())
-        lack = f"offers {validation.escaped(wanted, 500)}" if wanted else "is there"
+        lack = f"offers {wire.escaped(wanted, 500)}" if wanted else "is there"
         return WaitingFor(unmatchable=True, sentence=f"no bot that serves the instance '{row['instance']}' {lack}")
     if chances["fitting"] == 0:
         sentence = f"it needs {units} units, the largest of {matching} matching bots has {chances['largest']}"

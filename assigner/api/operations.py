@@ -5,6 +5,8 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from leasehold import wire
+from leasehold.errors import BadInput, NotFound
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, func, select
 
@@ -19,7 +21,6 @@ from assigner.queries import jobs as job_queries
 from assigner.queries import report
 from schema import validation
 from schema.accounting import accounts, rates
-from schema.errors import BadInput, NotFound
 from schema.moves.sessions import drain
 from schema.policy import meters as usage_meters
 from schema.policy import priority_classes, time_windows
@@ -164,7 +165,7 @@ async def assigner(request: Request, name: str) -> Assigner:
     """Show one assigner process of the last day."""
     found = await request.app.state.run(lambda connection: drains.assigners(connection, name))
     if not found:
-        raise NotFound(f"assigner: no assigner process '{validation.escaped(name, 63)}'")
+        raise NotFound(f"assigner: no assigner process '{wire.escaped(name, 63)}'")
     return Assigner(**asdict(found[0]))
 
 
@@ -220,7 +221,7 @@ async def show_pattern(
         raise BadInput("zone", str(error)) from None
     levels = await request.app.state.run(lambda connection: usage_meters.history(connection, [name])[name])
     if not levels:
-        raise NotFound(f"meter: nothing is known of '{validation.escaped(name, 63)}'")
+        raise NotFound(f"meter: nothing is known of '{wire.escaped(name, 63)}'")
     return meters.usage_pattern(levels, found_zone)
 
 

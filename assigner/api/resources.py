@@ -9,6 +9,9 @@ from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from leasehold import wire
+from leasehold.errors import Conflict, NotFound
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from sqlalchemy import Connection
 
@@ -16,16 +19,14 @@ from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, prob
 from assigner.operator_resources.declaration import ALL, By, Irremovable, Keys, Page, Removal, Resource, Setting
 from assigner.operator_resources.registry import RESOURCES
 from schema import declarations, validation
-from schema.errors import Conflict, NotFound
 from schema.tenancy.tokens import Principal
-from schema.validation import escaped
 
 #: Error code for the removal of an item that cannot be removed.
 IRREMOVABLE = "irremovable"
 
 Reason = Annotated[str, Query(max_length=MAX_REASON_BYTES, description="for the audit; at most 500 bytes")]
 After = Annotated[str, Query(description="only items with later names: the next page")]
-Limit = Annotated[int, Query(ge=1, le=validation.MAX_LIST)]
+Limit = Annotated[int, Query(ge=1, le=wire.MAX_LIST)]
 
 
 class Done(BaseModel):
@@ -54,12 +55,12 @@ def _add_list(router: APIRouter, resource: Resource[Any]) -> None:
     fields: Any = {resource.field: (list[resource.row], ...)}  # type: ignore[name-defined]
     answer = create_model(f"{resource.row.__name__}List", **fields)
 
-    async def handler(request: Request, after: str = "", limit: int = validation.MAX_LIST) -> Any:
+    async def handler(request: Request, after: str = "", limit: int = wire.MAX_LIST) -> Any:
         page = _page(request, validation.check_text("after", after, 63), limit)
         found = await request.app.state.run(lambda connection: list(resource.rows(connection, page)))
         return {resource.field: found}
 
-    paged = {"after": (After, ""), "limit": (Limit, validation.MAX_LIST)} if resource.paged else {}
+    paged = {"after": (After, ""), "limit": (Limit, wire.MAX_LIST)} if resource.paged else {}
     _signed(handler, f"list_{resource.field}", f"List. {resource.help}", {}, paged)
     router.add_api_route(
         f"/{resource.plural}",
@@ -73,7 +74,7 @@ def _add_list(router: APIRouter, resource: Resource[Any]) -> None:
 def _add_show(router: APIRouter, resource: Resource[Any], path: str) -> None:
     async def handler(request: Request, **given: str) -> Any:
         keys = [given[key.name] for key in resource.keys]
-        page = _page(request, "", validation.MAX_LIST)
+        page = _page(request, "", wire.MAX_LIST)
         return await request.app.state.run(lambda connection: _shown(connection, resource, keys, page))
 
     _signed(handler, f"show_{resource.field}", f"Show one. {resource.help}", _keys(resource), {})

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
+from leasehold import wire
+from leasehold.errors import Conflict, NotFound
+from leasehold.states import FINAL, JobState
 from sqlalchemy import Connection
 
 from assigner.api import models
 from assigner.queries import jobs
-from schema import audit, outputs, validation
-from schema.errors import Conflict, NotFound
+from schema import audit, outputs
 from schema.moves.cancel import Cancelled
-from schema.states import FINAL, JobState
 from schema.tenancy.tokens import Principal
 from schema.validation import MAX_REASON
 
@@ -174,4 +175,4 @@ def job_id(given: str) -> str:
 
 
 def not_found(given: str) -> NotFound:
-    return NotFound(f"id: there is no job '{validation.escaped(given, 80)}'")
+    return NotFound(f"id: there is no job '{wire.escaped(given, 80)}'")

@@ -8,15 +8,15 @@ end. The filter only chooses: what may happen to a job is decided by the move, o
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from leasehold import wire
+from leasehold.errors import BadInput
+from leasehold.states import JobState
 from pydantic import Field
 from sqlalchemy import Connection
 
 from assigner.api.submission import RequestModel
 from assigner.queries import listing
-from schema import validation
-from schema.errors import BadInput
 from schema.filters import JobFilter, Sort
-from schema.states import JobState
 from schema.tenancy.tokens import Principal
 
 #: The most jobs that one call with a filter acts on. A requeue may make a new job for each.
@@ -26,7 +26,7 @@ MAX_SELECTED = 500
 class Selection(RequestModel):
     """Either `ids`, or a filter in `where`."""
 
-    ids: list[str] | None = Field(default=None, min_length=1, max_length=validation.MAX_BATCH)
+    ids: list[str] | None = Field(default=None, min_length=1, max_length=wire.MAX_BATCH)
     where: JobFilter | None = Field(
         default=None,
         description=f"instead of ids: a filter, which must name a condition. A call acts on at most {MAX_SELECTED} "

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import psycopg
+from leasehold import wire
+from leasehold.errors import BadInput, Forbidden, NotReady
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection
 
 from assigner.estimation import Estimator, with_estimate
-from schema import audit, validation
-from schema.errors import BadInput, Forbidden, NotReady
+from schema import audit
 from schema.moves import submit as submit_moves
 from schema.moves.submit import Submitted, submit_alone
 from schema.policy import priority_classes
@@ -30,7 +31,7 @@ class RequestModel(BaseModel):
 class SubmitRequest(RequestModel):
     """A batch of jobs. Either all are stored, or none."""
 
-    jobs: list[JobRequest] = Field(min_length=1, max_length=validation.MAX_BATCH, fail_fast=True)
+    jobs: list[JobRequest] = Field(min_length=1, max_length=wire.MAX_BATCH, fail_fast=True)
 
     _flat = field_validator("jobs", mode="before")(flat_all)
 

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import click
-
-from schema.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
+from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import click
 from click.shell_completion import CompletionItem
+from leasehold.errors import BadInput
 
 from assigner.cli import errors
 from schema import clock, gc_tuning
-from schema.errors import BadInput
 
 if TYPE_CHECKING:
     from assigner.settings import Installation, PoolSettings

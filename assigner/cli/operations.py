@@ -6,6 +6,8 @@ from functools import partial
 from urllib.parse import quote
 
 import click
+from leasehold.errors import LeaseholdError
+from leasehold.wire import escaped
 
 from assigner.cli import reports
 from assigner.cli.output import Caller, Calling, Gateway, duration, print_json, print_table, reason_option
@@ -15,9 +17,8 @@ from assigner.operator_resources.priorities import CLASS_LIMITS
 from assigner.operator_resources.registry import RESOURCES
 from assigner.operator_resources.tenancy import OWNER_QUOTAS, PROJECT_QUOTAS
 from schema import clock
-from schema.errors import LeaseholdError
 from schema.tenancy import drains
-from schema.validation import check_name, escaped
+from schema.validation import check_name
 
 #: Seconds between two checks whether a drain is complete.
 LOOK = 0.5

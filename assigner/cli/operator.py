@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from leasehold.errors import BadInput, LeaseholdError
+from leasehold.wire import escaped
 
 from assigner.cli import mistakes
 from assigner.cli.output import as_json, duration, print_json, print_table
@@ -13,10 +15,8 @@ from assigner.config import loading
 from assigner.settings import COMMAND_TIMEOUT, Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
-from schema.errors import BadInput, LeaseholdError
 from schema.postgres import migrate
 from schema.tenancy import tokens
-from schema.validation import escaped
 
 pass_installation = click.make_pass_decorator(Installation)
 

@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import click
+from leasehold.wire import escaped, printable
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from schema.validation import MAX_REASON, check_text, escaped, printable
+from schema.validation import MAX_REASON, check_text
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 

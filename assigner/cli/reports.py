@@ -4,12 +4,12 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import click
+from leasehold.errors import BadInput
 from pydantic import TypeAdapter
 
 from assigner.cli.output import Caller, Calling, duration, print_json, print_table
 from assigner.queries.report import MAX_WINDOW, Report
 from schema.accounting import accounts
-from schema.errors import BadInput
 from schema.policy import time_windows
 from schema.policy.meters import MAX_AMOUNT
 from schema.validation import check_name, load_zone

@@ -10,13 +10,13 @@ from typing import Any, Union, get_args, get_origin
 from urllib.parse import quote
 
 import click
+from leasehold.errors import BadInput
+from leasehold.wire import MAX_LIST, escaped
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from assigner.cli.output import Caller, Calling, Gateway, Record, print_json, print_table, reason_option, seconds
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
-from schema.errors import BadInput
-from schema.validation import MAX_LIST, escaped
 
 #: Longest time, in seconds, that a gateway may take for a change that reprices many waiting jobs.
 LONG = 3600.0

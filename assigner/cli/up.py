@@ -7,6 +7,7 @@ from functools import partial
 
 import click
 import structlog
+from leasehold.errors import BadInput
 from prometheus_client import start_http_server
 
 from assigner import logs
@@ -17,7 +18,6 @@ from assigner.loops import Signals
 from assigner.process.assign import GARBAGE, AssignerProcess
 from assigner.process.local_pool import LocalBot, LocalPool, local_pool
 from assigner.settings import Installation
-from schema.errors import BadInput
 from schema.gc_tuning import infrequent_gc
 
 log = structlog.get_logger()

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from leasehold.errors import BadInput
 from pydantic import BaseModel, SecretStr
-
-from schema.errors import BadInput
 
 PREFIX = "LEASEHOLD_"
 #: Variables with a meaning of their own, which override no key. Those of the second line are set for every job, and a

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import structlog
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
 from prometheus_client import Counter
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from assigner.config import keys
-from schema.errors import BadInput
 from schema.postgres.urls import without_password
-from schema.validation import escaped
 
 #: The largest configuration file, bytes. A larger one is taken for a mistake.
 MAX_FILE_BYTES = 1024 * 1024

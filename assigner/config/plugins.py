@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
+from leasehold.wire import escaped
+
 from assigner.config import keys
-from schema.validation import escaped
 
 
 def load_entry_point(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tuple[str, Any]:

@@ -10,6 +10,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from leasehold.states import JobState
+from leasehold.wire import escaped
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
@@ -19,8 +21,6 @@ from assigner.queries import jobs as job_queries
 from schema.diagnostics import evidence as evidence_reads
 from schema.diagnostics.evidence import Evidence, JobsAhead
 from schema.moves.grant import PREFERRED, REQUIRED
-from schema.states import JobState
-from schema.validation import escaped
 
 Row = Mapping[str, Any]
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from leasehold.wire import escaped
 from sqlalchemy import Connection
 
 from assigner.admission import rules as admission_rules
@@ -20,7 +21,6 @@ from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
 from schema.picking import constrained
 from schema.predicates import Predicate
 from schema.timing import DEAD_AFTER
-from schema.validation import escaped
 
 
 @dataclass(frozen=True)

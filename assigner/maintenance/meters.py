@@ -15,15 +15,15 @@ from functools import partial
 from zoneinfo import ZoneInfo
 
 import structlog
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from schema.errors import BadInput
 from schema.fields import Name
 from schema.policy import meters
 from schema.policy.meters import Level
 from schema.policy.time_windows import Window, WindowSchedule
 from schema.postgres.engine import Database
-from schema.validation import escaped
 
 #: The most bytes that a command may print.
 MAX_PRINTED = 64 * 1024

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from sqlalchemy import Connection, text
 
 from assigner import metrics
 from schema.fields import Name
 from schema.postgres.engine import Database
-from schema.validation import escaped
 
 if TYPE_CHECKING:
     import httpx

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from leasehold.errors import BadInput
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -24,7 +25,6 @@ from assigner.operator_resources.declaration import (
 from schema.accounting import accounts, counters, quotas
 from schema.accounting.accounts import Account
 from schema.accounting.counters import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, Kind
-from schema.errors import BadInput
 from schema.fields import Name
 from schema.tenancy import cohorts, instances
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from leasehold.errors import LeaseholdError
 from pydantic import field_validator
 
 from assigner.config import plugins
@@ -17,7 +18,6 @@ from assigner.placement.rate_only import RateOnly
 from assigner.placement.round_robin import RoundRobin
 from assigner.placement.strategy import EVERY, Policy, SamplingSettings, Snapshot, Strategy
 from assigner.placement.success import Success
-from schema.errors import LeaseholdError
 from schema.moves.grant import Placement
 
 GROUP = "leasehold.strategies"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import structlog
+from leasehold.errors import Conflict
 from sqlalchemy import Connection
 
 from assigner import metrics
@@ -23,7 +24,6 @@ from schema import clock, declarations
 from schema.accounting import accounts, quotas, rates
 from schema.accounting.accounts import PoolLimits
 from schema.accounting.quotas import QuotaUses
-from schema.errors import Conflict
 from schema.fleet import success
 from schema.policy import queue_limits, time_windows
 from schema.postgres.engine import Database

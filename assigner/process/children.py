@@ -17,10 +17,10 @@ from enum import IntEnum
 from pathlib import Path
 
 import structlog
+from leasehold.errors import LeaseholdError
+from leasehold.wire import escaped
 
 from schema import clock
-from schema.errors import LeaseholdError
-from schema.validation import escaped
 
 #: Environment variable that tells a child that its standard input is the parent's pipe.
 PARENT_VARIABLE = "LEASEHOLD_PARENT"

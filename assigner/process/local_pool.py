@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leasehold.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
 from sqlalchemy import Connection
 
 from assigner.process.children import Child, Children, Role
 from assigner.settings import Installation, require_safe_way
 from schema import clock, gc_tuning
-from schema.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.tenancy import tokens

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
-from schema.errors import BadInput
 from schema.fleet.candidates import able_bots
 from schema.fleet.success import PRIOR, success_rate
 from schema.postgres.fragments import (
@@ -21,7 +22,6 @@ from schema.postgres.fragments import (
     WITHDRAWN_SUBMISSIONS,
 )
 from schema.predicates import HEALTHY, UNITS, can_take
-from schema.validation import escaped
 
 Rows = list[dict[str, Any]]
 

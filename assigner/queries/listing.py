@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from leasehold.errors import BadInput
+from leasehold.states import FINAL, JobState
 from sqlalchemy import Connection, text
 
 from assigner.queries.jobs import LAST_BOT, ROW
-from schema.errors import BadInput
 from schema.filters import Direction, JobFilter, Sort, default_direction, default_sort, pair
 from schema.predicates import AT_REST, ready_in
-from schema.states import FINAL, JobState
 from schema.tables.fleet import LIVE, NOT_OVER
 
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leasehold.states import FINAL
 from sqlalchemy import Connection, text
 
 from assigner.queries.listing import VISIBLE
-from schema.states import FINAL
 
 #: The most jobs that a summary reads, the newest of them; the most values that one page looks at.
 MOST_JOBS, MOST_VALUES = 100_000, 1_000

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from leasehold.states import FINAL, JobState
 from sqlalchemy import Connection, text
 
 from assigner.queries.jobs import VISIBLE
@@ -18,7 +19,6 @@ from schema.fleet import success
 from schema.fleet.candidates import able_bots
 from schema.picking.queues import ready_ranks
 from schema.predicates import AT_REST, READY_PLAIN, ready_in, ready_queues
-from schema.states import FINAL, JobState
 from schema.tables.columns import SCHEMA
 
 Rows = list[dict[str, Any]]

@@ -1,5 +1,5 @@
 """The reference bot: it holds leases and runs their commands.
 
-It imports `bots.client`, `bots.protocol` and the ground modules of `schema`; it never connects to the database. Read
+It imports `leasehold`, `bots.protocol` and the ground modules of `schema`; it never connects to the database. Read
 first: agent.py and session.py.
 """

@@ -18,6 +18,9 @@ from types import FrameType
 from typing import Annotated, Literal, Self
 
 import structlog
+from leasehold import wire
+from leasehold.errors import BadInput, LeaseholdError
+from leasehold.transport import Transport
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from bots.agent.capacity import Sizing, raise_file_limit
@@ -29,10 +32,8 @@ from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionOver, SessionSettings
 from bots.agent.workspace import Workspace
-from bots.client.transport import Transport
 from bots.protocol import MAX_LEASES, OpenSession, Session
 from schema import clock, validation
-from schema.errors import BadInput, LeaseholdError
 from schema.fields import Label, Name, Supply
 
 _log = structlog.get_logger("leasehold.agent")
@@ -142,7 +143,7 @@ class AgentSettings(BaseModel):
     def _offers_what_is_exclusive(cls, exclusive: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         for name in exclusive:
             if name not in info.data.get("properties", {}):
-                raise ValueError(f"'{validation.escaped(name, 60)}' is not one of the bot's properties")
+                raise ValueError(f"'{wire.escaped(name, 60)}' is not one of the bot's properties")
         return exclusive
 
     @field_validator("env_allow")
@@ -150,7 +151,7 @@ class AgentSettings(BaseModel):
     def _keeps_its_own_variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name.startswith("LEASEHOLD_"):
-                raise ValueError(f"'{validation.escaped(name, 60)}' is not for commands: it may hold a secret")
+                raise ValueError(f"'{wire.escaped(name, 60)}' is not for commands: it may hold a secret")
         return names
 
     @property

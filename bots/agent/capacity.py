@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from schema.errors import BadInput
+from leasehold.errors import BadInput
 
 #: The machine counts as loaded while more than this share of its cores is busy.
 LOADED = 0.7

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from random import Random
 
 import structlog
+from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from leasehold.transport import Record, Transport
 
-from bots.client.transport import Record, Transport
 from schema import clock
 from schema.clock import Monotonic
-from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 
 _log = structlog.get_logger("leasehold.agent")
 

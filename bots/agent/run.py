@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Literal, assert_never
 
 import structlog
+from leasehold import wire
+from leasehold.errors import BadInput, LeaseholdError
 from pydantic import TypeAdapter, ValidationError
 
 from bots.agent.guardian import kill
@@ -32,7 +34,6 @@ from bots.agent.launcher import Launcher
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import Chunk, Outcome, Usage
 from schema import clock, validation
-from schema.errors import BadInput, LeaseholdError
 from schema.requests import Payload
 from schema.validation import parse_json
 
@@ -235,7 +236,7 @@ def inability(unable: Unable, program: str, account: JobAccount | None = None) -
 
     account: under which it was to run, where that is not the agent's.
     """
-    shown = validation.escaped(program)
+    shown = wire.escaped(program)
     match unable.number:
         case errno.ENOENT | errno.ENOTDIR:
             return f"command not found: '{shown}' (or the interpreter it names)"
@@ -244,7 +245,7 @@ def inability(unable: Unable, program: str, account: JobAccount | None = None) -
         case errno.EACCES | errno.EPERM:
             return f"command is not executable: '{shown}'"
         case None:
-            return f"command '{shown}' cannot be started: {validation.escaped(unable.text)}"
+            return f"command '{shown}' cannot be started: {wire.escaped(unable.text)}"
         case number:
             return f"command '{shown}' cannot be started: {os.strerror(number)}"
 
@@ -413,7 +414,7 @@ class Run:
         try:
             payload = self._payload()
         except ValueError as error:
-            return Outcome(verdict="failed", reason=f"invalid payload: {validation.escaped(str(error), 400)}")
+            return Outcome(verdict="failed", reason=f"invalid payload: {wire.escaped(str(error), 400)}")
         with self._lock:
             if self._stop is not None:
                 return self._stopped(self._stop, None)

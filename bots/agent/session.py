@@ -8,6 +8,7 @@ from enum import Enum
 from typing import assert_never
 
 import structlog
+from leasehold.errors import BadInput, Conflict, LeaseholdError
 from pydantic import ValidationError
 
 from bots.agent.capacity import Sizing
@@ -17,7 +18,6 @@ from bots.agent.leases import AgentLeases
 from bots.agent.run import STUCK_AFTER, RunContext, StopReason
 from bots.protocol import OutputReport, Session, Sync, SyncAnswer
 from schema import clock
-from schema.errors import BadInput, Conflict, LeaseholdError
 
 _log = structlog.get_logger("leasehold.agent")
 

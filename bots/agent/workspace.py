@@ -22,12 +22,12 @@ import tempfile
 from pathlib import Path
 
 import structlog
+from leasehold.errors import BadInput, LeaseholdError
 
 from bots.agent import guardian
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.removal import Trash
 from schema import clock
-from schema.errors import BadInput, LeaseholdError
 
 MARK = "LEASEHOLD_WORK"
 #: Seconds within which processes of an earlier agent must die.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+from leasehold.errors import LeaseholdError, NotFound
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
@@ -11,7 +12,6 @@ from bots.cli.filters import Chosen, choosing
 from bots.cli.jobs import finish
 from bots.cli.output import Record
 from schema import validation
-from schema.errors import LeaseholdError, NotFound
 
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
-
-from bots.client.client import Client
-from bots.client.transport import is_local
-from schema.errors import BadInput
+from leasehold.client import Client
+from leasehold.errors import BadInput
+from leasehold.transport import is_local
 
 P = ParamSpec("P")
 R = TypeVar("R")

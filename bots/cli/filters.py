@@ -7,12 +7,12 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import click
+from leasehold.errors import BadInput
+from leasehold.states import JobState
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from schema.errors import BadInput
 from schema.filters import JobFilter
-from schema.states import JobState
 
 F = TypeVar("F", bound=Callable[..., Any])
 

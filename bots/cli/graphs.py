@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 import click
+from leasehold import wire
+from leasehold.client import MAX_GRAPHS, MAX_NODES, Client
+from leasehold.errors import BadInput, LeaseholdError
 from pydantic import ValidationError
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
-from bots.client.client import MAX_GRAPHS, MAX_NODES, Client
 from schema import clock, validation
-from schema.errors import BadInput, LeaseholdError
 from schema.requests import GraphRequest
 
 #: Seconds between two looks at a graph while waiting for it.
@@ -141,7 +142,7 @@ def cancel(caller: Caller, /, id: str, instance: str | None) -> None:
 
 def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the graph in the file, changed by the options of the command. Raises BadInput."""
-    document = validation.parse_json(file.read(validation.LEAST_BODY + 1), file.name)
+    document = validation.parse_json(file.read(wire.LEAST_BODY + 1), file.name)
     if not isinstance(document, dict):
         raise BadInput(file.name, "is not a JSON object")
     for given in options:
@@ -150,7 +151,7 @@ def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
         GraphRequest.model_validate(document).normal()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(validation.escaped(str(part), 60) for part in first["loc"])
+        field = ".".join(wire.escaped(str(part), 60) for part in first["loc"])
         raise BadInput(f"{file.name}: {field}", str(first["msg"][:1]).lower() + first["msg"][1:]) from None
     except BadInput as refused:
         raise BadInput(f"{file.name}: {refused.field}", refused.reason) from None

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
+from leasehold.client import LONG_POLL, Client
+from leasehold.errors import BadInput, LeaseholdError
+from leasehold.states import JobState
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
-from bots.client.client import LONG_POLL, Client
 from schema import clock, validation
-from schema.errors import BadInput, LeaseholdError
-from schema.states import JobState
 
 
 def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:

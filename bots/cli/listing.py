@@ -1,6 +1,7 @@
 """The commands that list: jobs that pass a filter, and the values that jobs have for a key of metadata."""
 
 import click
+from leasehold import wire
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
@@ -22,7 +23,7 @@ from schema.filters import Direction, Sort
     type=click.Choice([each.value for each in Direction]),
     help="[default: the newest, or the most urgent, first].",
 )
-@click.option("--limit", type=click.IntRange(1, validation.MAX_LIST), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(1, wire.MAX_LIST), default=50, show_default=True)
 @click.option("--before", metavar="ID", help="Jobs submitted before this one.")
 @click.option("--cursor", metavar="TEXT", help="The next page: what the one before printed on standard error.")
 @caller_options
@@ -46,7 +47,7 @@ def list_jobs(caller: Caller, /, *, where: Record, limit: int, cursor: str | Non
 @click.argument("key")
 @click.option("--contains", metavar="TEXT", help="Values with this text in them, in whatever case.")
 @click.option("--instance", metavar="NAME", help="Values of jobs of this instance.")
-@click.option("--limit", type=click.IntRange(1), default=validation.MAX_LIST, show_default=True)
+@click.option("--limit", type=click.IntRange(1), default=wire.MAX_LIST, show_default=True)
 @caller_options
 def metadata(caller: Caller, /, key: str, contains: str | None, instance: str | None, limit: int) -> None:
     """List the values that jobs have for a KEY of metadata."""

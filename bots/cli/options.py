@@ -12,13 +12,15 @@ from typing import IO, Any, TypeVar, Union, get_args, get_origin
 
 import click
 from annotated_types import Ge, Gt, Le
+from leasehold import wire
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from schema import validation
-from schema.errors import BadInput
 from schema.requests import GROUPS, JobRequest, flat
-from schema.validation import NAME, escaped
+from schema.validation import NAME
 
 # Job requests from the command line or a file; all are checked before any is sent
 
@@ -34,7 +36,7 @@ def check(request: Request) -> Request:
         JobRequest.model_validate(flat(request)).normal()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(validation.escaped(str(part), 60) for part in first["loc"])
+        field = ".".join(wire.escaped(str(part), 60) for part in first["loc"])
         raise BadInput(field, _reason(first["type"], first["msg"])) from None
     return request
 
@@ -77,7 +79,7 @@ def pairs(values: Sequence[str], *, option: str) -> dict[str, list[str]]:
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key:
-            raise BadInput(option, f"'{validation.escaped(value, 80)}' is not KEY=VALUE")
+            raise BadInput(option, f"'{wire.escaped(value, 80)}' is not KEY=VALUE")
         found.setdefault(key, []).append(text)
     return found
 

@@ -11,9 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from schema import validation
-from schema.states import JobState
+from leasehold import wire
+from leasehold.states import JobState
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -108,7 +107,7 @@ def properties(values: Mapping[str, Any] | None) -> str:
 
 def plain(value: object) -> str:
     """Escape unprintable characters, so that the text cannot control the terminal."""
-    return validation.printable(str(value))
+    return wire.printable(str(value))
 
 
 def _cell(value: object) -> str:

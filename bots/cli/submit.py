@@ -3,12 +3,12 @@
 from typing import IO, Any
 
 import click
+from leasehold.errors import BadInput
 
 from bots.cli import options as option_helpers
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.jobs import finish
-from schema.errors import BadInput
 
 
 @click.command(cls=option_helpers.GroupedCommand, context_settings={"allow_interspersed_args": False})

@@ -1,4 +1,4 @@
 """The demo: real work for a pool, verified and reported.
 
-It imports `bots.client` and the ground modules of `schema`. Read first: demo.py and workload.py.
+It imports `leasehold` and the ground modules of `schema`. Read first: demo.py and workload.py.
 """

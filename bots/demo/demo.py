@@ -15,17 +15,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from leasehold.client import Client
+from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
 
 from bots.cli import output
-from bots.client.client import Client
 from bots.demo import workload
 from bots.demo.report import Board, Report, Result, read_result, report
 from bots.demo.tenants import Tenancy, Tenants
 from bots.demo.workload import Module
 from schema import clock
-from schema.errors import LeaseholdError
 
 #: Unfinished jobs count as lost if no job became final for this many seconds. It is longer than the longest job may run
 #: and than the session of a lost bot may live.

@@ -8,16 +8,16 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+from leasehold.client import Client
+from leasehold.states import JobState
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bots.client.client import Client
 from bots.demo import workload
 from bots.demo.workload import Module
 from schema import clock
-from schema.states import JobState
 
 #: The number of last hints for which a bot counts as warm.
 LATELY = 10

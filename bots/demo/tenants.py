@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from leasehold.client import Client
+from leasehold.errors import LeaseholdError, NotFound
+from leasehold.states import JobState
 from rich.console import Console
 
-from bots.client.client import Client
 from bots.demo.workload import Module
 from schema import clock
-from schema.errors import LeaseholdError, NotFound
-from schema.states import JobState
 
 # Scrubs
 

@@ -18,6 +18,8 @@ from typing import Any, get_type_hints
 from fastapi import APIRouter
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from leasehold import wire
+from leasehold.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers, QueryParams
@@ -29,7 +31,6 @@ from bots.gateway import problems
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.workers import Busy, WorkerPool, WorkerPools
 from schema import clock, validation
-from schema.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
 from schema.tenancy import tokens
 from schema.tenancy.tokens import Kind, Principal
 
@@ -309,7 +310,7 @@ def _check_address(scope: Scope, entry: RouteRules) -> None:
         given += QueryParams(scope["query_string"]).multi_items()
     for name, value in given:
         if "\x00" in value:
-            raise BadInput(validation.escaped(name, 60), "holds a NUL character")
+            raise BadInput(wire.escaped(name, 60), "holds a NUL character")
 
 
 async def _collected(headers: Headers, receive: Receive, limit: int) -> bytes:

@@ -12,13 +12,13 @@ from typing import Any
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from leasehold import wire
+from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from schema import validation
-from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from schema.postgres.failures import describe_outage, find_exhausted, is_conflict, is_outage
 
 MEDIA_TYPE = "application/problem+json"
@@ -169,13 +169,13 @@ def field_of(location: Sequence[int | str]) -> str:
     parts = [str(part) for part in location if part not in ("query", "path", "header")]
     if parts[:1] == ["body"] and len(parts) > 1:
         parts = parts[1:]
-    return validation.escaped(".".join(parts) or "body")
+    return wire.escaped(".".join(parts) or "body")
 
 
 def _invalid(errors: Sequence[Any]) -> Response:
     first = errors[0]
     field = field_of(first["loc"])
-    reason = validation.escaped(str(first["msg"]).removeprefix("Value error, "))
+    reason = wire.escaped(str(first["msg"]).removeprefix("Value error, "))
     return problem(422, f"{field}: {reason[:1].lower()}{reason[1:]}", field=field)
 
 

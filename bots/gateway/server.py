@@ -18,12 +18,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from leasehold.errors import BadInput
 from uvicorn.config import STARTUP_FAILURE
 
 from bots.gateway.connection import HttpConnection, TlsListener
 from bots.gateway.connection_limits import MOST_BY_DEFAULT, RESERVED_FILES, ConnectionLimits, ConnectionTable
 from bots.gateway.settings import GatewaySettings
-from schema.errors import BadInput
 from schema.gc_tuning import infrequent_gc
 
 #: Connections that may wait until they are accepted.

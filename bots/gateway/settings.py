@@ -7,9 +7,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
+from leasehold import wire
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
-from schema import validation
 
 
 class GatewaySettings(BaseModel):
@@ -41,7 +40,7 @@ class GatewaySettings(BaseModel):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
-    max_body: int = Field(default=validation.LEAST_BODY, le=1024 * 1024 * 1024)
+    max_body: int = Field(default=wire.LEAST_BODY, le=1024 * 1024 * 1024)
     max_wait: float = Field(default=60.0, ge=0, le=60)
     queue: int = Field(default=1000, ge=1, le=1_000_000)
     token_cache_seconds: float = Field(default=5.0, ge=0, le=300)
@@ -51,8 +50,8 @@ class GatewaySettings(BaseModel):
     @field_validator("max_body")
     @classmethod
     def _has_room_for_all(cls, given: int) -> int:
-        if given < validation.LEAST_BODY:
-            raise ValueError(f"must be at least {validation.LEAST_BODY}: clients and bots rely on that")
+        if given < wire.LEAST_BODY:
+            raise ValueError(f"must be at least {wire.LEAST_BODY}: clients and bots rely on that")
         return given
 
     @model_validator(mode="after")

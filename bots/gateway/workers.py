@@ -14,12 +14,12 @@ from typing import Generic, TypeVar
 import anyio
 import anyio.to_thread
 import structlog
+from leasehold.errors import BadInput, NotReady
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
-from schema.errors import BadInput, NotReady
 from schema.postgres.engine import Database
 from schema.timing import Timing
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from leasehold.errors import BadInput, Conflict
 from sqlalchemy import Connection, Row, TextClause, text
 
 from bots.protocol import Chunk, LeaseReport, Outcome, Sync, Work
 from bots.sync.sessions import digest
-from schema.errors import BadInput, Conflict
 from schema.moves.acknowledge import Start
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict
 from schema.outputs import Written

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from leasehold.states import JobState
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -18,7 +19,6 @@ from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursors
 from schema.picking.pick import ReadyJob
 from schema.postgres.notify import wake
-from schema.states import JobState
 
 STRATEGY = "proactive"
 

@@ -4,13 +4,15 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
+
 from bots.protocol import OpenSession, Session
-from schema.errors import BadInput
 from schema.moves import sessions
 from schema.moves.sessions import SessionOpening
 from schema.postgres.engine import Database
 from schema.timing import Timing
-from schema.validation import escaped, normal_properties
+from schema.validation import normal_properties
 
 
 def digest(secret: str) -> bytes:

@@ -5,6 +5,9 @@ from functools import partial
 from uuid import UUID
 
 import structlog
+from leasehold.errors import BadInput, Conflict, LeaseholdError
+from leasehold.states import JobState
+from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
 from bots.protocol import LeaseReport, OutputReport, SyncAnswer
@@ -27,7 +30,6 @@ from bots.sync.fetch import FetchSettings, fetch_after_sync
 from schema import outputs
 from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.clock import Monotonic
-from schema.errors import BadInput, Conflict, LeaseholdError
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
 from schema.moves.end import end
 from schema.moves.sessions import SyncUpdate, close, limit_spared, record_syncs, remember_localities
@@ -36,9 +38,8 @@ from schema.postgres.engine import Database, on_commit
 from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
 from schema.predicates import ANY_CONSTRAINED_READY, assigner_is_placing
-from schema.states import BotStatus, JobState, LeaseState
+from schema.states import BotStatus, LeaseState
 from schema.timing import Timing
-from schema.validation import escaped
 
 Answer = bytes | HeldCall
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import psycopg
+from leasehold.errors import LeaseholdError
 
 from schema.diagnostics.invariants import verify
-from schema.errors import LeaseholdError
 from schema.postgres.engine import Database, libpq_url
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
 
 from ops.bench.fixtures import opened
 from ops.bench.measure import cpu_seconds
 from schema import clock
-from schema.errors import LeaseholdError
 from schema.postgres import embedded, migrate
 from schema.tenancy import tokens
 

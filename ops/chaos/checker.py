@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from leasehold.states import FINAL
 from sqlalchemy import text
 
 from ops.chaos.execution import Attempt, Line, attempts
 from ops.chaos.journal import Submits
 from schema.postgres.engine import Database
-from schema.states import FINAL
 
 
 class Kind(StrEnum):

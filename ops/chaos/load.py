@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bots.client.client import Client
+from leasehold.client import Client
+from leasehold.errors import LeaseholdError
+
 from ops.chaos import execution
 from ops.chaos.execution import Kind
 from ops.chaos.journal import Journal
 from schema import clock
-from schema.errors import LeaseholdError
 
 #: Seconds for one request, and for all tries of it. What is not answered then is sent again later, under its key.
 TIMEOUT, PATIENCE = 3.0, 3.0

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from leasehold.client import Client
+from leasehold.errors import LeaseholdError
 from sqlalchemy import URL
 
-from bots.client.client import Client
 from ops.chaos import execution, versions
 from ops.chaos.journal import Journal
 from ops.chaos.load import PATIENCE, TIMEOUT, Caller, Room, Work
@@ -24,7 +25,6 @@ from ops.chaos.server import DatabaseServer
 from ops.chaos.versions import NoVersionBefore, Version
 from ops.chaos.watch import Invariants, Progress, Survivors
 from schema import clock
-from schema.errors import LeaseholdError
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.tenancy import tokens
 from schema.timing import Timing

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
+from leasehold.errors import BadInput
+
 from ops.chaos.checker import Kind, Violation
-from schema.errors import BadInput
 
 #: The columns of the table, in their order, and the kinds of violations that they count.
 COLUMNS = {

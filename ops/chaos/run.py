@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import click
+from leasehold.errors import BadInput
 
 from ops.chaos import schedule
 from ops.chaos.faults import FAULTS
 from ops.chaos.pool import FAST, Shape, chaos_pool
 from ops.chaos.report import Report, table
 from ops.chaos.schedule import Plan
-from schema.errors import BadInput
 from schema.timing import Timing
 
 TIMINGS = {"fast": FAST, "production": Timing()}

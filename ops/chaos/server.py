@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from leasehold.errors import NotReady
 from sqlalchemy import make_url
 
 from bots.agent.guardian import descendants, process_tree
 from ops.chaos.proxy import Target
-from schema.errors import NotReady
 from schema.postgres import embedded
 from schema.postgres.urls import libpq_url
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
+from leasehold.errors import LeaseholdError
 
 from ops.chaos import execution
 from ops.chaos.checker import Kind, Violation
@@ -14,7 +15,6 @@ from ops.chaos.load import Room
 from ops.chaos.server import DatabaseServer
 from schema import clock
 from schema.diagnostics import invariants
-from schema.errors import LeaseholdError
 from schema.postgres.engine import Database, DatabaseSettings
 
 #: Seconds between two looks at the invariants, which pause for so many times as long as a look took.

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import click
+from leasehold.client import Client
 
-from bots.client.client import Client
 from ops.chaos import checker, execution, journal
 from ops.chaos.checker import Kind, Violation
 from ops.chaos.journal import Journal

@@ -8,16 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting import counters
 from schema.accounting.counters import instance_counter, lock_counter
-from schema.errors import BadInput, NotFound
 from schema.fields import Name
 from schema.postgres.notify import wake
-from schema.validation import check_name, escaped
+from schema.validation import check_name
 
 MAX_WEIGHT, MAX_BUDGET, MAX_JOBS = 1e6, 1e12, 1_000_000_000
 #: The instance of jobs that name none; it has no row before the first of them.

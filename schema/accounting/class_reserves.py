@@ -8,13 +8,14 @@ reserve. What a class runs is counted by `class:NAME:jobs`.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting.counters import JOBS_OF_CLASS
-from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
-from schema.validation import check_name, escaped
+from schema.validation import check_name
 
 #: The condition that any reserve is set, for use inside another statement.
 ANY_RESERVE = "EXISTS (SELECT FROM class_reserves)"

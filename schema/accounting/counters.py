@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from sqlalchemy import Connection, TextClause, text
 
 from schema import audit
-from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
 from schema.predicates import HEALTHY, has_ready_jobs
 from schema.validation import KINDS as RESOURCE_KINDS
-from schema.validation import MAX_GPUS, WHOLE_GPU, check_name, escaped
+from schema.validation import MAX_GPUS, WHOLE_GPU, check_name
 from schema.validation import Kind as ResourceKind
 
 READ = text("""

@@ -14,13 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from sqlalchemy import Connection, Row, text
 
 from schema import audit
-from schema.errors import BadInput, NotFound
 from schema.postgres.fragments import newest_quota
 from schema.postgres.notify import wake
-from schema.validation import check_name, escaped
+from schema.validation import check_name
 
 #: Seconds for which an eviction lowers the maximum of the evicted job's instance (as in BuildGrid).
 EVICTION_COOLDOWN = 600.0

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, Row, text
 
 from schema import audit, declarations
-from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
-from schema.validation import NAME, check_name, escaped
+from schema.validation import NAME, check_name
 
 #: The largest rate, jobs per second, and the largest burst, jobs.
 MAX_RATE, MAX_BURST = 1e6, 1_000_000

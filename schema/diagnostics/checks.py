@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import psycopg
+from leasehold.wire import escaped
 from psycopg import sql
 from sqlalchemy import Connection, Dialect, PrimaryKeyConstraint, UniqueConstraint, text
 from sqlalchemy.dialects import postgresql
@@ -19,7 +20,6 @@ from schema import clock
 from schema.postgres.engine import Database
 from schema.postgres.notify import PREFIX
 from schema.tables.columns import SCHEMA, STORAGE, metadata
-from schema.validation import escaped
 
 #: The most characters shown of a name that comes from the server.
 MAX_NAME_SHOWN = 80

@@ -7,12 +7,12 @@ the reason. Only a database that cannot be reached ends the whole run.
 from collections.abc import Callable
 from functools import partial
 
+from leasehold.errors import NotReady
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from schema.diagnostics import checks as doctor_checks
 from schema.diagnostics.checks import Check, Verdict, printable_name
-from schema.errors import NotReady
 from schema.postgres import migrate
 from schema.postgres.engine import Database
 

@@ -10,11 +10,11 @@ submission only. Asking a bot to stop changes the lease, not the job.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from leasehold.states import JobState
 from sqlalchemy import Connection, text
 
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres.fragments import SUBMISSIONS
-from schema.states import JobState
 from schema.timing import KILL_GRACE
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from leasehold.states import FINAL
 from sqlalchemy import Connection, Row, text
 
 from schema.accounting import counters
@@ -17,7 +18,6 @@ from schema.accounting.counters import Settlement
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota
-from schema.states import FINAL
 from schema.validation import MAX_KILLS
 
 # Credit for the ends of attempts, in the transaction that ends them.

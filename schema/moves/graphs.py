@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from leasehold.errors import BadInput, Conflict
+from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from schema.errors import BadInput, Conflict
 from schema.moves.cancel import Cancelled, cancel
 from schema.moves.submit import submitted_rows
-from schema.validation import escaped
 
 #: What the function raises when nodes are not what a graph can be made of: a circle, a number twice, absent parents.
 BAD_GRAPH = "LH002"

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from leasehold.errors import Conflict, Forbidden
+from leasehold.states import FINAL, JobState
+from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
-from schema.errors import Conflict, Forbidden
 from schema.moves import cancel
 from schema.moves.cancel import Submission
 from schema.moves.submit import submitted_rows
 from schema.predicates import IN_FRONT, READY_CONSTRAINED, STILL_READY
-from schema.states import FINAL, JobState
-from schema.validation import escaped
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from leasehold.states import JobState
 from sqlalchemy import Connection, text
 
 from schema.moves import cancel
 from schema.moves.cancel import Submission
 from schema.postgres.fragments import WANTED_SUBMISSIONS
 from schema.predicates import AT_REST, READY_CONSTRAINED, STILL_READY, ready_in
-from schema.states import JobState
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,19 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from leasehold.errors import NotFound
+from leasehold.states import JobState
+from leasehold.wire import escaped
 from sqlalchemy import Connection, Row, text
 
 from schema import audit
 from schema.accounting.counters import declare_resources
-from schema.errors import NotFound
 from schema.moves.backoff import wake_queues_for_bots
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
 from schema.postgres import advisory
 from schema.postgres.fragments import json_array, json_documents, newest_leases, newest_version
 from schema.postgres.notify import wake
-from schema.states import JobState
-from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties, escaped
+from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties
 
 # In the order of names, so that no two transactions wait for each other's new rows.
 INSERT_BOTS = text("""

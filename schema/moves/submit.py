@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from leasehold.errors import BadInput, Conflict, LeaseholdError, QueueFull
+from leasehold.wire import escaped
 from pydantic_core import to_json
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from schema.errors import BadInput, Conflict, LeaseholdError, QueueFull
 from schema.policy.priority_classes import UNKNOWN_POINTS, unknown_points
 from schema.postgres import engine
-from schema.validation import escaped
 
 # The function is the one implementation, for callers in SQL as well as for this one.
 SUBMIT = text("SELECT n, job_id, public_id, created, same FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n")

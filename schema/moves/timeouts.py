@@ -3,12 +3,12 @@
 Times that a request gives, and the ceilings of operators: of a queue age, and of a run time.
 """
 
+from leasehold.states import JobState
 from sqlalchemy import Connection, TextClause, text
 
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres.fragments import newest_leases
 from schema.predicates import ready_in
-from schema.states import JobState
 from schema.timing import KILL_GRACE
 
 # Judged on the locked rows: what somebody else is about to grant, to park or to cancel is left to them.

@@ -8,12 +8,13 @@ upkeep ends what was submitted before the ceiling was set (`schema/moves/timeout
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from schema import audit
-from schema.errors import BadInput, NotFound
-from schema.validation import MAX_LABEL, escaped
+from schema.validation import MAX_LABEL
 
 #: The largest ceiling, in seconds (a year): the longest time-out of a job.
 MAX_CEILING = 31_536_000.0

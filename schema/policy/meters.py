@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from leasehold import wire
+from leasehold.errors import BadInput, NotFound
 from sqlalchemy import Connection, func, select, text
 
 from schema import audit, validation
-from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
 
 #: The largest amount of a meter.
@@ -140,7 +141,7 @@ def _check_reset(resets_at: datetime, *, now: datetime) -> None:
 def remove(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
     """Remove a meter and its history. Windows that depend on it are closed until it is read again. Raises NotFound."""
     if connection.execute(REMOVE, {"name": name}).one_or_none() is None:
-        raise NotFound(f"meter: no meter '{validation.escaped(name, 63)}'")
+        raise NotFound(f"meter: no meter '{wire.escaped(name, 63)}'")
     audit.write(connection, "meter.remove", actor=actor, subject=f"meter:{name}", details={"reason": reason})
 
 

@@ -10,15 +10,16 @@ from hashlib import sha256
 from typing import Any
 
 import psycopg
+from leasehold.errors import BadInput, Conflict, NotFound
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from schema import audit
-from schema.errors import BadInput, Conflict, NotFound
 from schema.fields import Name
 from schema.predicates import AT_REST, READY_CONSTRAINED
-from schema.validation import check_name, escaped
+from schema.validation import check_name
 
 #: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
 UNKNOWN_POINTS = "LH003"

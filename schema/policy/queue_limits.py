@@ -8,15 +8,16 @@ million jobs.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from schema import audit, declarations
-from schema.errors import BadInput, NotFound
 from schema.fields import Label
 from schema.policy.ceilings import instance_id
 from schema.predicates import AT_REST, READY
-from schema.validation import MAX_LABEL, check_text, escaped
+from schema.validation import MAX_LABEL, check_text
 
 #: The largest limit of a label or an instance, in jobs. Each submit counts up to it while other submits there wait.
 MAX_QUEUED = 100_000

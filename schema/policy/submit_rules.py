@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
 from schema import audit
-from schema.errors import BadInput, NotFound
 from schema.policy.ceilings import instance_id
-from schema.validation import MAX_PROPERTY_BYTES, check_text, escaped
+from schema.validation import MAX_PROPERTY_BYTES, check_text
 
 #: The most entries of one list, the longest program name in bytes, and the largest threshold of an owner's cost.
 MAX_ENTRIES, MAX_PROGRAM_BYTES, MAX_COST = 1000, 4096, 1e12

@@ -10,15 +10,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, Self
 from zoneinfo import ZoneInfo
 
+from leasehold.errors import NotFound
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, text
 
 from schema import audit, declarations
-from schema.errors import NotFound
 from schema.fields import Name, Zone
 from schema.policy.meters import Meter
 from schema.postgres.notify import wake
-from schema.validation import check_name, escaped, load_zone
+from schema.validation import check_name, load_zone
 
 # Hours of the day: pure functions
 

@@ -33,10 +33,10 @@ from types import TracebackType
 from typing import IO, Any, Self, assert_never
 
 import psycopg
+from leasehold.errors import NotReady
 from sqlalchemy import URL
 
 from schema import clock
-from schema.errors import NotReady
 
 # Kernel locks on files, which end with the process that holds them
 

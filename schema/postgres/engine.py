@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import Any, Literal, Self, TypeVar, cast
 
 import psycopg
+from leasehold.errors import NotReady
 from psycopg import errors, pq
 from psycopg.abc import DumperKey
 from psycopg.adapt import PyFormat
@@ -35,7 +36,6 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from tenacity.wait import wait_base
 
 from schema import clock
-from schema.errors import NotReady
 from schema.postgres import pooler
 from schema.postgres.failures import READ_ONLY, describe_outage, is_conflict, is_outage
 from schema.postgres.pooler import Problem, TransactionConnection

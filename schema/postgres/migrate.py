@@ -9,9 +9,9 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from leasehold.errors import NotReady
 from sqlalchemy import Connection, text
 
-from schema.errors import NotReady
 from schema.postgres.engine import Database
 from schema.tables.columns import SCHEMA
 

@@ -10,15 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from leasehold.errors import BadInput, Conflict, NotFound
+from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, text
 
 from schema import audit, declarations
-from schema.errors import BadInput, Conflict, NotFound
 from schema.fields import Label, Name
 from schema.moves.reassign import reassign_cohorts
 from schema.postgres.notify import wake
-from schema.validation import MAX_LABEL, check_name, check_text, escaped
+from schema.validation import MAX_LABEL, check_name, check_text
 
 DEFAULT = "default"
 #: The most labels one cohort may have.

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from leasehold.errors import BadInput, NotFound
+from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting.quotas import LOCK_LEASES
-from schema.errors import BadInput, NotFound
 from schema.postgres.notify import wake
 from schema.timing import DEAD_AFTER
-from schema.validation import escaped
 
 #: Longest deadline of a drain, seconds: a year.
 MAX_DEADLINE = 31_536_000.0

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from leasehold.errors import Conflict, NotFound
+from leasehold.wire import MAX_LIST, escaped
 from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting.accounts import Account
 from schema.accounting.quotas import LOCK_LEASES
-from schema.errors import Conflict, NotFound
 from schema.fields import Name
 from schema.postgres.notify import wake
 from schema.predicates import AT_REST, ready_in
-from schema.validation import MAX_LIST, check_name, escaped
+from schema.validation import check_name
 
 #: The most jobs counted for one instance and state. A larger number is shown as this one.
 MAX_COUNTED = 10_000

@@ -16,10 +16,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import assert_never
 
+from leasehold import wire
+from leasehold.errors import BadInput, Forbidden, NotFound, Unauthorised
 from sqlalchemy import Connection, bindparam, false, func, insert, null, select, update
 
 from schema import audit, validation
-from schema.errors import BadInput, Forbidden, NotFound, Unauthorised
 from schema.tables.tenancy import tokens
 
 #: An allowed value that stands for every value of its key, or for every label.
@@ -99,7 +100,7 @@ class Principal:
     def check_bot(self, name: str) -> None:
         """Raise Forbidden unless the holder may act as the bot `name`."""
         if not self.may_be_bot(name):
-            raise Forbidden(f"bot: this token is not for a bot named '{validation.escaped(name, 80)}'")
+            raise Forbidden(f"bot: this token is not for a bot named '{wire.escaped(name, 80)}'")
 
     def check_session(
         self,
@@ -124,7 +125,7 @@ class Principal:
         allowed = self.labels or ()
         for label in labels:
             if ANY_VALUE not in allowed and label not in allowed:
-                raise Forbidden(f"labels: this token may not declare '{validation.escaped(label, 80)}'")
+                raise Forbidden(f"labels: this token may not declare '{wire.escaped(label, 80)}'")
         self._check_properties(properties)
 
     def _check_properties(self, properties: Mapping[str, Sequence[str] | str]) -> None:
@@ -134,7 +135,7 @@ class Principal:
             allowed = self.properties.get(key, ())
             values = [given] if isinstance(given, str) else given
             if ANY_VALUE not in allowed and not set(values) <= set(allowed):
-                raise Forbidden(f"properties.{validation.escaped(key, 60)}: this token may not declare that value")
+                raise Forbidden(f"properties.{wire.escaped(key, 60)}: this token may not declare that value")
 
 
 #: Longest life a token may be given, seconds (a year).
@@ -275,7 +276,7 @@ def revoke(connection: Connection, token_id: str, *, actor: str = "local") -> No
     """Revoke a token for good. Gateways notice within their `token_cache_seconds`. Raises NotFound."""
     row = connection.execute(_REVOKE, {"token_id": token_id}).one_or_none() if _ID.fullmatch(token_id) else None
     if row is None:
-        raise NotFound(f"there is no token '{validation.escaped(token_id, 40)}'")
+        raise NotFound(f"there is no token '{wire.escaped(token_id, 40)}'")
     audit.write(connection, "token.revoke", actor=actor, subject=token_id, details={"kind": row.kind})
 
 
@@ -299,7 +300,7 @@ def _kind(kind: Kind | str) -> Kind:
     try:
         return Kind(kind)
     except ValueError:
-        raise BadInput("kind", f"'{validation.escaped(kind, 40)}' is not one of submitter, bot, operator") from None
+        raise BadInput("kind", f"'{wire.escaped(kind, 40)}' is not one of submitter, bot, operator") from None
 
 
 def _check_scope(kind: Kind, *, instance: str | None, bot: str | None, ceiling: int | None) -> None:

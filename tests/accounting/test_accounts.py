@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput, NotFound
 from pydantic import ValidationError
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
@@ -24,7 +25,6 @@ from schema import clock
 from schema.accounting import accounts
 from schema.accounting.accounts import Account, PoolLimits, ReportedUsage
 from schema.accounting.fair_share import FairShareSettings, Mode
-from schema.errors import BadInput, NotFound
 from schema.moves import retention
 from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints

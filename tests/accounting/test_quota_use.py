@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from leasehold.errors import NotReady
 from prometheus_client import REGISTRY, generate_latest
 
 from assigner import metrics
 from schema.accounting import quotas
 from schema.accounting.quotas import QuotaUse, QuotaUses
-from schema.errors import NotReady
 from schema.tenancy import cohorts, instances
 from tests.support.pool import Pool, completed
 from tests.support.tenancy import Tenancy, assign, contested

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput, NotFound
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
@@ -17,7 +18,6 @@ from assigner.admission.rules import Rules
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.explain.answer import explain
 from schema.accounting import counters, rates
-from schema.errors import BadInput, NotFound
 from schema.moves.hold import unpark
 from schema.requests import JobRequest
 from tests.support.assigners import assigner_processes

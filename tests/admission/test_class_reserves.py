@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 
 from assigner.admission.gates import ClassReserveGate
 from schema.accounting import class_reserves, counters
 from schema.accounting.counters import Counter as Amount
-from schema.errors import BadInput
 from schema.policy import priority_classes
 from schema.requests import JobRequest
 from tests.support.explain import explained, gates_of

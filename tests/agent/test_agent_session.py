@@ -8,10 +8,10 @@ from random import Random
 from typing import Any, ClassVar, cast
 
 import pytest
+from leasehold.errors import BadInput, LeaseholdError, NotReady
 
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat
 from schema import clock
-from schema.errors import BadInput, LeaseholdError, NotReady
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
 from tests.support.http import Answer, ReceivedRequest, problem
 from tests.support.patience import MINUTE

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from leasehold.errors import BadInput
 
 from bots.agent.agent import AgentSettings
 from bots.agent.guardian import process_tree
@@ -21,7 +22,6 @@ from bots.agent.isolation.privileges import Privileges
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext, StopReason, read
 from bots.agent.workspace import Workspace
-from schema.errors import BadInput
 from tests.support.agents import NEEDS_PROC, finish, start, text_of
 from tests.support.patience import MINUTE, eventually
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from leasehold.errors import BadInput, LeaseholdError
 
 from bots.agent import agent
 from bots.agent.agent import Agent, AgentSettings
 from bots.agent.orphans import stopped
 from bots.agent.workspace import Workspace, marked_processes
-from schema.errors import BadInput, LeaseholdError
 from tests.support.agents import NEEDS_PROC
 from tests.support.patience import MINUTE, eventually
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput, LeaseholdError, NotFound
 
-from schema.errors import BadInput, LeaseholdError, NotFound
 from schema.postgres.engine import Database
 from schema.tenancy import drains
 from tests.support.http import JOB, Answer, Gateway, audited, call, in_turn, problem, submitted

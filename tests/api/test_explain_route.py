@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import NotFound
 
-from schema.errors import NotFound
 from tests.support.explain import preempted
 from tests.support.http import AT, JOB_COMMANDING, Answer, Gateway, call, in_turn, problem, submitted
 from tests.support.http import JOB as REQUEST

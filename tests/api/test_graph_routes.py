@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput, LeaseholdError, NotFound
 from structlog.testing import capture_logs
 
-from schema.errors import BadInput, LeaseholdError, NotFound
 from tests.support.http import Answer, Gateway, call, in_turn
 from tests.support.pool import Pool
 from tests.support.servers import Served, counts

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import httpx
 import pytest
+from leasehold.errors import BadInput, Conflict
 from sqlalchemy import text
 
 from assigner.cli import operations
@@ -23,7 +24,6 @@ from assigner.operator_resources.registry import RESOURCES, resource
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
 from bots.cli.caller import caller_options
-from schema.errors import BadInput, Conflict
 from schema.policy import priority_classes, time_windows
 from schema.policy.time_windows import WindowTerms
 from schema.requests import JobRequest

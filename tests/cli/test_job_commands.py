@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 import pytest
+from leasehold.errors import LeaseholdError, NotFound
 
-from schema.errors import LeaseholdError, NotFound
 from tests.support.http import (
     AT,
     JOB_COMMANDING,

@@ -7,13 +7,13 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from leasehold.errors import BadInput
 
 from assigner.admission.ordering import OrderingSettings
 from assigner.config import loading
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
 from schema.accounting import rates
-from schema.errors import BadInput
 from tests.support.pool import Pool
 from tests.support.servers import Served
 

@@ -15,6 +15,8 @@ from typing import NoReturn
 import click
 import pytest
 import structlog
+from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from leasehold.wire import escaped
 from pydantic import BaseModel
 
 from assigner.cli import errors, mistakes
@@ -23,10 +25,8 @@ from assigner.config import keys, loading
 from bots.cli.backlog import cancel
 from schema import gc_tuning
 from schema.diagnostics import invariants
-from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from schema.postgres.engine import Database
 from schema.tenancy import tokens
-from schema.validation import escaped
 from tests.support.http import Gateway, gateway, in_turn, problem
 from tests.support.patience import MINUTE
 from tests.support.servers import LEASEHOLD, Console

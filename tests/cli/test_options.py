@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 import pytest
+from leasehold.errors import BadInput, Unauthorised
 
 from bots.cli import backlog, jobs, listing, submit
-from schema.errors import BadInput, Unauthorised
 from tests.support.http import JOB_COMMANDING, Answer, Gateway, call, gateway, in_turn
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from leasehold.errors import BadInput
 
 from assigner.cli import errors
 from assigner.cli.main import cli
-from schema.errors import BadInput
 from tests.support.http import JOB_COMMANDING, Answer, Gateway, call, final, in_turn, problem
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")

@@ -11,14 +11,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from leasehold import client as client_client
+from leasehold import wire
+from leasehold.client import Client
+from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
+from leasehold.transport import TooLarge, Transport, _proxy, address
 
 from assigner.api.submission import SubmitRequest
-from bots.client import client as client_client
-from bots.client.client import Client
-from bots.client.transport import TooLarge, Transport, _proxy, address
 from bots.gateway.middleware import BodyReader
-from schema import validation
-from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support.http import Answer, ReceivedRequest, accept, client_for, gateway, in_turn, problem
@@ -353,7 +353,7 @@ def test_no_part_is_more_than_every_gateway_takes(job: dict[str, object], count:
     assert len(stands.asked) > 1
     for asked in stands.asked:
         raw = json.dumps(asked.body, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(raw) <= validation.LEAST_BODY
+        assert len(raw) <= wire.LEAST_BODY
         BodyReader(SubmitRequest).read(raw)
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leasehold.client import Client
+from leasehold.errors import LeaseholdError
 from rich.console import Console
 
-from bots.client.client import Client
 from bots.demo import demo, tenants, workload
 from bots.demo import report as report_demo
 from bots.demo.workload import Module
-from schema.errors import LeaseholdError
 from tests.support.http import Answer, ReceivedRequest, gateway
 
 AT = "2026-01-01T00:00:"

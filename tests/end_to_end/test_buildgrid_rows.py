@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from leasehold.errors import Conflict
 from structlog.testing import capture_logs
 
 from assigner.config.loading import Reloader
@@ -15,7 +16,6 @@ from assigner.process.assign import AssignerProcess
 from assigner.settings import PoolSettings
 from schema.accounting import quotas
 from schema.diagnostics import invariants
-from schema.errors import Conflict
 from schema.postgres.notify import Wakeups, wake
 from tests.support.patience import eventually
 from tests.support.pool import Pool, active, completed

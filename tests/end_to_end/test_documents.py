@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from leasehold.errors import BadInput
 
 from assigner.cli.main import sections
 from assigner.config import loading
-from schema.errors import BadInput
 from schema.postgres import embedded
 from schema.postgres.engine import libpq_url
 from tests.support.patience import eventually

@@ -10,14 +10,14 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
+from leasehold.errors import NotReady
+from leasehold.transport import Answer, Transport
 from structlog.testing import capture_logs
 
 from bots.agent.gateway_calls import GatewayCaller
-from bots.client.transport import Answer, Transport
 from bots.gateway.long_poll import HeldSessions, KnownState, LongPolls
 from bots.gateway.metrics import GatewayMetrics
 from schema import clock
-from schema.errors import NotReady
 from schema.postgres.notify import RECONNECT_LAST, Wakeups
 from tests.support.patience import MINUTE
 

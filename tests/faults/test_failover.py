@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from leasehold.errors import Conflict, NotReady
 from sqlalchemy import text
 
 from schema.diagnostics import invariants
-from schema.errors import Conflict, NotReady
 from schema.postgres import embedded, engine, migrate
 from schema.postgres.embedded import Cluster
 from schema.postgres.engine import Database, DatabaseSettings

@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from leasehold.client import Client
 
-from bots.client.client import Client
 from schema.diagnostics import invariants
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings

@@ -13,6 +13,9 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
+from leasehold import wire
+from leasehold.client import MAX_BYTES
+from leasehold.errors import BadInput
 from pydantic import ValidationError
 from sqlalchemy import text
 from starlette.datastructures import Headers
@@ -21,7 +24,6 @@ from structlog.testing import capture_logs
 from assigner.api import jobs as job_routes
 from assigner.api.submission import SubmitRequest
 from bots.agent.run import MAX_TOLD_BYTES
-from bots.client.client import MAX_BYTES
 from bots.gateway import middleware
 from bots.gateway import routes as routes_gateway
 from bots.gateway.app import health_router
@@ -30,7 +32,6 @@ from bots.gateway.server import GatewaySettings
 from bots.gateway.workers import Busy, WorkerPool
 from bots.protocol import MAX_LEASES, Sync
 from schema import validation
-from schema.errors import BadInput
 from schema.postgres import migrate
 from schema.postgres.engine import Database
 from schema.tenancy import tokens
@@ -142,8 +143,8 @@ def largest_batch() -> dict[str, Any]:
     """10,000 jobs that use every field, as many bytes as a part may have."""
     env = {f"NAME{n}": "value" for n in range(8)}
     job = FULL | {"command": ["make", *map(str, range(20))], "env": env, "key": "k" * 36}
-    room = MAX_BYTES // validation.MAX_BATCH - len(json.dumps(job)) - 2
-    return {"jobs": [job | {"stdin": "," * room}] * validation.MAX_BATCH}
+    room = MAX_BYTES // wire.MAX_BATCH - len(json.dumps(job)) - 2
+    return {"jobs": [job | {"stdin": "," * room}] * wire.MAX_BATCH}
 
 
 def largest_sync() -> dict[str, Any]:
@@ -170,7 +171,7 @@ def largest_sync() -> dict[str, Any]:
 @pytest.mark.parametrize(("model", "make"), [(SubmitRequest, largest_batch), (Sync, largest_sync)])
 def test_the_largest_honest_bodies_pass(model: type[Any], make: Callable[[], dict[str, Any]]) -> None:
     raw = json.dumps(make(), separators=(",", ":")).encode()
-    assert validation.LEAST_BODY // 3 < len(raw) <= validation.LEAST_BODY
+    assert wire.LEAST_BODY // 3 < len(raw) <= wire.LEAST_BODY
     assert isinstance(BodyReader(model).read(raw), model)
 
 

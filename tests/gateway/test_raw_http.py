@@ -17,11 +17,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from leasehold.errors import BadInput
 
 from bots.gateway.connection_limits import ConnectionLimits, ConnectionTable, Wait
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.server import SHUTDOWN_SECONDS, GatewaySettings, connection_limits
-from schema.errors import BadInput
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support.patience import MINUTE, eventually

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput
+from leasehold.wire import LEAST_BODY
 from pydantic import ValidationError
 
 from assigner.config.loading import ConfigModel, load
 from bots.gateway.server import GatewaySettings
-from schema.errors import BadInput
 from schema.postgres.engine import Database
 from schema.timing import Timing
-from schema.validation import LEAST_BODY
 from tests.support.patience import MINUTE
 from tests.support.servers import serving
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import anyio
 import pytest
+from leasehold.errors import Conflict, NotReady
 
 from bots.gateway.workers import BATCH, Batcher, Busy, SessionOpener, WorkerPool
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
-from schema.errors import Conflict, NotReady
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support.patience import MINUTE

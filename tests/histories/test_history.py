@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from leasehold.errors import Conflict, NotFound
 from sqlalchemy import text
 
 from assigner.cycle.assigner import PriorityAgeAssigner
@@ -27,7 +28,6 @@ from assigner.preemption.plan import QuotaSettings
 from bots.protocol import LeaseReport
 from schema.accounting import quotas
 from schema.diagnostics import invariants
-from schema.errors import Conflict, NotFound
 from schema.moves import submit as submit_moves
 from schema.moves.backoff import promote
 from schema.moves.preempt import release_kept_units

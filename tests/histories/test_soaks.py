@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from leasehold.errors import NotFound
 from sqlalchemy import text
 
 from assigner.admission.ordering import OrderingSettings
@@ -18,7 +19,6 @@ from assigner.operator_resources.priorities import reprice
 from assigner.preemption.plan import QuotaSettings
 from schema import clock
 from schema.accounting import counters, quotas
-from schema.errors import NotFound
 from schema.moves.cancel import cancel
 from schema.moves.priority import set_priority_where
 from schema.policy import priority_classes

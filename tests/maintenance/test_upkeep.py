@@ -4,6 +4,7 @@ import queue
 import random
 
 import pytest
+from leasehold.errors import Conflict
 from prometheus_client import REGISTRY
 
 from assigner.admission import admit
@@ -12,7 +13,6 @@ from assigner.maintenance import upkeep as upkeep_maintenance
 from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Upkeep, UpkeepSettings
 from bots.protocol import OpenSession
 from bots.sync import sessions
-from schema.errors import Conflict
 from schema.moves.cancel import cancel
 from schema.picking.constrained import Ageing
 from schema.policy import priority_classes

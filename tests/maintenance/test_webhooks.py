@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import Connection
 
@@ -20,7 +21,6 @@ from assigner.config import loading
 from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
 from assigner.maintenance.webhooks import BATCH, DEFERRED, POLL_INTERVAL, Webhooks, WebhookSettings
 from assigner.settings import PoolSettings
-from schema.errors import BadInput
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Policy
 from tests.support.pool import Pool, slow_clock

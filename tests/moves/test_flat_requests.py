@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 from pydantic import ValidationError
 from pydantic_core import to_json
 from sqlalchemy import Connection, text
 
 from bots.cli import options
-from schema.errors import BadInput
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import submit
 from schema.postgres.engine import Database

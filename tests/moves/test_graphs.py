@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput, Conflict
 from structlog.testing import capture_logs
 
 from assigner.metrics import BLOCKED_FOREVER
-from schema.errors import BadInput, Conflict
 from tests.support.pool import (
     Bot,
     Pool,

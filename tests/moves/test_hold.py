@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import Conflict, Forbidden, LeaseholdError, NotFound, QueueFull
 from sqlalchemy import text
 
-from schema.errors import Conflict, Forbidden, LeaseholdError, NotFound, QueueFull
 from schema.moves import hold
 from schema.moves.cancel import Cancelled
 from schema.moves.hold import HoldResult, Requeued

@@ -5,11 +5,11 @@ import uuid
 from typing import Any
 
 import pytest
+from leasehold.errors import Conflict, QueueFull
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from bots.sync import sessions
-from schema.errors import Conflict, QueueFull
 from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
 from schema.moves.end import AttemptEnd, Verdict, end

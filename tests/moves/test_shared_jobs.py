@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from leasehold.errors import Conflict
 
 from assigner.queries import jobs as job_queries
-from schema.errors import Conflict
 from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
 from schema.moves.submit import Submitted, submit

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from leasehold.errors import BadInput
 from sqlalchemy import Connection, text
 
 from schema.clock import SLOW_FACTOR, monotonic
-from schema.errors import BadInput
 from schema.moves.cancel import cancel
 from schema.moves.submit import submit
 from schema.picking import for_bot, head_cursor, ready

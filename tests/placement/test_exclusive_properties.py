@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 from pydantic import ValidationError
 
 from bots.agent.agent import AgentSettings
-from schema.errors import BadInput
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Pool, active, completed
 

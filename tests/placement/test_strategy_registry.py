@@ -5,6 +5,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from leasehold.errors import BadInput, LeaseholdError
 
 from assigner.config import loading
 from assigner.config.loading import Reloader
@@ -17,7 +18,6 @@ from assigner.placement.round_robin import RoundRobin
 from assigner.placement.strategy import Policy, Snapshot, Strategy, group_jobs
 from assigner.placement.success import Success
 from assigner.settings import PoolSettings
-from schema.errors import BadInput, LeaseholdError
 from schema.fleet.candidates import FreeBot
 from schema.picking.pick import ReadyJob
 from tests.support.pool import Pool

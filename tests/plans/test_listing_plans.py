@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 from sqlalchemy import Connection, text
 
 from assigner.queries import listing
 from assigner.queries import metadata as metadata_queries
 from assigner.queries.listing import Bounds, Request
-from schema.errors import BadInput
 from schema.filters import JobFilter, Sort
 from schema.postgres.engine import Database
 from tests.support import filling

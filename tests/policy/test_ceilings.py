@@ -4,9 +4,9 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput, NotFound
 from sqlalchemy import text
 
-from schema.errors import BadInput, NotFound
 from schema.moves import timeouts
 from schema.moves.graphs import submit_graph
 from schema.moves.hold import park, requeue, unpark

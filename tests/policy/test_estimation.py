@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import LeaseholdError
 from pydantic import ValidationError
 
 from assigner import estimation
@@ -13,7 +14,6 @@ from assigner.config import plugins
 from assigner.estimation import EstimateSettings, Quantiles, RunTimeAdvice
 from assigner.maintenance.upkeep import UpkeepSettings
 from assigner.placement.fleet import Fleet
-from schema.errors import LeaseholdError
 from schema.picking import constrained
 from schema.picking.ready import Scope
 from schema.policy import priority_classes

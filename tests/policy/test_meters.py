@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput
 
 from assigner.maintenance import meters
 from assigner.maintenance.meters import MeterPoller, MeterSettings, read_meter
-from schema.errors import BadInput
 from schema.policy import meters as usage_meters
 from schema.policy import time_windows
 from schema.policy.meters import Level, Meter

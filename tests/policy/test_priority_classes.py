@@ -8,13 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput, Forbidden
 from sqlalchemy import text
 
 from assigner.admission import gates
 from assigner.api import submission
 from assigner.operator_resources.priorities import reprice
 from schema.accounting import counters
-from schema.errors import BadInput, Forbidden
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit
 from schema.policy import priority_classes

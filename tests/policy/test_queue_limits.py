@@ -4,10 +4,10 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import QueueFull
 from pydantic import ValidationError
 
 from assigner.cli import errors
-from schema.errors import QueueFull
 from schema.moves.graphs import submit_graph
 from schema.moves.hold import park, unpark
 from schema.moves.submit import Submitted, submit

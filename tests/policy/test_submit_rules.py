@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput, NotFound
 
-from schema.errors import BadInput, NotFound
 from schema.moves.graphs import submit_graph
 from schema.moves.hold import requeue
 from schema.moves.submit import Submitted, submit

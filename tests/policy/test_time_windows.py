@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 
 from assigner.explain.answer import explain
 from assigner.process import assign
 from assigner.settings import PoolSettings
-from schema.errors import BadInput
 from schema.policy import meters, time_windows
 from schema.policy.meters import Meter
 from schema.policy.time_windows import (

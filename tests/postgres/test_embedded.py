@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from leasehold.errors import NotReady
 
-from schema.errors import NotReady
 from schema.postgres import embedded
 from tests.support.patience import MINUTE, eventually
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from leasehold.errors import NotReady
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from schema.errors import NotReady
 from schema.postgres import engine, fragments
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.patience import MINUTE

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
+from leasehold.errors import NotReady
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
 from schema import clock
-from schema.errors import NotReady
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.patience import MINUTE

@@ -10,13 +10,13 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from leasehold.errors import NotReady
 from pydantic import SecretStr
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from ops.bench import pgbouncer
 from schema.diagnostics import invariants
-from schema.errors import NotReady
 from schema.moves import submit as submit_moves
 from schema.postgres import pooler
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url, session_settings, single_row

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from leasehold.errors import NotReady
 from sqlalchemy import make_url, text
 
-from schema.errors import NotReady
 from schema.postgres import urls
 from schema.postgres.engine import Database, DatabaseSettings, single_row
 from schema.postgres.notify import Wakeups

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.errors import BadInput, NotReady, QueueFull
 
 from assigner.config import loading
 from assigner.process import assign
 from assigner.settings import PoolSettings
-from schema.errors import BadInput, NotReady, QueueFull
 from schema.tenancy import instances
 from schema.timing import Timing
 from tests.support.http import audited

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from leasehold.errors import BadInput
 from pydantic import BaseModel, ConfigDict, Field
 
 from assigner.config import loading
 from assigner.config.loading import ConfigModel, Reloader, load
 from assigner.settings import PoolSettings
-from schema.errors import BadInput
 from schema.postgres.engine import DatabaseSettings
 from schema.timing import Timing
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leasehold.errors import Conflict, LeaseholdError
 
 from assigner.process.children import Child, Children, Role
 from assigner.process.local_pool import LocalBot, LocalPool, hold_data_directory, write_file
-from schema.errors import Conflict, LeaseholdError
 from tests.support.patience import eventually
 
 FOLLOWER = (

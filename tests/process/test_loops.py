@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from leasehold.errors import NotReady
 from prometheus_client import REGISTRY
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError
@@ -15,7 +16,6 @@ from structlog.testing import capture_logs
 
 from assigner.loops import ERROR_DELAY_MIN, SHORT, Again, Loop
 from schema import clock
-from schema.errors import NotReady
 from schema.postgres.engine import Database
 from schema.postgres.notify import Signal, Wakeups, wake
 from tests.support.patience import MINUTE, eventually

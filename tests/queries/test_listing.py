@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 from sqlalchemy import Row
 
 from assigner.queries import listing
 from assigner.queries.listing import BOUNDS, Bounds, Request
-from schema.errors import BadInput
 from schema.filters import Direction, JobFilter, Sort
 from schema.moves.cancel import cancel
 from schema.moves.hold import park

@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from leasehold.errors import Conflict, NotFound
 from sqlalchemy import ExceptionContext, event
 
 from bots.protocol import LeaseReport, Sync
 from schema import clock
 from schema.accounting import quotas
 from schema.diagnostics import invariants
-from schema.errors import Conflict, NotFound
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
 from tests.support.patience import MINUTE, eventually

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from leasehold.errors import Conflict
 
-from schema.errors import Conflict
 from schema.moves.cancel import Cancelled
 from schema.moves.grant import Placement, grant
 from tests.support.pool import Pool, active, completed

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from leasehold.errors import Conflict
 
 from schema.diagnostics import invariants
-from schema.errors import Conflict
 from schema.moves import backoff, retention, sessions
 from schema.moves.backoff import promote
 from schema.moves.cancel import Cancelled

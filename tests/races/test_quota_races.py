@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from leasehold.errors import Conflict, NotFound
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -11,7 +12,6 @@ from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.pacing import CAREFUL, ConflictBackoff
 from assigner.cycle.settings import AssignerSettings
 from schema.accounting import quotas
-from schema.errors import Conflict, NotFound
 from schema.moves import preempt as preempt_moves
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool, active, completed

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput, NotFound
 
-from schema.errors import BadInput, NotFound
 from schema.moves.cancel import cancel
 from schema.moves.sessions import drain
 from schema.moves.timeouts import stop_drained

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from leasehold.errors import BadInput
 from pydantic import ValidationError
 
 from assigner.api.submission import SubmitRequest
 from bots.cli import options
-from schema.errors import BadInput
 from schema.requests import GraphRequest, JobRequest, NodeRequest, flat
 from tests.support.http import Gateway, call
 from tests.support.requests import TAKEN

@@ -2,9 +2,9 @@
 
 import httpx
 import pytest
+from leasehold.errors import BadInput, Conflict
 from sqlalchemy import Connection
 
-from schema.errors import BadInput, Conflict
 from schema.tenancy import cohorts, instances
 from schema.tenancy.cohorts import CohortSettings
 from tests.support.http import audited

@@ -2,9 +2,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput, Forbidden, NotFound, Unauthorised
 from sqlalchemy import text
 
-from schema.errors import BadInput, Forbidden, NotFound, Unauthorised
 from schema.postgres.engine import Database
 from schema.tenancy import tokens
 

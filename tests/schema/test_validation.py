@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leasehold import wire
+from leasehold.errors import BadInput, Forbidden
 from pydantic import ValidationError
 
 from assigner.api import submission
 from bots.cli import options
 from schema import validation
-from schema.errors import BadInput, Forbidden
 from schema.moves.submit import Submitted, submit
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
@@ -128,19 +129,19 @@ def test_no_more_values_and_keys_are_counted_than_one_for_each_sign_and_no_fewer
                 return 1
 
     for raw in (json.dumps(document), json.dumps(document, ensure_ascii=False, separators=(",", ":"))):
-        assert nodes(document) <= validation.count_nodes(raw) <= 2 * nodes(document)
+        assert nodes(document) <= wire.count_nodes(raw) <= 2 * nodes(document)
 
 
 def test_signs_within_texts_are_not_counted() -> None:
     text = '[{,:"\\' * 1_000_000
-    assert validation.count_nodes(json.dumps([text, text])) == 3
+    assert wire.count_nodes(json.dumps([text, text])) == 3
     assert validation.parse_json(json.dumps([text, text])) == [text, text]
 
 
 def test_what_is_shown_in_messages_is_short_and_printable() -> None:
-    assert validation.escaped("a\n\x1b[31m") == "a\\n\\x1b[31m"
-    assert len(validation.escaped("x" * 1000, 80)) == 80
-    assert validation.escaped(7) == "7"
+    assert wire.escaped("a\n\x1b[31m") == "a\\n\\x1b[31m"
+    assert len(wire.escaped("x" * 1000, 80)) == 80
+    assert wire.escaped(7) == "7"
 
 
 OPERATOR = tokens.Principal(tokens.Kind.OPERATOR, "x")

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import click
 import httpx
+from leasehold.client import Client
 from sqlalchemy import text
 
 from bots.cli.backlog import COMMANDS as BACKLOG
@@ -21,7 +22,6 @@ from bots.cli.graphs import graph
 from bots.cli.jobs import COMMANDS
 from bots.cli.listing import COMMANDS as LISTING
 from bots.cli.submit import submit
-from bots.client.client import Client
 from schema.moves.grant import Placement, grant
 from schema.postgres.engine import Database
 from schema.timing import Timing

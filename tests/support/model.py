@@ -16,14 +16,16 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
-from bots.client.client import Client
+from leasehold.client import Client
+from leasehold.errors import NotReady
+from leasehold.states import FINAL, JobState
+
 from schema import clock
 from schema.diagnostics import invariants
-from schema.errors import NotReady
 from schema.postgres import embedded
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.fragments import JOB_RESULT
-from schema.states import FINAL, TRANSITIONS, JobState
+from schema.states import TRANSITIONS
 from schema.timing import Timing
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Bot, Pool

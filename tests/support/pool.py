@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from leasehold.errors import LeaseholdError
 from sqlalchemy import text
 
 from assigner.admission.state import AdmissionState
@@ -20,7 +21,6 @@ from bots.sync.call import Call, HeldCall, NewCall
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import Answer, SyncService
 from schema import clock
-from schema.errors import LeaseholdError
 from schema.fleet import success
 from schema.fleet.success import SuccessSettings
 from schema.moves import graphs

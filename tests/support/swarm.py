@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from leasehold.errors import Conflict, NotReady
 from sqlalchemy.exc import DBAPIError
 
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer, Work
@@ -12,7 +13,6 @@ from bots.sync.call import HeldCall
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
-from schema.errors import Conflict, NotReady
 from schema.postgres.engine import Database
 from schema.postgres.failures import is_outage
 from schema.timing import Timing

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from leasehold.errors import LeaseholdError
 from sqlalchemy import event
 
 from bots.protocol import Sync
 from bots.sync.call import Call, HeldCall, NewCall
 from bots.sync.settle import SyncService
 from schema import clock
-from schema.errors import LeaseholdError
 from tests.support.pool import Bot, Pool, active
 
 #: Queries of everything that a call may change, without columns that depend on its time.

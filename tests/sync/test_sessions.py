@@ -4,10 +4,10 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput, Conflict
 
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
-from schema.errors import BadInput, Conflict
 from schema.moves import sessions as move
 from schema.moves.backoff import promote
 from schema.moves.grant import Placement, grant

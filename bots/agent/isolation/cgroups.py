@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from leasehold.errors import BadInput
+
 from schema import clock
-from schema.errors import BadInput
 
 #: The kernel's list of mounts, and the name of the default parent below the mount of version 2.
 _MOUNTS = Path("/proc/self/mountinfo")

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from leasehold.errors import BadInput, LeaseholdError
+
 from bots.agent.isolation import job_accounts
 from bots.agent.isolation.cgroups import Cgroups, Limits
 from bots.agent.isolation.job_accounts import JobAccount, JobAccounts
 from bots.agent.isolation.privileges import Privileges
 from bots.agent.workspace import Workspace
-from schema.errors import BadInput, LeaseholdError
 
 # The sandbox: bubblewrap
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import IO
 
 import structlog
+from leasehold.errors import BadInput, LeaseholdError
 
 from bots.agent.isolation import privileges
 from bots.agent.isolation.privileges import Privileges
-from schema.errors import BadInput, LeaseholdError
 
 #: Values of `job_user` that are no names of accounts.
 DYNAMIC, AGENT = "dynamic", "agent"

@@ -21,6 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
+from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +32,6 @@ from ops.bench.gateway.simulated_agents import OPEN, SYNC, AgentGroup, AgentProc
 from ops.bench.gateway.throughput import scratch
 from ops.bench.measure import checked, cpu_seconds, cpu_seconds_of_tree, percentiles
 from schema import clock
-from schema.errors import LeaseholdError
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.tenancy import tokens

@@ -23,6 +23,7 @@ from typing import Any
 import click
 import httpx
 import psycopg
+from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
@@ -31,7 +32,6 @@ from assigner.cycle.settings import AssignerSettings
 from assigner.process.children import Child, Children, Role
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer
 from schema import clock
-from schema.errors import LeaseholdError
 from schema.moves.submit import submit
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings

@@ -23,13 +23,13 @@ from urllib.parse import urlsplit
 
 import click
 import httpx
+from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
 
 from ops.bench.gateway.throughput import running_pool, scratch
 from ops.bench.measure import cpu_seconds, percentiles, resident_mib
 from schema import clock
-from schema.errors import LeaseholdError
 
 #: Seconds after which strangers that are not in place fail the benchmark.
 PATIENCE = 120.0

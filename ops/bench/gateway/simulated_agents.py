@@ -24,14 +24,14 @@ from random import Random
 from typing import Any
 
 import structlog
+from leasehold.errors import Conflict, LeaseholdError, NotReady
+from leasehold.transport import Record, Transport
 
 from bots.agent.agent import Agent, AgentSettings
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.workspace import Workspace
-from bots.client.transport import Record, Transport
 from schema import clock
-from schema.errors import Conflict, LeaseholdError, NotReady
 
 #: Seconds after which a silent process fails the benchmark.
 PATIENCE = 180.0

@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 import httpx
+from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
@@ -40,7 +41,6 @@ from ops.bench.measure import (
 )
 from schema import clock
 from schema.accounting import quotas
-from schema.errors import LeaseholdError
 from schema.moves import submit as submit_moves
 from schema.moves.sessions import SessionOpening, open_sessions
 from schema.postgres import embedded, migrate

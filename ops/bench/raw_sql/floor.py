@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import click
 import psycopg
+from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
 
@@ -21,7 +22,6 @@ from ops.bench import sql_clients
 from ops.bench.fixtures import server
 from ops.bench.measure import Stretch, per_job, spread
 from ops.bench.raw_sql import layout
-from schema.errors import LeaseholdError
 
 TABLES = (
     """

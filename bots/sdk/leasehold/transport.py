@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
-from schema import clock, validation
-from schema.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
+from leasehold import wire
+from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 
 Record = dict[str, Any]
 
@@ -46,7 +47,7 @@ class Transport:
         chance: random.Random,
         timeout: float,
         patience: float,
-        sleep: Callable[[float], None] = clock.sleep,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not token or not token.isascii() or not token.isprintable():
             raise Unauthorised("the given token is empty or has characters that no token has")
@@ -78,7 +79,7 @@ class Transport:
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}
             sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-        begun, tries = clock.monotonic(), 0
+        begun, tries = time.monotonic(), 0
         while True:
             tries += 1
             try:
@@ -86,7 +87,7 @@ class Transport:
                 break
             except _Unknown as unknown:
                 patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
-                if clock.monotonic() - begun >= patience:
+                if time.monotonic() - begun >= patience:
                     if unknown.answer is not None:
                         raise _refusal(unknown.answer) from None
                     if isinstance(unknown.__cause__, Unreachable):
@@ -351,7 +352,7 @@ def split(url: str) -> SplitResult:
         (parts.hostname or "").encode("idna")
         return parts
     except (ValueError, UnicodeError):
-        raise BadInput("url", f"'{validation.escaped(url)}' is not a URL") from None
+        raise BadInput("url", f"'{wire.escaped(url)}' is not a URL") from None
 
 
 def is_local(url: str) -> bool:
@@ -366,12 +367,10 @@ def address(url: str) -> Address:
     if parts.scheme == "http+unix":
         path = unquote(parts.netloc + parts.path)
         if not path.startswith("/"):
-            raise BadInput("url", f"'{validation.escaped(url)}' does not name a socket by its absolute path")
+            raise BadInput("url", f"'{wire.escaped(url)}' does not name a socket by its absolute path")
         return Address("http", "localhost", None, socket=path)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        raise BadInput(
-            "url", f"'{validation.escaped(url)}' is not http://HOST:PORT, https://HOST or http+unix:///SOCKET"
-        )
+        raise BadInput("url", f"'{wire.escaped(url)}' is not http://HOST:PORT, https://HOST or http+unix:///SOCKET")
     return Address(parts.scheme, parts.hostname, parts.port, path=quote(parts.path.rstrip("/"), safe=_LEFT_ALONE))
 
 
@@ -393,14 +392,14 @@ def _refusal(answer: Answer) -> LeaseholdError:
     if not isinstance(problem, dict):
         problem = {}
     told = str(problem.get("detail") or problem.get("title") or answer.reason)
-    detail = validation.printable(told, MAX_DETAIL)
+    detail = wire.printable(told, MAX_DETAIL)
     match answer.status:
         case 413 if "field" not in problem:
             return TooLarge("request", "is larger than a proxy before the gateway accepts")
         case 413:
             return TooLarge("request", detail.removeprefix(f"{problem['field']}: "))
         case 400 | 415 | 422:
-            field = validation.escaped(str(problem.get("field") or "request"), 200)
+            field = wire.escaped(str(problem.get("field") or "request"), 200)
             return BadInput(field, detail.removeprefix(f"{field}: "))
         case 401:
             return Unauthorised(detail)

@@ -10,6 +10,7 @@ import base64
 import json
 import random
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 from urllib.parse import quote
 
-from bots.client.transport import Record, TooLarge, Transport
-from schema import clock, validation
-from schema.errors import BadInput, Conflict, LeaseholdError
-from schema.states import FINAL
+from leasehold import wire
+from leasehold.errors import BadInput, Conflict, LeaseholdError
+from leasehold.states import FINAL
+from leasehold.transport import Record, TooLarge, Transport
 
 # Calls on waiting jobs
 
@@ -155,9 +156,9 @@ def _path(graph: str) -> str:
 
 #: The most jobs, bytes, and JSON values and keys in one request. A larger submit is split, and each part is a
 #: transaction of its own. A part has at most half of the bytes that every gateway accepts, so that none takes too long.
-MAX_JOBS, MAX_BYTES, MAX_JSON_NODES = validation.MAX_BATCH, validation.LEAST_BODY // 2, validation.MAX_JSON_NODES
+MAX_JOBS, MAX_BYTES, MAX_JSON_NODES = wire.MAX_BATCH, wire.LEAST_BODY // 2, wire.MAX_JSON_NODES
 #: The most ids in one request.
-MAX_IDS = validation.MAX_LIST
+MAX_IDS = wire.MAX_LIST
 #: Seconds that the largest submit may take in addition to the timeout.
 SUBMIT_TIME = 30.0
 #: Seconds for which a long poll may be held: less than the usual timeout of proxies.
@@ -306,16 +307,16 @@ class Client:
         while jobs end.
         """
         pending = dict.fromkeys(_job_id(job) for job in jobs)
-        deadline = None if timeout is None else clock.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         while pending:
             parts = list(_slices(list(pending)))
             for part in parts:
-                left = poll if deadline is None else min(poll, max(0.0, deadline - clock.monotonic()))
+                left = poll if deadline is None else min(poll, max(0.0, deadline - time.monotonic()))
                 for job in self.read_states(part, wait=min(left, LONG_POLL) / len(parts)):
                     if job["state"] in FINAL:
                         pending.pop(job["id"], None)
                         yield job
-            if deadline is not None and clock.monotonic() >= deadline:
+            if deadline is not None and time.monotonic() >= deadline:
                 return
 
     def read_states(self, jobs: Sequence[str], *, wait: float = 0.0) -> Records:
@@ -493,7 +494,7 @@ def _job_id(job: str) -> str:
     try:
         return str(uuid.UUID(job))
     except ValueError:
-        raise BadInput("id", f"'{validation.escaped(job, 80)}' is not the id of a job") from None
+        raise BadInput("id", f"'{wire.escaped(job, 80)}' is not the id of a job") from None
 
 
 def _slices(jobs: Sequence[str], size: int = MAX_IDS) -> Iterator[list[str]]:
@@ -505,14 +506,14 @@ def _slices(jobs: Sequence[str], size: int = MAX_IDS) -> Iterator[list[str]]:
 def _parts(jobs: Sequence[Record]) -> Iterator[Records]:
     part: Records = []
     empty = json.dumps({"jobs": []})
-    size, nodes = len(empty), validation.count_nodes(empty)
+    size, nodes = len(empty), wire.count_nodes(empty)
     for job in jobs:
         # An upper bound: the sent text has fewer escapes and spaces. The extra one is the comma between two jobs.
         document = json.dumps(job)
-        length, count = len(document) + 1, validation.count_nodes(document) + 1
+        length, count = len(document) + 1, wire.count_nodes(document) + 1
         if part and (len(part) == MAX_JOBS or size + length > MAX_BYTES or nodes + count > MAX_JSON_NODES):
             yield part
-            part, size, nodes = [], len(empty), validation.count_nodes(empty)
+            part, size, nodes = [], len(empty), wire.count_nodes(empty)
         part.append(job)
         size, nodes = size + length, nodes + count
     if part:
