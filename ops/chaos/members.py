@@ -127,14 +127,7 @@ class Member:
 
     def parts(self) -> "BotParts":
         """The processes of a bot at this moment."""
-        # One look at all processes: many commands end before a second one.
-        tree = process_tree() if self.alive else {}
-        # The agent adopts the supervisors of a guardian that was killed. Only guardians lead a session of their own.
-        own = [child for child in tree.get(self.pid, []) if _watches(child)]
-        guardians = [child for child in own if _leads_session(child)]
-        below = [child for guardian in guardians for child in tree.get(guardian, []) if _watches(child)]
-        supervisors = [*below, *(child for child in own if child not in guardians)]
-        return BotParts(guardians, supervisors, [child for each in supervisors for child in tree.get(each, [])])
+        return bot_parts(self.pid) if self.alive else BotParts([], [], [])
 
 
 @dataclass(frozen=True)
@@ -144,6 +137,18 @@ class BotParts:
     guardians: list[int]
     supervisors: list[int]
     commands: list[int]
+
+
+def bot_parts(agent: int) -> BotParts:
+    """The processes below the agent with this process id, at this moment."""
+    # One look at all processes: many commands end before a second one.
+    tree = process_tree()
+    # The agent adopts the supervisors of a guardian that was killed. Only guardians lead a session of their own.
+    own = [child for child in tree.get(agent, []) if _watches(child)]
+    guardians = [child for child in own if _leads_session(child)]
+    below = [child for guardian in guardians for child in tree.get(guardian, []) if _watches(child)]
+    supervisors = [*below, *(child for child in own if child not in guardians)]
+    return BotParts(guardians, supervisors, [child for each in supervisors for child in tree.get(each, [])])
 
 
 def _watches(process: int) -> bool:

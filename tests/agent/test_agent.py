@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from bots.agent.agent import AgentSettings, legal_name
 from bots.agent.guardian import process_tree
 from bots.agent.workspace import Workspace
+from ops.chaos.members import bot_parts
 from schema import clock, validation
 from tests.support.agents import (
     NEEDS_PROC,
@@ -179,6 +180,20 @@ def test_when_guardian_and_supervisor_are_killed_the_lease_ends_after_the_last_p
         assert pool.until(lambda: pool.outcomes.get(following))["verdict"] == "succeeded"
         assert len(pool.opened) == 1
         assert len(process_tree()[agent.pid]) == 1, "the agent has not collected what it adopted"
+
+
+def test_fault_runs_take_no_supervisor_that_the_agent_has_adopted_for_a_guardian(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    with gateway(pool) as stands, process(stands, tmp_path) as agent:
+        pool.grant("sleep", "1015")
+        pool.until(lambda: sleeping("1015"))
+        before = bot_parts(agent.pid)
+        os.kill(before.guardians[0], signal.SIGKILL)
+        pool.until(lambda: bot_parts(agent.pid).guardians not in (before.guardians, []))
+        after = bot_parts(agent.pid)
+        assert (len(before.guardians), len(after.guardians)) == (1, 1)
+        assert after.supervisors == before.supervisors
+        assert after.commands == before.commands == sleeping("1015")
 
 
 def test_children_that_an_agents_process_had_before_are_no_orphans(tmp_path: Path) -> None:
