@@ -137,3 +137,9 @@ def processes(run: str) -> list[Running]:
                     job, fence = own.get(b"LEASEHOLD_JOB", b"").decode(), int(own.get(b"LEASEHOLD_FENCE", b"-1"))
                     found.append(Running(int(entry.name), job, fence, own.get(b"LEASEHOLD_BOT", b"").decode()))
     return found
+
+
+def hidden(running: Iterable[Running], log: Iterable[Line]) -> list[int]:
+    """Return the processes that are not the command of their own attempt. Process ids repeat within a long run."""
+    commands = {(line.job, line.fence, line.pid) for line in log if line.what == "start"}
+    return [each.pid for each in running if (each.job, each.fence, each.pid) not in commands]

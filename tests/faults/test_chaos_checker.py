@@ -12,7 +12,7 @@ import pytest
 
 from ops.chaos import checker, execution, journal, records
 from ops.chaos.checker import JobRow, Kind, Violation
-from ops.chaos.execution import Line
+from ops.chaos.execution import Line, Running
 from ops.chaos.journal import Acknowledged, Submits
 from tests.support.pool import Pool
 
@@ -42,6 +42,14 @@ def parsed(tmp_path: Path) -> Callable[[str], list[Line]]:
 
 def kinds(found: list[Violation]) -> list[Kind]:
     return [violation.kind for violation in found]
+
+
+def test_a_process_that_hides_is_found_although_a_command_before_had_its_process_id(
+    parsed: Callable[[str], list[Line]],
+) -> None:
+    log = parsed("start a 1 1 bot-1 11 1.00\nstart b 1 1 bot-2 12 9.00\n")
+    running = [Running(pid=12, job="b", fence=1, bot="bot-2"), Running(pid=11, job="b", fence=1, bot="bot-2")]
+    assert execution.hidden(running, log) == [11]
 
 
 def test_sound_records_hold_no_violation(parsed: Callable[[str], list[Line]]) -> None:

@@ -153,9 +153,8 @@ class BotKill(Fault):
         hit = [bot.pid, *parts.guardians, *parts.supervisors]
         send(hit, signal.SIGKILL)
         self.killed = len(hit)
-        running = execution.processes(self.pool.run)
-        commands = {line.pid for line in execution.read(self.pool.execution_log) if line.what == "start"}
-        send([each.pid for each in running if each.bot == bot.name and each.pid not in commands], signal.SIGKILL)
+        running = [each for each in execution.processes(self.pool.run) if each.bot == bot.name]
+        send(execution.hidden(running, execution.read(self.pool.execution_log)), signal.SIGKILL)
 
     def heal(self) -> None:
         self.pool.keeper.call_back()
