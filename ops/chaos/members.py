@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from bots.agent.guardian import descendants, process_tree
+from ops.chaos.versions import search_path
 from schema import clock
 
 #: The root of this tree.
@@ -74,7 +75,7 @@ class Member:
                 self._process.stdin.close()
             self._expected = False
             self._born = clock.monotonic()
-            environment = {**self._environment, "PYTHONPATH": str(self.birth.tree), **self.birth.extra}
+            environment = {**self._environment, "PYTHONPATH": search_path(self.birth.tree), **self.birth.extra}
             with self.log.open("ab") as output:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "assigner.cli.main", *self._arguments],

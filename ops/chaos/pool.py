@@ -91,7 +91,11 @@ class ChaosPool:
 
     def upgrade(self, tree: Path) -> None:
         """Run `leasehold db upgrade` of a tree. Raises CalledProcessError."""
-        environment = {**os.environ, "PYTHONPATH": str(tree), "LEASEHOLD_DATABASE_URL": self.server.url}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": versions.search_path(tree),
+            "LEASEHOLD_DATABASE_URL": self.server.url,
+        }
         command = [sys.executable, "-m", "assigner.cli.main", "--config", os.devnull, "db", "upgrade"]
         subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
 

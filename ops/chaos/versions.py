@@ -5,6 +5,7 @@ with the very same schema can share a database: then it is the commit that last 
 has this schema.
 """
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ class Version:
 
     name: str
     tree: Path
+
+
+def search_path(tree: Path) -> str:
+    """The PYTHONPATH with which a process runs the packages of this tree, and not those that are installed."""
+    return os.pathsep.join([str(tree), str(tree / "bots" / "sdk")])
 
 
 def name_before(root: Path) -> str:

@@ -19,6 +19,7 @@ from ops.chaos.journal import Journal
 from ops.chaos.load import PATIENCE, TIMEOUT, Caller, Room, Work
 from ops.chaos.members import ROOT, Keeper, Role
 from ops.chaos.members import Member as Process
+from ops.chaos.versions import search_path
 from ops.chaos.watch import Progress
 from ops.ha.cluster import Cluster, Member, wait_for
 from ops.ha.machines import SWITCH
@@ -146,7 +147,7 @@ class Pool:
             "LEASEHOLD_DATABASE_URL": self.cluster.url_of(member),
             "LEASEHOLD_GATEWAY_HOST": member.machine.address,
             "LEASEHOLD_GATEWAY_PORT": str(INSIDE_PORT),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": search_path(ROOT),
         }
         serve = [sys.executable, "-m", "assigner.cli.main", "--data", str(self.directory / name)]
         url = f"http://{member.machine.address}:{INSIDE_PORT}"
