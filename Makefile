@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sync tests/accounting tests/api/test_job_routes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler fuzz check bench bench-peers bench-scale chaos ha format clean
+.PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale chaos ha format clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
 	@echo "make test-pooler   run tests of the database through PgBouncer in transaction mode, which must be installed"
 	@echo "make fuzz MINUTES=10   call the gateway as its OpenAPI document allows, with generated values"
+	@echo "make wheels  build the wheels and run the demo from them in an empty environment"
 	@echo "make check   formatting, lint, types and the rules of the house"
 	@echo "make bench   measure throughput, costs, latency and one gateway; a few minutes"
 	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
@@ -33,6 +34,9 @@ test-pooler: $(STAMP)
 	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || { \
 	  echo "error: pgbouncer is not installed (Debian: apt install pgbouncer)" >&2; exit 2; }
 	LEASEHOLD_TEST_POOLER=pgbouncer $(BIN)/python -m pytest -n 2 $(POOLED_TESTS)
+
+wheels:
+	PYTHON=$(PYTHON) .ci/wheels
 
 fuzz: $(STAMP)
 	LEASEHOLD_TEST_MINUTES=$(or $(MINUTES),10) $(BIN)/python -m pytest -n 0 --timeout 0 tests/gateway/test_fuzz.py
@@ -76,7 +80,7 @@ $(STAMP): pyproject.toml bots/sdk/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: $(PYTHON) has no venv module; install it (Debian: apt install python3-venv)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e bots/sdk -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e bots/sdk -e '.[dev,embedded]' -c constraints.txt
 	@touch $@
 
 clean:

@@ -39,7 +39,7 @@ def read_admission_state(
     connection: Connection,
     queues: Sequence[ConstrainedQueue],
     *,
-    fleet: Fleet,
+    fleet: Fleet | None,
     chance: random.Random,
     now: datetime,
     rules: Rules,
@@ -48,7 +48,8 @@ def read_admission_state(
 ) -> AdmissionState:
     """Read the state by which the gates of these queues are judged.
 
-    pressed: there may be advice of backpressure. reserved: something may be kept for a class.
+    fleet: None: do not look for bots with enough resources. pressed: there may be advice of backpressure. reserved:
+    something may be kept for a class.
     """
     reserves = class_reserves.read(connection) if reserved else {}
     of_classes = {class_reserves.running_counter(name) for name in reserves}
@@ -64,7 +65,7 @@ def read_admission_state(
         rates=buckets,
         seconds=priority_classes.expected_seconds(connection, classes),
         openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
-        lacking=resources.lacking_by_queue(connection, fleet, queues, chance=chance),
+        lacking={} if fleet is None else resources.lacking_by_queue(connection, fleet, queues, chance=chance),
         reserves=reserves,
     )
     if any(queue.managed for queue in queues):

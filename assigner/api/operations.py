@@ -1,15 +1,17 @@
 """Operators' routes that set no resource: drains, reports and forecasts; also the older routes of backpressure."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput, NotFound
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, func, select
 
+from assigner.admission.rules import RULES
 from assigner.api import models
 from assigner.api.resources import Reason
 from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
@@ -17,14 +19,17 @@ from assigner.api.submission import RequestModel
 from assigner.maintenance import meters
 from assigner.operator_resources.declaration import given
 from assigner.operator_resources.limits import AdviceRequest
+from assigner.queries import demand, report
 from assigner.queries import jobs as job_queries
-from assigner.queries import report
 from schema import validation
 from schema.accounting import accounts, rates
+from schema.filters import pair
+from schema.fleet.kinds import Offer, clauses
 from schema.moves.sessions import drain
 from schema.policy import meters as usage_meters
 from schema.policy import priority_classes, time_windows
 from schema.tenancy import drains
+from schema.tenancy.cohorts import DEFAULT
 from schema.validation import load_zone
 
 
@@ -200,6 +205,64 @@ async def show_report(
     """Report on the pool: waits, throughput, fairness, efficiency, utilisation, usage, estimates, concentration."""
     found: report.Report = await request.app.state.run(lambda connection: report.report(connection, window=window))
     return found
+
+
+def _scale(
+    least: Annotated[int, Query(alias="min", ge=0, le=demand.MAX_BOTS, description="fewest bots to suggest")] = 0,
+    most: Annotated[int, Query(alias="max", ge=0, le=demand.MAX_BOTS, description="most bots to suggest")] = 100,
+    units_per_bot: Annotated[
+        int | None,
+        Query(ge=1, le=demand.MAX_UNITS, description="units of one further bot; unset = the largest healthy one has"),
+    ] = None,
+) -> demand.Scale:
+    return demand.Scale(least=least, most=most, units_per_bot=units_per_bot)
+
+
+ScaleQuery = Annotated[demand.Scale, Depends(_scale)]
+
+
+@router.get("/demand", responses=problems(400), openapi_extra=OPERATORS)
+async def show_demand(request: Request, scale: ScaleQuery) -> demand.DemandList:
+    """Show how many jobs wait, by cohort and by what they require, and for how many bots that is work."""
+    state = request.app.state
+    limits = {"cooldown": state.sync_service.cooldown, "rules": getattr(state, "rules", RULES)}
+    found: demand.DemandList = await state.run(lambda connection: demand.demand(connection, scale, **limits))
+    return found
+
+
+Texts = Annotated[list[str] | None, Query(max_length=validation.MAX_PROPERTIES)]
+
+
+@router.get("/demand/value", responses=problems(400), openapi_extra=OPERATORS)
+async def show_demand_value(
+    request: Request,
+    scale: ScaleQuery,
+    cohort: Annotated[str, Query(max_length=63)] = DEFAULT,
+    properties: Annotated[Texts, Query(description="KEY=VALUE that such a bot offers; repeatable")] = None,
+    exclusive: Annotated[Texts, Query(description="KEY that it offers exclusively; repeatable")] = None,
+) -> demand.DemandValue:
+    """Suggest a number of alike bots, as one number for an autoscaler: for all jobs that such bots could serve."""
+    validation.check_name("cohort", cohort)
+    offer = _offer(properties or [], exclusive or [])
+    state = request.app.state
+    limits = {"cooldown": state.sync_service.cooldown, "rules": getattr(state, "rules", RULES)}
+    found: demand.DemandValue = await state.run(
+        lambda connection: demand.demand_value(connection, cohort, offer, scale, **limits)
+    )
+    return found
+
+
+def _offer(properties: Sequence[str], exclusive: Sequence[str]) -> Offer:
+    found: dict[str, list[str]] = {}
+    for text in properties:
+        key, value = pair(text)
+        if not (key and value):
+            raise BadInput("properties", f"'{wire.escaped(text, 80)}' is not KEY=VALUE")
+        found.setdefault(key, []).append(value)
+    for key in exclusive:
+        if key not in found:
+            raise BadInput("exclusive", f"'{wire.escaped(key, 80)}' is not one of the properties")
+    return Offer(clauses(validation.normal_properties("properties", found)), frozenset(exclusive))
 
 
 @router.get("/class-report", responses=problems(), openapi_extra=OPERATORS)

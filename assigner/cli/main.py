@@ -106,6 +106,7 @@ class Root(click.Group):
         "cohort": "Named sets of labels that group bots and jobs.",
         "config": "The configuration file.",
         "db": "The database.",
+        "demand": "Show how many jobs wait, by cohort and by what they require, and for how many bots that is work.",
         "explain": "Explain why a job runs where it runs, or why it does not run and what would start it.",
         "graph": "Graphs: jobs that depend on each other.",
         "hold": "Hold queued jobs aside until they are released.",

@@ -185,4 +185,8 @@ EXTRAS: Mapping[str, Sequence[Callable[[Calling], click.Command]]] = {
     "meter": (reports.pattern, reports.forecast),
 }
 #: Commands outside the groups of resources.
-COMMANDS: Mapping[str, Callable[[Calling], click.Command]] = {"assigners": assigners, "report": reports.report}
+COMMANDS: Mapping[str, Callable[[Calling], click.Command]] = {
+    "assigners": assigners,
+    "demand": reports.demand,
+    "report": reports.report,
+}

@@ -18,6 +18,9 @@ from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import migrate
 from schema.tenancy import tokens
 
+#: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
+EXAMPLE_FOLDERS = ("prometheus", "grafana")
+
 pass_installation = click.make_pass_decorator(Installation)
 
 
@@ -63,6 +66,43 @@ def show_config(installation: Installation, as_json: bool) -> None:
         print_json(shown)
     else:
         click.echo(loading.as_toml(shown), nl=False)
+
+
+def examples() -> dict[str, Path]:
+    """The files that operators copy and change, by their names: of the installed wheel, or of the checkout's `ops/`.
+
+    A wheel has them all in `assigner/examples/`. Nothing is there in an editable installation, which uses the checkout.
+    """
+    package = Path(__file__).parents[1]
+    root = next(each for each in (package / "examples", package.parent / "ops") if each.is_dir())
+    found = [root / "leasehold.toml"]
+    found += [file for folder in EXAMPLE_FOLDERS for file in sorted((root / folder).rglob("*")) if file.is_file()]
+    return {file.relative_to(root).as_posix(): file for file in found}
+
+
+@config_group.command("example")
+@click.argument("name", metavar="[FILE]", default="leasehold.toml")
+@click.option("--list", "listed", is_flag=True, help="List the files and where they are, instead of printing one.")
+@as_json
+def print_example(name: str, listed: bool, as_json: bool) -> None:
+    """Print an example FILE: the configuration with every key and its default, or a file for a program beside the pool.
+
+    These are alert rules for Prometheus and what else `--list` names.
+    """
+    known = examples()
+    if listed:
+        if as_json:
+            print_json({each: str(path) for each, path in known.items()})
+        else:
+            print_table(["file", "path"], list(known.items()))
+        return
+    if name not in known:
+        raise BadInput("FILE", f"'{escaped(name, 80)}' is not one of {', '.join(known)}")
+    text = known[name].read_text()
+    if as_json:
+        print_json({"file": name, "text": text})
+    else:
+        click.echo(text, nl=False)
 
 
 @click.group("db")

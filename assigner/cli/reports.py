@@ -1,5 +1,6 @@
 """Commands that print reports: pool report, usage, accuracy of estimates, meter patterns and forecasts."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -8,6 +9,7 @@ from leasehold.errors import BadInput
 from pydantic import TypeAdapter
 
 from assigner.cli.output import Caller, Calling, duration, print_json, print_table
+from assigner.queries.demand import MAX_BOTS, MAX_UNITS
 from assigner.queries.report import MAX_WINDOW, Report
 from schema.accounting import accounts
 from schema.policy import time_windows
@@ -107,6 +109,50 @@ def _number(value: float | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:,.2f} s"
+
+
+def demand(calling: Calling) -> click.Command:
+    """Make the command `demand`."""
+
+    @click.command("demand")
+    @click.option("--min", "least", type=click.IntRange(0, MAX_BOTS), default=0, help="Fewest bots to suggest [0].")
+    @click.option("--max", "most", type=click.IntRange(0, MAX_BOTS), default=100, help="Most bots to suggest [100].")
+    @click.option(
+        "--units-per-bot",
+        type=click.IntRange(1, MAX_UNITS),
+        metavar="UNITS",
+        help="Units of one further bot [those of the largest healthy bot that could serve the jobs].",
+    )
+    @calling
+    def command(caller: Caller, /, least: int, most: int, units_per_bot: int | None) -> None:
+        """Show how many jobs wait, by cohort and by what they require, and for how many bots that is work."""
+        if least > most:
+            raise BadInput("--min", f"{least} is more than --max, {most}")
+        size = {} if units_per_bot is None else {"units_per_bot": units_per_bot}
+        with caller.client() as gateway:
+            found = gateway.call("GET", "/v1/demand", query={"min": least, "max": most} | size, held=LONG)
+        if caller.json:
+            print_json(found)
+            return
+        rows = [
+            (each["cohort"], _properties(each["properties"]), f"{each['queued']}{'+' * each['at_least']}",
+             each["ready"], each["limited"], each["retrying"], each["units"], f"{each['oldest_seconds']:,.0f} s",
+             each["bots"], each["free_units"], each["would_start_with_one_more_bot"], each["suggested_bots"])
+            for each in found["demand"]
+        ]  # fmt: skip
+        if not rows:
+            click.echo("no job is queued")
+            return
+        columns = ["cohort", "requires", "queued", "ready", "limited", "retrying", "units", "oldest", "bots"]
+        print_table([*columns, "free units", "one more bot starts", "suggested bots"], rows)
+        if found["at_least"]:
+            click.echo("more queues wait than were read")
+
+    return command
+
+
+def _properties(properties: Mapping[str, Sequence[str]]) -> str:
+    return " ".join(f"{key}={value}" for key, values in sorted(properties.items()) for value in values)
 
 
 def show_usage(calling: Calling) -> click.Command:

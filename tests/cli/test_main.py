@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +20,7 @@ from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotF
 from leasehold.wire import escaped
 from pydantic import BaseModel
 
-from assigner.cli import errors, mistakes
+from assigner.cli import errors, mistakes, operator
 from assigner.cli.main import cli, main, sections
 from assigner.config import keys, loading
 from bots.cli.backlog import cancel
@@ -84,6 +85,7 @@ def connected(tmp_path: Path, leasehold: Path, database_url: str) -> Console:
         (["bot", "--name", "Not A Name"], "--name: String should match pattern"),
         (["show"], "ID: is missing"),
         (["--config", "none.toml", "config", "check"], "none.toml: cannot be read: No such file or directory"),
+        (["config", "example", "ledgerhold.toml"], "FILE: 'ledgerhold.toml' is not one of leasehold.toml, prometheus/"),
         (["config", "check", "none.toml"], "none.toml: cannot be read: No such file or directory"),
         (["--data", "/etc/hostname", "db", "status"], "--data: Directory '/etc/hostname' is a file."),
     ],
@@ -116,6 +118,32 @@ def test_configuration_is_shown_without_passwords(console: Console) -> None:
     assert shown["database"]["url"] == "postgresql://me:***@host/x"
     assert shown["assigners"][0]["batch"] == 500
     assert "hunter2" not in console.good("config", "show")
+
+
+def test_the_example_configuration_is_printed_even_where_the_file_in_use_is_wrong(console: Console) -> None:
+    (console.directory / "leasehold.toml").write_text("[timing]\nttll = 30\n")
+    printed = console.good("config", "example")
+    assert printed == SAMPLE.read_text()
+    (console.directory / "leasehold.toml").write_text(printed)
+    assert json.loads(console.good("config", "check", "--json"))["ok"]
+
+
+def test_every_folder_of_examples_is_listed_and_in_the_wheel(console: Console) -> None:
+    listed = json.loads(console.good("config", "example", "--list", "--json"))
+    assert set(listed) == {
+        "leasehold.toml",
+        *(
+            file.relative_to(SAMPLE.parent).as_posix()
+            for folder in operator.EXAMPLE_FOLDERS
+            for file in (SAMPLE.parent / folder).rglob("*")
+            if file.is_file()
+        ),
+    }
+    for name, path in listed.items():
+        assert console.good("config", "example", name) == Path(path).read_text()
+    build = tomllib.loads((SAMPLE.parent.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    wheel = {f"ops/{name}": f"assigner/examples/{name}" for name in ("leasehold.toml", *operator.EXAMPLE_FOLDERS)}
+    assert build["targets"]["wheel"]["force-include"] == wheel
 
 
 def test_check_warns_when_capacity_can_outweigh_priority(console: Console) -> None:

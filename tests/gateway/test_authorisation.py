@@ -57,6 +57,8 @@ POST                    /v1/assigners/{name}/drain        operator
 GET                     /v1/usage                         operator
 GET                     /v1/report                        operator
 GET                     /v1/class-report                  operator
+GET                     /v1/demand                        operator
+GET                     /v1/demand/value                  operator
 GET                     /v1/meters/{name}/pattern         operator
 GET                     /v1/forecast                      operator
 GET PUT PATCH DELETE    /v1/instances/{name}              operator

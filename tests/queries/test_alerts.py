@@ -1,22 +1,210 @@
-"""The alert rules that are shipped, as Prometheus reads them: promtool checks their form and runs their tests."""
+"""What Prometheus and Grafana are given: rules and dashboards ask for metrics that there are, with their labels.
 
+promtool checks the form of the rules and runs their tests.
+"""
+
+import json
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from prometheus_client import REGISTRY, CollectorRegistry
 
-RULES = Path(__file__).parent.parent.parent / "ops" / "prometheus"
+from assigner import metrics
+from assigner.config import loading
+from bots.gateway.metrics import GatewayMetrics
+
+OPS = Path(__file__).parent.parent.parent / "ops"
+RULES = OPS / "prometheus"
+DASHBOARDS = sorted((OPS / "grafana").glob("*.json"))
 PROMTOOL = shutil.which("promtool")
+
+#: Labels that Prometheus adds to every series.
+OF_TARGETS = {"job"}
+#: A metric or a recorded rule, with its matchers; a list of labels, with the word that it follows.
+SELECTOR = re.compile(r"\b(leasehold[\w:]+)(?:\{([^}]*)\})?")
+LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right) ?\(([^)]*)\)")
+MATCHER = re.compile(r"(\w+) ?(?:=~|!~|!=|=)")
+TEMPLATE = re.compile(r"\{\{ ?\$?(?:labels\.)?(\w+) ?\}\}")
+#: What a metric of each type is called in a scrape.
+SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+
+@cache
+def registered() -> dict[str, frozenset[str]]:
+    """Series → labels of all that assigners and gateways serve."""
+    assert loading.RELOADS is not None  # the import registers it
+    found = dict[str, frozenset[str]]()
+    for registry in (REGISTRY, GatewayMetrics().registry):
+        for collector in dict.fromkeys(_collectors(registry)):
+            for family in collector.describe():
+                labels = {"cohort", "instance"} if collector is metrics.QUOTAS else {*collector._labelnames}
+                labels -= {"cohort", "instance"} if family.name == "leasehold_quota_pairs_left_out" else set()
+                extra = {"le"} if family.type == "histogram" else set()
+                for end in SERIES.get(family.type, ()):
+                    found[family.name + end] = frozenset(labels | (extra if end == "_bucket" else set()))
+    return {name: labels for name, labels in found.items() if name.startswith("leasehold_")}
+
+
+def _collectors(registry: CollectorRegistry) -> Iterator[Any]:
+    return (each for name, each in registry._names_to_collectors.items() if name.startswith("leasehold_"))
+
+
+def rules() -> list[dict[str, Any]]:
+    return [
+        rule
+        for group in yaml.safe_load((RULES / "leasehold.rules.yml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+
+
+def recorded() -> dict[str, frozenset[str]]:
+    """Recorded series → labels that their expression leaves."""
+    return {rule["record"]: frozenset(left(rule["expr"])) for rule in rules() if "record" in rule}
+
+
+def left(expression: str) -> set[str]:
+    """The labels named by the groupings of an expression, without the buckets that a quantile uses up."""
+    named = {label.strip() for labels in LABELS.findall(expression) for label in labels.split(",") if label.strip()}
+    return named - ({"le"} if "histogram_quantile" in expression else set())
+
+
+def mistakes(expression: str) -> list[str]:
+    """What this query asks for that nothing serves."""
+    known, wrong, labels = registered() | recorded(), [], set(OF_TARGETS)
+    for name, matchers in SELECTOR.findall(expression):
+        if name not in known:
+            wrong.append(f"no metric {name}")
+            continue
+        labels |= known[name]
+        wrong += [
+            f"{name} has no label {key}" for key in MATCHER.findall(matchers) if key not in known[name] | OF_TARGETS
+        ]
+    if not SELECTOR.search(expression):
+        wrong.append("asks for no metric of the pool")
+    named = {label.strip() for each in LABELS.findall(expression) for label in each.split(",") if label.strip()}
+    return wrong + [f"none of its metrics has the label {label}" for label in sorted(named - labels)]
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def test_a_query_with_a_wrong_name_or_label_would_be_found() -> None:
+    assert "leasehold_jobs_assigned_total" in registered()
+    assert mistakes("sum by (state) (leasehold_jobs)") == []
+    assert mistakes("sum(leasehold_job)") == ["no metric leasehold_job"]
+    assert mistakes("sum(leasehold_jobs_assigned)") == ["no metric leasehold_jobs_assigned"]
+    assert mistakes('leasehold_jobs{status="queued"}') == ["leasehold_jobs has no label status"]
+    assert mistakes("sum by (status) (leasehold_jobs)") == ["none of its metrics has the label status"]
+    assert mistakes("sum by (le) (rate(leasehold_cycle_seconds_bucket[5m]))") == []
+    assert mistakes("sum by (le) (rate(leasehold_cycle_seconds_sum[5m]))") != []
+    assert mistakes("up") == ["asks for no metric of the pool"]
+
+
+def test_every_rule_asks_for_metrics_that_there_are() -> None:
+    wrong = {rule.get("alert") or rule["record"]: mistakes(rule["expr"]) for rule in rules()}
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def test_every_alert_names_only_labels_that_its_expression_keeps() -> None:
+    for rule in rules():
+        if "alert" in rule:
+            used = {label for text in rule["annotations"].values() for label in re.findall(r"\$labels\.(\w+)", text)}
+            grouped = left(rule["expr"])
+            selectors = [name for name, _ in SELECTOR.findall(rule["expr"])]
+            bare = (
+                set() if "by (" in rule["expr"] else set().union(*((registered() | recorded())[n] for n in selectors))
+            )
+            assert used <= grouped | bare | OF_TARGETS, rule["alert"]
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
+def test_every_panel_asks_for_metrics_that_there_are_and_says_what_it_shows(file: Path) -> None:
+    dashboard = json.loads(file.read_text())
+    variables = {each["name"]: each for each in dashboard["templating"]["list"]}
+    assert panels(dashboard)
+    for panel in panels(dashboard):
+        where = f"{file.name}: {panel['title']}"
+        assert panel["description"], where
+        for target in panel["targets"]:
+            asked = target["expr"]
+            assert mistakes(asked) == [], where
+            assert {*re.findall(r"\$(\w+)", asked)} <= {*variables}, where
+            assert {*TEMPLATE.findall(target["legendFormat"])} <= left(asked), where
+            assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}", where
+    for each in variables.values():
+        if each["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", each["definition"]).groups()  # type: ignore[union-attr]
+            assert label in registered()[metric], f"{file.name}: variable {each['name']}"
+
+
+def test_dashboards_can_be_imported_side_by_side() -> None:
+    found = [json.loads(file.read_text()) for file in DASHBOARDS]
+    assert {file.stem for file in DASHBOARDS} == {"pool", "tenants", "bots", "database"}
+    assert len({each["uid"] for each in found}) == len({each["title"] for each in found}) == len(found)
+    for each in found:
+        ids = [panel["id"] for panel in each["panels"]]
+        assert len(ids) == len(set(ids))
+        taken = set[tuple[int, int]]()
+        for place in (panel["gridPos"] for panel in each["panels"]):
+            assert place["x"] + place["w"] <= 24
+            cells = {
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            }
+            assert not cells & taken, each["title"]
+            taken |= cells
+
+
+def test_every_metric_is_on_a_dashboard_or_named_as_one_that_is_not() -> None:
+    shown = {name for file in DASHBOARDS for panel in panels(json.loads(file.read_text()))
+             for target in panel["targets"] for name, _ in SELECTOR.findall(target["expr"])}  # fmt: skip
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in registered()}
+    left_out = {
+        # They tell how a strategy or a setting works, not whether the pool does.
+        "leasehold_assignment_score", "leasehold_jobs_preferring_total", "leasehold_gated_picks_empty_total",
+        "leasehold_request_body_bytes", "leasehold_sessions_renewed_total", "leasehold_config_reloads_total",
+        # An alert has it.
+        "leasehold_config_reload_failures_total",
+    }  # fmt: skip
+    assert families - {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} == left_out
+
+
+def test_tenants_keep_their_name_in_a_scrape() -> None:
+    configuration = yaml.safe_load((RULES / "prometheus.yml").read_text())
+    assert all(job["honor_labels"] for job in configuration["scrape_configs"])
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed; Debian's package prometheus has it")
 @pytest.mark.parametrize(
     "arguments",
-    [["check", "rules", "leasehold.rules.yml"], ["test", "rules", "leasehold.rules.test.yml"]],
+    [
+        ["check", "rules", "leasehold.rules.yml"],
+        ["test", "rules", "leasehold.rules.test.yml"],
+        ["check", "config", "prometheus.yml"],
+    ],
     ids=" ".join,
 )
 def test_prometheus_takes_the_rules_and_they_fire_when_they_should(arguments: list[str]) -> None:
     assert PROMTOOL is not None
     done = subprocess.run([PROMTOOL, *arguments], cwd=RULES, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed; Debian's package prometheus has it")
+def test_prometheus_takes_every_query_of_a_dashboard(tmp_path: Path) -> None:
+    assert PROMTOOL is not None
+    asked = [target["expr"] for file in DASHBOARDS for panel in panels(json.loads(file.read_text()))
+             for target in panel["targets"]]  # fmt: skip
+    recording = [{"record": f"asked:{nth}", "expr": expr.replace("$", "")} for nth, expr in enumerate(asked)]
+    (file := tmp_path / "asked.yml").write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": recording}]}))
+    done = subprocess.run([PROMTOOL, "check", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
