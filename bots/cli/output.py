@@ -204,13 +204,20 @@ def _value(value: object) -> str:
 # Jobs, bots and the pool
 
 
+#: How reasons begin that an agent has derived from the exit code alone.
+_TELL_THE_CODE = ("exit code ", "killed by SIG")
+
+
 def ending(job: Record) -> str:
     """Describe on one line how a final job ended."""
     result = job.get("result") or {}
     parts = [job["id"], job["state"]]
-    if job["state"] == JobState.FAILED and result.get("exit_code") is not None:
-        parts.append(_exit(result["exit_code"]))
     reason = job.get("reason") or (result.get("reason") if job["state"] != JobState.SUCCEEDED else None)
+    if reason and reason.startswith(_TELL_THE_CODE):
+        parts.append(plain(reason))
+        reason = None
+    elif job["state"] == JobState.FAILED and result.get("exit_code") is not None:
+        parts.append(_exit(result["exit_code"]))
     if reason:
         parts.append(f"({plain(reason)})")
     if result.get("seconds") is not None:
