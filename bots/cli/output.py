@@ -316,10 +316,16 @@ def _bot_status(bot: Record) -> str:
     return "draining" if bot["draining"] else "probation" if bot["probation"] is not None else "ok"
 
 
+def _process(bot: Record) -> str:
+    """Tell the agent's process; a gateway of an older version does not."""
+    return "not told" if bot.get("pid") is None else f"{bot['pid']} on {plain(bot.get('host') or 'an unknown host')}"
+
+
 def show_bot(bot: Record) -> None:
     """Print one bot."""
     facts = (
         ("status", state(_bot_status(bot))),
+        ("process", _process(bot)),
         ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
         ("cohort", bot["cohort"]),
         ("properties", properties(bot["properties"])),
@@ -357,6 +363,8 @@ def list_bots(bots: Sequence[Record]) -> None:
         (
             "bot",
             "status",
+            "host",
+            "pid",
             "in use",
             "capacity",
             "leases",
@@ -372,6 +380,8 @@ def list_bots(bots: Sequence[Record]) -> None:
             (
                 bot["name"],
                 state(_bot_status(bot)),
+                bot.get("host"),
+                bot.get("pid"),
                 bot["in_use"],
                 bot["capacity"],
                 bot["leases"],
