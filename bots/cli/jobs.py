@@ -54,12 +54,19 @@ def print_explanation(found: Record) -> None:
         table(
             ("fence", "granted", "bot", "by", "strategy", "how it went"),
             (
-                (each["fence"], each["granted_at"], each["bot"], each["assigner"], each["strategy"], each["sentence"])
+                (
+                    each["fence"],
+                    output.moment(each["granted_at"]),
+                    each["bot"],
+                    each["assigner"],
+                    each["strategy"],
+                    each["sentence"],
+                )
                 for each in found["attempts"]
             ),
         )
     for receipt in found["receipts"]:
-        output.line(f"{output.plain(receipt['at'])}  ", receipt["sentence"])
+        output.line(f"{output.moment(receipt['at'])}  ", receipt["sentence"])
 
 
 def _mark(is_open: bool | None) -> object:
