@@ -7,7 +7,8 @@ bot lists every lease that it holds, and the answer lists every lease that the b
 Bots and gateways may have different versions. A bot ignores fields of answers that it does not know. A gateway refuses
 fields of requests that it does not know, because to ignore one could break what the bot relies on, such as a property
 that it keeps exclusive. So a bot leaves out what equals its default: it can then use every gateway that knows what the
-bot really asks for. A default that has been released therefore never changes.
+bot really asks for. A default that has been released therefore never changes. What every agent tells and no gateway
+needs, such as its process id, it sends again without if a gateway does not know that field.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,10 @@ from pydantic_core import PydanticCustomError
 from schema import validation
 from schema.fields import Name, Supply
 
+#: A name of a machine: printable ASCII without spaces.
+HOST = r"^[!-~]{1,253}$"
+#: Fields of OpenSession that decide nothing. An agent whose gateway is too old for them leaves them out.
+ONLY_TOLD = ("host", "pid")
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
 #: Exit codes that some system has: negative for signals, and 32 bits without a sign on Windows.
@@ -99,6 +104,13 @@ class OpenSession(Message):
         default=False,
         description="the bot itself has held `dead_session`, went on all the time, and lost it because no gateway "
         "answered. The jobs of that session are not charged with a lost bot",
+    )
+
+    host: str | None = Field(
+        default=None, pattern=HOST, description="name of the agent's machine, for people. Unset = not told"
+    )
+    pid: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="the agent's process id there, for people. Unset = not told"
     )
 
     @field_validator("pool")

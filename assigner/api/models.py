@@ -215,6 +215,8 @@ class Bot(BaseModel):
     exclusive: list[str] = Field(description="properties that it keeps for jobs that ask for them")
     epoch: int
     opened_at: datetime | None
+    host: str | None = Field(description="machine of its agent; unset = the agent did not tell it")
+    pid: int | None = Field(description="process id of its agent there; unset = the agent did not tell it")
     expires_in: float | None = Field(description="seconds until its session expires without a sync")
     probation: float | None = Field(
         description="seconds of probation left unless a job succeeds: one lease at a time; unset = not on probation"

@@ -256,8 +256,6 @@ def demo_command(
             LocalBot(name=bot.name, capacity=bot.capacity, priority=bot.priority, properties=bot.properties)
             for bot in demo.bots_wanted()
         ]
-        if not as_json:
-            click.echo(f"starting PostgreSQL, {assigners} assigners, a gateway and {len(wanted)} bots …", err=True)
         pool = stack.enter_context(
             local_pool(
                 installation,

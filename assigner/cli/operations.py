@@ -1,7 +1,6 @@
 """Operators' commands that set no resource: drains and assigner processes; also the place of each report command."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from urllib.parse import quote
 
@@ -17,6 +16,7 @@ from assigner.operator_resources.priorities import CLASS_LIMITS
 from assigner.operator_resources.registry import RESOURCES
 from assigner.operator_resources.tenancy import OWNER_QUOTAS, PROJECT_QUOTAS
 from schema import clock
+from schema.readable import moment
 from schema.tenancy import drains
 from schema.validation import check_name
 
@@ -147,7 +147,7 @@ def _list_assigners(caller: Caller) -> None:
         print_json(found)
         return
     rows = [
-        (each["name"], each["state"], *(_short(each[time]) for time in ("started_at", "seen_at"))) for each in found
+        (each["name"], each["state"], *(moment(each[time]) for time in ("started_at", "seen_at"))) for each in found
     ]
     print_table(["name", "state", "started", "seen"], rows)
 
@@ -166,10 +166,6 @@ def _state(gateway: Gateway, name: str) -> str:
 
 def _told(caller: Caller, name: str, *, draining: bool, done: str) -> None:
     print_json({"name": name, "draining": draining}) if caller.json else click.echo(f"{name} {done}")
-
-
-def _short(time: str) -> str:
-    return datetime.fromisoformat(time).isoformat(sep=" ", timespec="seconds")
 
 
 #: Further commands in the groups of resources.

@@ -16,6 +16,7 @@ from assigner.settings import COMMAND_TIMEOUT, Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import migrate
+from schema.readable import moment
 from schema.tenancy import tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
@@ -271,7 +272,7 @@ def pairs(texts: Iterable[str], *, option: str) -> dict[str, list[str]]:
 
 
 def _short(time: Any) -> str | None:
-    return None if time is None else time.isoformat(sep=" ", timespec="seconds")
+    return None if time is None else moment(time)
 
 
 _COLOURS = {Verdict.OK: "green", Verdict.UNKNOWN: "cyan", Verdict.WARNING: "yellow", Verdict.BAD: "red"}

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from assigner.cli.output import Caller, Calling, duration, print_json, print_table
 from assigner.queries.demand import MAX_BOTS, MAX_UNITS
 from assigner.queries.report import MAX_WINDOW, Report
+from schema import readable
 from schema.accounting import accounts
 from schema.policy import time_windows
 from schema.policy.meters import MAX_AMOUNT
@@ -46,8 +47,8 @@ def report(calling: Calling) -> click.Command:
 
 def _tell(found: Report) -> None:
     click.echo(
-        f"the last {found.seconds:,.0f} s: {found.throughput:.2f} jobs/s, fairness {_number(found.fairness)}, "
-        f"efficiency {_number(found.efficiency)}"
+        f"the last {readable.duration(found.seconds)}: {found.throughput:.2f} jobs/s, "
+        f"fairness {_number(found.fairness)}, efficiency {_number(found.efficiency)}"
     )
     if found.resources:
         click.echo("")
@@ -108,7 +109,7 @@ def _number(value: float | None) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f} s"
+    return "-" if value is None else readable.duration(value)
 
 
 def demand(calling: Calling) -> click.Command:

@@ -21,6 +21,7 @@ from assigner.queries import jobs as job_queries
 from schema.diagnostics import evidence as evidence_reads
 from schema.diagnostics.evidence import Evidence, JobsAhead
 from schema.moves.grant import PREFERRED, REQUIRED
+from schema.readable import duration
 
 Row = Mapping[str, Any]
 
@@ -299,9 +300,12 @@ def _facts(public_id: str, job: Mapping[str, Any], *, state: str) -> dict[str, A
 
 
 def _waiting_sentence(found: Evidence, judged: Sequence[explained_gates.GateVerdict]) -> str:
-    closed = next((one for one in judged if one.is_open is False), None)
-    if closed is not None:
-        return f"it does not run because {closed.sentence}"
+    closed = explained_gates.by_cause(judged)
+    if closed:
+        last = closed[-1].evidence
+        rest = last.get("rest_seconds") if len(closed) > 1 and last.get("considered") else None
+        again = f"; it is looked at again in {duration(rest)}, or when a bot comes that could run it" if rest else ""
+        return f"it does not run because {closed[0].sentence}{again}"
     room = f"{explained_gates.counted_bots(found, found.bots['able'], 'bot')} with room"
     order = f"{_ahead(found.in_queue)} before it in its queue, {_ahead(found.in_instance)} in its instance and cohort"
     return f"nothing stands in its way: {room}, and {order}"

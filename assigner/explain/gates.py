@@ -20,6 +20,7 @@ from schema import predicates
 from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
 from schema.picking import constrained
 from schema.predicates import Predicate
+from schema.readable import duration
 from schema.timing import DEAD_AFTER
 
 
@@ -105,12 +106,12 @@ def _backoff(job: Row) -> GateVerdict:
     else:
         after = looks if job["considered"] else f"{_plural(job['attempts'], 'attempt')}"
         why = f": {escaped(job['reason'])}" if job["reason"] else ""
-        sentence = f"it rests for another {rest:.1f} s after {after}{why}{_insisting(job)}"
+        sentence = f"it rests for another {duration(rest or 0)} after {after}{why}{_insisting(job)}"
     return _verdict(
         job,
         predicates.BACKOFF,
         sentence,
-        remedy="" if rest is None else f"wait {rest:.1f} s",
+        remedy="" if rest is None else f"wait {duration(rest)}",
         rest_seconds=rest,
         considered=job["considered"],
         attempts=job["attempts"],
@@ -208,7 +209,7 @@ def _requirements(found: Evidence) -> GateVerdict:
 
 
 def _insisting(job: Row) -> str:
-    return f"; it insists on what it prefers for another {_prefer_left(job):.1f} s" if job["insists"] else ""
+    return f"; it insists on what it prefers for another {duration(_prefer_left(job))}" if job["insists"] else ""
 
 
 def _prefer_left(job: Row) -> float:
@@ -274,7 +275,9 @@ def _room(found: Evidence) -> GateVerdict:
     evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
     if bots["kept"]:
         evidence |= {"kept_units": bots["kept"], "kept_seconds": _kept_seconds(found)}
-        sentence += f"; {_plural(bots['kept'], 'unit')} kept for its instance, for at most {_kept_seconds(found):.1f} s"
+        sentence += (
+            f"; {_plural(bots['kept'], 'unit')} kept for its instance, for at most {duration(_kept_seconds(found))}"
+        )
     if bots["kept_for_others"] and not bots["able"]:
         evidence["kept_for_others"] = bots["kept_for_others"]
         sentence += f"; {_plural(bots['kept_for_others'], 'unit')} kept for other instances"
@@ -305,7 +308,7 @@ def _assigners(found: Evidence) -> GateVerdict:
             sentence += f", {pool['draining']} draining"
     else:
         is_open = silence is not None and silence <= DEAD_AFTER
-        sentence = f"the last sign of life of an assigner process is {silence} s old"
+        sentence = f"the last sign of life of an assigner process is {duration(silence or 0)} old"
     if pool["at_work"]:
         remedy = f"an assigner that serves {where}"
     else:
@@ -319,7 +322,9 @@ def _queue_deadline(job: Row) -> GateVerdict:
     if patience is None:
         return _verdict(job, predicates.QUEUE_DEADLINE, "it may wait for ever")
     left = round(float(patience), 3)
-    sentence = f"it may wait for another {left:.1f} s" if left > 0 else "its time to wait is over: it will be given up"
+    sentence = (
+        f"it may wait for another {duration(left)}" if left > 0 else "its time to wait is over: it will be given up"
+    )
     return _verdict(job, predicates.QUEUE_DEADLINE, sentence, left_seconds=left)
 
 
@@ -394,10 +399,41 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
 
 def changes(judged: Sequence[GateVerdict]) -> list[str]:
     """Return the smallest changes that together would start the job; none if every gate is open."""
-    closed = {one.name: one.remedy for one in judged if one.is_open is False}
+    closed = {one.name: one.remedy for one in by_cause(judged)}
     if predicates.DEPENDENCIES.name in closed:
         del closed[predicates.STATE.name]  # the job is queued as soon as its dependencies are met
+    if _OF_BOTS & closed.keys() and _rests_for_want_of_a_place(judged):
+        del closed[predicates.BACKOFF.name]  # the bot that makes the change wakes the queue
     return list(closed.values())
+
+
+#: The gates on bots, in their order.
+_OF_BOTS = {
+    gate.name
+    for gate in (
+        predicates.COHORT, predicates.REQUIREMENTS, predicates.SERVES, predicates.HEALTHY, predicates.UNITS,
+        predicates.PROBATION, predicates.ROOM,
+    )
+}  # fmt: skip
+
+
+def by_cause(judged: Sequence[GateVerdict]) -> list[GateVerdict]:
+    """Return the closed gates in the order in which they are asked, but a rest behind what it follows from.
+
+    A job rests because no place was found for it. If another gate is closed now, that is the cause, and the rest only
+    says when the job is looked at again. After an attempt, the rest itself is the cause.
+    """
+    closed = [one for one in judged if one.is_open is False]
+    if not _rests_for_want_of_a_place(closed):
+        return closed
+    rest = [one for one in closed if one.name == predicates.BACKOFF.name]
+    return [one for one in closed if one not in rest] + rest
+
+
+def _rests_for_want_of_a_place(judged: Sequence[GateVerdict]) -> bool:
+    return any(
+        one.name == predicates.BACKOFF.name and one.is_open is False and one.evidence["considered"] for one in judged
+    )
 
 
 def _missing_bot(found: Evidence) -> str:
@@ -416,7 +452,7 @@ def _missing_bot(found: Evidence) -> str:
     if not bots["trusted"]:
         return "a success of a matching bot on probation, or the end of that"
     if bots["kept"]:
-        return f"wait at most {_kept_seconds(found):.1f} s for what is being freed for its instance"
+        return f"wait at most {duration(_kept_seconds(found))} for what is being freed for its instance"
     missing = job["units"] - bots["roomiest"]
     return f"{missing} more free {'unit' if missing == 1 else 'units'} on a matching bot"
 

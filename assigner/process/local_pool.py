@@ -41,11 +41,22 @@ class LocalBot:
     properties: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
 
 
+class Steps:
+    """Reports each step of a start when it begins, with the seconds since the first step was about to begin."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report, self._began = report, clock.monotonic()
+
+    def __call__(self, step: str) -> None:
+        self._report(f"{clock.monotonic() - self._began:5.1f} s  {step}")
+
+
 class LocalPool:
     """The processes of one data directory. `local_pool` makes one with a migrated database and tokens.
 
     config: the file that every process reads; None = defaults.
     report: receives short lines for people.
+    steps: receives each step of the start.
     port: the gateway's port; None = as configured, 0 = any free one.
     rest: waits for some seconds while the gateway starts; it may raise to give up.
     """
@@ -60,13 +71,14 @@ class LocalPool:
         environ: Mapping[str, str],
         report: Callable[[str], None],
         chance: random.Random,
+        steps: Callable[[str], None] = lambda _: None,
         port: int | None = None,
         rest: Callable[[float], object] = clock.sleep,
         restart: bool = True,
         keeper: "ServerKeeper | None" = None,
     ) -> None:
         self.data, self._server = data, keeper
-        self._bots, self._assigners, self._rest = bots, assigners, rest
+        self._bots, self._assigners, self._rest, self._steps = bots, assigners, rest, steps
         self._global = ["--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
         self._gateway_environment = {} if port is None else {"LEASEHOLD_GATEWAY_PORT": str(port)}
         inherited = {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
@@ -81,10 +93,12 @@ class LocalPool:
         url_file = self.data / "gateway.url"
         url_file.unlink(missing_ok=True)
         try:
+            self._steps(f"starting {_plural(self._assigners, 'assigner')} and the gateway")
             for n in range(1, self._assigners + 1):
                 self._start(f"assigner-{n}", Role.ASSIGNER, "assign", "--name", f"assigner-{n}")
             self._start("gateway", Role.GATEWAY, "gateway", environment=self._gateway_environment)
             self.url = self._wait_for_gateway(url_file)
+            self._steps(f"the gateway answers at {self.url}; starting {_plural(len(self._bots), 'bot')}")
             for bot in self._bots:
                 self._start_bot(bot)
         except BaseException:
@@ -141,6 +155,10 @@ class LocalPool:
         raise LeaseholdError(f"the gateway was not ready within {READY_WITHIN:.0f} s; see {self.data / 'log'}")
 
 
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def is_ready(url: str) -> bool:
     """True if the gateway at `url` reports that it is ready."""
     import httpx  # gateways and assigners import this module too, and wait for no gateway
@@ -159,9 +177,9 @@ def is_ready(url: str) -> bool:
 class ServerKeeper:
     """Restarts the embedded server of a data directory when it has died; its clients cannot."""
 
-    def __init__(self, data: Path, *, report: Callable[[str], None]) -> None:
+    def __init__(self, data: Path, *, report: Callable[[str], None], steps: Callable[[str], None]) -> None:
         self._data, self._report = data, report
-        self._server = embedded.serve(data)
+        self._server = embedded.serve(data, report=steps)
         self._pid = self._server.pid
         self._next = clock.monotonic() + KEEP_EVERY
 
@@ -197,18 +215,21 @@ def local_pool(
 ) -> Iterator[LocalPool]:
     """Run a local pool until the context ends, with a migrated database and tokens in the data directory.
 
+    report: receives each step of the start with its time, and later what happens to the processes.
     Raises Conflict if a pool runs there already, and NotReady and BadInput as its parts do.
     """
+    steps = Steps(report)
     is_embedded = installation.settings.database.url.get_secret_value() == "embedded"
     with ExitStack() as stack:
         stack.enter_context(hold_data_directory(installation.data))
-        keeper = ServerKeeper(installation.data, report=report) if is_embedded else None
+        steps(f"using the data directory {installation.data}" if is_embedded else "connecting to the database")
+        keeper = ServerKeeper(installation.data, report=report, steps=steps) if is_embedded else None
         if keeper:
             stack.callback(keeper.close)
             _refuse_the_servers_account(installation)
         database = stack.enter_context(installation.database("pool"))
         require_safe_way(database)
-        migrate.upgrade(database)
+        _upgrade(database, steps)
         _keep_token(database, installation.data / OPERATOR_TOKEN, kind=tokens.Kind.OPERATOR, bot=None)
         _keep_token(database, installation.data / BOT_TOKEN, kind=tokens.Kind.BOT, bot="*")
         pool = LocalPool(
@@ -219,6 +240,7 @@ def local_pool(
             environ=_with_own_work(installation),
             report=report,
             chance=chance,
+            steps=steps,
             port=port,
             rest=rest,
             keeper=keeper,
@@ -228,7 +250,18 @@ def local_pool(
         try:
             yield pool
         finally:
+            report("stopping the bots, the gateway and the assigners")
             pool.stop()
+
+
+def _upgrade(database: Database, steps: Callable[[str], None]) -> None:
+    """Bring the schema to the version of this program."""
+    version = migrate.status(database)
+    if version.current is None:
+        steps(f"creating the tables of schema {version.needed}")
+    elif not version.ready:
+        steps(f"upgrading the tables from schema {version.current} to {version.needed}")
+    migrate.upgrade(database)
 
 
 def _refuse_the_servers_account(installation: Installation) -> None:

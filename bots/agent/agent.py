@@ -20,7 +20,7 @@ from typing import Annotated, Literal, Self
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.transport import Transport
+from leasehold.transport import Record, Transport
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from bots.agent.capacity import Sizing, raise_file_limit
@@ -32,7 +32,7 @@ from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionOver, SessionSettings
 from bots.agent.workspace import Workspace
-from bots.protocol import MAX_LEASES, OpenSession, Session
+from bots.protocol import HOST, MAX_LEASES, ONLY_TOLD, OpenSession, Session
 from schema import clock, validation
 from schema.fields import Label, Name, Supply
 
@@ -360,12 +360,14 @@ class Agent:
             secret=secrets.token_urlsafe(32),
             dead_session=self._dead,
             cut_off=self._cut_off,
+            host=host if re.fullmatch(HOST, host := socket.gethostname()) else None,
+            pid=os.getpid(),
         )
         transport = self._transport(_OPENING)
         try:
             caller = GatewayCaller(transport, self._commands.waker, self._chance)
             body = request.model_dump(mode="json", exclude_defaults=True)
-            session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
+            session = Session.model_validate(self._ask_for_session(caller, body))
             # Remembered before the first sync, and so before the session has any command that a restart could clear.
             workplace.remember(_digest(session.secret))
             return _Opened(sent_at=caller.sent_at, session=session)
@@ -377,6 +379,17 @@ class Agent:
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
         finally:
             transport.close()
+
+    def _ask_for_session(self, caller: GatewayCaller, body: Record) -> Record:
+        """Call with `body`, and without ONLY_TOLD if the gateway is older than these fields."""
+        try:
+            return caller.call("/v1/sessions", body, check=self._check)
+        except BadInput as refused:
+            if refused.field not in ONLY_TOLD:
+                raise
+        _log.info("the gateway is too old to be told host and pid", bot=self._settings.bot)
+        known = {name: value for name, value in body.items() if name not in ONLY_TOLD}
+        return caller.call("/v1/sessions", known, check=self._check)
 
     def _transport(self, timeout: float) -> Transport:
         return Transport(self._url, self._token, chance=self._chance, timeout=timeout, patience=0.0)

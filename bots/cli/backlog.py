@@ -9,8 +9,8 @@ from leasehold.errors import LeaseholdError, NotFound
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.filters import Chosen, choosing
-from bots.cli.jobs import finish
 from bots.cli.output import Record
+from bots.cli.waiting import finish
 from schema import validation
 
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")

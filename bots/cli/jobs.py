@@ -5,54 +5,16 @@ They import no model of requests or filters, which takes longer than the rest of
 
 import base64
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
-from leasehold.client import LONG_POLL, Client
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.states import JobState
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
+from bots.cli.waiting import finish
 from schema import clock, validation
-
-
-def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:
-    """Wait for the jobs and print how each ended. Raises LeaseholdError unless all succeeded."""
-    ended: dict[str, Record] = {}
-    poll = LONG_POLL if len(ids) == 1 else 1.0
-    for job in _with_progress(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
-        ended[job["id"]] = job
-        if not caller.json:
-            click.echo(output.ending(job))
-    if caller.json:
-        output.print_json(list(ended.values()))
-    open_still = [job for job in ids if job not in ended]
-    if open_still:
-        others = f" and {len(open_still) - 1} more" if len(open_still) > 1 else ""
-        raise LeaseholdError(f"not final after {timeout:g} s: {open_still[0]}{others}")
-    bad = [job for job in ended.values() if job["state"] != JobState.SUCCEEDED]
-    if bad:
-        raise LeaseholdError(f"{len(bad)} of {len(ids)} jobs did not succeed; the first: {output.ending(bad[0])}")
-
-
-def _with_progress(jobs: Iterator[Record], *, total: int) -> Iterator[Record]:
-    """Yield the same jobs; with a terminal and more than one job, show a progress bar."""
-    if not output.terminal() or total < 2:
-        yield from jobs
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("waiting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("jobs", total=total)
-        for job in jobs:
-            progress.advance(task)
-            yield job
-
 
 # The command `explain`
 
@@ -92,12 +54,19 @@ def print_explanation(found: Record) -> None:
         table(
             ("fence", "granted", "bot", "by", "strategy", "how it went"),
             (
-                (each["fence"], each["granted_at"], each["bot"], each["assigner"], each["strategy"], each["sentence"])
+                (
+                    each["fence"],
+                    output.moment(each["granted_at"]),
+                    each["bot"],
+                    each["assigner"],
+                    each["strategy"],
+                    each["sentence"],
+                )
                 for each in found["attempts"]
             ),
         )
     for receipt in found["receipts"]:
-        output.line(f"{output.plain(receipt['at'])}  ", receipt["sentence"])
+        output.line(f"{output.moment(receipt['at'])}  ", receipt["sentence"])
 
 
 def _mark(is_open: bool | None) -> object:

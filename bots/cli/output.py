@@ -14,6 +14,8 @@ import click
 from leasehold import wire
 from leasehold.states import JobState
 
+from schema import readable
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -87,14 +89,13 @@ def line(start: str, value: object) -> None:
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration in milliseconds, seconds, minutes or hours."""
-    if value is None:
-        return "-"
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    if value < 120:
-        return f"{value:.1f} s"
-    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
+    """Format a duration in at most two units."""
+    return "-" if value is None else readable.duration(value)
+
+
+def moment(value: str | None) -> str:
+    """Format a time: on a terminal in the zone of this machine, otherwise as the gateway gives it, in UTC."""
+    return "-" if value is None else readable.moment(value)
 
 
 def properties(values: Mapping[str, Any] | None) -> str:
@@ -132,7 +133,7 @@ def print_events(events: Sequence[Record]) -> None:
     for event in events:
         step = f"{event['from']} -> {event['to']}" if event["from"] else f"-> {event['to']}"
         after = seconds(between(previous, event["at"]))
-        rows.append((event["at"], after, event["move"], step, event["actor"], evidence(event)))
+        rows.append((moment(event["at"]), after, event["move"], step, event["actor"], evidence(event)))
         previous = event["at"]
     table(("at", "after", "move", "state", "by", "details"), rows)
 
@@ -169,7 +170,7 @@ def _receipt(move: str, receipt: Record) -> str:
     if preemptor:
         parts += [
             f"usage {preemptor.get('usage')} below the minimum of {preemptor.get('min_quota')}",
-            f"waited {_value(preemptor.get('waited_seconds'))} s",
+            f"waited {seconds(preemptor.get('waited_seconds'))}",
         ]
     return "; ".join(parts)
 
@@ -183,14 +184,22 @@ def _pairs(prefix: str, value: object) -> list[str]:
         case list() if any(isinstance(each, dict | list) for each in value):
             parts = list(enumerate(value))
         case _:
-            return [f"{prefix}={_value(value)}"]
+            return [_pair(prefix, value)]
     return [pair for name, each in parts for pair in _pairs(f"{prefix}.{name}" if prefix else str(name), each)]
+
+
+def _pair(name: str, value: object) -> str:
+    """Format a detail; one in seconds as a duration, under a name without its unit."""
+    *path, last = name.split(".")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not last.endswith("seconds"):
+        return f"{name}={_value(value)}"
+    return ".".join([*path, last.removesuffix("seconds").rstrip("_") or "time"]) + f"={seconds(value)}"
 
 
 def _value(value: object) -> str:
     match value:
         case float():
-            return f"{value:g}"
+            return readable.number(value)
         case list():
             return ",".join(map(_value, value)) or "-"
         case None:
@@ -204,13 +213,20 @@ def _value(value: object) -> str:
 # Jobs, bots and the pool
 
 
+#: How reasons begin that an agent has derived from the exit code alone.
+_TELL_THE_CODE = ("exit code ", "killed by SIG")
+
+
 def ending(job: Record) -> str:
     """Describe on one line how a final job ended."""
     result = job.get("result") or {}
     parts = [job["id"], job["state"]]
-    if job["state"] == JobState.FAILED and result.get("exit_code") is not None:
-        parts.append(_exit(result["exit_code"]))
     reason = job.get("reason") or (result.get("reason") if job["state"] != JobState.SUCCEEDED else None)
+    if reason and reason.startswith(_TELL_THE_CODE):
+        parts.append(plain(reason))
+        reason = None
+    elif job["state"] == JobState.FAILED and result.get("exit_code") is not None:
+        parts.append(_exit(result["exit_code"]))
     if reason:
         parts.append(f"({plain(reason)})")
     if result.get("seconds") is not None:
@@ -260,7 +276,7 @@ def _preferred(job: Record) -> str | None:
     preferred, until = job.get("preferred_properties"), job.get("prefer_until")
     if not preferred:
         return None
-    return properties(preferred) + (f", only such bots until {until}" if until else "")
+    return properties(preferred) + (f", only such bots until {moment(until)}" if until else "")
 
 
 def list_jobs(jobs: Sequence[Record]) -> None:
@@ -292,8 +308,8 @@ def show_summary(found: Record) -> None:
     facts = (
         ("jobs", f"{sum(found['jobs'].values()):,}{' of the newest; there are more' if found['more'] else ''}"),
         *((f"  {name}", f"{number:,}") for name, number in sorted(found["jobs"].items())),
-        ("first queued", found["first_queued_at"] or "-"),
-        ("last ended", found["last_ended_at"] or "-"),
+        ("first queued", moment(found["first_queued_at"])),
+        ("last ended", moment(found["last_ended_at"])),
         ("run time", seconds(found["run_seconds"])),
         ("unfinished", f"{found['unfinished']:,}"),
         ("run time left", left),
@@ -309,10 +325,16 @@ def _bot_status(bot: Record) -> str:
     return "draining" if bot["draining"] else "probation" if bot["probation"] is not None else "ok"
 
 
+def _process(bot: Record) -> str:
+    """Tell the agent's process; a gateway of an older version does not."""
+    return "not told" if bot.get("pid") is None else f"{bot['pid']} on {plain(bot.get('host') or 'an unknown host')}"
+
+
 def show_bot(bot: Record) -> None:
     """Print one bot."""
     facts = (
         ("status", state(_bot_status(bot))),
+        ("process", _process(bot)),
         ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
         ("cohort", bot["cohort"]),
         ("properties", properties(bot["properties"])),
@@ -350,6 +372,8 @@ def list_bots(bots: Sequence[Record]) -> None:
         (
             "bot",
             "status",
+            "host",
+            "pid",
             "in use",
             "capacity",
             "leases",
@@ -365,6 +389,8 @@ def list_bots(bots: Sequence[Record]) -> None:
             (
                 bot["name"],
                 state(_bot_status(bot)),
+                bot.get("host"),
+                bot.get("pid"),
                 bot["in_use"],
                 bot["capacity"],
                 bot["leases"],
@@ -498,7 +524,7 @@ def _queue_timeout(job: Record) -> str | None:
     deadline = job.get("queue_deadline")
     if deadline is None:
         return None
-    return f"{seconds(between(job['created_at'], deadline))}, until {deadline}"
+    return f"{seconds(between(job['created_at'], deadline))}, until {moment(deadline)}"
 
 
 def _waits(job: Record) -> str | None:

@@ -1,5 +1,6 @@
 """The command `submit`, whose options `bots/cli/options.py` derives from the model of a request."""
 
+import sys
 from typing import IO, Any
 
 import click
@@ -8,7 +9,7 @@ from leasehold.errors import BadInput
 from bots.cli import options as option_helpers
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
-from bots.cli.jobs import finish
+from bots.cli.waiting import NAMED, finish_file, follow_command
 
 
 @click.command(cls=option_helpers.GroupedCommand, context_settings={"allow_interspersed_args": False})
@@ -20,13 +21,22 @@ from bots.cli.jobs import finish
     help="Submit the jobs of a file of JSON lines, one request each, instead of a command; - reads standard input.",
 )
 @option_helpers.asking
-@click.option("--wait", is_flag=True, help="Wait until all jobs are final; exit 0 only if all succeeded.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait until all jobs are final. A command's output is written, and its exit code is that of `submit`; with "
+    "--file, exit 0 only if all succeeded.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="With --wait: neither the command's output nor progress.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @caller_options
-def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple[str, ...], **options: Any) -> None:
-    """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids.
+def submit(
+    caller: Caller, /, file: IO[bytes] | None, wait: bool, quiet: bool, command: tuple[str, ...], **options: Any
+) -> int:
+    """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids, or waits.
 
-    Each option in a group sets one field of the request. With --file each line holds these fields.
+    Each option in a group sets one field of the request. With --file each line holds these fields. With --wait the
+    standard output of a command is its output alone; how it ended is said on standard error.
 
     \b
     leasehold submit --property os=linux -- make test
@@ -34,6 +44,8 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
     """
     if (file is None) == (not command):
         raise click.UsageError("give exactly one of: a command after --, or --file")
+    if quiet and not wait:
+        raise BadInput("--quiet", "goes with --wait")
     lines: list[int] = []
     if file is not None:
         _refuse_options_of_one_job(options)
@@ -50,14 +62,16 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
         for job in taken:
             if job.advice is not None:
                 click.echo(f"advice: job {output.plain(job.id)}: {output.plain(job.advice)}", err=True)
-        if wait:
-            if not caller.json:
-                click.echo("\n".join(job.id for job in taken))
-            finish(client, [job.id for job in taken], caller=caller, timeout=None)
-        elif caller.json:
+        ids = [job.id for job in taken]
+        if wait and file is None:
+            return follow_command(client, ids[0], caller=caller, quiet=quiet)
+        if caller.json and not wait:
             output.print_json([{"id": job.id, "created": job.created} for job in taken])
-        else:
-            click.echo("\n".join(job.id for job in taken))
+        elif not caller.json and not (wait and sys.stdout.isatty() and len(ids) > NAMED):
+            click.echo("\n".join(ids))
+        if wait:
+            finish_file(client, list(dict.fromkeys(ids)), caller=caller, quiet=quiet)
+    return 0
 
 
 def _refuse_options_of_one_job(options: dict[str, Any]) -> None:

@@ -72,4 +72,6 @@ def _opening(request: OpenSession, secret: str) -> SessionOpening:
         supply=request.resources,
         dead=None if request.dead_session is None else bytes.fromhex(request.dead_session),
         cut_off=request.cut_off,
+        host=request.host,
+        pid=request.pid,
     )

@@ -19,6 +19,7 @@ from sqlalchemy.schema import CreateIndex
 from schema import clock
 from schema.postgres.engine import Database
 from schema.postgres.notify import PREFIX
+from schema.readable import duration
 from schema.tables.columns import SCHEMA, STORAGE, metadata
 
 #: The most characters shown of a name that comes from the server.
@@ -64,13 +65,6 @@ def quoted(text: str) -> str:
     return "'" + printable_name(text).replace("'", "''") + "'"
 
 
-def duration(seconds: float) -> str:
-    """A number of seconds as text for people, in s, min or h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 # Settings of the server: durability, number of connections, memory, timeline.
 
 
@@ -96,12 +90,14 @@ _RESET: Mapping[str, str] = {
 }
 
 _DURABILITY = text("SELECT name, setting FROM pg_settings WHERE name = ANY (CAST(:names AS text[])) ORDER BY name")
+# A background process, such as the launcher of logical replication, may have the name of a role too.
 _CONNECTIONS = text("""
 SELECT current_setting('max_connections')::integer AS most,
     current_setting('superuser_reserved_connections')::integer
         + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
     (SELECT sum(numbackends)::integer FROM pg_stat_database WHERE datid <> 0) AS in_use,
-    (SELECT count(*) FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()) AS ours
+    (SELECT count(*) FROM pg_stat_activity
+     WHERE usename = current_user AND backend_type = 'client backend' AND pid <> pg_backend_pid()) AS ours
 """)
 _IDLE = text("""
 SELECT pid, coalesce(application_name, '') AS name,
@@ -323,7 +319,7 @@ def judge_clocks(offset: float, uncertainty: float) -> Check:
     """Judge a database clock that is `offset` ± `uncertainty` seconds ahead of this host's."""
     figures = {"offset_ms": round(offset * 1000, 3) + 0.0, "uncertainty_ms": round(uncertainty * 1000, 3)}
     way = "ahead of" if offset >= 0 else "behind"
-    size = f"{abs(offset) * 1000:.1f} ms" if abs(offset) < 10 else duration(abs(offset))
+    size = f"{abs(offset) * 1000:.1f} ms" if abs(offset) < 1 else duration(abs(offset))
     found = f"the database's clock is {size} {way} this host's, ± {uncertainty * 1000:.1f} ms"
     if abs(offset) - uncertainty <= OFFSET:
         return Check("clocks", Verdict.OK, found, None, figures)

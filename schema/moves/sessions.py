@@ -1,5 +1,8 @@
 """Open, renew, drain and close the sessions of bots. Jobs of a closed session go back to the queue in the same
-transaction."""
+transaction.
+
+One module because every beginning and end of a session locks the same rows and ends leases in the same way.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,15 +54,16 @@ FROM unnest({json_array("properties")}, {json_array("exclusive")}) WITH ORDINALI
 OPEN = text(f"""
 UPDATE bots b SET epoch = b.epoch + 1, session = o.session, sync_seq = 0, status = 'ok', closing = false,
     kept_units = 0, instance = o.instance, pool = o.pool, labels = o.labels, cohort = cohort_of(o.labels),
-    priority = o.priority, capacity = o.capacity, kind = o.kind, opened_at = now(),
+    priority = o.priority, capacity = o.capacity, kind = o.kind, host = o.host, pid = o.pid, opened_at = now(),
     expires_at = now() + make_interval(secs => :ttl)
 FROM (
     SELECT id, session, instance, pool, ARRAY(SELECT jsonb_array_elements_text(labels)) AS labels, priority, capacity,
-        kind
+        kind, host, pid
     FROM unnest(
         CAST(:ids AS bigint[]), CAST(:sessions AS bytea[]), CAST(:instances AS integer[]), CAST(:pools AS text[]),
         {json_array("labels")}, CAST(:priorities AS integer[]), CAST(:capacities AS integer[]),
-        CAST(:bot_kinds AS integer[])) AS o (id, session, instance, pool, labels, priority, capacity, kind)
+        CAST(:bot_kinds AS integer[]), CAST(:hosts AS text[]), CAST(:pids AS integer[]))
+        AS o (id, session, instance, pool, labels, priority, capacity, kind, host, pid)
 ) o
 WHERE b.id = o.id RETURNING b.name, b.id, b.epoch
 """)
@@ -183,6 +187,7 @@ class SessionOpening:
         granted again at once. Jobs of any other older session wait until that session would have expired.
     cut_off: the bot lived on and lost the session `dead` because no gateway answered it. Its jobs are not charged with
         a lost bot; a charge that its expiry has made is taken back. This happens at most ten times for each job.
+    host, pid: the agent's machine and its process id there, for people; None = not told.
     """
 
     name: str
@@ -197,6 +202,8 @@ class SessionOpening:
     supply: Mapping[Kind, int] | None = None
     dead: bytes | None = None
     cut_off: bool = False
+    host: str | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -257,6 +264,8 @@ def open_sessions(connection: Connection, openings: Sequence[SessionOpening], *,
             "priorities": [each.priority for each in new],
             "capacities": [each.capacity for each in new],
             "bot_kinds": [kinds[_kind_key(each)] for each in new],
+            "hosts": [each.host for each in new],
+            "pids": [each.pid for each in new],
             "ttl": ttl,
         },
     )

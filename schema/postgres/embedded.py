@@ -22,7 +22,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -301,12 +301,14 @@ class Cluster:
         except (OSError, ValueError, IndexError):
             raise NotReady(f"the embedded server of {self.data} does not run") from None
 
-    def run(self, start: IO[bytes], *, durable: bool) -> "subprocess.Popen[bytes] | None":
+    def run(
+        self, start: IO[bytes], *, durable: bool, report: Callable[[str], object]
+    ) -> "subprocess.Popen[bytes] | None":
         """Bring the server up. Returns its process if it was started here, None if a running one was adopted.
 
         start: the held start lock. `initdb` inherits it, because it may outlive a killed caller.
         """
-        self._make(start, durable=durable)
+        self._make(start, durable=durable, report=report)
         changed = self._restrict_access()
         with open_private(self.data / "server.lock") as lock:
             if not self._settle(lock):
@@ -314,6 +316,7 @@ class Cluster:
                     self._reload()
                 return None
             self._clear()
+            report("starting PostgreSQL")
             child = self._launch(lock, durable=durable)
         self._await_start(child)
         return child
@@ -341,13 +344,14 @@ class Cluster:
                 raise NotReady(f"the embedded server of {self.data} does not stop; see {self.log}")
         self._forget_socket()
 
-    def _make(self, start: IO[bytes], *, durable: bool) -> None:
+    def _make(self, start: IO[bytes], *, durable: bool, report: Callable[[str], object]) -> None:
         """Make the cluster in a temporary directory and rename it, so that an incomplete cluster is never used."""
         if self.directory.exists():
             made_by, ours = (self.directory / "PG_VERSION").read_text().strip(), major(self.programs, self.account)
             if made_by != ours:
                 raise NotReady(f"{self.directory} was made by PostgreSQL {made_by}, the installed one is {ours}")
             return
+        report(f"creating the database cluster in {self.directory}")
         for left in self.data.glob("pg.new-*"):
             shutil.rmtree(left)
         half = Path(tempfile.mkdtemp(prefix="pg.new-", dir=self.data))
@@ -548,10 +552,11 @@ class Server:
         self.close()
 
 
-def serve(data: Path, *, durable: bool = True) -> Server:
+def serve(data: Path, *, durable: bool = True, report: Callable[[str], object] = lambda _: None) -> Server:
     """Use the server of the data directory. Makes and starts it first if needed, in about a second.
 
     durable: False gives up safety against power loss for speed. For tests only, and ignored if the server runs already.
+    report: receives each step that takes time, when it begins.
     Raises NotReady, with one line that says what to do, if the directory or PostgreSQL cannot be used. If the server
     crashed, the next call starts it again at the same URL.
     """
@@ -564,7 +569,7 @@ def serve(data: Path, *, durable: bool = True) -> Server:
             users = open_private(data / "users.lock")
             try:
                 lock_shared(users)
-                return Server(cluster, users, cluster.run(start, durable=durable))
+                return Server(cluster, users, cluster.run(start, durable=durable, report=report))
             except BaseException:
                 with users:
                     if try_lock_exclusive(users):

@@ -79,6 +79,9 @@ bots = Table(
     Column("held", Integer, nullable=False, server_default=text("0")),
     Column("kind", Integer),
     Column("probation_until", TIME),
+    # The agent's machine and process id there, as the agent of the latest session has told them. Only people read them.
+    Column("host", Text),
+    Column("pid", Integer),
     Column(
         "free",
         Boolean,
@@ -102,6 +105,7 @@ bots = Table(
     CheckConstraint("kept_units >= 0", name="bots_kept_positive"),
     CheckConstraint("kept_units = 0 OR kept_for IS NOT NULL AND kept_until IS NOT NULL", name="bots_kept_for_somebody"),
     CheckConstraint("held >= 0", name="bots_held_positive"),
+    CheckConstraint("pid > 0", name="bots_pid_positive"),
     Index("bots_kept", "kept_for", postgresql_where=text("kept_units > 0")),
     Index("bots_probation", "id", postgresql_where=text("probation_until IS NOT NULL")),
     Index("bots_free", "cohort", "kind", "instance", "pool", postgresql_where=text("free")),

@@ -1,6 +1,7 @@
 """What an agent does when its session is superseded, over, refused or about to expire."""
 
 import hashlib
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from leasehold.errors import BadInput, LeaseholdError, NotReady
 
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat
+from bots.protocol import ONLY_TOLD
 from schema import clock
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
 from tests.support.http import Answer, ReceivedRequest, problem
@@ -288,10 +290,25 @@ def test_an_agent_ignores_what_a_newer_gateway_adds_to_its_answers(tmp_path: Pat
     assert len(pool.opened) == 1
 
 
+@pytest.mark.parametrize("unknown", ["host", "pid"])
+def test_an_agent_asks_a_gateway_that_is_older_than_what_it_only_tells_without_it(tmp_path: Path, unknown: str) -> None:
+    pool = NewerPool()
+
+    def older(asked: ReceivedRequest) -> Answer | None:
+        return problem(400, f"{unknown}: is not a field", field=unknown) if unknown in asked.body else None
+
+    pool.instead = older
+    with serving(pool, tmp_path):
+        done = pool.grant("true")
+        pool.until(lambda: done in pool.outcomes)
+    assert [(each.host, each.pid) for each in pool.opened] == [(None, None)]
+
+
 def test_an_agent_leaves_out_what_equals_its_default_so_that_an_older_gateway_understands_it(tmp_path: Path) -> None:
     pool = NewerPool()
     with serving(pool, tmp_path):
         done = pool.grant("true")
         pool.until(lambda: done in pool.outcomes)
-    assert pool.keys["/v1/sessions"] == {"bot", "secret"}
+    assert pool.keys["/v1/sessions"] == {"bot", "secret", *ONLY_TOLD}
+    assert [each.pid for each in pool.opened] == [os.getpid()]
     assert pool.keys["/v1/sync"] <= {"bot", "epoch", "secret", "seq", "status", "leases", "wait"}

@@ -238,8 +238,8 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
     assert "about 1,200,000 finished jobs are kept" in told
     assert "last 12.5 s: 1.5 submitted" in told
     assert "0.25 failed" in told
-    assert "9 jobs: p50 4 ms, p95 1.2 s, p99 3 min" in told
-    assert "oldest queued job: 90.0 s" in told
+    assert "9 jobs: p50 4 ms, p95 1.2 s, p99 3 min 20 s" in told
+    assert "oldest queued job: 1 min 30 s" in told
     assert "effective max" in told
     call("bots", "list")
     told = capsys.readouterr().out

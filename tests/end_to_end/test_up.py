@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -45,12 +46,17 @@ class Home:
     def up(self) -> Up:
         popen = subprocess.Popen(
             [LEASEHOLD, "up", "--json", "--port", "0", "--bots", "1", "--assigners", "1"],
-            cwd=self.data, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+            cwd=self.data, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=(self.data / "said").open("w"), text=True,
         )  # fmt: skip
         assert popen.stdout is not None
         line = popen.stdout.readline()
         assert line, f"`leasehold up` ended with {popen.wait()}"
         return Up(popen, json.loads(line))
+
+    def said(self) -> list[str]:
+        """What the last pool that was started here has said to people, without the times."""
+        return [re.sub(r"^ *\d+\.\d s  ", "", line) for line in (self.data / "said").read_text().splitlines()]
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -86,6 +92,12 @@ def home() -> Iterator[Home]:
 def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent(home: Home) -> None:
     up = home.up()
     assert set(up.processes) == {"assigner-1", "gateway", "bot-1"}
+    gateway = f"the gateway answers at {up.told['url']}; starting 1 bot"
+    start = ["starting PostgreSQL", "starting 1 assigner and the gateway", gateway]
+    assert [step.partition(" schema")[0] for step in home.said()] == [
+        f"using the data directory {home.data}", f"creating the database cluster in {home.data / 'pg'}", start[0],
+        "creating the tables of", *start[1:],
+    ]  # fmt: skip
     for name in ("operator.token", "bot.token"):
         assert (home.data / name).stat().st_mode & 0o777 == 0o600
     done = home.run("submit", "--wait", "--json", "--", "echo", "hello")
@@ -107,9 +119,11 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     up.popen.send_signal(signal.SIGINT)
     assert up.popen.wait(STARTS_WITHIN) == 130
     assert home.here() == []
+    assert home.said()[-2].startswith("stopping"), "what takes time is told before it does"
 
     tokens = (home.data / "operator.token").read_text()
     up = home.up()
+    assert home.said()[1:3] == start[:2], "what is there already is neither created nor upgraded"
     assert (home.data / "operator.token").read_text() == tokens
     assert home.run("wait", long, "--timeout", "60").returncode == 0
     assert json.loads(home.run("show", job, "--json").stdout)["state"] == "succeeded"

@@ -46,6 +46,28 @@ def test_a_job_in_backoff_tells_how_long_and_why(pool: Pool) -> None:
     assert found.change == [f"wait {gate.evidence['rest_seconds']:.1f} s"]
 
 
+def test_a_job_that_no_bot_can_run_says_so_first_and_then_when_it_is_looked_at_again(pool: Pool) -> None:
+    (job,) = pool.submit(properties={"gpu": "a100"})
+    pool.bot()
+    rest(pool, job, 100, looks=9, reason="no healthy bot offers what it requires")
+    found = explained(pool, job)
+    assert closed(found) == ["backoff", "requirements"]
+    cause = gates_of(found)["requirements"].sentence
+    assert found.sentence.startswith(f"it does not run because {cause}; it is looked at again in 1 min 4")
+    assert found.change == ["a bot with gpu=a100"], "the bot that comes wakes the queue"
+
+
+def test_a_retry_that_rests_is_not_laid_at_the_door_of_busy_bots(pool: Pool) -> None:
+    (job, _) = pool.submit(2)
+    pool.bot(capacity=1)
+    rest(pool, job, 30, looks=0, reason="exit 3")
+    pool.assigner().run_once()
+    found = explained(pool, job)
+    assert closed(found) == ["backoff", "room"]
+    assert found.sentence.startswith("it does not run because it rests for another ")
+    assert found.change[0].startswith("wait 2")
+
+
 def test_a_job_whose_backoff_is_over_has_nothing_closed(pool: Pool) -> None:
     (job,) = pool.submit()
     pool.bot()

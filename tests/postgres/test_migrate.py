@@ -3,13 +3,14 @@
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 from leasehold.errors import NotReady
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from schema import clock
 from schema.postgres import migrate
@@ -122,3 +123,24 @@ def test_a_database_that_cannot_be_reached_is_not_ready(tmp_path: object) -> Non
     nowhere = Database(f"postgresql://nobody@/nothing?host={tmp_path}", settings, role="test", chance=random.Random(0))
     with pytest.raises(NotReady, match="cannot be reached"):
         migrate.require(nowhere)
+
+
+def test_a_database_from_before_the_processes_of_bots_gets_their_columns(empty: Database) -> None:
+    def columns(connection: Connection) -> list[Any]:
+        return list(
+            connection.execute(
+                text("""
+                SELECT column_name, data_type FROM information_schema.columns
+                WHERE table_name = 'bots' AND column_name IN ('host', 'pid') ORDER BY 1""")
+            )
+        )
+
+    needed = migrate.upgrade(empty).needed
+    new = empty.run(columns)
+    assert [tuple(column) for column in new] == [("host", "text"), ("pid", "integer")]
+    empty.run(lambda c: c.execute(text("ALTER TABLE bots DROP COLUMN host, DROP COLUMN pid")))
+    empty.run(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '0001'")))
+    assert migrate.upgrade(empty).current == needed
+    assert empty.run(columns) == new
+    with pytest.raises(IntegrityError, match="bots_pid_positive"):
+        empty.run(lambda c: c.execute(text("INSERT INTO bots (name, pid) VALUES ('b', 0)")))

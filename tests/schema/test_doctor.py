@@ -13,7 +13,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 
 from schema import clock
 from schema.diagnostics import checks as doctor_checks
@@ -414,6 +414,19 @@ def test_every_setting_without_which_an_acknowledged_submit_can_be_lost_is_bad_w
 def test_few_connections_that_are_left_are_a_danger(in_use: int, verdict: Verdict) -> None:
     counted = Connections(most=100, reserved=3, in_use=in_use, ours=10)
     assert doctor_checks.judge_connections(counted, []).verdict is verdict
+
+
+def test_the_connections_of_a_role_are_counted_once_and_not_with_background_processes(database: Database) -> None:
+    beside = psycopg.connect(libpq_url(database.url))
+    found = database.run(doctor_checks.check_connections).figures
+    ours = database.run(
+        lambda c: c.execute(
+            text("SELECT count(*) FROM pg_stat_activity WHERE usename = current_user AND client_port IS NOT NULL")
+        ).scalar_one()
+    )
+    beside.close()
+    assert found["of_this_role"] == ours
+    assert found["of_this_role"] <= found["in_use"]
 
 
 def test_only_a_session_that_idles_for_long_is_a_warning_and_it_hides_nothing_worse() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput, Conflict
+from pydantic import ValidationError
 
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
@@ -47,6 +48,16 @@ def granted(pool: Pool) -> int:
     for work in fetching.take():
         fetching.sync(completed(work))
     return len(pool.rows(LIVE))
+
+
+def test_the_latest_session_says_where_the_agent_runs_or_that_this_is_not_known(pool: Pool) -> None:
+    pool.bot(host="build-7", pid=4711)
+    assert pool.row("SELECT host, pid FROM bots") == ("build-7", 4711)
+    anew(pool)
+    assert pool.row("SELECT host, pid FROM bots") == (None, None)
+    for wrong in ({"host": "a b"}, {"host": ""}, {"host": "x" * 254}, {"host": "\x1b[2J"}, {"pid": 0}, {"pid": 2**31}):
+        with pytest.raises(ValidationError):
+            anew(pool, **wrong)
 
 
 @pytest.mark.parametrize("acknowledged", [False, True])

@@ -1,0 +1,259 @@
+"""Waiting for submitted jobs: the output of one command as it is written, the progress of many jobs, Ctrl-C.
+
+Standard output receives the output of the command, or the endings of named jobs. Progress, outcome and hints go to
+standard error, so that `$(leasehold submit --wait -- COMMAND)` is the output of COMMAND.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+from leasehold.client import LONG_POLL, Client
+from leasehold.errors import LeaseholdError
+from leasehold.states import JobState
+
+from bots.cli import output
+from bots.cli.caller import Caller
+from bots.cli.output import Record
+from schema import clock
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+#: Seconds without output after which a person is told that the job still waits for a bot.
+HINT_AFTER = 2.0
+#: Seconds between two looks at many jobs.
+LOOK = 1.0
+#: Seconds of silence before a line of progress without a terminal; the time doubles with each such line.
+SILENCE = 10.0
+#: The most jobs without success that are named after the progress of many.
+NAMED = 20
+#: States of a job that no bot has yet.
+_UNPLACED = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
+
+
+@contextmanager
+def interruptible(ids: Sequence[str]) -> Iterator[None]:
+    """On Ctrl-C, say that the jobs go on and how to follow or cancel them; raises click's Abort."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if len(ids) == 1:
+            hint = f"job {ids[0]} goes on: `leasehold logs --follow {ids[0]}`, or `leasehold cancel {ids[0]}`"
+        else:
+            hint = (
+                f"{len(ids):,} jobs go on, from {ids[0]} to {ids[-1]}: `leasehold list --limit {len(ids)}` shows them, "
+                "`leasehold wait ID…` waits again, `leasehold cancel ID…` cancels"
+            )
+        click.echo(f"\n{hint}", err=True)
+        raise click.Abort from None
+
+
+def follow_command(client: Client, id: str, *, caller: Caller, quiet: bool) -> int:
+    """Write the output of a job's command as it is written, then one line of outcome. Returns the exit code.
+
+    The exit code is that of the command, 128 + N if signal N ended it, and 1 if the job did not succeed for another
+    reason. quiet: the output is not written. With `caller.json` the only output is the ended job.
+    """
+    with interruptible([id]):
+        if not (quiet or caller.json):
+            _stream(client, id)
+        (job,) = client.wait([id])
+    if caller.json:
+        output.print_json([job])
+    else:
+        more = ", output cut" if (job.get("result") or {}).get("output_truncated") else ""
+        more += f"; `leasehold show {id}` tells more" if job["state"] == JobState.DEAD else ""
+        click.echo(output.ending(job) + more, err=True)
+    return exit_code(job)
+
+
+def _stream(client: Client, id: str) -> None:
+    if output.terminal():
+        first = client.output(id, wait=HINT_AFTER)
+        if first.state in _UNPLACED:
+            click.echo(f"job {id} is {first.state}; `leasehold explain {id}` says what it waits for", err=True)
+    attempt: int | None = None
+    for piece in client.follow(id):
+        if attempt not in (None, piece.attempt):
+            click.echo(f"job {id} runs again, attempt {piece.attempt}", err=True)
+        attempt = piece.attempt
+        sys.stdout.buffer.write(piece.data)
+        sys.stdout.flush()
+
+
+def exit_code(job: Record) -> int:
+    """Return the exit code, 0 to 255, that stands for a final job; 0 only if it succeeded."""
+    if job["state"] == JobState.SUCCEEDED:
+        return 0
+    code = (job.get("result") or {}).get("exit_code")
+    if job["state"] != JobState.FAILED or code is None:
+        return 1
+    return (128 - code if code < 0 else code) & 0xFF or 1
+
+
+# Many jobs
+
+
+class Tally:
+    """Ended jobs by state, of `total`, since this object was made."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.ended: Counter[str] = Counter()
+        self._began = clock.monotonic()
+
+    @property
+    def done(self) -> int:
+        return self.ended.total()
+
+    @property
+    def seconds(self) -> float:
+        return clock.monotonic() - self._began
+
+    def __str__(self) -> str:
+        """The counts, the mean rate so far, and the time that is left at this rate."""
+        states = ", ".join(f"{number:,} {name}" for name, number in self.ended.most_common())
+        told = f"{self.done:,} of {self.total:,} jobs ended" + (f": {states}" if states else "")
+        rate = self.done / max(self.seconds, 0.001)
+        if not self.done:
+            return f"{told}; {output.seconds(self.seconds)}"
+        if self.done == self.total:
+            return f"{told}; in {output.seconds(self.seconds)}, {rate:.1f} a second"
+        return f"{told}; {rate:.1f} a second, {output.seconds((self.total - self.done) / rate)} left"
+
+
+class Display(Protocol):
+    """Shows a tally while it grows."""
+
+    def update(self) -> None:
+        """Show the present numbers, if it is time to."""
+
+    def close(self) -> None:
+        """Leave what was shown as it is."""
+
+
+class Bar:
+    """A bar on a terminal, drawn again in place."""
+
+    def __init__(self, tally: Tally) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = (BarColumn(20), TextColumn("{task.description}", markup=False))
+        self._tally = tally
+        self._progress: Progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task: TaskID = self._progress.add_task(str(tally), total=tally.total)
+        self._progress.start()
+
+    def update(self) -> None:
+        self._progress.update(self._task, completed=self._tally.done, description=str(self._tally))
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class Lines:
+    """A line on standard error for each tenth of the jobs, and after a silence that doubles each time."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally, self._tenths, self._silence = tally, 0, SILENCE
+        self._said = clock.monotonic()
+
+    def update(self) -> None:
+        tenths = self._tally.done * 10 // self._tally.total
+        is_silent = clock.monotonic() - self._said >= self._silence
+        if self._tally.done == self._tally.total or not (tenths > self._tenths or is_silent):
+            return  # the end is told by the caller
+        if tenths == self._tenths:
+            self._silence *= 2
+        self._tenths, self._said = tenths, clock.monotonic()
+        click.echo(str(self._tally), err=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Silent:
+    """No display."""
+
+    def update(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def finish(client: Client, ids: Sequence[str], *, caller: Caller, timeout: float | None) -> None:
+    """Wait for named jobs and print how each ended. Raises LeaseholdError unless all succeeded.
+
+    timeout: seconds after which this gives up; None = never.
+    """
+    tally = Tally(len(ids))
+    display = Bar(tally) if output.terminal() and len(ids) > 1 else Silent()
+    ended: list[Record] = []
+    with interruptible(ids):
+        for job in _ended(client, ids, tally=tally, display=display, timeout=timeout):
+            ended.append(job)
+            if not caller.json:
+                click.echo(output.ending(job))
+    if caller.json:
+        output.print_json(ended)
+    known = {job["id"] for job in ended}
+    open_still = [job for job in ids if job not in known]
+    if open_still:
+        others = f" and {len(open_still) - 1} more" if len(open_still) > 1 else ""
+        raise LeaseholdError(f"not final after {timeout:g} s: {open_still[0]}{others}")
+    _require_success(ended)
+
+
+def finish_file(client: Client, ids: Sequence[str], *, caller: Caller, quiet: bool) -> None:
+    """Wait for the jobs of a file: progress, at most NAMED jobs without success, and the sum.
+
+    Raises LeaseholdError unless all succeeded. quiet: no progress. With `caller.json` all ended jobs are printed.
+    """
+    tally = Tally(len(ids))
+    display: Display = Silent() if quiet else Bar(tally) if output.terminal() else Lines(tally)
+    with interruptible(ids):
+        ended = list(_ended(client, ids, tally=tally, display=display, timeout=None))
+    if caller.json:
+        output.print_json(ended)
+    else:
+        bad = [job for job in ended if job["state"] != JobState.SUCCEEDED]
+        for job in bad[:NAMED]:
+            click.echo(output.ending(job), err=True)
+        if len(bad) > NAMED:
+            click.echo(f"and {len(bad) - NAMED:,} more that did not succeed", err=True)
+        click.echo(str(tally), err=True)
+    _require_success(ended)
+
+
+def _require_success(ended: Sequence[Record]) -> None:
+    bad = [job for job in ended if job["state"] != JobState.SUCCEEDED]
+    if bad:
+        raise LeaseholdError(f"{len(bad)} of {len(ended)} jobs did not succeed; the first: {output.ending(bad[0])}")
+
+
+def _ended(
+    client: Client, ids: Sequence[str], *, tally: Tally, display: Display, timeout: float | None
+) -> Iterator[Record]:
+    """Yield each job when it has ended, and keep the display up to date; end after `timeout` seconds."""
+    pending = dict.fromkeys(ids)
+    deadline = None if timeout is None else clock.monotonic() + timeout
+    poll = LONG_POLL if len(ids) == 1 else LOOK
+    try:
+        while pending:
+            left = SILENCE if deadline is None else max(0.0, min(SILENCE, deadline - clock.monotonic()))
+            for job in client.wait(list(pending), timeout=left, poll=poll):
+                pending.pop(job["id"], None)
+                tally.ended[job["state"]] += 1
+                display.update()
+                yield job
+            display.update()
+            if deadline is not None and clock.monotonic() >= deadline:
+                return
+    finally:
+        display.close()

@@ -1,0 +1,182 @@
+"""`submit --wait`, `wait` and Ctrl-C, against a gateway that answers what the test says."""
+
+import base64
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assigner.cli import errors
+from assigner.cli.main import cli
+from tests.support.http import JOB_COMMANDING, OTHER, Answer, Gateway, ReceivedRequest, final
+from tests.support.patience import MINUTE, eventually
+
+pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
+
+
+def piece(data: bytes, *, state: str = "running", attempt: int = 1, last: bool = False) -> Answer:
+    encoded = base64.b64encode(data).decode()
+    return Answer(
+        {"start": 0, "data": encoded, "next": len(data), "state": state, "attempt": attempt, "final": last}
+    )  # fmt: skip
+
+
+def ending_with(*pieces: Answer, state: str = "succeeded", **result: Any) -> Callable[[ReceivedRequest], Answer]:
+    """A gateway that accepts every job as the same one, gives its output in these pieces, and says how it ended."""
+    left = list(pieces)
+
+    def answer(asked: ReceivedRequest) -> Answer:
+        if asked.path.endswith("/output"):
+            return left.pop(0) if len(left) > 1 else left[0]
+        if asked.path == "/v1/jobs/wait":
+            return Answer({"jobs": [final(id, state, **result) for id in asked.body["ids"]]})
+        return Answer({"jobs": [{"id": JOB_COMMANDING, "created": True} for _ in asked.body["jobs"]]})
+
+    return answer
+
+
+def test_the_standard_output_of_a_waiting_submit_is_that_of_the_command(
+    stands: Gateway, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    stands.script = ending_with(piece(b"4"), piece(b"2\xff\n", last=True), seconds=0.25)
+    assert errors.run(cli, ["submit", "--wait", "--", "echo"]) == 0
+    said = capfdbinary.readouterr()
+    assert said.out == b"42\xff\n"
+    assert said.err.decode() == f"{JOB_COMMANDING} succeeded after 250 ms\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "code"),
+    [
+        ("failed", {"exit_code": 7, "reason": "exit code 7"}, 7),
+        ("failed", {"exit_code": -9}, 137),
+        ("failed", {"exit_code": 0, "reason": "timeout after 1 s"}, 1),
+        ("failed", {"exit_code": 256}, 1),
+        ("failed", {}, 1),
+        ("cancelled", {"exit_code": 3}, 1),
+        ("dead", {}, 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_command_and_never_0_without_success(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], state: str, result: dict[str, Any], code: int
+) -> None:
+    stands.script = ending_with(piece(b"", last=True), state=state, **result)
+    assert errors.run(cli, ["submit", "--wait", "--", "false"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{JOB_COMMANDING} {state}")
+    assert line.count("exit") <= 1, "one cause is told once"
+
+
+def test_output_that_starts_again_in_another_attempt_is_announced(
+    stands: Gateway, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stands.script = ending_with(piece(b"one"), piece(b"", attempt=2), piece(b"one two", attempt=2, last=True))
+    assert errors.run(cli, ["submit", "--wait", "--", "work"]) == 0
+    said = capfd.readouterr()
+    assert said.out == "oneone two"
+    assert "runs again, attempt 2" in said.err
+
+
+def test_quiet_writes_only_the_outcome_and_means_nothing_without_waiting(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stands.script = ending_with(piece(b"loud", last=True))
+    assert errors.run(cli, ["submit", "--wait", "--quiet", "--", "work"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"{JOB_COMMANDING} succeeded\n")
+    assert not [path for path in stands.paths() if path.endswith("/output")]
+    asked = len(stands.asked)
+    assert errors.run(cli, ["submit", "--quiet", "--", "work"]) == 2
+    assert capsys.readouterr().err == "error: --quiet: goes with --wait\n"
+    assert len(stands.asked) == asked, "nothing is submitted by a call that is refused"
+
+
+def test_waiting_for_a_file_tells_a_bounded_number_of_lines(
+    stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [f"6b1f6c1e-4a53-4f6b-9a53-{n:012}" for n in range(500)]
+    looks = iter(range(25))
+
+    def answer(asked: ReceivedRequest) -> Answer:
+        if asked.path == "/v1/jobs/wait":  # 20 more of them have ended at each look
+            next(looks)
+            states = ["failed", *["succeeded"] * 9] * 2
+            ended = zip(asked.body["ids"], states, strict=False)
+            return Answer({"jobs": [final(id, state, exit_code=1) for id, state in ended]})
+        return Answer({"jobs": [{"id": id, "created": True} for id in ids]})
+
+    stands.script = answer
+    (tmp_path / "jobs.jsonl").write_text('{"command": ["true"]}\n' * 500)
+    assert errors.run(cli, ["submit", "--wait", "--file", str(tmp_path / "jobs.jsonl")]) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ids
+    lines = said.err.splitlines()
+    assert len(lines) <= 9 + 20 + 3
+    assert "and 30 more that did not succeed" in lines
+    assert lines[-2].startswith("500 of 500 jobs ended: 450 succeeded, 50 failed; in ")
+    assert lines[-1].startswith("error: 50 of 500 jobs did not succeed")
+
+
+def test_json_is_the_ended_jobs_and_nothing_else(
+    stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stands.script = ending_with(piece(b"loud", last=True), state="failed", exit_code=3)
+    assert errors.run(cli, ["submit", "--wait", "--json", "--", "work"]) == 3
+    assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["failed"]
+
+
+def on_a_terminal(stands: Gateway, *arguments: str, interrupt: Callable[[], object]) -> tuple[int, str]:
+    """Run a command on a terminal of its own, and press Ctrl-C when `interrupt` is true. Returns exit code and text."""
+    ours, theirs = pty.openpty()
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "assigner.cli.main", *arguments],
+        env={**os.environ, "LEASEHOLD_URL": stands.url, "LEASEHOLD_TOKEN": "lh_submitter_x", "TERM": "xterm"},
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    eventually(interrupt, 5 * MINUTE)
+    popen.send_signal(signal.SIGINT)
+    text = b""
+    while True:
+        try:
+            text += os.read(ours, 65536)
+        except OSError:  # the other end has been closed
+            break
+    os.close(ours)
+    return popen.wait(MINUTE), text.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hints"),
+    [
+        (["--", "sleep"], [f"leasehold logs --follow {JOB_COMMANDING}", f"leasehold cancel {JOB_COMMANDING}"]),
+        (["--file", "jobs.jsonl"], ["2 jobs go on", JOB_COMMANDING, OTHER, "0 of 2 jobs ended"]),
+    ],
+)
+def test_ctrl_c_ends_the_waiting_and_says_how_to_go_on(
+    stands: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], hints: list[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.jsonl").write_text('{"command": ["true"]}\n' * 2)
+
+    def answer(asked: ReceivedRequest) -> Answer:
+        if asked.path.endswith("/output"):
+            return piece(b"")
+        if asked.path == "/v1/jobs/wait":
+            return Answer({"jobs": [{"id": id, "state": "running"} for id in asked.body["ids"]]})
+        ids = [JOB_COMMANDING, OTHER][: len(asked.body["jobs"])]
+        return Answer({"jobs": [{"id": id, "created": True} for id in ids]})
+
+    stands.script = answer
+    code, text = on_a_terminal(stands, "submit", "--wait", *arguments, interrupt=lambda: len(stands.asked) > 3)
+    assert code == 130
+    assert [hint for hint in hints if hint not in text] == []
+    assert not [path for path in stands.paths() if "cancel" in path], "the jobs stay"

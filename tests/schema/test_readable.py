@@ -1,0 +1,61 @@
+"""Durations, times and numbers as people read them."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from schema.readable import duration, moment, number
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (1e-05, "<1 ms"),
+        (0.0014, "1 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min"),
+        (90, "1 min 30 s"),
+        (120, "2 min"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h"),
+        (3660, "1 h 1 min"),
+        (86399, "1 d"),
+        (90000, "1 d 1 h"),
+        (86400 * 1234, "1,234 d"),
+        (-90, "-1 min 30 s"),
+    ],
+)
+def test_a_duration_has_at_most_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_person_reads_the_time_of_the_place_with_its_zone_and_a_program_utc() -> None:
+    stored = "2026-07-01T12:00:00.250999Z"
+    assert moment(stored, local=True) == "2026-07-01 14:00:00.250 CEST"
+    assert moment("2026-01-01T12:00:00+00:00", local=True) == "2026-01-01 13:00:00.000 CET"
+    assert moment(stored, local=False) == stored
+    assert moment("2026-07-01T14:00:00+02:00") == "2026-07-01T12:00:00Z", "standard output is no terminal here"
+    assert moment(datetime(2026, 7, 1, 12, tzinfo=UTC)) == "2026-07-01T12:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (6.0, "6"), (0.25, "0.25"), (1e-05, "0.00001"), (1.25e-7, "0.000000125"), (2e6, "2000000")],
+)
+def test_a_number_has_no_exponent(value: float, text: str) -> None:
+    assert number(value) == text
