@@ -1,12 +1,13 @@
 """The leases of one session: running ones, and ended ones that the server does not know of yet."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from bots.agent.run import Assignment, Output, Run, RunContext, StopReason
+from bots.agent.run import Assignment, Run, RunContext, StopReason
 from bots.protocol import Chunk, LeaseReport, Outcome, Work
 from schema import clock, validation
 
@@ -14,6 +15,9 @@ _log = structlog.get_logger("leasehold.agent")
 
 #: The most bytes of output in one sync. The output of one ended job always fits; further jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
+#: The most bytes of results and checkpoints in one sync, escaped as in its body. JSON text grows at most threefold when
+#: it is escaped, so that those of one ended job always fit.
+SYNC_JSON_BYTES = 3 * (validation.MAX_RESULT_BYTES + validation.MAX_CHECKPOINT_BYTES)
 #: The most leases that are remembered after their end.
 REMEMBERED = 10_000
 
@@ -35,6 +39,8 @@ class HeldLease:
         self.told: str | None = None
         #: Offset at which the output in the current sync ends.
         self.carried = 0
+        #: The checkpoint in the current sync.
+        self.checkpoint: str | None = None
         #: True once the server has asked to stop it.
         self.stopping = False
 
@@ -86,27 +92,30 @@ class AgentLeases:
         """True if some lease has neither started nor ended yet."""
         return any(held.state == "pending" for held in self._held.values())
 
-    def streams(self) -> list[tuple[LeaseKey, Output]]:
-        """List the leases with output that the gateway does not have yet."""
+    def streams(self) -> list[tuple[LeaseKey, Run]]:
+        """List the leases with output or a checkpoint that the gateway does not have yet."""
         with self._lock:
-            held = list(self._held.items())
-        return [(key, one.run.output) for key, one in held if one.run is not None and one.run.output.unsent]
+            held = [(key, one.run) for key, one in self._held.items() if one.run is not None]
+        for _, run in held:
+            if not run.over.is_set():
+                run.checkpoint.look()
+        return [(key, run) for key, run in held if run.output.unsent or run.unsent_checkpoint is not None]
 
     def reports(self) -> list[LeaseReport]:
         """Build the reports on all leases for the next sync.
 
-        An ended lease whose output does not fit into this sync any more is reported as active.
+        An ended lease whose output, result and checkpoint do not fit into this sync any more is reported as active.
         """
-        room = SYNC_OUTPUT_BYTES
+        room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
         reports = []
         for key, held in self._held.items():
             state = held.state
             if state == "completed" and held.run is not None:
-                unsent = held.run.output.unsent
-                if unsent > room:
+                unsent, texts = held.run.output.unsent, _escaped_size(held.run)
+                if unsent > room or texts > json_room:
                     state = "active"
                 else:
-                    room -= unsent
+                    room, json_room = room - unsent, json_room - texts
             held.told = state
             reports.append(self._report(key, held, state))
         return reports
@@ -119,6 +128,8 @@ class AgentLeases:
         for key, held in list(self._held.items()):
             if held.run is not None and held.told == "completed":
                 held.run.output.sent(held.carried)
+                if held.checkpoint is not None:
+                    held.run.checkpoint.sent(held.checkpoint)
             if key not in listed:
                 self._forget(key, held)
         for key, work in listed.items():
@@ -155,6 +166,7 @@ class AgentLeases:
         if state == "completed" and held.run is not None:
             pending = held.run.output.pending()
             chunks, held.carried = pending.chunks, pending.end
+            held.checkpoint = held.run.unsent_checkpoint
         return LeaseReport.model_validate(
             {
                 "job": key.job,
@@ -162,6 +174,7 @@ class AgentLeases:
                 "state": state,
                 "outcome": held.outcome if state == "completed" else None,
                 "output": chunks,
+                "checkpoint": held.checkpoint,
             }
         )
 
@@ -186,6 +199,7 @@ class AgentLeases:
             timeout=work.timeout,
             payload=work.payload,
             gpus=work.gpus,
+            checkpoint=work.checkpoint,
         )
         run = Run(assignment, self._place, notify=self._notify, after=self._runs.get(work.job))
         if self._keep(key, HeldLease(run, None)):
@@ -215,3 +229,9 @@ class AgentLeases:
             return
         verdict = None if held.outcome is None else held.outcome.verdict
         _log.info("lease ended", job=key.job, fence=key.fence, verdict=verdict)
+
+
+def _escaped_size(run: Run) -> int:
+    """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
+    result = None if run.outcome is None else run.outcome.result
+    return sum(len(json.dumps(each)) for each in (result, run.unsent_checkpoint) if each is not None)

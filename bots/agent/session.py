@@ -23,9 +23,9 @@ _log = structlog.get_logger("leasehold.agent")
 
 
 class OutputStreamer:
-    """Sends new output of running commands every `interval` seconds, in a thread of its own.
+    """Sends new output and checkpoints of running commands every `interval` seconds, in a thread of its own.
 
-    Output that could not be sent here travels with the report of the lease's end.
+    What could not be sent here travels with the report of the lease's end.
     """
 
     def __init__(self, session: Session, leases: AgentLeases, caller: GatewayCaller, *, interval: float) -> None:
@@ -44,10 +44,10 @@ class OutputStreamer:
 
     def _stream(self) -> None:
         while not clock.wait(self._stopping, self._interval):
-            for key, output in self._leases.streams():
+            for key, run in self._leases.streams():
                 if self._stopping.is_set():
                     return
-                pending = output.pending()
+                pending, checkpoint = run.output.pending(), run.unsent_checkpoint
                 report = OutputReport(
                     bot=self._session.bot,
                     epoch=self._session.epoch,
@@ -55,6 +55,7 @@ class OutputStreamer:
                     job=key.job,
                     fence=key.fence,
                     output=pending.chunks,
+                    checkpoint=checkpoint,
                 )
                 try:
                     self._caller.once("/v1/output", report.model_dump(mode="json", exclude_defaults=True))
@@ -62,7 +63,9 @@ class OutputStreamer:
                     # RuntimeError: the session is over and has closed the transport.
                     _log.debug("output could not be sent", job=key.job, reason=type(error).__name__)
                 else:
-                    output.sent(pending.end)
+                    run.output.sent(pending.end)
+                    if checkpoint is not None:
+                        run.checkpoint.sent(checkpoint)
 
 
 #: Seconds for which the gateway may hold an idle call: less than the 60 s that proxies commonly wait for an answer.
