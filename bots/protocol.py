@@ -135,6 +135,11 @@ class Session(Answer):
     secret: str
     expires_in: float = Field(description="seconds until the session expires unless the bot syncs")
     sync_in: float = Field(description="seconds within which the server expects the next sync")
+    results: bool = Field(
+        default=False,
+        description="the gateway takes results and checkpoints. A bot must not send any to another one, which would "
+        "refuse its call because of what a job has left",
+    )
 
 
 class Chunk(Message):
@@ -190,6 +195,12 @@ class LeaseReport(Message):
         default=None,
         description="JSON of at most 64 KiB, as a text: the latest checkpoint of the command, if it was not sent "
         "before. The next attempt of the job is given it",
+    )
+    checkpoint_number: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_COUNT,
+        description="counts the checkpoints of this attempt: a late call with an earlier one replaces no later one",
     )
 
 
@@ -287,4 +298,10 @@ class OutputReport(Message):
         default=None,
         description="JSON of at most 64 KiB, as a text: the latest checkpoint of the command, if it has changed. The "
         "next attempt of the job is given it",
+    )
+    checkpoint_number: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_COUNT,
+        description="counts the checkpoints of this attempt: a late call with an earlier one replaces no later one",
     )

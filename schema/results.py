@@ -20,12 +20,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The latest checkpoint of an attempt, which a bot sent in a session."""
+    """A checkpoint of an attempt, which a bot sent in a session; `number` counts those of the attempt."""
 
     bot_id: int
     bot_epoch: int
     job: str
     fence: int
+    number: int
     text: str
 
 
@@ -39,18 +40,20 @@ JOIN jobs j ON j.id = t.job_id
 WHERE j.finished_at IS NOT NULL AND t.fence = (SELECT max(l.fence) FROM leases l WHERE l.job_id = t.job_id)
 """)
 
-# Only the bot that holds the live lease may write, and an attempt never replaces the checkpoint of a later one.
+# Only the bot that holds the live lease may write. No checkpoint replaces one of a later attempt, or a later one of its
+# own attempt: a call that was given up and repeated may arrive after the next one.
 STORE_CHECKPOINTS = text("""
-INSERT INTO job_checkpoints AS c (job_id, fence, checkpoint)
-SELECT j.id, l.fence, CAST(t.checkpoint AS json)
+INSERT INTO job_checkpoints AS c (job_id, fence, number, checkpoint)
+SELECT j.id, l.fence, t.number, CAST(t.checkpoint AS json)
 FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]),
-            CAST(:checkpoints AS text[])) AS t (bot_id, bot_epoch, job, fence, checkpoint)
+            CAST(:numbers AS bigint[]), CAST(:checkpoints AS text[]))
+    AS t (bot_id, bot_epoch, job, fence, number, checkpoint)
 JOIN jobs j ON j.public_id = t.job
 JOIN leases l ON l.job_id = j.id AND l.fence = t.fence
 WHERE l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch AND l.state IN ('pending', 'active', 'cancelling')
 ORDER BY j.id
-ON CONFLICT (job_id) DO UPDATE SET fence = EXCLUDED.fence, checkpoint = EXCLUDED.checkpoint
-    WHERE EXCLUDED.fence >= c.fence
+ON CONFLICT (job_id) DO UPDATE SET fence = EXCLUDED.fence, number = EXCLUDED.number, checkpoint = EXCLUDED.checkpoint
+    WHERE (EXCLUDED.fence, EXCLUDED.number) >= (c.fence, c.number)
 """)
 
 
@@ -81,6 +84,7 @@ def store_checkpoints(connection: Connection, checkpoints: Sequence[Checkpoint])
             "epochs": [each.bot_epoch for each in checkpoints],
             "jobs": [each.job for each in checkpoints],
             "fences": [each.fence for each in checkpoints],
+            "numbers": [each.number for each in checkpoints],
             "checkpoints": [each.text for each in checkpoints],
         },
     ).rowcount

@@ -9,7 +9,9 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from leasehold.errors import BadInput
 from pydantic import TypeAdapter, ValidationError
@@ -76,6 +78,19 @@ def read_result(path: Path, *, owner: int | None = None) -> str | None:
     return None if raw is None else check_json("result", raw, validation.MAX_RESULT_BYTES)
 
 
+@dataclass(frozen=True)
+class Unsent:
+    """A checkpoint that the gateway does not have; `number` counts those of the attempt."""
+
+    number: int
+    text: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the messages that carry it."""
+        return {"checkpoint": self.text, "checkpoint_number": self.number}
+
+
 class Checkpoint:
     """The checkpoint of one attempt: what an earlier attempt left, and what the gateway does not have yet of this one.
 
@@ -86,7 +101,7 @@ class Checkpoint:
     def __init__(self, earlier: str | None) -> None:
         self._lock = threading.Lock()
         self._earlier = self._latest = earlier
-        self._sent = earlier
+        self._number = self._sent = 0
         self._path: Path | None = None
         self._owner: int | None = None
         self._status: tuple[int, ...] | None = None
@@ -128,21 +143,25 @@ class Checkpoint:
             try:
                 limit = validation.MAX_CHECKPOINT_BYTES
                 raw = read_bytes(path, "checkpoint", limit=limit, owner=self._owner)
-                self._latest = self._latest if raw is None else check_json("checkpoint", raw, limit)
+                found = self._latest if raw is None else check_json("checkpoint", raw, limit)
                 self.refusal = None
+                if found != self._latest:
+                    self._latest, self._number = found, self._number + 1
             except BadInput as error:
                 self.refusal = error.reason
 
     @property
-    def unsent(self) -> str | None:
+    def unsent(self) -> Unsent | None:
         """The latest checkpoint, unless the gateway has it."""
         with self._lock:
-            return None if self._latest == self._sent else self._latest
+            if self._latest is None or self._number == self._sent:
+                return None
+            return Unsent(self._number, self._latest)
 
-    def sent(self, checkpoint: str) -> None:
-        """Record that the gateway has this checkpoint."""
+    def sent(self, number: int) -> None:
+        """Record that the gateway has the checkpoint with this number."""
         with self._lock:
-            self._sent = checkpoint
+            self._sent = max(self._sent, number)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from bots.agent.run import Assignment, Run, RunContext, StopReason
+from bots.agent.job_files import Unsent
+from bots.agent.run import Assignment, Run, RunContext, StopReason, complaining
 from bots.protocol import Chunk, LeaseReport, Outcome, Work
 from schema import clock, validation
 
@@ -40,7 +41,7 @@ class HeldLease:
         #: Offset at which the output in the current sync ends.
         self.carried = 0
         #: The checkpoint in the current sync.
-        self.checkpoint: str | None = None
+        self.checkpoint: Unsent | None = None
         #: True once the server has asked to stop it.
         self.stopping = False
 
@@ -63,10 +64,13 @@ class HeldLease:
 
 
 class AgentLeases:
-    """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs."""
+    """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs.
 
-    def __init__(self, place: RunContext, *, notify: Callable[[], None]) -> None:
-        self._place, self._notify = place, notify
+    results: the gateway takes results and checkpoints; otherwise they are left out.
+    """
+
+    def __init__(self, place: RunContext, *, notify: Callable[[], None], results: bool) -> None:
+        self._place, self._notify, self._results = place, notify, results
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, HeldLease] = {}
         #: The latest run of each job, until it is over; also runs of leases that are no longer held.
@@ -99,7 +103,12 @@ class AgentLeases:
         for _, run in held:
             if not run.over.is_set():
                 run.checkpoint.look()
-        return [(key, run) for key, run in held if run.output.unsent or run.unsent_checkpoint is not None]
+        return [(key, run) for key, run in held if run.output.unsent or self.unsent_checkpoint(run) is not None]
+
+    def unsent_checkpoint(self, run: Run) -> Unsent | None:
+        """The checkpoint that the gateway should have and does not; None after a success, which needs none."""
+        succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
+        return None if succeeded or not self._results else run.checkpoint.unsent
 
     def reports(self) -> list[LeaseReport]:
         """Build the reports on all leases for the next sync.
@@ -111,7 +120,7 @@ class AgentLeases:
         for key, held in self._held.items():
             state = held.state
             if state == "completed" and held.run is not None:
-                unsent, texts = held.run.output.unsent, _escaped_size(held.run)
+                unsent, texts = held.run.output.unsent, self._escaped_size(held.run)
                 if unsent > room or texts > json_room:
                     state = "active"
                 else:
@@ -129,7 +138,7 @@ class AgentLeases:
             if held.run is not None and held.told == "completed":
                 held.run.output.sent(held.carried)
                 if held.checkpoint is not None:
-                    held.run.checkpoint.sent(held.checkpoint)
+                    held.run.checkpoint.sent(held.checkpoint.number)
             if key not in listed:
                 self._forget(key, held)
         for key, work in listed.items():
@@ -161,22 +170,34 @@ class AgentLeases:
             clock.wait(run.over, give_up - clock.monotonic())
         return all(run.over.is_set() for run in runs)
 
+    def _escaped_size(self, run: Run) -> int:
+        """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
+        outcome, checkpoint = self._told(run.outcome), self.unsent_checkpoint(run)
+        texts = (None if outcome is None else outcome.result, None if checkpoint is None else checkpoint.text)
+        return sum(len(json.dumps(each)) for each in texts if each is not None)
+
     def _report(self, key: LeaseKey, held: HeldLease, state: str) -> LeaseReport:
         chunks: list[Chunk] = []
         if state == "completed" and held.run is not None:
             pending = held.run.output.pending()
             chunks, held.carried = pending.chunks, pending.end
-            held.checkpoint = held.run.unsent_checkpoint
+            held.checkpoint = self.unsent_checkpoint(held.run)
         return LeaseReport.model_validate(
             {
                 "job": key.job,
                 "fence": key.fence,
                 "state": state,
-                "outcome": held.outcome if state == "completed" else None,
+                "outcome": self._told(held.outcome) if state == "completed" else None,
                 "output": chunks,
-                "checkpoint": held.checkpoint,
+                **({} if held.checkpoint is None else held.checkpoint.fields),
             }
         )
+
+    def _told(self, outcome: Outcome | None) -> Outcome | None:
+        """Return the outcome without a result that the gateway would refuse."""
+        if self._results or outcome is None or outcome.result is None:
+            return outcome
+        return complaining(outcome.model_copy(update={"result": None}), "no result is stored: the gateway is too old")
 
     def _take(self, key: LeaseKey, work: Work, *, accept: bool) -> None:
         settled = None
@@ -229,9 +250,3 @@ class AgentLeases:
             return
         verdict = None if held.outcome is None else held.outcome.verdict
         _log.info("lease ended", job=key.job, fence=key.fence, verdict=verdict)
-
-
-def _escaped_size(run: Run) -> int:
-    """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
-    result = None if run.outcome is None else run.outcome.result
-    return sum(len(json.dumps(each)) for each in (result, run.unsent_checkpoint) if each is not None)

@@ -260,6 +260,12 @@ _RESERVED = "LEASEHOLD_"
 Verdict = Literal["succeeded", "failed", "error", "stopped", "released"]
 
 
+def complaining(outcome: Outcome, complaint: str) -> Outcome:
+    """Add to the reason of an outcome that something which the command left is not kept."""
+    reason = complaint if outcome.reason is None else f"{outcome.reason}; {complaint}"
+    return outcome.model_copy(update={"reason": wire.printable(reason, MAX_REASON)})
+
+
 class StopReason(Enum):
     """Why a command is being stopped."""
 
@@ -326,12 +332,6 @@ class Run:
         #: No process of this attempt can be left.
         self._silent = True
         self._waker_reader, self._waker = socket.socketpair()
-
-    @property
-    def unsent_checkpoint(self) -> str | None:
-        """The checkpoint that the gateway should have and does not; None also after a success, which needs none."""
-        done = self.over.is_set() and (self.outcome is None or self.outcome.verdict == "succeeded")
-        return None if done else self.checkpoint.unsent
 
     def start(self) -> None:
         """Start the thread, which first waits until an earlier run of the same job is over. Returns at once."""
@@ -486,7 +486,7 @@ class Run:
         try:
             return outcome.model_copy(update={"result": read_result(site.directory / RESULT, owner=site.owner)})
         except BadInput as error:
-            return self._complaining(outcome, f"no result is stored, because it {error.reason}")
+            return complaining(outcome, f"no result is stored, because it {error.reason}")
 
     def _with_checkpoint(self, outcome: Outcome) -> Outcome:
         """Look at the checkpoint for the last time, unless no attempt can follow; add the reason if it is not kept."""
@@ -496,13 +496,7 @@ class Run:
         refusal = self.checkpoint.refusal
         if refusal is None:
             return outcome
-        return self._complaining(outcome, f"its last checkpoint is not kept, because it {refusal}")
-
-    def _complaining(self, outcome: Outcome, complaint: str) -> Outcome:
-        """Add to the reason of an outcome."""
-        _log.warning("what a command left is no use", job=self.assignment.job, reason=complaint)
-        reason = complaint if outcome.reason is None else f"{outcome.reason}; {complaint}"
-        return outcome.model_copy(update={"reason": wire.printable(reason, MAX_REASON)})
+        return complaining(outcome, f"its last checkpoint is not kept, because it {refusal}")
 
     def _launch(self, payload: Payload, directory: Path, request: bytes) -> SupervisorReader:
         """Start the command and return when none of its processes is left. Raises OSError."""

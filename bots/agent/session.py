@@ -47,7 +47,7 @@ class OutputStreamer:
             for key, run in self._leases.streams():
                 if self._stopping.is_set():
                     return
-                pending, checkpoint = run.output.pending(), run.unsent_checkpoint
+                pending, checkpoint = run.output.pending(), self._leases.unsent_checkpoint(run)
                 report = OutputReport(
                     bot=self._session.bot,
                     epoch=self._session.epoch,
@@ -55,7 +55,7 @@ class OutputStreamer:
                     job=key.job,
                     fence=key.fence,
                     output=pending.chunks,
-                    checkpoint=checkpoint,
+                    **({} if checkpoint is None else checkpoint.fields),
                 )
                 try:
                     self._caller.once("/v1/output", report.model_dump(mode="json", exclude_defaults=True))
@@ -65,7 +65,7 @@ class OutputStreamer:
                 else:
                     run.output.sent(pending.end)
                     if checkpoint is not None:
-                        run.checkpoint.sent(checkpoint)
+                        run.checkpoint.sent(checkpoint.number)
 
 
 #: Seconds for which the gateway may hold an idle call: less than the 60 s that proxies commonly wait for an answer.
@@ -143,7 +143,7 @@ class AgentSession:
         self._margin = session.expires_in / 10 if tuning.margin is None else tuning.margin
         if self._margin >= session.expires_in:
             raise BadInput("margin", f"{self._margin:g} s is not less than the {session.expires_in:g} s of a session")
-        self._leases = AgentLeases(place, notify=commands.waker.set)
+        self._leases = AgentLeases(place, notify=commands.waker.set, results=session.results)
         self._heartbeat = Heartbeat(self._margin, on_lost=self._end_lost_session)
         self._grace = place.grace
         self._seq = 0

@@ -65,7 +65,8 @@ def compare(
         if report is not None and report.output:
             account.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
         if report is not None and report.checkpoint is not None:
-            account.checkpoints.append(Checkpoint(bot_id, epoch, report.job, report.fence, report.checkpoint))
+            number, found = report.checkpoint_number, report.checkpoint
+            account.checkpoints.append(Checkpoint(bot_id, epoch, report.job, report.fence, number, found))
         if report is not None and report.outcome is not None:
             verdict, details = Verdict(report.outcome.verdict), _details(report.outcome)
             result = report.outcome.result

@@ -109,8 +109,9 @@ class SyncService:
             except ValueError:
                 raise BadInput("job", "is not the id of a job") from None
             if report.checkpoint is not None:
-                found = Checkpoint(bot.id, bot.epoch, report.job, report.fence, report.checkpoint)
-                results.store_checkpoints(connection, [found])
+                number, found = report.checkpoint_number, report.checkpoint
+                checkpoint = Checkpoint(bot.id, bot.epoch, report.job, report.fence, number, found)
+                results.store_checkpoints(connection, [checkpoint])
             chunks = decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
             count = outputs.append(connection, chunks)
             if count:

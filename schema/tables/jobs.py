@@ -224,6 +224,7 @@ job_checkpoints = Table(
     metadata,
     Column("job_id", BigInteger, autoincrement=False, nullable=False),
     Column("fence", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
     Column("checkpoint", JSON, nullable=False),
     PrimaryKeyConstraint("job_id"),
     CheckConstraint("octet_length(CAST(checkpoint AS text)) <= 65536", name="job_checkpoints_checkpoint_bounded"),

@@ -19,7 +19,7 @@ from bots.agent.isolation.cgroups import Cgroups, Limits
 from bots.agent.isolation.containment import PROGRAM, Containment, Sandbox, Site, find_sandbox
 from bots.agent.isolation.job_accounts import JobAccounts
 from bots.agent.isolation.privileges import Privileges
-from bots.agent.job_files import read_usage
+from bots.agent.job_files import Unsent, read_usage
 from bots.agent.launcher import Launcher
 from bots.agent.run import Assignment, Run, RunContext, StopReason
 from bots.agent.workspace import Workspace
@@ -96,7 +96,7 @@ def test_a_command_with_an_account_of_its_own_finds_its_checkpoint_and_leaves_fi
     payload = {"command": ["sh", "-c", script]}
     run = Run(Assignment("job", 1, 1, "tenant", None, payload, checkpoint="1"), place, notify=lambda: None)
     run.start()
-    assert (finish(run).result, run.unsent_checkpoint, text_of(run)) == ("3\n", "2\n", "600\n1")
+    assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
 
 
 @only_root

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from leasehold.errors import BadInput
 
-from bots.agent.job_files import CHECKPOINT, RESULT, Checkpoint, read_result
+from bots.agent.job_files import CHECKPOINT, RESULT, Checkpoint, Unsent, read_result
 from bots.agent.run import Assignment, Run, RunContext, StopReason
 from schema.validation import MAX_RESULT_BYTES
 from tests.support.agents import NEEDS_PROC, Pool, finish, processes, serving, start, text_of
@@ -71,7 +71,7 @@ def test_a_link_to_a_secret_file_is_refused(place: RunContext, tmp_path: Path, n
     (secret := tmp_path / "secret").write_text(SECRET)
     run = start(place, "sh", "-c", f"ln -s {secret} $HOME/{name}; exit 3")
     outcome = finish(run)
-    assert (outcome.verdict, outcome.result, run.unsent_checkpoint) == ("failed", None, None)
+    assert (outcome.verdict, outcome.result, run.checkpoint.unsent) == ("failed", None, None)
     assert outcome.reason is not None
     assert "because it cannot be read: Too many levels of symbolic links" in outcome.reason
 
@@ -82,7 +82,7 @@ def test_a_directory_that_was_replaced_by_a_link_is_not_followed(place: RunConte
     (outside / CHECKPOINT).write_text(SECRET)
     run = start(place, "sh", "-c", f'cd /; rm -r "$HOME"; ln -s {outside} "$HOME"; exit 1')
     assert finish(run).result is None
-    assert run.unsent_checkpoint is None
+    assert run.checkpoint.unsent is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has other accounts' files")
@@ -107,25 +107,27 @@ def test_a_command_finds_the_checkpoint_of_an_earlier_attempt_and_may_replace_it
     step = 'cat $LEASEHOLD_CHECKPOINT; echo "[2]" > $HOME/new; mv $HOME/new $LEASEHOLD_CHECKPOINT; exit 1'
     run = continued(place, step, "[1]")
     assert finish(run).verdict == "failed"
-    assert (text_of(run), run.unsent_checkpoint) == ("[1]", "[2]\n")
+    assert (text_of(run), run.checkpoint.unsent) == ("[1]", Unsent(1, "[2]\n"))
 
 
 def test_without_an_earlier_checkpoint_there_is_no_file(place: RunContext) -> None:
     run = continued(place, "[ -e $LEASEHOLD_CHECKPOINT ]", None)
     assert finish(run).exit_code == 1
-    assert run.unsent_checkpoint is None
+    assert run.checkpoint.unsent is None
 
 
 def test_a_checkpoint_that_was_left_alone_is_not_sent_again(place: RunContext) -> None:
     run = continued(place, "exit 1", "[1]")
     finish(run)
-    assert run.unsent_checkpoint is None
+    assert run.checkpoint.unsent is None
 
 
-def test_after_a_success_no_checkpoint_is_sent(place: RunContext) -> None:
-    run = continued(place, "echo 2 > $LEASEHOLD_CHECKPOINT", "[1]")
-    assert finish(run).verdict == "succeeded"
-    assert run.unsent_checkpoint is None
+def test_after_a_success_no_checkpoint_is_sent(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path, output_interval=60):
+        key = pool.grant("sh", "-c", "echo 2 > $LEASEHOLD_CHECKPOINT", checkpoint="1")
+        pool.until(lambda: key in pool.outcomes)
+    assert {report.checkpoint for sync in pool.syncs for report in sync.leases} == {None}
 
 
 def test_a_bad_checkpoint_leaves_the_one_before_and_the_reason_says_so(tmp_path: Path, place: RunContext) -> None:
@@ -135,14 +137,28 @@ def test_a_bad_checkpoint_leaves_the_one_before_and_the_reason_says_so(tmp_path:
     checkpoint.look()
     path.write_text("[1, ")
     checkpoint.look()
-    assert (checkpoint.unsent, checkpoint.refusal is None) == ("[1]", False)
+    assert (checkpoint.unsent, checkpoint.refusal is None) == (Unsent(1, "[1]"), False)
     path.write_text(json.dumps("x" * MAX_RESULT_BYTES))
     checkpoint.look()
-    assert (checkpoint.unsent, checkpoint.refusal) == ("[1]", f"is larger than {MAX_RESULT_BYTES} bytes")
+    assert (checkpoint.unsent, checkpoint.refusal) == (Unsent(1, "[1]"), f"is larger than {MAX_RESULT_BYTES} bytes")
 
     outcome = finish(continued(place, "echo [ > $LEASEHOLD_CHECKPOINT; exit 3", "[1]"))
     assert outcome.reason is not None
     assert outcome.reason.startswith("exit code 3; its last checkpoint is not kept, because it is not JSON")
+
+
+def test_a_checkpoint_that_changes_while_another_is_sent_is_sent_too(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(None)
+    path = checkpoint.place(tmp_path, None)
+    for number in (1, 2):
+        path.write_text(f"[{number}]")
+        checkpoint.look(last=True)
+    assert checkpoint.unsent == Unsent(2, "[2]")
+    checkpoint.sent(1)
+    assert checkpoint.unsent == Unsent(2, "[2]")
+    checkpoint.sent(2)
+    checkpoint.sent(1)
+    assert checkpoint.unsent is None
 
 
 def test_an_agent_sends_a_checkpoint_while_the_command_runs(tmp_path: Path) -> None:
@@ -158,7 +174,6 @@ def test_an_agent_sends_a_checkpoint_while_the_command_runs(tmp_path: Path) -> N
 
 
 def test_what_a_gateway_did_not_take_between_syncs_goes_with_the_end(tmp_path: Path) -> None:
-    """Also one that does not know checkpoints: it refuses the field, and the job goes on."""
     pool = Pool()
     pool.instead = lambda asked: problem(422, "checkpoint: unknown") if asked.path == "/v1/output" else None
     with serving(pool, tmp_path):
@@ -168,6 +183,19 @@ def test_what_a_gateway_did_not_take_between_syncs_goes_with_the_end(tmp_path: P
     assert end.outcome is not None
     assert (end.checkpoint, end.outcome.result) == ("2\n", "3\n")
     assert not processes(tmp_path)
+
+
+def test_a_gateway_of_an_earlier_version_is_sent_neither(tmp_path: Path) -> None:
+    """It would refuse the call, and the agent would end because of what a job has left."""
+    pool = Pool()
+    pool.results = False
+    with serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", "echo 2 > $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; sleep 0.2; exit 1")
+        outcome = pool.until(lambda: pool.outcomes.get(key))
+    assert outcome["reason"] == "exit code 1; no result is stored: the gateway is too old"
+    assert "result" not in outcome
+    assert {report.checkpoint for sync in pool.syncs for report in sync.leases} == {None}
+    assert [report.checkpoint for report in pool.streamed if report.checkpoint] == []
 
 
 def test_results_that_do_not_fit_into_one_call_come_in_the_next(tmp_path: Path) -> None:

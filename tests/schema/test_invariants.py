@@ -38,7 +38,7 @@ INSERT INTO jobs (id, queue, instance, platform, state, fence, result_fence, att
     (8, 1, 1, 1, 'blocked', 0, NULL, 0, 0, NULL);
 INSERT INTO job_payloads (job_id, payload) SELECT id, '{}' FROM jobs;
 INSERT INTO job_results (job_id, fence, result) VALUES (5, 1, '{}');
-INSERT INTO job_checkpoints (job_id, fence, checkpoint) VALUES (1, 1, '{}'), (3, 1, '{}');
+INSERT INTO job_checkpoints (job_id, fence, number, checkpoint) VALUES (1, 1, 1, '{}'), (3, 1, 1, '{}');
 INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy, ended_at) VALUES
     (1, 1, 1, 1, 1, 'cancelled', 1, 'a', 's', now()),
     (2, 1, 1, 2, 1, 'pending', 1, 'a', 's', NULL),

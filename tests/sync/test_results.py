@@ -36,7 +36,7 @@ def checkpoints(pool: Pool) -> list[tuple[int, str]]:
     ]
 
 
-def saved(bot: Bot, work: dict[str, Any], checkpoint: str) -> None:
+def saved(bot: Bot, work: dict[str, Any], checkpoint: str, *, number: int = 0) -> None:
     """Send a checkpoint between two syncs."""
     session = bot.session
     bot.sync_service.output(
@@ -48,6 +48,7 @@ def saved(bot: Bot, work: dict[str, Any], checkpoint: str) -> None:
             fence=work["fence"],
             output=[],
             checkpoint=checkpoint,
+            checkpoint_number=number,
         )
     )
 
@@ -177,6 +178,18 @@ def test_a_bot_that_lost_its_lease_cannot_write_the_checkpoint(pool: Pool) -> No
     report = active(work).model_copy(update={"checkpoint": "4"})
     lost.sync(active(offered), report)
     assert checkpoints(pool) == [(offered["fence"], "2")]
+
+
+def test_a_late_call_does_not_bring_back_an_earlier_checkpoint_of_its_attempt(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    for number in (1, 3, 2):
+        saved(bot, work, f"[{number}]", number=number)
+    assert checkpoints(pool) == [(work["fence"], "[3]")]
+    # The next attempt counts anew.
+    bot.sync(completed(work, "released"))
+    second = again(pool, bot)
+    saved(bot, second, "[4]", number=1)
+    assert checkpoints(pool) == [(second["fence"], "[4]")]
 
 
 def test_a_checkpoint_of_a_job_that_is_over_is_not_stored(pool: Pool) -> None:
