@@ -19,8 +19,9 @@ from bots.agent.isolation.cgroups import Cgroups, Limits
 from bots.agent.isolation.containment import PROGRAM, Containment, Sandbox, Site, find_sandbox
 from bots.agent.isolation.job_accounts import JobAccounts
 from bots.agent.isolation.privileges import Privileges
+from bots.agent.job_files import Unsent, read_usage
 from bots.agent.launcher import Launcher
-from bots.agent.run import RunContext, StopReason, read
+from bots.agent.run import Assignment, Run, RunContext, StopReason
 from bots.agent.workspace import Workspace
 from tests.support.agents import NEEDS_PROC, finish, start, text_of
 from tests.support.patience import MINUTE, eventually
@@ -83,6 +84,19 @@ def test_a_command_of_an_agent_that_is_root_has_an_account_of_its_own_and_no_rig
     assert job_accounts.FIRST <= int(user) <= job_accounts.LAST
     assert (groups, mask, name, home, told) == (user, "0077", f"leasehold-{user}", f"{user} 700", "told")
     assert [line.split()[1].strip("0") for line in rights] == [""] * 5 + ["1"]
+
+
+@only_root
+def test_a_command_with_an_account_of_its_own_finds_its_checkpoint_and_leaves_files(made: Made) -> None:
+    place = made(dynamic())
+    script = (
+        "stat -c '%a' $LEASEHOLD_CHECKPOINT; cat $LEASEHOLD_CHECKPOINT; echo 2 > $LEASEHOLD_CHECKPOINT.new;"
+        " mv $LEASEHOLD_CHECKPOINT.new $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; exit 1"
+    )
+    payload = {"command": ["sh", "-c", script]}
+    run = Run(Assignment("job", 1, 1, "tenant", None, payload, checkpoint="1"), place, notify=lambda: None)
+    run.start()
+    assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
 
 
 @only_root
@@ -241,9 +255,9 @@ def test_a_directory_that_the_account_cannot_enter_is_named_when_the_agent_start
 @only_root
 def test_a_usage_file_of_another_account_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "usage").write_text('{"tokens": 1}')
-    assert read(tmp_path / "usage") == {"tokens": 1}
+    assert read_usage(tmp_path / "usage") == {"tokens": 1}
     with pytest.raises(BadInput, match="belongs to another account"):
-        read(tmp_path / "usage", owner=65001)
+        read_usage(tmp_path / "usage", owner=65001)
 
 
 @pytest.mark.parametrize(
